@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use protox::prost_reflect::{DescriptorPool, FieldDescriptor, MessageDescriptor, OneofDescriptor};
+use protox::prost_reflect::{DescriptorPool, FieldDescriptor, Kind, MessageDescriptor, OneofDescriptor};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut files = Vec::new();
@@ -60,10 +60,15 @@ fn requests(pool: &DescriptorPool) -> String {
     let mut code = String::new();
     for (name, request) in requests {
         let path = path(&request);
-        _ = writeln!(code, "impl Request for {path} {{ const NAME: &str = {name:?}; }}");
+        _ = writeln!(code, "impl ApiRequest for {path} {{ const NAME: &str = {name:?}; }}");
         if request.get_field_by_name("idempotency_key").is_some() {
             let body = "fn idempotency_key(&mut self) -> &mut String { &mut self.idempotency_key }";
             _ = writeln!(code, "impl IdempotentRequest for {path} {{ {body} }}");
+        }
+        let page = request.get_field_by_name("page").map(|page| page.kind());
+        if page.as_ref().and_then(Kind::as_message).is_some_and(|page| page.name() == "PageRequest") {
+            let body = "fn page(&mut self) -> &mut Option<v1::PageRequest> { &mut self.page }";
+            _ = writeln!(code, "impl PagedRequest for {path} {{ {body} }}");
         }
     }
     code

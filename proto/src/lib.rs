@@ -30,15 +30,21 @@ pub mod mesh {
 }
 
 /// A request of the public API.
-pub trait Request: prost::Message {
+pub trait ApiRequest: prost::Message {
     /// The message's full name, e.g. `construct.v1.CreateTaskRequest`.
     const NAME: &str;
 }
 
 /// A request with an idempotency key: sent again with the same key, it is carried out once.
-pub trait IdempotentRequest: Request {
+pub trait IdempotentRequest: ApiRequest {
     /// The key; empty when the client has chosen none.
     fn idempotency_key(&mut self) -> &mut String;
+}
+
+/// A request for a page of a list.
+pub trait PagedRequest: ApiRequest + Clone {
+    /// Which page.
+    fn page(&mut self) -> &mut Option<v1::PageRequest>;
 }
 
 include!(concat!(env!("OUT_DIR"), "/requests.rs"));

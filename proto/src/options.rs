@@ -1,9 +1,12 @@
 //! What the contract's own options say about methods and fields.
 
 use prost::Message;
-use prost_reflect::{DynamicMessage, MethodDescriptor, Value};
+use prost_reflect::{DynamicMessage, FieldDescriptor, MethodDescriptor, OneofDescriptor, ReflectMessage as _, Value};
 
-use crate::{google::api::HttpRule, v1::Access};
+use crate::{
+    google::api::HttpRule,
+    v1::{Access, FieldRule},
+};
 
 /// Who may call a method. `None`: the contract doesn't say, and nobody may.
 pub fn access(method: &MethodDescriptor) -> Option<Access> {
@@ -31,6 +34,21 @@ pub fn is_audited(method: &MethodDescriptor) -> bool {
 /// Whether a call that is sent again does again what it did, with no key to tell.
 pub fn is_not_idempotent(method: &MethodDescriptor) -> bool {
     value(&method.options(), "construct.v1.not_idempotent") == Some(Value::Bool(true))
+}
+
+/// Which values a field of a request takes.
+pub fn rule(field: &FieldDescriptor) -> FieldRule {
+    message(&field.options(), "construct.v1.rule").unwrap_or_default()
+}
+
+/// Whether one of a oneof's fields is set in every request.
+pub fn is_one_required(oneof: &OneofDescriptor) -> bool {
+    value(&oneof.options(), "construct.v1.one_required") == Some(Value::Bool(true))
+}
+
+/// Whether the value of a field is printed nowhere: the standard option `debug_redact`.
+pub fn is_redacted(field: &FieldDescriptor) -> bool {
+    field.options().get_field_by_name("debug_redact").is_some_and(|value| value.as_bool() == Some(true))
 }
 
 /// An option that is a message.

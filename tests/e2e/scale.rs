@@ -528,12 +528,13 @@ mod nightly {
             let wake = TaskWake { organization_id, task_id, ..TaskWake::default() };
             mesh.bus().await.publish(&subject::TaskWake::new(task.state.id), &wake).await.unwrap();
         }
-        let (seconds, left) =
-            until("the other organization to be answered", PATIENCE, async || match mesh.database.answered(other).await {
+        let (seconds, left) = until("the other organization to be answered", PATIENCE, async || {
+            match mesh.database.answered(other).await {
                 (seconds, 0) => Ok((seconds, mesh.database.answered(OrganizationId::LOCAL).await.1)),
                 (_, left) => Err(left),
-            })
-            .await;
+            }
+        })
+        .await;
         println!("answered after {seconds:?} s, while {left} of {flood} tasks of the other organization waited");
         assert!(i64::from(flood) / 2 < left, "the flood was over before: {left} of {flood} are left");
     }

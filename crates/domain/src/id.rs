@@ -23,8 +23,38 @@ pub fn new_at(time: Timestamp) -> Uuid {
     Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, nanos))
 }
 
+/// A kind of id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    name: &'static str,
+    prefix: &'static str,
+}
+
+impl Kind {
+    /// The kind whose ids begin with this, if there is one.
+    pub fn with_prefix(prefix: &str) -> Option<Self> {
+        KINDS.iter().copied().find(|kind| kind.prefix == prefix)
+    }
+
+    /// Reads an id of this kind.
+    ///
+    /// # Errors
+    /// [`ParseError`] for any other text.
+    pub fn parse(self, text: &str) -> Result<Uuid, ParseError> {
+        let error = ParseError { kind: self.name, prefix: self.prefix };
+        let uuid = text.strip_prefix(self.prefix).and_then(|rest| rest.strip_prefix('_')).ok_or(error.clone())?;
+        // Only the canonical form: two spellings of one id would be two subjects and two keys.
+        if uuid.len() != 36 || uuid.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            return Err(error);
+        }
+        Uuid::parse_str(uuid).map_err(|_| error)
+    }
+}
+
 macro_rules! ids {
-    ($($(#[$doc:meta])* $name:ident, $prefix:literal, $kind:literal;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident, $prefix:literal, $kind:literal;)*) => {
+        const KINDS: &[Kind] = &[$(Kind { name: $kind, prefix: $prefix },)*];
+        $(
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(Uuid);
@@ -54,13 +84,7 @@ macro_rules! ids {
             type Err = ParseError;
 
             fn from_str(text: &str) -> Result<Self, ParseError> {
-                let wrong = ParseError { kind: $kind, prefix: $prefix };
-                let uuid = text.strip_prefix(concat!($prefix, "_")).ok_or(wrong.clone())?;
-                // Only the canonical form: two spellings of one id would be two subjects and two keys.
-                if uuid.len() != 36 || uuid.bytes().any(|byte| byte.is_ascii_uppercase()) {
-                    return Err(wrong);
-                }
-                Uuid::parse_str(uuid).map(Self).map_err(|_| wrong)
+                Kind { name: $kind, prefix: $prefix }.parse(text).map(Self)
             }
         }
 
@@ -75,7 +99,8 @@ macro_rules! ids {
                 String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
             }
         }
-    )*};
+        )*
+    };
 }
 
 ids! {

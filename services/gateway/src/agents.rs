@@ -11,7 +11,9 @@ use uuid::Uuid;
 
 use crate::{
     api::{Api, Entry, Lookup, nobody},
-    convert, events, status,
+    convert, events,
+    page::Column,
+    status,
     validate::requests,
 };
 
@@ -50,7 +52,7 @@ async fn script_models(entry: &Entry, lookup: &mut Lookup, named: &[String]) -> 
 #[tonic::async_trait]
 impl AgentService for Api {
     async fn create_agent(&self, request: Request<CreateAgentRequest>) -> Result<Response<v1::Agent>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         requests::create_agent(&request, self.pools())?;
         let write = entry.write("CreateAgent", &mut request);
         let spec = request.spec.unwrap_or_default();
@@ -76,15 +78,13 @@ impl AgentService for Api {
 
     async fn get_agent(&self, request: Request<GetAgentRequest>) -> Result<Response<v1::Agent>, Status> {
         let (entry, GetAgentRequest { agent }) = self.enter(request)?;
-        requests::get("agent", &agent, "an agent")?;
         let found = entry.store().agent_find(entry.organization(), &agent).await;
         found.map(|agent| Response::new(convert::agent(&agent))).map_err(|error| status::about(&agent, error))
     }
 
     async fn list_agents(&self, request: Request<ListAgentsRequest>) -> Result<Response<ListAgentsResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (entry, request, page) = self.enter_list(request, &Column::NAMED)?;
         let organization = entry.organization();
-        let page = requests::list_agents(organization, &request)?;
         let filter = request.filter.unwrap_or_default();
         let model = match filter.model.as_str() {
             "" => None,
@@ -101,7 +101,7 @@ impl AgentService for Api {
     }
 
     async fn update_agent(&self, request: Request<UpdateAgentRequest>) -> Result<Response<v1::Agent>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         requests::update_agent(&request, self.pools())?;
         let write = entry.write("UpdateAgent", &mut request);
         let mut lookup = Lookup::new(&write);
@@ -145,7 +145,6 @@ impl AgentService for Api {
         request: Request<DeleteAgentRequest>,
     ) -> Result<Response<DeleteAgentResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::delete("agent", &request.agent, "an agent", &request.idempotency_key)?;
         let write = entry.write("DeleteAgent", &mut request);
         let mut lookup = Lookup::new(&write);
         let agent = entry.store().agent_resolve(entry.organization(), &request.agent).await;

@@ -8,7 +8,7 @@ use std::{
 
 use construct_bus::blob;
 use construct_domain::{OrganizationId, TaskId, UserId};
-use construct_proto::IdempotentRequest;
+use construct_proto::{ApiRequest, IdempotentRequest, PagedRequest};
 use construct_runtime::{Lifecycle, MasterKeys, clock};
 use construct_store::{Audit, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written};
 use prost::Message;
@@ -25,6 +25,7 @@ use crate::{
     diagnosis::Lately,
     files::work::Files,
     identity::authenticate::Gate,
+    page::{self, Column, Page},
     pools::Pools,
     providers::Providers,
     publish::{Publisher, Wake},
@@ -34,6 +35,7 @@ use crate::{
         hub::Hub,
         places::{Place, Places},
     },
+    validate::{self, requests},
 };
 
 /// The implementation of every service. Cheap to clone.
@@ -236,15 +238,49 @@ impl Api {
         self.shared.backend.get().ok_or_else(away)
     }
 
-    /// Lets a request in.
-    pub(crate) fn enter<T: Message>(&self, request: Request<T>) -> Result<(Entry, T), Status> {
+    /// Lets a request in that keeps to the contract.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` when it does not.
+    pub(crate) fn enter<T: ApiRequest>(&self, request: Request<T>) -> Result<(Entry, T), Status> {
+        let (entry, request) = self.enter_unchecked(request)?;
+        validate::check(&request)?;
+        Ok((entry, request))
+    }
+
+    /// Lets a request for a page in that keeps to the contract. The list can be ordered by `columns`.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` when it does not.
+    pub(crate) fn enter_list<T: PagedRequest, P: page::Place>(
+        &self,
+        request: Request<T>,
+        columns: &[Column],
+    ) -> Result<(Entry, T, Page<P>), Status> {
+        let (entry, request) = self.enter_unchecked(request)?;
+        let page = requests::list(entry.organization(), &request, columns)?;
+        Ok((entry, request, page))
+    }
+
+    /// Lets a request in that is checked by a function of its own in [`requests`], which holds it
+    /// against the contract as well.
+    pub(crate) fn enter_unchecked<T: ApiRequest>(&self, request: Request<T>) -> Result<(Entry, T), Status> {
         let caller = caller::identify(request.extensions())?;
-        let (visit, request) = self.visit(request)?;
+        let (visit, request) = self.visit_unchecked(request)?;
         Ok((Entry { caller, visit }, request))
     }
 
-    /// Lets a request in that needs no log-in.
-    pub(crate) fn visit<T: Message>(&self, request: Request<T>) -> Result<(Visit, T), Status> {
+    /// Lets a request in that needs no log-in, and keeps to the contract.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` when it does not.
+    pub(crate) fn visit<T: ApiRequest>(&self, request: Request<T>) -> Result<(Visit, T), Status> {
+        let (visit, request) = self.visit_unchecked(request)?;
+        validate::check(&request)?;
+        Ok((visit, request))
+    }
+
+    fn visit_unchecked<T: ApiRequest>(&self, request: Request<T>) -> Result<(Visit, T), Status> {
         let slip = request.extensions().get::<Arc<Slip>>().cloned();
         let deadline = Deadline::of(request.extensions()).unwrap_or_else(|| Deadline::new(None, deadline::GRPC));
         if let Some(slip) = &slip {

@@ -4,10 +4,16 @@ use construct_proto::v1::{
     self, DecideApprovalRequest, GetApprovalRequest, ListApprovalsRequest, ListApprovalsResponse,
     approval_service_server::ApprovalService, decide_approval_request::Decision, event::Payload,
 };
-use construct_store::{ApprovalDecision, Rendered, StoredApproval};
+use construct_store::{ApprovalDecision, ApprovalFilter, Rendered, StoredApproval};
 use tonic::{Request, Response, Status};
 
-use crate::{api::Api, convert, events, status, validate::requests};
+use crate::{
+    api::Api,
+    convert, events,
+    page::Column,
+    status,
+    validate::{self, optional_id},
+};
 
 fn render(approval: &StoredApproval) -> Rendered {
     let approval = convert::approval(approval);
@@ -18,7 +24,7 @@ fn render(approval: &StoredApproval) -> Rendered {
 impl ApprovalService for Api {
     async fn get_approval(&self, request: Request<GetApprovalRequest>) -> Result<Response<v1::Approval>, Status> {
         let (entry, request) = self.enter(request)?;
-        let id = requests::get_approval(&request)?;
+        let id = validate::id(&request.approval)?;
         let found = entry.store().approval_get(entry.organization(), id).await;
         let approval = found.map_err(|error| status::about(&request.approval, error))?;
         Ok(Response::new(convert::approval(&approval)))
@@ -28,9 +34,14 @@ impl ApprovalService for Api {
         &self,
         request: Request<ListApprovalsRequest>,
     ) -> Result<Response<ListApprovalsResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (entry, request, page) = self.enter_list(request, &Column::TIMES)?;
         let organization = entry.organization();
-        let (page, filter) = requests::list_approvals(organization, &request)?;
+        let filter = request.filter.unwrap_or_default();
+        let filter = ApprovalFilter {
+            task: optional_id(&filter.task)?,
+            state: convert::to_approval_state(filter.state()),
+            tree: optional_id(&filter.tree)?,
+        };
         let found = entry.store().approval_list(organization, &filter, &page.query()).await;
         let approvals = found.map_err(status::of_store)?;
         let (approvals, info) = page.cut(&approvals, convert::approval, |approval| approval.cursor(page.key()));
@@ -39,7 +50,7 @@ impl ApprovalService for Api {
 
     async fn decide_approval(&self, request: Request<DecideApprovalRequest>) -> Result<Response<v1::Approval>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let id = requests::decide_approval(&request)?;
+        let id = validate::id(&request.approval)?;
         let write = entry.write("DecideApproval", &mut request);
         let decision = ApprovalDecision {
             approved: request.decision() == Decision::Approve,

@@ -16,8 +16,10 @@ use uuid::Uuid;
 
 use crate::{
     api::{Api, Entry, Lookup, nobody},
-    convert, events, status,
-    validate::requests,
+    convert, events,
+    page::Column,
+    status,
+    validate::{self, optional_id, requests},
 };
 
 /// Rows that costs are told in at most, as the contract says.
@@ -33,7 +35,7 @@ fn render(kind: &'static str) -> impl FnOnce(&Budget) -> Rendered + Send {
 #[tonic::async_trait]
 impl BudgetService for Api {
     async fn create_budget(&self, request: Request<CreateBudgetRequest>) -> Result<Response<v1::Budget>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         let task = requests::create_budget(&request)?;
         let write = entry.write("CreateBudget", &mut request);
         let spec = request.spec.unwrap_or_default();
@@ -58,7 +60,7 @@ impl BudgetService for Api {
 
     async fn get_budget(&self, request: Request<GetBudgetRequest>) -> Result<Response<v1::Budget>, Status> {
         let (entry, request) = self.enter(request)?;
-        let id = requests::budget(&request.budget, "")?;
+        let id = validate::id(&request.budget)?;
         let found = entry.store().budget_get(entry.organization(), id, clock::now()).await;
         let budget = found.map_err(|error| status::about(&request.budget, error))?;
         Ok(Response::new(convert::budget(&budget)))
@@ -68,8 +70,7 @@ impl BudgetService for Api {
         &self,
         request: Request<ListBudgetsRequest>,
     ) -> Result<Response<ListBudgetsResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let (page, task) = requests::list_budgets(entry.organization(), &request)?;
+        let (entry, request, page) = self.enter_list(request, &Column::TIMES)?;
         let filter = request.filter.unwrap_or_default();
         let agent = match filter.agent.as_str() {
             "" => None,
@@ -78,7 +79,7 @@ impl BudgetService for Api {
                 Some(found.map_err(|error| status::about(agent, error))?)
             }
         };
-        let filter = BudgetFilter { agent, task };
+        let filter = BudgetFilter { agent, task: optional_id(&filter.task)? };
         let found = entry.store().budget_list(entry.organization(), &filter, &page.query(), clock::now()).await;
         let budgets = found.map_err(status::of_store)?;
         let (budgets, info) = page.cut(&budgets, convert::budget, |budget| budget.cursor(page.key()));
@@ -87,7 +88,7 @@ impl BudgetService for Api {
 
     async fn update_budget(&self, request: Request<UpdateBudgetRequest>) -> Result<Response<v1::Budget>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let id = requests::update_budget(&request)?;
+        let id = validate::id(&request.budget)?;
         let write = entry.write("UpdateBudget", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
         let (limit, render) = (request.limit_pico_usd, render("budget.updated"));
@@ -101,7 +102,7 @@ impl BudgetService for Api {
         request: Request<DeleteBudgetRequest>,
     ) -> Result<Response<DeleteBudgetResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let id = requests::budget(&request.budget, &request.idempotency_key)?;
+        let id = validate::id(&request.budget)?;
         let write = entry.write("DeleteBudget", &mut request);
         let render = |budget: &Budget| events::deleted("budget.deleted", budget.id);
         let deleted = entry.store().budget_delete(&write, id, render).await;
@@ -111,13 +112,12 @@ impl BudgetService for Api {
 
     async fn get_costs(&self, request: Request<GetCostsRequest>) -> Result<Response<GetCostsResponse>, Status> {
         let (entry, request) = self.enter(request)?;
-        let checked = requests::get_costs(&request)?;
         let filter = CostFilter {
             agent: agent(&entry, &request.agent).await?,
-            task: checked.task,
+            task: optional_id(&request.task)?,
             model: model(&entry, &request.model).await?,
-            since: checked.since,
-            until: checked.until,
+            since: request.since.and_then(convert::to_time),
+            until: request.until.and_then(convert::to_time),
         };
         let organization = entry.organization();
         // What a task has cost is found at once.

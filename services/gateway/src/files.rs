@@ -19,9 +19,10 @@ use crate::{
     api::{Api, Entry, Lookup, nobody},
     convert,
     organizations::silent,
+    page::Column,
     quotas::Wanted,
     status,
-    validate::requests,
+    validate::{self, requests},
 };
 
 #[tonic::async_trait]
@@ -29,7 +30,7 @@ impl FileService for Api {
     type DownloadFileStream = BoxStream<'static, Result<DownloadFileResponse, Status>>;
 
     async fn create_file(&self, request: Request<CreateFileRequest>) -> Result<Response<v1::File>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         let expected = requests::create_file(&request, entry.backend.files.limits())?;
         let write = entry.write("CreateFile", &mut request);
         let spec = request.spec.unwrap_or_default();
@@ -64,7 +65,7 @@ impl FileService for Api {
 
     async fn upload_part(&self, request: Request<UploadPartRequest>) -> Result<Response<v1::File>, Status> {
         let (entry, request) = self.enter(request)?;
-        let id = requests::upload_part(&request)?;
+        let id = validate::id(&request.file)?;
         let about = |error| status::about(&request.file, error);
         let file = entry.store().file_get(entry.organization(), id).await.map_err(about)?;
         let size = i64::try_from(request.data.len()).unwrap_or(i64::MAX);
@@ -105,14 +106,14 @@ impl FileService for Api {
 
     async fn get_file(&self, request: Request<GetFileRequest>) -> Result<Response<v1::File>, Status> {
         let (entry, request) = self.enter(request)?;
-        let id = requests::file(&request.file)?;
+        let id = validate::id(&request.file)?;
         let found = entry.store().file_get(entry.organization(), id).await;
         found.map(|file| Response::new(show(&file))).map_err(|error| status::about(&request.file, error))
     }
 
     async fn list_files(&self, request: Request<ListFilesRequest>) -> Result<Response<ListFilesResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let (page, filter) = requests::list_files(entry.organization(), &request)?;
+        let (entry, request, page) = self.enter_list(request, &Column::TIMES)?;
+        let filter = requests::file_filter(request.filter.unwrap_or_default());
         let found = entry.store().file_list(entry.organization(), &filter, &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (files, info) = page.cut(&found, show, |file| file.cursor(page.key()));
@@ -121,7 +122,7 @@ impl FileService for Api {
 
     async fn update_file(&self, request: Request<UpdateFileRequest>) -> Result<Response<v1::File>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let id = requests::update_file(&request)?;
+        let id = validate::id(&request.file)?;
         let write = entry.write("UpdateFile", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
         let render = |file: &_| silent(&show(file));
@@ -131,7 +132,7 @@ impl FileService for Api {
 
     async fn delete_file(&self, request: Request<DeleteFileRequest>) -> Result<Response<DeleteFileResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let id = requests::delete_file(&request)?;
+        let id = validate::id(&request.file)?;
         let write = entry.write("DeleteFile", &mut request);
         let mut lookup = Lookup::new(&write);
         let found = entry.store().file_get(entry.organization(), id).await.map(|file| file.id);
@@ -146,7 +147,7 @@ impl FileService for Api {
         request: Request<DownloadFileRequest>,
     ) -> Result<Response<Self::DownloadFileStream>, Status> {
         let (entry, request) = self.enter(request)?;
-        let id = requests::download_file(&request)?;
+        let id = validate::id(&request.file)?;
         let found = entry.store().file_get(entry.organization(), id).await;
         let file = found.map_err(|error| status::about(&request.file, error))?;
         let sha256 = ready(&file)?;

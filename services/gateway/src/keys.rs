@@ -7,7 +7,7 @@ use construct_domain::{
     access::{Role, Scope},
 };
 use construct_proto::v1::{
-    self, ApiKeySpec, ApiKeyUse, CreateApiKeyRequest, CreateApiKeyResponse, CreateSetupCodeRequest,
+    self, ApiKeyLimits, ApiKeySpec, ApiKeyUse, CreateApiKeyRequest, CreateApiKeyResponse, CreateSetupCodeRequest,
     ExchangeSetupCodeRequest, GetApiKeyRequest, ListApiKeysRequest, ListApiKeysResponse, RevokeApiKeyRequest,
     SetupCode, UpdateApiKeyRequest, key_service_server::KeyService,
 };
@@ -26,8 +26,8 @@ use crate::{
     convert,
     identity::credential,
     organizations::silent,
-    status,
-    validate::requests,
+    page::Column,
+    status, validate,
 };
 
 /// How long a set-up code can be exchanged when nobody says.
@@ -36,6 +36,25 @@ pub(crate) const CODE_LIFE: Duration = Duration::from_secs(15 * 60);
 /// Whose keys a caller sees and revokes: their own, or everybody's.
 fn reach(entry: &Entry) -> Option<UserId> {
     (entry.caller().role < Role::Admin).then(|| entry.user())
+}
+
+/// How long something lasts, where the request says.
+fn life(duration: Option<prost_types::Duration>) -> Option<Duration> {
+    duration?.try_into().ok()
+}
+
+/// What a key may do at most.
+fn limits(limits: Option<ApiKeyLimits>) -> Limits {
+    let limits = limits.unwrap_or_default();
+    Limits {
+        requests_per_minute: limits.requests_per_minute,
+        tasks_per_day: limits.tasks_per_day,
+        runs_per_day: limits.runs_per_day,
+        tokens_per_day: limits.tokens_per_day,
+        spend_per_month_pico_usd: limits.spend_per_month_pico_usd,
+        storage_bytes: limits.storage_bytes,
+        ..Limits::default()
+    }
 }
 
 /// Refuses who came with a key that has limits: another key would have none of them, or its own.
@@ -77,8 +96,8 @@ impl KeyService for Api {
         request: Request<CreateApiKeyRequest>,
     ) -> Result<Response<CreateApiKeyResponse>, Status> {
         let (entry, request) = self.enter(request)?;
-        let (life, limits) = requests::create_api_key(&request)?;
         let spec = request.spec.unwrap_or_default();
+        let life = life(request.expires_in);
         let (role, scopes) = granted(&entry, &spec)?;
         let (key, secret) = credential::mint(credential::KEY)?;
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
@@ -92,7 +111,7 @@ impl KeyService for Api {
             scopes,
             user: entry.user(),
             expires_at: capped(&entry, life.map(|life| write.now + life)),
-            limits,
+            limits: limits(spec.limits),
         };
         let made = entry.store().api_key_create(&write, new).await.map_err(status::of_store)?;
         tracing::info!(key = %made.id, by = entry.name(), "an API key was made");
@@ -101,7 +120,7 @@ impl KeyService for Api {
 
     async fn get_api_key(&self, request: Request<GetApiKeyRequest>) -> Result<Response<v1::ApiKey>, Status> {
         let (entry, request) = self.enter(request)?;
-        let id = requests::get_api_key(&request)?;
+        let id = validate::id(&request.api_key)?;
         let found = entry.store().api_key_get(entry.organization(), id, reach(&entry)).await;
         let found = found.map_err(|error| status::about(&request.api_key, error))?;
         let periods = self.quotas().periods(clock::now());
@@ -121,7 +140,7 @@ impl KeyService for Api {
 
     async fn update_api_key(&self, request: Request<UpdateApiKeyRequest>) -> Result<Response<v1::ApiKey>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let (id, limits) = requests::update_api_key(&request)?;
+        let (id, limits) = (validate::id(&request.api_key)?, limits(request.limits));
         unlimited(&entry)?;
         let write = entry.write("UpdateApiKey", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
@@ -137,8 +156,7 @@ impl KeyService for Api {
         &self,
         request: Request<ListApiKeysRequest>,
     ) -> Result<Response<ListApiKeysResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let page = requests::list_api_keys(entry.organization(), &request)?;
+        let (entry, request, page) = self.enter_list(request, &[Column::CreatedAt])?;
         let found = entry.store().api_key_list(entry.organization(), reach(&entry), &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (api_keys, info) = page.cut(&found, show::api_key, |key| key.cursor(page.key()));
@@ -147,7 +165,7 @@ impl KeyService for Api {
 
     async fn revoke_api_key(&self, request: Request<RevokeApiKeyRequest>) -> Result<Response<v1::ApiKey>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let id = requests::revoke_api_key(&request)?;
+        let id = validate::id(&request.api_key)?;
         let write = entry.write("RevokeApiKey", &mut request);
         let render = |key: &_| silent(&show::api_key(key));
         let written = entry.store().api_key_revoke(&write, id, reach(&entry), entry.caller().role, render).await;
@@ -158,8 +176,8 @@ impl KeyService for Api {
 
     async fn create_setup_code(&self, request: Request<CreateSetupCodeRequest>) -> Result<Response<SetupCode>, Status> {
         let (entry, request) = self.enter(request)?;
-        let (life, key_life, limits) = requests::create_setup_code(&request)?;
         let spec = request.spec.unwrap_or_default();
+        let (life, key_life) = (life(request.expires_in), life(request.key_expires_in));
         let (role, scopes) = granted(&entry, &spec)?;
         let (code, secret) = credential::mint(credential::CODE)?;
         let write = entry.plain_write();
@@ -172,7 +190,7 @@ impl KeyService for Api {
             made_by: entry.caller().key,
             key_expires_at: capped(&entry, key_life.map(|life| write.now + life)),
             expires_at: write.now + life.unwrap_or(CODE_LIFE),
-            limits,
+            limits: limits(spec.limits),
         };
         entry.store().setup_code_create(&write, &new).await.map_err(status::of_store)?;
         Ok(Response::new(SetupCode { code, expires_at: Some(convert::time(new.expires_at)) }))
@@ -183,7 +201,6 @@ impl KeyService for Api {
         request: Request<ExchangeSetupCodeRequest>,
     ) -> Result<Response<CreateApiKeyResponse>, Status> {
         let (visit, request) = self.visit(request)?;
-        requests::exchange_setup_code(&request)?;
         let hash = credential::digest(&request.code);
         let (key, secret) = credential::mint(credential::KEY)?;
         let id = ApiKeyId::from_uuid(Uuid::now_v7());

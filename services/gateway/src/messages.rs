@@ -13,9 +13,10 @@ use uuid::Uuid;
 use crate::{
     api::{Api, Lookup},
     convert, events,
+    page::Column,
     quotas::Wanted,
     status,
-    validate::requests,
+    validate::{self, requests},
 };
 
 fn render(kind: &'static str) -> impl FnOnce(&StoredMessage) -> Rendered + Send {
@@ -32,7 +33,7 @@ fn wake(reason: &'static str) -> impl FnOnce(&StoredMessage) -> Option<(TaskId, 
 #[tonic::async_trait]
 impl MessageService for Api {
     async fn create_message(&self, request: Request<CreateMessageRequest>) -> Result<Response<v1::Message>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         let task = requests::create_message(&request)?;
         entry.sees(task)?;
         let write = entry.write("CreateMessage", &mut request);
@@ -52,7 +53,7 @@ impl MessageService for Api {
 
     async fn get_message(&self, request: Request<GetMessageRequest>) -> Result<Response<v1::Message>, Status> {
         let (entry, request) = self.enter(request)?;
-        let id = requests::change_message(&request.message, "")?;
+        let id = validate::id(&request.message)?;
         let found = entry.store().message_get(entry.organization(), id).await;
         let hidden = |message: &StoredMessage| !entry.caller().may_see(message.task);
         let message = match found {
@@ -67,10 +68,11 @@ impl MessageService for Api {
         &self,
         request: Request<ListMessagesRequest>,
     ) -> Result<Response<ListMessagesResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let (task, page, source) = requests::list_messages(entry.organization(), &request)?;
+        let (entry, request, page) = self.enter_list(request, &[Column::Position])?;
+        let task = validate::id(&request.task)?;
         entry.sees(task)?;
         let asked = request.filter.unwrap_or_default();
+        let source = convert::to_source(asked.source());
         let (after_position, superseded) = (asked.after_position, asked.include_superseded);
         let filter = MessageFilter { source, after_position, superseded };
         let found = entry.store().message_list(entry.organization(), task, &filter, &page.query()).await;
@@ -80,7 +82,7 @@ impl MessageService for Api {
     }
 
     async fn update_message(&self, request: Request<UpdateMessageRequest>) -> Result<Response<v1::Message>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         let message = requests::update_message(&request)?;
         let write = entry.write("UpdateMessage", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
@@ -98,7 +100,7 @@ impl MessageService for Api {
         request: Request<DeleteMessageRequest>,
     ) -> Result<Response<DeleteMessageResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let message = requests::change_message(&request.message, &request.idempotency_key)?;
+        let message = validate::id(&request.message)?;
         let write = entry.write("DeleteMessage", &mut request);
         let render = |message: &StoredMessage| events::deleted("message.deleted", message.id);
         let deleted = entry.store().message_delete(&write, message, render).await;
@@ -107,7 +109,7 @@ impl MessageService for Api {
     }
 
     async fn edit_message(&self, request: Request<EditMessageRequest>) -> Result<Response<v1::Message>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         let message = requests::edit_message(&request)?;
         let write = entry.write("EditMessage", &mut request);
         self.allow(&entry, Some(&write), Wanted::WORK).await?;

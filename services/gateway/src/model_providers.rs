@@ -16,7 +16,9 @@ use uuid::Uuid;
 
 use crate::{
     api::{Api, Lookup, nobody},
-    convert, events, status,
+    convert, events,
+    page::Column,
+    status,
     validate::requests,
 };
 
@@ -61,7 +63,7 @@ impl ModelProviderService for Api {
         &self,
         request: Request<CreateModelProviderRequest>,
     ) -> Result<Response<v1::ModelProvider>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         let kind = requests::create_model_provider(&request)?;
         let write = entry.write("CreateModelProvider", &mut request);
         let spec = request.spec.unwrap_or_default();
@@ -90,7 +92,6 @@ impl ModelProviderService for Api {
         request: Request<GetModelProviderRequest>,
     ) -> Result<Response<v1::ModelProvider>, Status> {
         let (entry, GetModelProviderRequest { model_provider }) = self.enter(request)?;
-        requests::get("model_provider", &model_provider, "a model provider")?;
         let found = entry.store().model_provider_find(entry.organization(), &model_provider).await;
         let provider = found.map_err(|error| status::about(&model_provider, error))?;
         Ok(Response::new(convert::model_provider(&provider)))
@@ -100,9 +101,10 @@ impl ModelProviderService for Api {
         &self,
         request: Request<ListModelProvidersRequest>,
     ) -> Result<Response<ListModelProvidersResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let (page, kind) = requests::list_model_providers(entry.organization(), &request)?;
-        let filter = ModelProviderFilter { kind, name_prefix: request.filter.unwrap_or_default().name_prefix };
+        let (entry, request, page) = self.enter_list(request, &Column::NAMED)?;
+        let filter = request.filter.unwrap_or_default();
+        let kind = convert::to_provider_kind(filter.r#type());
+        let filter = ModelProviderFilter { kind, name_prefix: filter.name_prefix };
         let found = entry.store().model_provider_list(entry.organization(), &filter, &page.query()).await;
         let providers = found.map_err(status::of_store)?;
         let (model_providers, info) = page.cut(&providers, listed, |provider| provider.cursor(page.key()));
@@ -113,7 +115,7 @@ impl ModelProviderService for Api {
         &self,
         request: Request<UpdateModelProviderRequest>,
     ) -> Result<Response<v1::ModelProvider>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         requests::update_model_provider(&request)?;
         let write = entry.write("UpdateModelProvider", &mut request);
         let mut lookup = Lookup::new(&write);
@@ -161,7 +163,6 @@ impl ModelProviderService for Api {
         request: Request<DeleteModelProviderRequest>,
     ) -> Result<Response<DeleteModelProviderResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::delete("model_provider", &request.model_provider, "a model provider", &request.idempotency_key)?;
         let write = entry.write("DeleteModelProvider", &mut request);
         let mut lookup = Lookup::new(&write);
         let provider = entry.store().model_provider_resolve(entry.organization(), &request.model_provider).await;
@@ -176,7 +177,6 @@ impl ModelProviderService for Api {
         request: Request<CheckModelProviderRequest>,
     ) -> Result<Response<CheckModelProviderResponse>, Status> {
         let (entry, CheckModelProviderRequest { model_provider }) = self.enter(request)?;
-        requests::get("model_provider", &model_provider, "a model provider")?;
         let found = entry.store().model_provider_find(entry.organization(), &model_provider).await;
         let provider = found.map_err(|error| status::about(&model_provider, error))?;
         let keys = entry.backend.providers.check(&provider, entry.deadline).await?;
@@ -188,7 +188,6 @@ impl ModelProviderService for Api {
         request: Request<ListVendorModelsRequest>,
     ) -> Result<Response<ListVendorModelsResponse>, Status> {
         let (entry, ListVendorModelsRequest { model_provider }) = self.enter(request)?;
-        requests::get("model_provider", &model_provider, "a model provider")?;
         let found = entry.store().model_provider_find(entry.organization(), &model_provider).await;
         let provider = found.map_err(|error| status::about(&model_provider, error))?;
         let models = entry.backend.providers.models(&provider, entry.deadline).await?;

@@ -9,7 +9,7 @@ use construct_wire::convert;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::{api::Api, quotas::Wanted, status, validate::requests};
+use crate::{api::Api, quotas::Wanted, status};
 
 /// How long a token holds when nobody says.
 const DEFAULT_LIFE: Duration = Duration::from_secs(3600);
@@ -21,7 +21,6 @@ impl ModelTokenService for Api {
         request: Request<CreateModelTokenRequest>,
     ) -> Result<Response<ModelToken>, Status> {
         let (entry, request) = self.enter(request)?;
-        requests::create_model_token(&request)?;
         let keys = self.token_keys()?;
         self.allow(&entry, None, Wanted::WORK).await?;
         let mut models = Vec::with_capacity(request.models.len());

@@ -15,7 +15,6 @@ use uuid::Uuid;
 use crate::{
     api::{Api, Entry, Lookup, nobody},
     catalogue, convert, events, status,
-    validate::requests,
 };
 
 /// Tokens a model can see when nobody says.
@@ -80,7 +79,6 @@ impl Entry {
 impl ModelService for Api {
     async fn create_model(&self, request: Request<CreateModelRequest>) -> Result<Response<v1::Model>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::create_model(&request)?;
         let write = entry.write("CreateModel", &mut request);
         let spec = request.spec.unwrap_or_default();
         let mut lookup = Lookup::new(&write);
@@ -114,7 +112,6 @@ impl ModelService for Api {
 
     async fn get_model(&self, request: Request<GetModelRequest>) -> Result<Response<v1::Model>, Status> {
         let (entry, GetModelRequest { model }) = self.enter(request)?;
-        requests::get("model", &model, "a model")?;
         let found = entry.store().model_find(entry.organization(), &model).await;
         let model = found.map_err(|error| status::about(&model, error))?;
         let mut shown = convert::model(&model);
@@ -125,9 +122,8 @@ impl ModelService for Api {
     }
 
     async fn list_models(&self, request: Request<ListModelsRequest>) -> Result<Response<ListModelsResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (entry, request, page) = self.enter_list(request, &Column::NAMED)?;
         let organization = entry.organization();
-        let page = requests::list_models(organization, &request)?;
         let filter = request.filter.unwrap_or_default();
         let provider = match filter.provider.as_str() {
             "" => None,
@@ -145,7 +141,6 @@ impl ModelService for Api {
 
     async fn update_model(&self, request: Request<UpdateModelRequest>) -> Result<Response<v1::Model>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::update_model(&request)?;
         let write = entry.write("UpdateModel", &mut request);
         let mut lookup = Lookup::new(&write);
         let model = entry.store().model_resolve(entry.organization(), &request.model).await;
@@ -181,7 +176,6 @@ impl ModelService for Api {
         request: Request<DeleteModelRequest>,
     ) -> Result<Response<DeleteModelResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::delete("model", &request.model, "a model", &request.idempotency_key)?;
         let write = entry.write("DeleteModel", &mut request);
         let mut lookup = Lookup::new(&write);
         let model = entry.store().model_resolve(entry.organization(), &request.model).await;
@@ -195,7 +189,6 @@ impl ModelService for Api {
         request: Request<ListCatalogueModelsRequest>,
     ) -> Result<Response<ListCatalogueModelsResponse>, Status> {
         let (_entry, request) = self.enter(request)?;
-        requests::list_catalogue_models(&request)?;
         let wanted = request.r#type();
         let all = wanted == v1::ModelProviderType::Unspecified;
         let models = catalogue::all().iter().filter(|model| all || model.r#type() == wanted).cloned().collect();

@@ -1,5 +1,7 @@
 //! `OrganizationService`.
 
+use std::time::Duration;
+
 use construct_domain::{OrganizationId, access::Role};
 use construct_proto::v1::{
     self, CreateInvitationRequest, CreateOrganizationRequest, CreateOrganizationResponse, DeleteOrganizationRequest,
@@ -22,9 +24,17 @@ use crate::{
     convert,
     identity::credential,
     keys::CODE_LIFE,
-    status,
-    validate::requests,
+    page::Column,
+    status, validate,
 };
+
+/// How long an invitation can be accepted when the request doesn't say.
+const INVITATION_LIFE: Duration = Duration::from_secs(14 * 24 * 3600);
+
+/// The role in a request that was held against the contract, which requires one.
+fn role(role: v1::Role) -> Result<Role, Status> {
+    show::to_role(role).ok_or_else(|| Status::invalid_argument("role: is required"))
+}
 
 /// Only the answer: organisations tell of themselves in no event, and the store drops this one.
 pub(crate) fn silent(response: &impl Message) -> Rendered {
@@ -58,7 +68,6 @@ impl OrganizationService for Api {
         request: Request<CreateOrganizationRequest>,
     ) -> Result<Response<CreateOrganizationResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::create_organization(&request)?;
         let write = entry.write("CreateOrganization", &mut request);
         let spec = request.spec.unwrap_or_default();
         let code = match entry.caller().key {
@@ -107,7 +116,6 @@ impl OrganizationService for Api {
         request: Request<GetOrganizationRequest>,
     ) -> Result<Response<v1::Organization>, Status> {
         let (entry, request) = self.enter(request)?;
-        requests::get_organization(&request)?;
         let own = entry.organization().to_string();
         let reference = if request.organization.is_empty() { &own } else { &request.organization };
         let found = entry.store().organization_find(entry.user(), reference).await;
@@ -122,8 +130,7 @@ impl OrganizationService for Api {
         &self,
         request: Request<ListOrganizationsRequest>,
     ) -> Result<Response<ListOrganizationsResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let page = requests::list_organizations(entry.organization(), &request)?;
+        let (entry, request, page) = self.enter_list(request, &[Column::CreatedAt])?;
         if entry.caller().key.is_some() {
             let own = entry.store().organization_find(entry.user(), &entry.organization().to_string()).await;
             let own = show::organization(&seen(own.map_err(status::of_store)?, &entry));
@@ -140,7 +147,6 @@ impl OrganizationService for Api {
         request: Request<UpdateOrganizationRequest>,
     ) -> Result<Response<v1::Organization>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::update_organization(&request)?;
         named(&entry, &request.organization).await?;
         let write = entry.write("UpdateOrganization", &mut request);
         let changes = OrganizationChanges { name: request.name, slug: request.slug, avatar_url: request.avatar_url };
@@ -155,7 +161,6 @@ impl OrganizationService for Api {
         request: Request<DeleteOrganizationRequest>,
     ) -> Result<Response<DeleteOrganizationResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::delete_organization(&request)?;
         let target = deleted(&entry, &request.organization).await?;
         let write = entry.write("DeleteOrganization", &mut request);
         let render = |_: &Organization| silent(&DeleteOrganizationResponse {});
@@ -169,8 +174,7 @@ impl OrganizationService for Api {
         &self,
         request: Request<ListMembersRequest>,
     ) -> Result<Response<ListMembersResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let page = requests::list_members(entry.organization(), &request)?;
+        let (entry, request, page) = self.enter_list(request, &[Column::CreatedAt])?;
         let found = entry.store().member_list(entry.organization(), &page.query()).await.map_err(status::of_store)?;
         let (members, info) = page.cut(&found, show::member, |member| member.cursor(page.key()));
         Ok(Response::new(ListMembersResponse { members, page: Some(info) }))
@@ -178,7 +182,7 @@ impl OrganizationService for Api {
 
     async fn update_member(&self, request: Request<UpdateMemberRequest>) -> Result<Response<v1::Member>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let (user, role) = requests::update_member(&request)?;
+        let (user, role) = (validate::id(&request.user)?, role(request.role())?);
         let write = entry.write("UpdateMember", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
         let render = |member: &_| silent(&show::member(member));
@@ -191,7 +195,7 @@ impl OrganizationService for Api {
         request: Request<RemoveMemberRequest>,
     ) -> Result<Response<RemoveMemberResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let user = requests::remove_member(&request)?;
+        let user = validate::id(&request.user)?;
         let write = entry.write("RemoveMember", &mut request);
         let render = |_: &_| silent(&RemoveMemberResponse {});
         let written = entry.store().member_remove(&write, user, entry.caller().role, render).await;
@@ -204,17 +208,17 @@ impl OrganizationService for Api {
         request: Request<CreateInvitationRequest>,
     ) -> Result<Response<v1::Invitation>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let checked = requests::create_invitation(&request)?;
-        if !entry.caller().may_give(checked.role, &[]) {
+        let role = role(request.role())?;
+        if !entry.caller().may_give(role, &[]) {
             return Err(status::of_store(Error::Above));
         }
         let write = entry.write("CreateInvitation", &mut request);
         let new = NewInvitation {
             id: construct_domain::InvitationId::from_uuid(Uuid::now_v7()),
-            email: checked.email,
-            role: checked.role,
+            email: request.email.trim().to_lowercase(),
+            role,
             invited_by: entry.name(),
-            expires_at: write.now + checked.life,
+            expires_at: write.now + request.expires_in.and_then(|life| life.try_into().ok()).unwrap_or(INVITATION_LIFE),
         };
         let render = |invitation: &_| silent(&show::invitation(invitation));
         let written = entry.store().invitation_create(&write, new, render).await;
@@ -225,8 +229,7 @@ impl OrganizationService for Api {
         &self,
         request: Request<ListInvitationsRequest>,
     ) -> Result<Response<ListInvitationsResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let page = requests::list_invitations(entry.organization(), &request)?;
+        let (entry, request, page) = self.enter_list(request, &[Column::CreatedAt])?;
         let found = entry.store().invitation_list(entry.organization(), &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (invitations, info) = page.cut(&found, show::invitation, |found| found.cursor(page.key()));
@@ -238,7 +241,7 @@ impl OrganizationService for Api {
         request: Request<RevokeInvitationRequest>,
     ) -> Result<Response<v1::Invitation>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let id = requests::revoke_invitation(&request)?;
+        let id = validate::id(&request.invitation)?;
         let write = entry.write("RevokeInvitation", &mut request);
         let render = |invitation: &_| silent(&show::invitation(invitation));
         let written = entry.store().invitation_revoke(&write, id, render).await;

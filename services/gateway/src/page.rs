@@ -7,7 +7,7 @@
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use construct_domain::OrganizationId;
-use construct_proto::v1::{PageInfo, PageRequest};
+use construct_proto::{PagedRequest, v1::PageInfo};
 use construct_store::{Cursor, CursorValue, MessageCursor, UsagePlace};
 use prost::Message;
 use serde::{Serialize, de::DeserializeOwned};
@@ -17,8 +17,6 @@ use crate::validate::Violations;
 
 /// Rows of a page when the request doesn't say.
 const DEFAULT_SIZE: u32 = 50;
-/// Rows of a page at most.
-const MAX_SIZE: i32 = 100;
 /// Bytes of a page's entities at most, but for a page of one entity. It leaves room below what clients accept by default,
 /// which is 4 MiB.
 const MAX_BYTES: usize = 2 * 1024 * 1024;
@@ -36,6 +34,10 @@ pub(crate) enum Column {
 }
 
 impl Column {
+    /// Of lists of what can only change.
+    pub(crate) const TIMES: [Self; 2] = [Self::CreatedAt, Self::UpdatedAt];
+    /// Of lists of what has a name.
+    pub(crate) const NAMED: [Self; 3] = [Self::CreatedAt, Self::UpdatedAt, Self::Name];
     const ALL: [Self; 5] = [Self::CreatedAt, Self::UpdatedAt, Self::Name, Self::Position, Self::Day];
 
     const fn as_str(self) -> &'static str {
@@ -112,30 +114,24 @@ struct Token {
 }
 
 impl<P: Place> Page<P> {
-    /// Reads a request for a page of the list `method` with this `filter`. `columns` are what the list can be ordered
-    /// by; the first is the default, and then the newest comes first (messages: the oldest).
-    pub(crate) fn read(
-        request: Option<&PageRequest>,
-        method: &'static str,
+    /// Reads a request for a page, which has been held against the contract. `columns` are what the
+    /// list can be ordered by; the first is the default, and then the newest comes first (messages:
+    /// the oldest).
+    pub(crate) fn read<R: PagedRequest>(
+        request: &R,
         organization: OrganizationId,
-        filter: &impl Message,
         columns: &[Column],
         violations: &mut Violations,
     ) -> Self {
-        let default = PageRequest::default();
-        let request = request.unwrap_or(&default);
-        let size = match request.page_size {
-            0 => DEFAULT_SIZE,
-            size => {
-                violations.range("page.page_size", size, 1..=MAX_SIZE);
-                size.unsigned_abs()
-            }
-        };
+        // A token belongs to everything else that is asked for.
+        let mut scope = request.clone();
+        let request = scope.page().take().unwrap_or_default();
+        let size = if request.page_size == 0 { DEFAULT_SIZE } else { request.page_size.unsigned_abs() };
         let order = Order::read(&request.order_by, columns, violations);
         let mut digest = Sha256::new();
         let direction: &[u8] = if order.descending { b"desc" } else { b"asc" };
-        let (column, filter) = (order.column.as_str().as_bytes(), filter.encode_to_vec());
-        for part in [method.as_bytes(), organization.uuid().as_bytes(), column, direction, &filter] {
+        let (column, scope) = (order.column.as_str().as_bytes(), scope.encode_to_vec());
+        for part in [R::NAME.as_bytes(), organization.uuid().as_bytes(), column, direction, &scope] {
             digest.update((part.len() as u64).to_be_bytes());
             digest.update(part);
         }
@@ -253,20 +249,37 @@ impl Order {
 
 #[cfg(test)]
 mod tests {
-    use construct_proto::v1::list_agents_request::Filter;
+    use construct_proto::v1::{
+        ListAgentsRequest, ListModelsRequest, PageRequest, list_agents_request::Filter, list_models_request,
+    };
     use jiff::Timestamp;
     use proptest::prelude::*;
     use uuid::Uuid;
 
     use super::*;
-    use crate::{tests::fuzz::fuzz, validate::tests::fields};
+    use crate::{
+        tests::fuzz::fuzz,
+        validate::{requests, tests::fields},
+    };
 
     const COLUMNS: [Column; 3] = [Column::CreatedAt, Column::UpdatedAt, Column::Name];
 
     fn read(request: &PageRequest, method: &'static str, filter: &Filter) -> Result<Page<Cursor>, Vec<String>> {
-        let mut violations = Violations::new();
-        let page = Page::read(Some(request), method, OrganizationId::LOCAL, filter, &COLUMNS, &mut violations);
-        violations.finish().map(|()| page).map_err(|status| fields(&status))
+        let page = Some(request.clone());
+        let read = match method {
+            "ListAgents" => {
+                let request = ListAgentsRequest { page, filter: Some(filter.clone()) };
+                requests::list(OrganizationId::LOCAL, &request, &COLUMNS)
+            }
+            // With the same filter, as it is encoded.
+            "ListModels" => {
+                let filter = list_models_request::Filter::decode(filter.encode_to_vec().as_slice());
+                let request = ListModelsRequest { page, filter: filter.ok() };
+                requests::list(OrganizationId::LOCAL, &request, &COLUMNS)
+            }
+            method => panic!("{method} is no list"),
+        };
+        read.map_err(|status| fields(&status))
     }
 
     fn time(micros: i64) -> CursorValue {

@@ -9,7 +9,7 @@ use construct_proto::v1::{
 use construct_store::{Rendered, StoredTask};
 use tonic::{Request, Response, Status};
 
-use crate::{api::Api, convert, events, quotas::Wanted, status, validate::requests};
+use crate::{api::Api, convert, events, quotas::Wanted, status, validate};
 
 /// Letters of a list when the request doesn't say.
 const LETTERS: usize = 50;
@@ -56,9 +56,9 @@ impl RecoveryService for Api {
         request: Request<ListDeadLettersRequest>,
     ) -> Result<Response<ListDeadLettersResponse>, Status> {
         let (entry, request) = self.enter(request)?;
-        let limit = match requests::list_dead_letters(&request)? {
+        let limit = match request.limit.unsigned_abs() {
             0 => LETTERS,
-            limit => limit,
+            limit => limit as usize,
         };
         let bus: &Bus = entry.backend.publisher.bus();
         let letters = bus.dead_letters(request.after, limit).await.map_err(|error| refused(0, &error))?;
@@ -95,7 +95,7 @@ impl RecoveryService for Api {
 
     async fn retry_task(&self, request: Request<RetryTaskRequest>) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let task = requests::task_intent(&request.task, &request.idempotency_key)?;
+        let task = validate::id(&request.task)?;
         let write = entry.write("RetryTask", &mut request);
         self.allow(&entry, Some(&write), Wanted::WORK).await?;
         let retried = entry.store().task_retry(&write, task, render).await;

@@ -37,9 +37,10 @@ use crate::{
     api::{Api, Entry, Lookup, nobody},
     deadline,
     organizations::silent,
+    page::Column,
     quotas::Wanted,
     status,
-    validate::requests,
+    validate::{self, requests},
 };
 
 /// How long a scanner has to say what a connection reaches: it asks another host.
@@ -163,7 +164,7 @@ impl ScanService for Api {
         &self,
         request: Request<CreateScanConnectionRequest>,
     ) -> Result<Response<v1::ScanConnection>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         requests::create_scan_connection(&request)?;
         entry.host(request.spec.as_ref().map_or("", |spec| &spec.base_url))?;
         let keyring = self.keyring();
@@ -191,8 +192,7 @@ impl ScanService for Api {
         &self,
         request: Request<ListScanConnectionsRequest>,
     ) -> Result<Response<ListScanConnectionsResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let page = requests::list_scan_connections(entry.organization(), &request)?;
+        let (entry, request, page) = self.enter_list(request, &Column::NAMED)?;
         let found = entry.store().scan_connection_list(entry.organization(), &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (connections, info) = page.cut(&found, show::connection, |connection| connection.cursor(page.key()));
@@ -204,7 +204,6 @@ impl ScanService for Api {
         request: Request<DeleteScanConnectionRequest>,
     ) -> Result<Response<DeleteScanConnectionResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::delete("connection", &request.connection, "a connection", &request.idempotency_key)?;
         let write = entry.write("DeleteScanConnection", &mut request);
         let mut lookup = Lookup::new(&write);
         let found = entry.store().scan_connection_find(entry.organization(), &request.connection).await;
@@ -220,7 +219,6 @@ impl ScanService for Api {
         request: Request<ListRepositoriesRequest>,
     ) -> Result<Response<ListRepositoriesResponse>, Status> {
         let (entry, request) = self.enter(request)?;
-        requests::list_repositories(&request)?;
         let found = entry.store().scan_connection_find(entry.organization(), &request.connection).await;
         let connection = found.map_err(|error| status::about(&request.connection, error))?;
         self.scans_dir()?;
@@ -255,7 +253,7 @@ impl ScanService for Api {
     }
 
     async fn create_scan(&self, request: Request<CreateScanRequest>) -> Result<Response<v1::Scan>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         requests::create_scan(&request)?;
         let keys = self.token_keys()?;
         let write = entry.write("CreateScan", &mut request);
@@ -365,14 +363,13 @@ impl ScanService for Api {
 
     async fn get_scan(&self, request: Request<GetScanRequest>) -> Result<Response<v1::Scan>, Status> {
         let (entry, request) = self.enter(request)?;
-        let id = requests::scan(&request.scan, "")?;
+        let id = validate::id(&request.scan)?;
         let found = entry.store().scan_get(entry.organization(), id).await;
         found.map(|scan| Response::new(show::scan(&scan))).map_err(|error| status::about(&request.scan, error))
     }
 
     async fn list_scans(&self, request: Request<ListScansRequest>) -> Result<Response<ListScansResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let page = requests::list_scans(entry.organization(), &request)?;
+        let (entry, request, page) = self.enter_list(request, &Column::TIMES)?;
         let filter = ScanFilter { repository: request.filter.unwrap_or_default().repository };
         let found = entry.store().scan_list(entry.organization(), &filter, &page.query()).await;
         let found = found.map_err(status::of_store)?;
@@ -382,7 +379,7 @@ impl ScanService for Api {
 
     async fn cancel_scan(&self, request: Request<CancelScanRequest>) -> Result<Response<v1::Scan>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let id = requests::cancel_scan(&request)?;
+        let id = validate::id(&request.scan)?;
         let write = entry.write("CancelScan", &mut request);
         let render = |scan: &_| silent(&show::scan(scan));
         let written = entry.store().scan_cancel(&write, id, &request.reason, render).await;
@@ -400,7 +397,7 @@ impl ScanService for Api {
         request: Request<ListCandidatesRequest>,
     ) -> Result<Response<ListCandidatesResponse>, Status> {
         let (entry, request) = self.enter(request)?;
-        let id = requests::list_candidates(&request)?;
+        let id = validate::id(&request.scan)?;
         let state = show::to_candidate_state(request.state());
         let found = entry.store().candidate_list(entry.organization(), id, state).await;
         let found = found.map_err(|error| status::about(&request.scan, error))?;
@@ -411,7 +408,7 @@ impl ScanService for Api {
         &self,
         request: Request<ReviewCandidateRequest>,
     ) -> Result<Response<v1::Candidate>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         let id = requests::review_candidate(&request)?;
         let write = entry.write("ReviewCandidate", &mut request);
         let mut lookup = Lookup::new(&write);
@@ -441,7 +438,9 @@ impl ScanService for Api {
         request: Request<CreateToolsRequest>,
     ) -> Result<Response<CreateToolsResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let (id, named) = requests::create_tools(&request)?;
+        let id = validate::id(&request.scan)?;
+        let named =
+            request.candidates.iter().map(|candidate| validate::id(candidate)).collect::<Result<Vec<_>, _>>()?;
         let write = entry.write("CreateTools", &mut request);
         let render = |handed: &HandedOver| silent(&tools(handed));
         let name = entry.name();
@@ -458,7 +457,7 @@ impl ScanService for Api {
         request: Request<CompareScansRequest>,
     ) -> Result<Response<CompareScansResponse>, Status> {
         let (entry, request) = self.enter(request)?;
-        let (before, after) = requests::compare_scans(&request)?;
+        let (before, after) = (validate::id(&request.before)?, validate::id(&request.after)?);
         compare::compare(&entry, (&request.before, before), (&request.after, after)).await.map(Response::new)
     }
 }

@@ -14,8 +14,10 @@ use uuid::Uuid;
 
 use crate::{
     api::{Api, Lookup, nobody},
-    convert, events, status,
-    validate::requests,
+    convert, events,
+    page::Column,
+    status,
+    validate::{optional_id, requests},
 };
 
 fn render(kind: &'static str) -> impl FnOnce(&Schedule) -> Rendered + Send {
@@ -28,7 +30,7 @@ fn render(kind: &'static str) -> impl FnOnce(&Schedule) -> Rendered + Send {
 #[tonic::async_trait]
 impl ScheduleService for Api {
     async fn create_schedule(&self, request: Request<CreateScheduleRequest>) -> Result<Response<v1::Schedule>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         let now = clock::now();
         let checked = requests::create_schedule(&request, now)?;
         entry.workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
@@ -66,7 +68,6 @@ impl ScheduleService for Api {
 
     async fn get_schedule(&self, request: Request<GetScheduleRequest>) -> Result<Response<v1::Schedule>, Status> {
         let (entry, request) = self.enter(request)?;
-        requests::schedule(&request.schedule, "")?;
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
         let schedule = found.map_err(|error| status::about(&request.schedule, error))?;
         Ok(Response::new(convert::schedule(&schedule)))
@@ -76,9 +77,9 @@ impl ScheduleService for Api {
         &self,
         request: Request<ListSchedulesRequest>,
     ) -> Result<Response<ListSchedulesResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let (page, task) = requests::list_schedules(entry.organization(), &request)?;
-        let filter = ScheduleFilter { name_prefix: request.filter.unwrap_or_default().name_prefix, task };
+        let (entry, request, page) = self.enter_list(request, &Column::NAMED)?;
+        let filter = request.filter.unwrap_or_default();
+        let filter = ScheduleFilter { task: optional_id(&filter.task)?, name_prefix: filter.name_prefix };
         let found = entry.store().schedule_list(entry.organization(), &filter, &page.query()).await;
         let schedules = found.map_err(status::of_store)?;
         let (schedules, info) = page.cut(&schedules, convert::schedule, |schedule| schedule.cursor(page.key()));
@@ -86,7 +87,7 @@ impl ScheduleService for Api {
     }
 
     async fn update_schedule(&self, request: Request<UpdateScheduleRequest>) -> Result<Response<v1::Schedule>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         requests::update_schedule(&request)?;
         let write = entry.write("UpdateSchedule", &mut request);
         let mut lookup = Lookup::new(&write);
@@ -129,7 +130,6 @@ impl ScheduleService for Api {
         request: Request<DeleteScheduleRequest>,
     ) -> Result<Response<DeleteScheduleResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::schedule(&request.schedule, &request.idempotency_key)?;
         let write = entry.write("DeleteSchedule", &mut request);
         let mut lookup = Lookup::new(&write);
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
@@ -141,7 +141,6 @@ impl ScheduleService for Api {
 
     async fn pause_schedule(&self, request: Request<PauseScheduleRequest>) -> Result<Response<v1::Schedule>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::schedule(&request.schedule, &request.idempotency_key)?;
         let write = entry.write("PauseSchedule", &mut request);
         let mut lookup = Lookup::new(&write);
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
@@ -152,7 +151,6 @@ impl ScheduleService for Api {
 
     async fn resume_schedule(&self, request: Request<ResumeScheduleRequest>) -> Result<Response<v1::Schedule>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::schedule(&request.schedule, &request.idempotency_key)?;
         let write = entry.write("ResumeSchedule", &mut request);
         let mut lookup = Lookup::new(&write);
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
@@ -169,7 +167,6 @@ impl ScheduleService for Api {
         request: Request<ListScheduleRunsRequest>,
     ) -> Result<Response<ListScheduleRunsResponse>, Status> {
         let (entry, request) = self.enter(request)?;
-        requests::schedule(&request.schedule, "")?;
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
         let schedule = found.map_err(|error| status::about(&request.schedule, error))?;
         let runs = entry.store().schedule_runs(entry.organization(), schedule.id).await.map_err(status::of_store)?;

@@ -11,7 +11,9 @@ use uuid::Uuid;
 
 use crate::{
     api::{Api, Lookup, nobody},
-    convert, events, status,
+    convert, events,
+    page::Column,
+    status,
     validate::requests,
 };
 
@@ -50,7 +52,7 @@ fn take(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
 #[tonic::async_trait]
 impl SecretService for Api {
     async fn create_secret(&self, request: Request<CreateSecretRequest>) -> Result<Response<v1::Secret>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         requests::create_secret(&request)?;
         let keyring = self.secrets_keyring()?;
         let value = request.spec.as_mut().map(|spec| take(keyring, &mut spec.value)).transpose()?.unwrap_or_default();
@@ -70,7 +72,6 @@ impl SecretService for Api {
 
     async fn get_secret(&self, request: Request<GetSecretRequest>) -> Result<Response<v1::Secret>, Status> {
         let (entry, request) = self.enter(request)?;
-        requests::get_secret(&request)?;
         let found = entry.store().secret_find(entry.organization(), &request.secret).await;
         let secret = found.map_err(|error| status::about(&request.secret, error))?;
         Ok(Response::new(convert::secret(&secret)))
@@ -80,8 +81,7 @@ impl SecretService for Api {
         &self,
         request: Request<ListSecretsRequest>,
     ) -> Result<Response<ListSecretsResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let page = requests::list_secrets(entry.organization(), &request)?;
+        let (entry, request, page) = self.enter_list(request, &Column::NAMED)?;
         let prefix = request.filter.unwrap_or_default().name_prefix;
         let found = entry.store().secret_list(entry.organization(), &prefix, &page.query()).await;
         let secrets = found.map_err(status::of_store)?;
@@ -90,7 +90,7 @@ impl SecretService for Api {
     }
 
     async fn update_secret(&self, request: Request<UpdateSecretRequest>) -> Result<Response<v1::Secret>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         requests::update_secret(&request)?;
         let value = match &mut request.value {
             Some(value) => Some(take(self.secrets_keyring()?, value)?),
@@ -134,7 +134,6 @@ impl SecretService for Api {
         request: Request<DeleteSecretRequest>,
     ) -> Result<Response<DeleteSecretResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::delete_secret(&request)?;
         let write = entry.write("DeleteSecret", &mut request);
         let mut lookup = Lookup::new(&write);
         let secret = entry.store().secret_resolve(entry.organization(), &request.secret).await;

@@ -30,7 +30,7 @@ impl StateService for Api {
 
     async fn get_state(&self, request: Request<GetStateRequest>) -> Result<Response<v1::State>, Status> {
         let (entry, request) = self.enter(request)?;
-        let version = requests::get_state(&request)?;
+        let version = (request.version > 0).then_some(request.version);
         let state = StateRef { owner: owner(&entry, request.shared), name: &request.state };
         let found = entry.store().state_get(entry.organization(), state, version).await;
         let found = found.map_err(|error| status::about(&request.state, error))?;
@@ -49,7 +49,6 @@ impl StateService for Api {
         request: Request<ListStateVersionsRequest>,
     ) -> Result<Response<ListStateVersionsResponse>, Status> {
         let (entry, request) = self.enter(request)?;
-        requests::list_state_versions(&request)?;
         let state = StateRef { owner: owner(&entry, request.shared), name: &request.state };
         let found = entry.store().state_versions(entry.organization(), state).await;
         let found = found.map_err(|error| status::about(&request.state, error))?;
@@ -57,7 +56,7 @@ impl StateService for Api {
     }
 
     async fn put_state(&self, request: Request<PutStateRequest>) -> Result<Response<v1::State>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         requests::put_state(&request)?;
         let owner = writable(&entry, request.shared)?;
         let write = write(&entry, "PutState", &mut request, owner);
@@ -90,7 +89,6 @@ impl StateService for Api {
         request: Request<DeleteStateRequest>,
     ) -> Result<Response<DeleteStateResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::delete_state(&request)?;
         let owner = writable(&entry, request.shared)?;
         let write = write(&entry, "DeleteState", &mut request, owner);
         let (state, by) = (StateRef { owner, name: &request.state }, entry.name());

@@ -21,9 +21,10 @@ use uuid::Uuid;
 use crate::{
     api::{Api, Lookup, nobody},
     convert, events, explain,
+    page::Column,
     quotas::Wanted,
     status::{self, chain},
-    validate::requests,
+    validate::{self, optional_id, requests},
     whereabouts,
 };
 
@@ -45,7 +46,7 @@ fn wake(reason: &'static str) -> impl FnOnce(&StoredTask) -> Option<(TaskId, &'s
 #[tonic::async_trait]
 impl TaskService for Api {
     async fn create_task(&self, request: Request<CreateTaskRequest>) -> Result<Response<v1::Task>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         requests::create_task(&request, self.pools())?;
         entry.workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
         let write = entry.write("CreateTask", &mut request);
@@ -70,7 +71,7 @@ impl TaskService for Api {
 
     async fn get_task(&self, request: Request<GetTaskRequest>) -> Result<Response<v1::Task>, Status> {
         let (entry, request) = self.enter(request)?;
-        let task = requests::task_intent(&request.task, "")?;
+        let task = validate::id(&request.task)?;
         entry.sees(task)?;
         let found = entry.store().task_get(entry.organization(), task).await;
         let found = found.map_err(|error| status::about(&request.task, error))?;
@@ -88,9 +89,8 @@ impl TaskService for Api {
     }
 
     async fn list_tasks(&self, request: Request<ListTasksRequest>) -> Result<Response<ListTasksResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (entry, request, page) = self.enter_list(request, &Column::TIMES)?;
         let organization = entry.organization();
-        let (page, checked) = requests::list_tasks(organization, &request)?;
         let filter = request.filter.unwrap_or_default();
         let agent = match filter.agent.as_str() {
             "" => None,
@@ -101,11 +101,11 @@ impl TaskService for Api {
         };
         let filter = TaskFilter {
             agent,
-            phase: checked.phase,
+            phase: convert::to_phase(filter.phase()),
+            created_after: filter.created_after.and_then(convert::to_time),
+            created_before: filter.created_before.and_then(convert::to_time),
+            parent: optional_id(&filter.parent)?,
             workspace: (!filter.workspace.is_empty()).then_some(filter.workspace),
-            created_after: checked.created_after,
-            created_before: checked.created_before,
-            parent: checked.parent,
         };
         let found = entry.store().task_list(organization, &filter, &page.query()).await;
         let tasks = found.map_err(status::of_store)?;
@@ -114,7 +114,7 @@ impl TaskService for Api {
     }
 
     async fn update_task(&self, request: Request<UpdateTaskRequest>) -> Result<Response<v1::Task>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         let task = requests::update_task(&request)?;
         let write = entry.write("UpdateTask", &mut request);
         let mut lookup = Lookup::new(&write);
@@ -140,7 +140,7 @@ impl TaskService for Api {
 
     async fn delete_task(&self, request: Request<DeleteTaskRequest>) -> Result<Response<DeleteTaskResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let task = requests::task_intent(&request.task, &request.idempotency_key)?;
+        let task = validate::id(&request.task)?;
         let write = entry.write("DeleteTask", &mut request);
         let render = |task: &StoredTask| events::deleted("task.deleted", task.state.id);
         let deleted = entry.store().task_delete(&write, task, render).await;
@@ -150,7 +150,7 @@ impl TaskService for Api {
 
     async fn suspend_task(&self, request: Request<SuspendTaskRequest>) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let task = requests::task_intent(&request.task, &request.idempotency_key)?;
+        let task = validate::id(&request.task)?;
         let write = entry.write("SuspendTask", &mut request);
         let suspended = entry.store().task_suspend(&write, task, render("task.updated")).await;
         let suspended = suspended.map_err(|error| status::about(&request.task, error))?;
@@ -159,7 +159,7 @@ impl TaskService for Api {
 
     async fn resume_task(&self, request: Request<ResumeTaskRequest>) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let task = requests::task_intent(&request.task, &request.idempotency_key)?;
+        let task = validate::id(&request.task)?;
         let write = entry.write("ResumeTask", &mut request);
         self.allow(&entry, Some(&write), Wanted::WORK).await?;
         let resumed = entry.store().task_resume(&write, task, render("task.updated")).await;
@@ -169,7 +169,7 @@ impl TaskService for Api {
 
     async fn cancel_task(&self, request: Request<CancelTaskRequest>) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let task = requests::cancel_task(&request)?;
+        let task = validate::id(&request.task)?;
         entry.sees(task)?;
         let write = entry.write("CancelTask", &mut request);
         let cancelled = entry.store().task_cancel(&write, task, &request.reason, render("task.updated")).await;
@@ -179,7 +179,7 @@ impl TaskService for Api {
 
     async fn rewind_task(&self, request: Request<RewindTaskRequest>) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let (task, message) = requests::rewind_task(&request)?;
+        let (task, message) = (validate::id(&request.task)?, validate::id(&request.message)?);
         let write = entry.write("RewindTask", &mut request);
         let rewind = Rewind { task, message, keep: request.keep };
         let rewound = entry.store().task_rewind(&write, rewind, render("task.updated")).await;
@@ -189,7 +189,7 @@ impl TaskService for Api {
 
     async fn fork_task(&self, request: Request<ForkTaskRequest>) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let (source, message) = requests::fork_task(&request)?;
+        let (source, message) = (validate::id(&request.task)?, validate::id(&request.message)?);
         entry.workspace(&request.workspace)?;
         let write = entry.write("ForkTask", &mut request);
         self.allow(&entry, Some(&write), Wanted::TASK).await?;
@@ -210,7 +210,7 @@ impl TaskService for Api {
 
     async fn explain_task(&self, request: Request<ExplainTaskRequest>) -> Result<Response<TaskExplanation>, Status> {
         let (entry, request) = self.enter(request)?;
-        let id = requests::task_intent(&request.task, "")?;
+        let id = validate::id(&request.task)?;
         let found = entry.store().task_get(entry.organization(), id).await;
         let task = found.map_err(|error| status::about(&request.task, error))?;
         let parked = entry.store().task_parked(entry.organization(), id).await.map_err(status::of_store)?;

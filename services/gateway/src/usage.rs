@@ -16,7 +16,7 @@ use crate::{
     identity::rules::Access,
     organizations::silent,
     status,
-    validate::requests,
+    validate::{optional_id, requests},
 };
 
 impl Api {
@@ -92,7 +92,7 @@ fn whose(entry: &Entry, named: Option<OrganizationId>) -> Result<OrganizationId,
 impl UsageService for Api {
     async fn get_quota(&self, request: Request<GetQuotaRequest>) -> Result<Response<v1::Quota>, Status> {
         let (entry, request) = self.enter(request)?;
-        let organization = whose(&entry, requests::get_quota(&request)?)?;
+        let organization = whose(&entry, optional_id(&request.organization)?)?;
         let about = |error| status::about(&organization.to_string(), error);
         let quota = entry.store().quota_get(organization).await.map_err(about)?;
         let periods = self.quotas().periods(clock::now());
@@ -102,7 +102,7 @@ impl UsageService for Api {
     }
 
     async fn update_quota(&self, request: Request<UpdateQuotaRequest>) -> Result<Response<v1::Quota>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (entry, mut request) = self.enter_unchecked(request)?;
         let (organization, overrides) = requests::update_quota(&request, |tier| self.quotas().has(tier))?;
         let quota = Quota { organization, tier: request.tier.clone(), overrides, revision: 0, updated_at: None };
         let (_, holding) = self.quotas().of(organization, Some(&quota));
@@ -127,7 +127,7 @@ impl UsageService for Api {
     }
 
     async fn list_usage(&self, request: Request<ListUsageRequest>) -> Result<Response<ListUsageResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (entry, request) = self.enter_unchecked(request)?;
         let asked = requests::list_usage(entry.organization(), &request, clock::now())?;
         let filter = request.filter.unwrap_or_default();
         let filter = UsageFilter {

@@ -1,22 +1,23 @@
-//! Checks at the edge: every field of a request is held against its documented limit, and all that is wrong is told at
-//! once, as `INVALID_ARGUMENT` with a `google.rpc.BadRequest` that names each field.
+//! Checks at the edge: a request is held against the contract's rules, and all that is wrong is told
+//! at once, as `INVALID_ARGUMENT` with a `google.rpc.BadRequest` that names each field.
 //!
-//! The limits themselves stand in the comments of `proto/construct/v1`; what each request is checked for is in
-//! [`requests`].
+//! The limits of single fields stand in `proto/construct/v1`, as the option `rule`, and are checked
+//! for every request that [`Api::enter`](crate::api::Api::enter) lets in. What depends on several
+//! fields, on the configuration or on a language of its own is in [`requests`].
 
+mod contract;
+pub(crate) mod formats;
 pub(crate) mod requests;
 
-use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
+use std::{fmt::Display, str::FromStr};
 
 use construct_domain::id;
+use construct_proto::ApiRequest;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 /// How many violations one answer lists. More would only repeat the first, and the answer must fit into trailers.
 const MAX_LISTED: usize = 32;
-
-/// Characters of a name.
-pub(crate) const NAME_CHARS: usize = 63;
 
 /// What is wrong with a request, field by field.
 #[derive(Debug, Default)]
@@ -30,6 +31,27 @@ impl Violations {
         Self::default()
     }
 
+    /// What the contract's rules find wrong with a request.
+    pub(crate) fn in_request<R: ApiRequest>(request: &R) -> Self {
+        let mut violations = Self::new();
+        contract::check(R::NAME, &request.encode_to_vec(), &mut violations);
+        violations
+    }
+
+    /// How many there are that are listed.
+    fn len(&self) -> usize {
+        self.found.len()
+    }
+
+    /// Whether something is wrong with this field, or within it. Unknown, and so assumed, when no
+    /// more are listed.
+    pub(crate) fn concern(&self, field: &str) -> bool {
+        let is_within = |known: &FieldViolation| {
+            known.field.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        self.found.len() == MAX_LISTED || self.found.iter().any(is_within)
+    }
+
     /// Reports a violation.
     pub(crate) fn add(&mut self, field: impl Into<String>, description: impl Into<String>) {
         if self.found.len() < MAX_LISTED {
@@ -38,9 +60,14 @@ impl Violations {
     }
 
     /// Reports a violation unless `holds`.
-    pub(crate) fn require(&mut self, holds: bool, field: &str, description: impl FnOnce() -> String) {
+    pub(crate) fn require(
+        &mut self,
+        holds: bool,
+        field: &(impl Display + ?Sized),
+        description: impl FnOnce() -> String,
+    ) {
         if !holds {
-            self.add(field, description());
+            self.add(field.to_string(), description());
         }
     }
 
@@ -56,111 +83,30 @@ impl Violations {
         };
         Err(Status::with_error_details(Code::InvalidArgument, message, ErrorDetails::with_bad_request(self.found)))
     }
-
-    /// A name: `[a-z0-9][a-z0-9._-]*`, 1 to 63 characters, and nothing that reads as an id, because names and ids are
-    /// accepted in the same places.
-    pub(crate) fn name(&mut self, field: &str, name: &str) {
-        if !is_name(name) {
-            self.add(
-                field,
-                format!(
-                    "must be 1 to {NAME_CHARS} characters: lower-case letters, digits, `.`, `_` and `-`, beginning with a \
-                     letter or digit"
-                ),
-            );
-        } else if looks_like_an_id(name) {
-            self.add(field, "must not look like an id");
-        }
-    }
-
-    /// What may be a name or an id: the lookup decides which.
-    pub(crate) fn reference(&mut self, field: &str, reference: &str, what: &str) {
-        if reference.is_empty() {
-            self.add(field, format!("is required: the name or id of {what}"));
-        } else if !is_name(reference) {
-            self.add(field, format!("is neither a name nor an id of {what}"));
-        }
-    }
-
-    /// The beginning of a name, or nothing.
-    pub(crate) fn name_prefix(&mut self, field: &str, prefix: &str) {
-        self.require(prefix.is_empty() || is_name(prefix), field, || {
-            format!("must be empty or the beginning of a name, at most {NAME_CHARS} characters")
-        });
-    }
-
-    /// An id of one kind.
-    pub(crate) fn id<T>(&mut self, field: &str, text: &str) -> Option<T>
-    where
-        T: FromStr<Err = id::ParseError>,
-    {
-        if text.is_empty() {
-            self.add(field, "is required");
-            return None;
-        }
-        text.parse().map_err(|error: id::ParseError| self.add(field, error.to_string())).ok()
-    }
-
-    /// Text of at most `max` characters.
-    pub(crate) fn chars(&mut self, field: &str, text: &str, max: usize) {
-        // Counting characters of a text that is far too long is avoided: no character has more than four bytes.
-        let fits = text.len() <= max || (text.len() <= max * 4 && text.chars().count() <= max);
-        self.require(fits, field, || format!("must have at most {} characters", thousands(max)));
-        self.no_nul(field, text);
-    }
-
-    /// Text of at most `max` bytes in UTF-8.
-    pub(crate) fn bytes(&mut self, field: &str, text: &str, max: usize) {
-        self.require(text.len() <= max, field, || {
-            format!("must have at most {} bytes, has {}", thousands(max), thousands(text.len()))
-        });
-        self.no_nul(field, text);
-    }
-
-    /// One line: no control characters.
-    pub(crate) fn one_line(&mut self, field: &str, text: &str) {
-        self.require(!text.chars().any(char::is_control), field, || {
-            "must be one line, with no control characters".into()
-        });
-    }
-
-    /// PostgreSQL stores no U+0000, neither in text nor in JSON.
-    pub(crate) fn no_nul(&mut self, field: &str, text: &str) {
-        self.require(!text.contains('\0'), field, || "must not contain the character U+0000".into());
-    }
-
-    /// A number within limits.
-    pub(crate) fn range<T: PartialOrd + Display>(&mut self, field: &str, value: T, range: RangeInclusive<T>) {
-        self.require(range.contains(&value), field, || {
-            format!("must be between {} and {}, is {value}", range.start(), range.end())
-        });
-    }
-
-    /// A key chosen by the client, or none.
-    pub(crate) fn idempotency_key(&mut self, key: &str) {
-        let visible = key.bytes().all(|byte| byte.is_ascii_graphic());
-        self.require(visible && key.len() <= 128, "idempotency_key", || {
-            "must have 1 to 128 visible ASCII characters, or be empty".into()
-        });
-    }
-
-    /// The revision an update expects, or 0.
-    pub(crate) fn revision(&mut self, revision: i64) {
-        self.require(revision >= 0, "revision", || "must not be negative; 0 means any".into());
-    }
 }
 
-/// Whether `text` has the form of a name. Ids have it too.
-pub(crate) fn is_name(text: &str) -> bool {
-    let lower = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    text.len() <= NAME_CHARS
-        && text.bytes().next().is_some_and(lower)
-        && text.bytes().all(|byte| lower(byte) || matches!(byte, b'.' | b'_' | b'-'))
+/// Holds a request against the contract.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` that tells of all violations.
+pub(crate) fn check<R: ApiRequest>(request: &R) -> Result<(), Status> {
+    Violations::in_request(request).finish()
 }
 
-/// Whether `text` is a prefix, an underscore and a UUID.
-fn looks_like_an_id(text: &str) -> bool {
-    text.rsplit_once('_').is_some_and(|(_, tail)| tail.len() == 36 && uuid::Uuid::parse_str(tail).is_ok())
+/// Reads an id out of a request that was held against the contract.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` when it is none all the same.
+pub(crate) fn id<T: FromStr<Err = id::ParseError>>(text: &str) -> Result<T, Status> {
+    text.parse().map_err(|error: id::ParseError| Status::invalid_argument(error.to_string()))
+}
+
+/// Reads an id that need not be given.
+///
+/// # Errors
+/// Those of [`id`].
+pub(crate) fn optional_id<T: FromStr<Err = id::ParseError>>(text: &str) -> Result<Option<T>, Status> {
+    if text.is_empty() { Ok(None) } else { id(text).map(Some) }
 }
 
 /// `1048576` as `1,048,576`.
@@ -178,7 +124,11 @@ pub(crate) fn thousands(number: usize) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use construct_proto::v1;
+
     use super::*;
+
+    const TASK: &str = "task_01890a5d-ac96-774b-bcce-b302099a8057";
 
     /// The violated fields of a status.
     pub(crate) fn fields(status: &Status) -> Vec<String> {
@@ -190,70 +140,100 @@ pub(crate) mod tests {
 
     #[test]
     fn every_violation_is_told_at_once() {
-        let mut violations = Violations::new();
-        violations.name("spec.name", "Not A Name");
-        violations.chars("spec.description", &"x".repeat(1025), 1024);
-        violations.range("page.page_size", 101, 1..=100);
-        let status = violations.finish().expect_err("three things are wrong");
+        let spec = v1::AgentSpec {
+            name: "Not A Name".into(),
+            description: "x".repeat(1025),
+            model: "m".into(),
+            max_turns: 1001,
+            ..v1::AgentSpec::default()
+        };
+        let status = check(&v1::CreateAgentRequest { spec: Some(spec), ..v1::CreateAgentRequest::default() })
+            .expect_err("three things are wrong");
         assert_eq!(status.code(), Code::InvalidArgument);
-        assert_eq!(fields(&status), ["spec.name", "spec.description", "page.page_size"]);
+        assert_eq!(fields(&status), ["spec.name", "spec.description", "spec.max_turns"]);
         assert!(status.message().contains("(and 2 more)"), "{}", status.message());
         let details = status.get_error_details();
         let bad = details.bad_request().expect("there are field violations");
-        assert_eq!(bad.field_violations[1].description, "must have at most 1,024 characters");
-        assert_eq!(bad.field_violations[2].description, "must be between 1 and 100, is 101");
-    }
-
-    #[test]
-    fn names_follow_their_pattern() {
-        let longest = "a".repeat(63);
-        for good in ["a", "0", "a.b_c-d", "claude-sonnet-4.5", longest.as_str()] {
-            let mut violations = Violations::new();
-            violations.name("name", good);
-            assert!(violations.finish().is_ok(), "{good}");
-        }
-        let too_long = "a".repeat(64);
-        for bad in [
-            "",
-            "-a",
-            ".a",
-            "_a",
-            "A",
-            "a b",
-            "ä",
-            "a/b",
-            too_long.as_str(),
-            "agent_01890a5d-ac96-774b-bcce-b302099a8057",
-        ] {
-            let mut violations = Violations::new();
-            violations.name("name", bad);
-            assert!(violations.finish().is_err(), "{bad}");
-        }
+        assert_eq!(bad.field_violations[1].description, "must have at most 1,024 characters, has 1,025");
+        assert_eq!(bad.field_violations[2].description, "must be between 0 and 1000, is 1001");
     }
 
     #[test]
     fn lengths_are_counted_in_characters_or_bytes_as_documented() {
-        let mut violations = Violations::new();
-        violations.chars("title", &"ä".repeat(200), 200);
-        violations.bytes("workspace", &"x".repeat(4096), 4096);
-        assert!(violations.finish().is_ok());
-        let mut violations = Violations::new();
-        violations.chars("title", &"ä".repeat(201), 200);
-        violations.bytes("workspace", &"ä".repeat(2049), 4096);
-        violations.chars("text", "a\0b", 10);
-        assert_eq!(fields(&violations.finish().expect_err("all are wrong")), ["title", "workspace", "text"]);
+        let update = |title: &str| {
+            check(&v1::ForkTaskRequest {
+                task: TASK.into(),
+                message: TASK.replace("task", "msg"),
+                title: title.into(),
+                workspace: format!("/{}", "ä".repeat(2047)),
+                ..v1::ForkTaskRequest::default()
+            })
+        };
+        assert!(update(&"ä".repeat(200)).is_ok());
+        assert_eq!(fields(&update(&"ä".repeat(201)).expect_err("too long")), ["title"]);
+        assert_eq!(fields(&update("a\0b").expect_err("U+0000")), ["title"]);
+        let list = |workspace: String| {
+            let filter = v1::list_tasks_request::Filter { workspace, ..Default::default() };
+            check(&v1::ListTasksRequest { filter: Some(filter), page: None })
+        };
+        assert!(list(format!("/{}", "x".repeat(4095))).is_ok());
+        assert_eq!(fields(&list(format!("/{}", "ä".repeat(2048))).expect_err("too long")), ["filter.workspace"]);
     }
 
     #[test]
-    fn idempotency_keys_are_short_visible_ascii() {
-        for (key, good) in [("", true), ("k", true), ("a b", false), ("ä", false), ("\n", false)] {
-            let mut violations = Violations::new();
-            violations.idempotency_key(key);
-            assert_eq!(violations.finish().is_ok(), good, "{key:?}");
+    fn secret_values_and_their_lengths_are_not_repeated() {
+        let value = "hunter2".repeat(2000);
+        let credential = Some(v1::scan_connection_spec::Credential::Token(value.clone()));
+        let spec = v1::ScanConnectionSpec { name: "c".into(), host: 1, credential, ..Default::default() };
+        let status = check(&v1::CreateScanConnectionRequest { spec: Some(spec), ..Default::default() });
+        let status = status.expect_err("it is too long");
+        assert_eq!(fields(&status), ["spec.token"]);
+        let told = format!("{status:?} {:?}", status.get_error_details());
+        assert!(!told.contains("hunter2") && !told.contains("14,000") && !told.contains("14000"), "{told}");
+    }
+
+    #[test]
+    fn values_that_no_version_knows_and_times_that_do_not_exist_are_refused_without_a_rule() {
+        let filter = v1::list_approvals_request::Filter { state: 99, ..Default::default() };
+        let request = v1::ListApprovalsRequest { filter: Some(filter), page: None };
+        assert_eq!(fields(&check(&request).expect_err("unknown")), ["filter.state"]);
+        for (seconds, nanos) in [(i64::MAX, 0), (0, -1), (0, 1_000_000_000)] {
+            let since = Some(prost_types::Timestamp { seconds, nanos });
+            let request = v1::GetCostsRequest { since, ..v1::GetCostsRequest::default() };
+            assert_eq!(fields(&check(&request).expect_err("no time")), ["since"], "{seconds} {nanos}");
         }
-        let mut violations = Violations::new();
-        violations.idempotency_key(&"k".repeat(129));
-        assert!(violations.finish().is_err());
+    }
+
+    #[test]
+    fn durations_are_within_their_bounds_and_written_in_one_way() {
+        let hedge = |seconds, nanos| {
+            let hedge_after = Some(prost_types::Duration { seconds, nanos });
+            check(&v1::UpdateModelRequest { model: "m".into(), hedge_after, ..v1::UpdateModelRequest::default() })
+        };
+        for (seconds, nanos) in [(0, 0), (0, 100_000_000), (600, 0)] {
+            assert!(hedge(seconds, nanos).is_ok(), "{seconds} {nanos}");
+        }
+        for (seconds, nanos) in [(0, 99_999_999), (600, 1), (-1, 0), (1, -1), (0, 1_000_000_000), (i64::MAX, 0)] {
+            let status = hedge(seconds, nanos).expect_err("out of bounds");
+            assert_eq!(fields(&status), ["hedge_after"], "{seconds} {nanos}");
+            assert!(status.message().ends_with("must be 0, or 100 milliseconds to 10 minutes"), "{status:?}");
+        }
+    }
+
+    #[test]
+    fn entries_beyond_the_limit_of_a_list_are_counted_and_not_looked_at() {
+        let candidates = vec!["none".to_owned(); 100_000];
+        let request = v1::CreateToolsRequest { scan: TASK.replace("task", "scan"), candidates, ..Default::default() };
+        let status = check(&request).expect_err("too many");
+        let fields = fields(&status);
+        assert_eq!((fields.len(), fields[0].as_str()), (MAX_LISTED, "candidates[0]"));
+        let agents = vec!["a".repeat(2000); 101];
+        let rule = v1::PolicyRule { action: 1, agents, ..v1::PolicyRule::default() };
+        let policy = Some(v1::Policy { rules: vec![rule] });
+        let request = v1::UpdateTaskRequest { task: TASK.into(), policy, ..v1::UpdateTaskRequest::default() };
+        let status = check(&request).expect_err("too many and too long");
+        let last = status.get_error_details().bad_request().map(|bad| bad.field_violations.len());
+        assert_eq!(last, Some(MAX_LISTED));
     }
 
     #[test]

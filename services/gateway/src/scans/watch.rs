@@ -28,7 +28,7 @@ pub(super) async fn begin(
     api: &Api,
     request: Request<WatchScanRequest>,
 ) -> Result<Response<Events<ScanEvent>>, Status> {
-    let (entry, request) = api.enter(request)?;
+    let (entry, request) = api.enter_unchecked(request)?;
     let (scan, after) = requests::watch_scan(&request)?;
     find(&entry, &request.scan, scan).await?;
     let organization = entry.organization();

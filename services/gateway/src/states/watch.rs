@@ -31,7 +31,7 @@ pub(super) async fn begin(
     api: &Api,
     request: Request<WatchStatesRequest>,
 ) -> Result<Response<Events<StateEvent>>, Status> {
-    let (entry, request) = api.enter(request)?;
+    let (entry, request) = api.enter_unchecked(request)?;
     let known = requests::watch_states(&request)?;
     let organization = entry.organization();
     let watched = Watched { organization, owner: owner(&entry, request.shared) };

@@ -1,13 +1,11 @@
-//! What each request is checked for. The limits are those of the comments in `proto/construct/v1`.
+//! What requests are checked for that the contract's rules for single fields cannot say. Each check
+//! begins with these rules, so that all that is wrong is told at once.
 
 mod audit;
 mod entities;
 mod files;
-mod identity;
-mod model_tokens;
 mod money;
 mod policies;
-mod recovery;
 mod scans;
 mod schedules;
 mod secrets;
@@ -15,36 +13,46 @@ mod states;
 mod tasks;
 mod usage;
 
+use construct_domain::OrganizationId;
+use construct_proto::PagedRequest;
+use tonic::Status;
+
 pub(crate) use audit::{export_audit_entries, list_audit_entries};
 pub(crate) use entities::{
-    create_agent, create_model, create_model_provider, delete, get, list_agents, list_model_providers, list_models,
-    model_provider_fits, update_agent, update_model, update_model_provider,
+    create_agent, create_model_provider, model_provider_fits, update_agent, update_model_provider,
 };
-pub(crate) use files::{
-    PART_BYTES, create_file, delete_file, download_file, file, list_files, update_file, upload_part,
-};
-pub(crate) use identity::{
-    create_api_key, create_invitation, create_organization, create_setup_code, delete_organization,
-    exchange_setup_code, get_api_key, get_organization, list_api_keys, list_invitations, list_members,
-    list_organizations, remove_member, revoke_api_key, revoke_invitation, update_api_key, update_member,
-    update_organization,
-};
-pub(crate) use model_tokens::create_model_token;
-pub(crate) use money::{budget, create_budget, get_costs, list_budgets, list_catalogue_models, update_budget};
-pub(crate) use policies::{decide_approval, get_approval, list_approvals};
-pub(crate) use recovery::list_dead_letters;
-pub(crate) use scans::{
-    cancel_scan, compare_scans, create_scan, create_scan_connection, create_tools, list_candidates, list_repositories,
-    list_scan_connections, list_scans, path_of, review_candidate, scan, watch_scan,
-};
-pub(crate) use schedules::{create_schedule, list_schedules, schedule, timing, update_schedule};
-pub(crate) use secrets::{create_secret, delete_secret, get_secret, list_secrets, secret_fits, update_secret};
-pub(crate) use states::{delete_state, get_state, list_state_versions, put_state, watch_states};
-pub(crate) use tasks::{
-    cancel_task, change_message, create_message, create_task, edit_message, fork_task, list_messages, list_tasks,
-    rewind_task, subscribe, task_intent, update_message, update_task,
-};
-pub(crate) use usage::{get_quota, list_usage, update_quota};
+pub(crate) use files::{PART_BYTES, create_file, file_filter};
+pub(crate) use money::create_budget;
+pub(crate) use scans::{create_scan, create_scan_connection, path_of, review_candidate, watch_scan};
+pub(crate) use schedules::{create_schedule, timing, update_schedule};
+pub(crate) use secrets::{create_secret, secret_fits, update_secret};
+pub(crate) use states::{put_state, watch_states};
+pub(crate) use tasks::{create_message, create_task, edit_message, subscribe, update_message, update_task};
+pub(crate) use usage::{list_usage, update_quota};
+
+use super::Violations;
+use crate::page::{Column, Page, Place};
+
+/// A request for a page of a list that can be ordered by `columns`.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`.
+pub(crate) fn list<P: Place>(
+    organization: OrganizationId,
+    request: &impl PagedRequest,
+    columns: &[Column],
+) -> Result<Page<P>, Status> {
+    let mut violations = Violations::in_request(request);
+    let page = Page::read(request, organization, columns, &mut violations);
+    violations.finish().map(|()| page)
+}
+
+/// A value that was read from a request, unless something is wrong with the request.
+fn checked<T>(violations: Violations, value: Option<T>) -> Result<T, Status> {
+    violations.finish()?;
+    // What could not be read was reported.
+    value.ok_or_else(|| Status::invalid_argument("a value is missing"))
+}
 
 #[cfg(test)]
 mod tests;

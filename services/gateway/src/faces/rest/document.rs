@@ -27,9 +27,13 @@ const LEFT: &str = "How much is left of each quota that holds for the caller (`r
 const POLICY: &str = "Which quotas these are, with their limits (`q`) and windows in seconds (`w`), e.g. `\"requests_per_minute\";q=600;w=60`.";
 
 /// The document for some routes with their methods.
-pub(super) fn of<'a>(routes: impl Iterator<Item = (&'static Route, &'a MethodDescriptor)>) -> Value {
+pub(super) fn of<'a>(routes: impl Iterator<Item = (&'static Route, &'a MethodDescriptor)> + Clone) -> Value {
     let comments = Comments::read();
-    let mut schemas = Schemas::new(&comments);
+    let bound = routes.clone().flat_map(|(route, method)| {
+        let fields = route.fields().filter(|path| path.contains('.'));
+        fields.filter_map(|path| Some(field_at(&method.input(), path)?.full_name().to_owned())).collect::<Vec<_>>()
+    });
+    let mut schemas = Schemas::new(&comments, bound.collect());
     let (mut paths, mut tags, mut ids) = (Map::new(), Vec::new(), HashSet::new());
     for (route, method) in routes {
         let service = method.parent_service();
@@ -92,10 +96,9 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
         describe(&mut parameter, &schemas.words(&field));
         parameters.push(parameter);
     }
-    if input.get_field_by_name("idempotency_key").is_some() {
-        let words =
-            "At most 128 characters. A request that is sent again with its key is done once, and answered as at first.";
-        let schema = json!({"type": "string"});
+    if let Some(key) = input.get_field_by_name("idempotency_key") {
+        let words = "A request that is sent again with its key is done once, and answered as at first.";
+        let schema = schemas.field(&key);
         parameters.push(json!({"name": "Idempotency-Key", "in": "header", "schema": schema, "description": words}));
     }
     let header = |name: &str, words: &str| json!({"name": name, "in": "header", "schema": {"type": "string"}, "description": words});
@@ -235,7 +238,9 @@ fn rest_of(input: &MessageDescriptor, route: &Route, schemas: &mut Schemas<'_>) 
     for field in input.fields().filter(|field| !elsewhere(field)) {
         properties.insert(field.json_name().to_owned(), schemas.described(&field));
     }
-    json!({"type": "object", "properties": properties})
+    let mut schema = json!({"type": "object", "properties": properties});
+    schemas::require(&mut schema, input.fields().filter(|field| !elsewhere(field)));
+    schema
 }
 
 fn describe(value: &mut Value, words: &str) {

@@ -1,21 +1,18 @@
 //! Schedules.
 
 use construct_domain::{
-    OrganizationId, TaskId,
+    TaskId,
     schedule::{Invalid, Timing},
 };
-use construct_proto::v1::{
-    CreateScheduleRequest, ListSchedulesRequest, MessagePriority, MissedRuns, ScheduleSpec, UpdateScheduleRequest,
-};
-use construct_store::Cursor;
+use construct_proto::v1::{CreateScheduleRequest, UpdateScheduleRequest};
 use jiff::Timestamp;
 use tonic::Status;
 
-use super::{
-    entities::ORDERS,
-    tasks::{blocks, checked, timestamp, title, workspace},
+use super::{checked, tasks::blocks};
+use crate::{
+    convert,
+    validate::{Violations, optional_id},
 };
-use crate::{page::Page, validate::Violations};
 
 /// What a new schedule says about when and for whom.
 pub(crate) struct Checked {
@@ -26,15 +23,11 @@ pub(crate) struct Checked {
 }
 
 pub(crate) fn create_schedule(request: &CreateScheduleRequest, now: Timestamp) -> Result<Checked, Status> {
-    let mut violations = Violations::new();
-    let default = ScheduleSpec::default();
-    violations.require(request.spec.is_some(), "spec", || "is required".into());
-    let spec = request.spec.as_ref().unwrap_or(&default);
-    violations.name("spec.name", &spec.name);
-    let mut task = None;
+    let mut violations = Violations::in_request(request);
+    let spec = request.spec.clone().unwrap_or_default();
     match (spec.task.as_str(), spec.agent.as_str()) {
-        ("", agent) => violations.reference("spec.agent", agent, "an agent, unless there is a task"),
-        (id, "") => task = violations.id("spec.task", id),
+        ("", "") => violations.add("spec.agent", "is required: the name or id of an agent, unless there is a task"),
+        ("", _) | (_, "") => {}
         (_, _) => violations.add("spec.agent", "must be empty when there is a task"),
     }
     let of_tasks = [("spec.title", &spec.title), ("spec.workspace", &spec.workspace)];
@@ -42,17 +35,10 @@ pub(crate) fn create_schedule(request: &CreateScheduleRequest, now: Timestamp) -
         violations.require(value.is_empty(), field, || "is only for schedules that begin tasks".into());
     }
     blocks(&mut violations, "spec.blocks", &spec.blocks);
-    let priority = MessagePriority::try_from(spec.priority);
-    violations.require(priority.is_ok(), "spec.priority", || "is not a known priority".into());
-    title(&mut violations, "spec.title", &spec.title);
-    workspace(&mut violations, "spec.workspace", &spec.workspace);
-    let missed = MissedRuns::try_from(spec.missed_runs);
-    violations.require(missed.is_ok(), "spec.missed_runs", || "is not a known policy".into());
-    let at = timestamp(&mut violations, "spec.at", spec.at.as_ref());
+    let at = spec.at.and_then(convert::to_time);
     let timing = read(&mut violations, "spec.", spec.at.is_some(), at, &spec.cron, &spec.time_zone, now);
-    violations.idempotency_key(&request.idempotency_key);
     let (timing, next) = checked(violations, timing)?;
-    Ok(Checked { task, timing, next })
+    Ok(Checked { task: optional_id(&spec.task)?, timing, next })
 }
 
 /// What the parts of a request say about when, and the first run by that.
@@ -91,18 +77,10 @@ fn read(
 }
 
 pub(crate) fn update_schedule(request: &UpdateScheduleRequest) -> Result<(), Status> {
-    let mut violations = Violations::new();
-    violations.reference("schedule", &request.schedule, "a schedule");
-    if let Some(name) = &request.name {
-        violations.name("name", name);
-    }
+    let mut violations = Violations::in_request(request);
     if !request.blocks.is_empty() {
         blocks(&mut violations, "blocks", &request.blocks);
     }
-    let missed = MissedRuns::try_from(request.missed_runs);
-    violations.require(missed.is_ok(), "missed_runs", || "is not a known policy".into());
-    violations.revision(request.revision);
-    violations.idempotency_key(&request.idempotency_key);
     violations.finish()
 }
 
@@ -113,7 +91,7 @@ pub(crate) fn timing(
     now: Timestamp,
 ) -> Result<(Timing, Timestamp), Status> {
     let mut violations = Violations::new();
-    let at = timestamp(&mut violations, "at", request.at.as_ref());
+    let at = request.at.and_then(convert::to_time);
     let (pattern, zone) = match before {
         Timing::Cron { pattern, time_zone } if request.at.is_none() => (pattern.as_str(), time_zone.as_str()),
         Timing::Cron { .. } | Timing::At(_) => ("", ""),
@@ -122,24 +100,4 @@ pub(crate) fn timing(
     let zone = request.time_zone.as_deref().unwrap_or(zone);
     let timing = read(&mut violations, "", request.at.is_some(), at, cron, zone, now);
     checked(violations, timing)
-}
-
-/// A request that only names a schedule, with an idempotency key (empty for a read).
-pub(crate) fn schedule(schedule: &str, idempotency_key: &str) -> Result<(), Status> {
-    let mut violations = Violations::new();
-    violations.reference("schedule", schedule, "a schedule");
-    violations.idempotency_key(idempotency_key);
-    violations.finish()
-}
-
-pub(crate) fn list_schedules(
-    organization: OrganizationId,
-    request: &ListSchedulesRequest,
-) -> Result<(Page<Cursor>, Option<TaskId>), Status> {
-    let mut violations = Violations::new();
-    let filter = request.filter.clone().unwrap_or_default();
-    violations.name_prefix("filter.name_prefix", &filter.name_prefix);
-    let task = if filter.task.is_empty() { None } else { violations.id("filter.task", &filter.task) };
-    let page = Page::read(request.page.as_ref(), "ListSchedules", organization, &filter, &ORDERS, &mut violations);
-    violations.finish().map(|()| (page, task))
 }

@@ -2,65 +2,31 @@
 
 use std::collections::BTreeMap;
 
-use construct_domain::state::{MAX_BYTES, MAX_DEPTH, NAMES, depth, name};
-use construct_proto::v1::{
-    DeleteStateRequest, GetStateRequest, ListStateVersionsRequest, PutStateRequest, WatchStatesRequest,
-};
+use construct_domain::state::{MAX_DEPTH, NAMES, depth, name};
+use construct_proto::v1::{PutStateRequest, WatchStatesRequest};
 use serde::de::IgnoredAny;
 use tonic::Status;
 
 use crate::validate::Violations;
 
-/// Returns the version that is asked for, when it is not the present one.
-pub(crate) fn get_state(request: &GetStateRequest) -> Result<Option<i64>, Status> {
-    let mut violations = Violations::new();
-    known(&mut violations, "state", &request.state);
-    violations.require(request.version >= 0, "version", || "must not be negative; 0 means the present one".into());
-    violations.finish().map(|()| (request.version > 0).then_some(request.version))
-}
-
-pub(crate) fn list_state_versions(request: &ListStateVersionsRequest) -> Result<(), Status> {
-    let mut violations = Violations::new();
-    known(&mut violations, "state", &request.state);
-    violations.finish()
-}
-
 pub(crate) fn put_state(request: &PutStateRequest) -> Result<(), Status> {
-    let mut violations = Violations::new();
-    known(&mut violations, "state", &request.state);
-    violations.require(request.restore >= 0, "restore", || "must not be negative; 0 puts `json`".into());
+    let mut violations = Violations::in_request(request);
     if request.restore == 0 {
         json(&mut violations, "json", &request.json);
     } else {
         violations.require(request.json.is_empty(), "json", || "must be empty when an earlier version is put".into());
     }
-    expected(&mut violations, request.expected_version);
-    violations.idempotency_key(&request.idempotency_key);
-    violations.finish()
-}
-
-pub(crate) fn delete_state(request: &DeleteStateRequest) -> Result<(), Status> {
-    let mut violations = Violations::new();
-    known(&mut violations, "state", &request.state);
-    expected(&mut violations, request.expected_version);
-    violations.idempotency_key(&request.idempotency_key);
     violations.finish()
 }
 
 /// Returns the names that are watched, each with the version that the client has.
 pub(crate) fn watch_states(request: &WatchStatesRequest) -> Result<BTreeMap<&'static str, i64>, Status> {
-    let mut violations = Violations::new();
+    let mut violations = Violations::in_request(request);
     let mut watched = BTreeMap::new();
     if request.states.is_empty() {
         watched.extend(NAMES.map(|name| (name, 0)));
     }
-    violations.require(request.states.len() <= NAMES.len(), "states", || {
-        format!("must have at most {} entries, has {}", NAMES.len(), request.states.len())
-    });
-    for (index, text) in request.states.iter().take(NAMES.len()).enumerate() {
-        known(&mut violations, &format!("states[{index}]"), text);
-        watched.extend(name(text).map(|name| (name, 0)));
-    }
+    watched.extend(request.states.iter().filter_map(|text| name(text)).map(|name| (name, 0)));
     match cursor(&request.cursor) {
         // Versions of what is not watched say nothing here.
         Some(has) => has.into_iter().for_each(|(name, version)| {
@@ -84,20 +50,10 @@ fn cursor(text: &str) -> Option<Vec<(&'static str, i64)>> {
     versions.collect()
 }
 
-fn known(violations: &mut Violations, field: &str, text: &str) {
-    violations.require(name(text).is_some(), field, || format!("must be one of: {}", NAMES.join(", ")));
-}
-
-fn expected(violations: &mut Violations, version: Option<i64>) {
-    violations.require(version.is_none_or(|version| version >= 0), "expected_version", || {
-        "must not be negative; 0 means that there must be none".into()
-    });
-}
-
 /// The text is looked through, not read: numbers of any size and precision are somebody's.
 fn json(violations: &mut Violations, field: &str, json: &str) {
-    if json.len() > MAX_BYTES {
-        return violations.bytes(field, json, MAX_BYTES);
+    if violations.concern(field) {
+        return;
     }
     // Of an error only the place is told.
     if let Err(error) = serde_json::from_str::<IgnoredAny>(json) {
@@ -112,6 +68,8 @@ fn json(violations: &mut Violations, field: &str, json: &str) {
 
 #[cfg(test)]
 mod tests {
+    use construct_domain::state::MAX_BYTES;
+
     use super::*;
     use crate::validate::tests::fields;
 

@@ -6,7 +6,10 @@ use tonic::{Code, Status};
 use uuid::Uuid;
 
 use super::*;
-use crate::validate::{NAME_CHARS, tests::fields, thousands};
+use crate::{
+    page::Column,
+    validate::{check, tests::fields},
+};
 
 const TASK: &str = "task_01890a5d-ac96-774b-bcce-b302099a8057";
 const ORG: OrganizationId = OrganizationId::LOCAL;
@@ -151,11 +154,11 @@ fn models_have_sane_numbers() {
         "spec.fallbacks[0].weight",
         "spec.hedge_after",
     ];
-    refused(create_model(&request), &expected);
+    refused(check(&request), &expected);
     let fallbacks = (0..9).map(|n| v1::ModelFallback { model: format!("m{n}"), weight: 0 }).collect();
     let spec = v1::ModelSpec { name: "m".into(), provider: "p".into(), fallbacks, ..v1::ModelSpec::default() };
     let request = v1::CreateModelRequest { spec: Some(spec), ..v1::CreateModelRequest::default() };
-    refused(create_model(&request), &["spec.fallbacks"]);
+    refused(check(&request), &["spec.fallbacks"]);
 }
 
 #[test]
@@ -312,7 +315,7 @@ fn messages_of_users_are_text() {
     refused(create(vec![text(&"x".repeat(600_000)), text(&"x".repeat(600_000))]), &["spec.blocks"]);
     refused(create(Vec::new()), &["spec.blocks"]);
     refused(create(vec![text(" \n\t")]), &["spec.blocks"]);
-    refused(create(vec![text("ok"), text("a\0b")]), &["spec.blocks[1].text"]);
+    refused(create(vec![text("ok"), text("a\0b")]), &["spec.blocks[1].text.text"]);
     refused(create(vec![text("x"); 257]), &["spec.blocks"]);
     refused(create(vec![text("ok"), v1::Block { block: None }]), &["spec.blocks[1]"]);
     let call = block::Block::CodeInterpreterCall(v1::CodeInterpreterCall::default());
@@ -370,10 +373,11 @@ fn a_file_stands_in_the_place_of_a_content() {
 
 #[test]
 fn ids_of_another_kind_are_refused() {
-    refused(task_intent("agent_01890a5d-ac96-774b-bcce-b302099a8057", ""), &["task"]);
-    refused(task_intent("", ""), &["task"]);
-    refused(change_message(TASK, ""), &["message"]);
-    assert_eq!(task_intent(TASK, "").ok(), TASK.parse().ok());
+    let get = |task: &str| check(&v1::GetTaskRequest { task: task.into() });
+    refused(get("agent_01890a5d-ac96-774b-bcce-b302099a8057"), &["task"]);
+    refused(get(""), &["task"]);
+    refused(check(&v1::GetMessageRequest { message: TASK.into() }), &["message"]);
+    assert!(get(TASK).is_ok());
 }
 
 #[test]
@@ -395,9 +399,10 @@ fn filters_know_their_values() {
         "filter.created_before",
         "filter.parent",
     ];
-    refused(list_tasks(ORG, &request), &expected);
+    let list = |request: &v1::ListTasksRequest| list::<construct_store::Cursor>(ORG, request, &Column::TIMES);
+    refused(list(&request), &expected);
     let page = v1::PageRequest { order_by: "name".into(), ..v1::PageRequest::default() };
-    refused(list_tasks(ORG, &v1::ListTasksRequest { page: Some(page), filter: None }), &["page.order_by"]);
+    refused(list(&v1::ListTasksRequest { page: Some(page), filter: None }), &["page.order_by"]);
 }
 
 #[test]
@@ -408,11 +413,13 @@ fn a_token_belongs_to_one_tasks_messages() {
         filter: None,
     };
     let (one, other) = (TaskId::from_uuid(Uuid::from_u128(1)), TaskId::from_uuid(Uuid::from_u128(2)));
-    let (_, page, _) = list_messages(ORG, &request(one, String::new())).expect("the request is valid");
+    let list =
+        |request: &v1::ListMessagesRequest| list::<construct_store::MessageCursor>(ORG, request, &[Column::Position]);
+    let page = list(&request(one, String::new())).expect("the request is valid");
     let cursor = construct_store::MessageCursor { position: Some(1), arrival: 1 };
     let token = page.cut(&[(), ()], Clone::clone, |()| cursor).1.next_page_token;
-    assert!(list_messages(ORG, &request(one, token.clone())).is_ok());
-    refused(list_messages(ORG, &request(other, token)), &["page.page_token"]);
+    assert!(list(&request(one, token.clone())).is_ok());
+    refused(list(&request(other, token)), &["page.page_token"]);
 }
 
 #[test]
@@ -455,71 +462,4 @@ fn what_is_pinned_is_little_and_says_something() {
     // All that is wrong is told at once.
     let (create, _) = with(vec![String::new(), "y".repeat(2001), "x".repeat(15_000)]);
     refused(create, &["spec.pinned[0]", "spec.pinned[1]", "spec.pinned[2]", "spec.pinned"]);
-}
-
-/// The comment above a field of the contract, as one line.
-fn comment(file: &str, message: &str, field: &str) -> String {
-    let path = format!("{}/../../proto/construct/v1/{file}.proto", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
-    let (_, body) =
-        text.split_once(&format!("message {message} {{\n")).unwrap_or_else(|| panic!("{message} in {path}"));
-    let mut comment = Vec::new();
-    for line in body.lines() {
-        match line.trim_start().strip_prefix("//") {
-            Some(words) => comment.push(words.trim()),
-            None if line.contains(&format!(" {field} = ")) => return comment.join(" "),
-            None => comment.clear(),
-        }
-    }
-    panic!("{message}.{field} in {path}")
-}
-
-#[test]
-fn every_limit_stands_in_the_contract() {
-    use super::{entities::*, tasks::*};
-    let kib = |bytes: usize| format!("{} KiB", bytes / 1024);
-    let mib = |bytes: usize| format!("{} MiB", bytes / (1024 * 1024));
-    let number = |number: i64| thousands(usize::try_from(number).expect("a limit is positive"));
-    for (file, message, field, limit) in [
-        ("agent", "AgentSpec", "name", format!("1 to {NAME_CHARS} characters")),
-        ("agent", "AgentSpec", "description", thousands(DESCRIPTION_CHARS)),
-        ("agent", "AgentSpec", "instructions", kib(INSTRUCTIONS_BYTES)),
-        ("agent", "AgentSpec", "max_turns", number(MAX_TURNS.into())),
-        ("agent", "CreateAgentRequest", "idempotency_key", "1 to 128 visible ASCII".to_owned()),
-        ("common", "ModelParameters", "max_tokens", number(MAX_TOKENS)),
-        ("common", "ModelParameters", "top_k", "1 to 1,000,000".to_owned()),
-        ("common", "ModelParameters", "stop_sequences", format!("At most {STOP_SEQUENCES},")),
-        ("common", "ModelParameters", "stop_sequences", format!("1 to {STOP_SEQUENCE_CHARS} characters")),
-        ("event", "SubscribeRequest", "types", format!("At most {GLOBS},")),
-        ("event", "SubscribeRequest", "types", format!("1 to {GLOB_BYTES}")),
-        ("message", "MessageSpec", "blocks", format!("{BLOCKS} blocks")),
-        ("message", "MessageSpec", "blocks", mib(MESSAGE_BYTES)),
-        ("message", "MessageSpec", "blocks", mib(ATTACHED_BYTES)),
-        ("message", "Attachment", "name", format!("{ATTACHMENT_NAME_CHARS} characters")),
-        ("model", "ModelSpec", "name", format!("1 to {NAME_CHARS} characters")),
-        ("model", "ModelSpec", "vendor_model", format!("{VENDOR_MODEL_CHARS} characters")),
-        ("model", "ModelSpec", "context_window", number(MAX_TOKENS)),
-        ("model", "ModelSpec", "max_output_tokens", number(MAX_TOKENS)),
-        ("model", "ModelSpec", "fallbacks", format!("at most {FALLBACKS} other")),
-        ("model", "ModelFallback", "weight", format!("0 to {}", number(MAX_WEIGHT.into()))),
-        ("model_provider", "ModelProviderSpec", "additional_api_keys", format!("at most {FURTHER_KEYS};")),
-        ("model_provider", "ModelProviderSpec", "max_concurrency", number(MAX_LIMIT)),
-        ("model_provider", "ModelProviderSpec", "name", format!("1 to {NAME_CHARS} characters")),
-        ("model_provider", "ModelProviderSpec", "base_url", format!("{} bytes", thousands(URL_BYTES))),
-        ("model_provider", "ModelProviderSpec", "api_key", format!("{} visible ASCII", thousands(API_KEY_BYTES))),
-        ("model_provider", "ModelProviderSpec", "script", mib(SCRIPT_BYTES)),
-        ("task", "TaskSpec", "workspace", format!("{} bytes", thousands(WORKSPACE_BYTES))),
-        ("task", "TaskSpec", "title", format!("{TITLE_CHARS} characters")),
-        ("task", "TaskSpec", "max_turns", number(MAX_TURNS.into())),
-        ("task", "TaskSpec", "pinned", format!("At most {FACTS},")),
-        ("task", "TaskSpec", "pinned", format!("most {} characters and", thousands(FACT_CHARS))),
-        ("task", "TaskSpec", "pinned", format!("together at most {} characters", thousands(FACTS_CHARS))),
-        ("task", "CancelTaskRequest", "reason", thousands(REASON_CHARS)),
-    ] {
-        let comment = comment(file, message, field);
-        assert!(comment.contains(&limit), "{message}.{field}: `{comment}` should say `{limit}`");
-    }
-    // All four prices have one.
-    let contract = include_str!("../../../../../proto/construct/v1/model.proto");
-    assert!(contract.contains(&format!("Each 0 to {}", number(MAX_PRICE))));
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use construct_domain::{ApiKeyId, OrganizationId};
 use construct_proto::v1::{
-    GetQuotaRequest, ListUsageRequest, QuotaLimits, UpdateQuotaRequest, UsageDimension, list_usage_request::Filter,
+    ListUsageRequest, QuotaLimits, UpdateQuotaRequest, UsageDimension, list_usage_request::Filter,
 };
 use construct_store::{Dimensions, Limits, UsagePlace};
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
@@ -13,44 +13,24 @@ use tonic::Status;
 use crate::{
     convert,
     page::{Column, Page},
-    quotas::tiers,
-    validate::Violations,
+    validate::{Violations, id, optional_id},
 };
 
 /// How far back is looked when nobody says.
 const BACK: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// How long a time is looked at.
 const LONGEST: SignedDuration = SignedDuration::from_hours(400 * 24);
-/// Characters of a tool's name.
-const TOOL: usize = 200;
-
-/// Returns the organisation it names; none: the caller's.
-pub(crate) fn get_quota(request: &GetQuotaRequest) -> Result<Option<OrganizationId>, Status> {
-    if request.organization.is_empty() {
-        return Ok(None);
-    }
-    let mut violations = Violations::new();
-    let organization = violations.id("organization", &request.organization);
-    violations.finish().map(|()| organization)
-}
-
 /// Returns the organisation it names, and what is to stand in the place of its tier's limits.
 pub(crate) fn update_quota(
     request: &UpdateQuotaRequest,
     has_tier: impl Fn(&str) -> bool,
 ) -> Result<(OrganizationId, Limits), Status> {
-    let mut violations = Violations::new();
-    let organization = violations.id("organization", &request.organization);
+    let mut violations = Violations::in_request(request);
     violations.require(request.tier.is_empty() || has_tier(&request.tier), "tier", || {
         "is neither `unlimited` nor a tier of the gateway's configuration (gateway_tiers)".into()
     });
-    let overrides = request.overrides.as_ref().map(limits).unwrap_or_default();
-    if let Some((limit, words)) = tiers::wrong(&overrides) {
-        violations.add(format!("overrides.{limit}"), words);
-    }
-    violations.revision(request.revision);
-    violations.idempotency_key(&request.idempotency_key);
-    violations.finish().map(|()| (organization.unwrap_or(OrganizationId::LOCAL), overrides))
+    violations.finish()?;
+    Ok((id(&request.organization)?, request.overrides.as_ref().map(limits).unwrap_or_default()))
 }
 
 fn limits(limits: &QuotaLimits) -> Limits {
@@ -80,34 +60,18 @@ pub(crate) fn list_usage(
     request: &ListUsageRequest,
     now: Timestamp,
 ) -> Result<Usage, Status> {
-    let mut violations = Violations::new();
+    let mut violations = Violations::in_request(request);
     let default = Filter::default();
     let filter = request.filter.as_ref().unwrap_or(&default);
-    // A page belongs to its dimensions as well.
-    let wanted = ListUsageRequest { page: None, ..request.clone() };
-    let page = Page::read(request.page.as_ref(), "ListUsage", organization, &wanted, &[Column::Day], &mut violations);
+    let page = Page::read(request, organization, &[Column::Day], &mut violations);
     let of = dimensions(&request.dimensions, &mut violations);
-    for (field, reference, what) in
-        [("filter.agent", &filter.agent, "an agent"), ("filter.model", &filter.model, "a model")]
-    {
-        if !reference.is_empty() {
-            violations.reference(field, reference, what);
-        }
-    }
-    let key = (!filter.api_key.is_empty()).then(|| violations.id("filter.api_key", &filter.api_key)).flatten();
-    violations.chars("filter.tool", &filter.tool, TOOL);
     violations.require(!of.tool || filter.model.is_empty(), "filter.model", || {
         "must be empty with the dimension `TOOL`: which model asked for a call is not recorded".into()
     });
     violations.require(of.tool || filter.tool.is_empty(), "filter.tool", || {
         "needs the dimension `TOOL`: models are not used by a tool".into()
     });
-    let mut time = |field: &str, time: Option<prost_types::Timestamp>| {
-        let read = time.and_then(convert::to_time);
-        violations.require(time.is_none() || read.is_some(), field, || "is not a time".into());
-        read
-    };
-    let (since, until) = (time("filter.since", filter.since), time("filter.until", filter.until));
+    let (since, until) = (filter.since.and_then(convert::to_time), filter.until.and_then(convert::to_time));
     let until = until.unwrap_or(now);
     let since = since.unwrap_or_else(|| until.checked_sub(BACK).unwrap_or(Timestamp::MIN));
     violations.require(until.duration_since(since) <= LONGEST, "filter.since", || {
@@ -118,8 +82,8 @@ pub(crate) fn list_usage(
     violations.require(known.is_some(), "filter.time_zone", || {
         "is not a time zone as the IANA calls it, like `Europe/Berlin`".into()
     });
-    let time_zone = known.unwrap_or_default();
-    violations.finish().map(|()| Usage { page, of, since, until, time_zone, key })
+    violations.finish()?;
+    Ok(Usage { page, of, since, until, time_zone: known.unwrap_or_default(), key: optional_id(&filter.api_key)? })
 }
 
 fn dimensions(wanted: &[i32], violations: &mut Violations) -> Dimensions {
@@ -134,7 +98,9 @@ fn dimensions(wanted: &[i32], violations: &mut Violations) -> Dimensions {
             Ok(UsageDimension::Model) => of.model = true,
             Ok(UsageDimension::Tool) => of.tool = true,
             Ok(UsageDimension::Key) => of.key = true,
-            Ok(UsageDimension::Unspecified) | Err(_) => violations.add(field, "is not a known dimension"),
+            Ok(UsageDimension::Unspecified) => violations.add(field, "is not a known dimension"),
+            // The contract's rules have reported it.
+            Err(_) => {}
         }
     }
     violations.require(!(of.model && of.tool), "dimensions", || {
@@ -157,7 +123,7 @@ mod tests {
         let filter = Filter {
             agent: "Not A Name".into(),
             model: "m".into(),
-            tool: "x".repeat(TOOL + 1),
+            tool: "x".repeat(201),
             since: Some(prost_types::Timestamp { seconds: -1, nanos: 0 }),
             until: None,
             time_zone: "Mars/Olympus".into(),
@@ -165,18 +131,20 @@ mod tests {
         };
         let dimensions = vec![UsageDimension::Tool.into(), UsageDimension::Tool.into(), 9, 0];
         let refused = list(&ListUsageRequest { page: None, filter: Some(filter), dimensions }).err();
+        let mut wrong = fields(&refused.expect("all is wrong"));
+        wrong.sort_unstable();
         assert_eq!(
-            fields(&refused.expect("all is wrong")),
+            wrong,
             [
                 "dimensions[1]",
                 "dimensions[2]",
                 "dimensions[3]",
                 "filter.agent",
                 "filter.api_key",
-                "filter.tool",
                 "filter.model",
                 "filter.since",
-                "filter.time_zone"
+                "filter.time_zone",
+                "filter.tool",
             ]
         );
         let both = vec![UsageDimension::Model.into(), UsageDimension::Tool.into()];
@@ -205,6 +173,6 @@ mod tests {
             ..UpdateQuotaRequest::default()
         };
         let refused = update_quota(&request, |_| false).expect_err("all is wrong");
-        assert_eq!(fields(&refused), ["organization", "tier", "overrides.tasks_per_day", "revision"]);
+        assert_eq!(fields(&refused), ["organization", "overrides.tasks_per_day", "revision", "tier"]);
     }
 }

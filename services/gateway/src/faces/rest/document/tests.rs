@@ -134,6 +134,33 @@ fn every_example_is_what_its_schema_says_and_what_its_method_takes() {
 }
 
 #[test]
+fn limits_of_the_contract_are_in_the_document() {
+    let document = document();
+    let at = |pointer: &str| document.pointer(pointer).cloned().unwrap_or_else(|| panic!("{pointer} is missing"));
+    let field = |message: &str, field: &str, limit: &str| {
+        at(&format!("/components/schemas/{message}/properties/{field}/{limit}"))
+    };
+    for (limit, expected) in [
+        (field("AgentSpec", "name", "pattern"), json!("^[a-z0-9][a-z0-9._-]{0,62}$")),
+        (field("AgentSpec", "description", "maxLength"), json!(1024)),
+        (field("AgentSpec", "maxTurns", "maximum"), json!(1000)),
+        (field("AgentSpec", "secrets", "maxItems"), json!(50)),
+        (field("ModelParameters", "temperature", "maximum"), json!(2)),
+        (field("ModelParameters", "stopSequences", "items/maxLength"), json!(64)),
+        (field("ScanUpload", "archive", "maxLength"), json!(4 * 1024 * 1024)),
+        (at("/components/schemas/AgentSpec/required"), json!(["name", "model"])),
+        (at("/components/schemas/GitHubApp/required"), json!(["appId", "installationId"])),
+    ] {
+        assert_eq!(limit, expected);
+    }
+    let parameters = at("/paths/~1v1~1tasks/get/parameters");
+    let size = parameters.as_array().and_then(|all| all.iter().find(|it| it["name"] == "pageSize"));
+    assert_eq!(size.map(|size| size["schema"]["maximum"].clone()), Some(json!(100)));
+    // What stands in the path is not required in the body as well.
+    assert!(document.pointer("/components/schemas/MessageSpec/required").is_none());
+}
+
+#[test]
 fn paths_are_told_apart_by_their_places() {
     assert_eq!(positions("/v1/tasks/{spec.task}/messages"), "/v1/tasks/{0}/messages");
     assert_eq!(positions("/v1/{a}/{b}"), "/v1/{0}/{1}");
