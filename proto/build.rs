@@ -60,7 +60,7 @@ fn requests(pool: &DescriptorPool) -> String {
     let mut code = String::new();
     for (name, request) in requests {
         let path = path(&request);
-        _ = writeln!(code, "impl ApiRequest for {path} {{ const NAME: &str = {name:?}; }}");
+        _ = writeln!(code, "impl ApiRequest for {path} {{ const NAME: &'static str = {name:?}; }}");
         if request.get_field_by_name("idempotency_key").is_some() {
             let body = "fn idempotency_key(&mut self) -> &mut String { &mut self.idempotency_key }";
             _ = writeln!(code, "impl IdempotentRequest for {path} {{ {body} }}");

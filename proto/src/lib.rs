@@ -32,7 +32,7 @@ pub mod mesh {
 /// A request of the public API.
 pub trait ApiRequest: prost::Message {
     /// The message's full name, e.g. `construct.v1.CreateTaskRequest`.
-    const NAME: &str;
+    const NAME: &'static str;
 }
 
 /// A request with an idempotency key: sent again with the same key, it is carried out once.

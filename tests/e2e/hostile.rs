@@ -1,5 +1,7 @@
 //! Bad input, from the model and from clients: each gives a clear error, and everything goes on.
 
+use std::collections::BTreeSet;
+
 use construct_proto::v1;
 use construct_tests::{
     client::{Client, id},
@@ -361,7 +363,7 @@ async fn idempotency(client: &Client) {
     assert_ne!(create("a", "key-2").await.unwrap(), first);
     // Twenty at once make one.
     let tries = futures::future::join_all((0..20).map(|_| create("c", "key-3"))).await;
-    let made: std::collections::BTreeSet<String> = tries.into_iter().map(Result::unwrap).collect();
+    let made: BTreeSet<String> = tries.into_iter().map(Result::unwrap).collect();
     assert_eq!(made.len(), 1);
 }
 
@@ -451,7 +453,8 @@ fn violations(status: &Status) -> Vec<String> {
 
 /// Panics unless exactly these fields are said to be wrong.
 fn assert_violations(status: &Status, fields: &[&str]) {
-    assert_eq!(violations(status), fields, "{status:?}");
+    let found = violations(status).into_iter().collect::<BTreeSet<_>>();
+    assert_eq!(found, fields.iter().map(|field| (*field).to_owned()).collect(), "{status:?}");
     let described = status.get_details_bad_request().map(|bad| bad.field_violations).unwrap_or_default();
     assert!(described.iter().all(|violation| !violation.description.is_empty()));
 }

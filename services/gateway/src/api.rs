@@ -10,7 +10,7 @@ use construct_bus::blob;
 use construct_domain::{OrganizationId, TaskId, UserId};
 use construct_proto::{ApiRequest, IdempotentRequest, PagedRequest};
 use construct_runtime::{Lifecycle, MasterKeys, clock};
-use construct_store::{Audit, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written};
+use construct_store::{Audit, Cursor, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written};
 use prost::Message;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -25,7 +25,7 @@ use crate::{
     diagnosis::Lately,
     files::work::Files,
     identity::authenticate::Gate,
-    page::{self, Column, Page},
+    page::{Column, Page},
     pools::Pools,
     providers::Providers,
     publish::{Publisher, Wake},
@@ -252,11 +252,11 @@ impl Api {
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` when it does not.
-    pub(crate) fn enter_list<T: PagedRequest, P: page::Place>(
+    pub(crate) fn enter_list<T: PagedRequest>(
         &self,
         request: Request<T>,
         columns: &[Column],
-    ) -> Result<(Entry, T, Page<P>), Status> {
+    ) -> Result<(Entry, T, Page<Cursor>), Status> {
         let (entry, request) = self.enter_unchecked(request)?;
         let page = requests::list(entry.organization(), &request, columns)?;
         Ok((entry, request, page))

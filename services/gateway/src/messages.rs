@@ -6,14 +6,14 @@ use construct_proto::v1::{
     ListMessagesRequest, ListMessagesResponse, MessagePriority, UpdateMessageRequest, event::Payload,
     message_service_server::MessageService,
 };
-use construct_store::{Error, MessageFilter, NewUserMessage, Rendered, StoredMessage};
+use construct_store::{Error, MessageCursor, MessageFilter, NewUserMessage, Rendered, StoredMessage};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
     api::{Api, Lookup},
     convert, events,
-    page::Column,
+    page::{Column, Page},
     quotas::Wanted,
     status,
     validate::{self, requests},
@@ -68,7 +68,8 @@ impl MessageService for Api {
         &self,
         request: Request<ListMessagesRequest>,
     ) -> Result<Response<ListMessagesResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &[Column::Position])?;
+        let (entry, request) = self.enter_unchecked(request)?;
+        let page: Page<MessageCursor> = requests::list(entry.organization(), &request, &[Column::Position])?;
         let task = validate::id(&request.task)?;
         entry.sees(task)?;
         let asked = request.filter.unwrap_or_default();

@@ -439,8 +439,11 @@ impl ScanService for Api {
     ) -> Result<Response<CreateToolsResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let id = validate::id(&request.scan)?;
-        let named =
-            request.candidates.iter().map(|candidate| validate::id(candidate)).collect::<Result<Vec<_>, _>>()?;
+        let named = request
+            .candidates
+            .iter()
+            .map(|candidate| validate::id(candidate))
+            .collect::<Result<Vec<CandidateId>, _>>()?;
         let write = entry.write("CreateTools", &mut request);
         let render = |handed: &HandedOver| silent(&tools(handed));
         let name = entry.name();

@@ -59,10 +59,10 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
         }
         Format::VisibleAscii => (is_visible(text), "must be visible ASCII characters".to_owned()),
         Format::Sha256 => (is_sha256(text), "must be 64 hexadecimal digits in lower case, or empty".to_owned()),
-        Format::AbsolutePath if text.starts_with('/') => {
-            (!text.split('/').any(|part| part == ".."), "must not contain `..`".to_owned())
+        Format::AbsolutePath => {
+            let is_valid = text.starts_with('/') && !text.split('/').any(|part| part == "..");
+            (is_valid, "must be an absolute path without `..`".to_owned())
         }
-        Format::AbsolutePath => (false, "must be an absolute path".to_owned()),
         Format::FileName => {
             let is_path = text.contains('/') || text == "." || text == "..";
             (!is_path, "must be the name of a file, without a folder".to_owned())
@@ -76,7 +76,10 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
             let is_valid = is_media_type(range.as_deref().unwrap_or(text));
             (is_valid, "must be like `image/png` or `image/*`, or empty".to_owned())
         }
-        Format::HttpUrl => return http_url_violation(text).map(str::to_owned),
+        Format::HttpUrl => {
+            let hint = "must be empty or an absolute `http://` or `https://` address without user name and password";
+            (text.is_empty() || is_http_url(text), hint.to_owned())
+        }
         Format::HttpsUrl => {
             let is_https = |url: reqwest::Url| url.scheme() == "https" && url.host().is_some();
             let is_valid = text.len() <= HTTPS_URL_BYTES && reqwest::Url::parse(text).is_ok_and(is_https);
@@ -147,18 +150,11 @@ fn is_media_type(text: &str) -> bool {
     text.len() <= MEDIA_TYPE_CHARS && text.split_once('/').is_some_and(|(kind, rest)| is_word(kind) && is_word(rest))
 }
 
-fn http_url_violation(text: &str) -> Option<&'static str> {
-    if text.is_empty() {
-        return None;
-    }
-    let absolute = "must be an absolute `http://` or `https://` address";
-    let Ok(uri) = text.parse::<Uri>() else { return Some(absolute) };
-    if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none() {
-        return Some(absolute);
-    }
-    // The address is shown to everybody who may read what it belongs to.
+/// The address is shown to everybody who may read what it belongs to, so it has no password.
+fn is_http_url(text: &str) -> bool {
+    let Ok(uri) = text.parse::<Uri>() else { return false };
     let has_user = uri.authority().is_some_and(|authority| authority.as_str().contains('@'));
-    has_user.then_some("must not contain a user name or password; use `api_key`")
+    matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some() && !has_user
 }
 
 fn is_email(text: &str) -> bool {
