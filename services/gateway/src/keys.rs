@@ -156,7 +156,7 @@ impl KeyService for Api {
         &self,
         request: Request<ListApiKeysRequest>,
     ) -> Result<Response<ListApiKeysResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &[Column::CreatedAt])?;
+        let (entry, _, page) = self.enter_list(request, &[Column::CreatedAt])?;
         let found = entry.store().api_key_list(entry.organization(), reach(&entry), &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (api_keys, info) = page.cut(&found, show::api_key, |key| key.cursor(page.key()));

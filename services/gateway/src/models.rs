@@ -14,7 +14,9 @@ use uuid::Uuid;
 
 use crate::{
     api::{Api, Entry, Lookup, nobody},
-    catalogue, convert, events, status,
+    catalogue, convert, events,
+    page::Column,
+    status,
 };
 
 /// Tokens a model can see when nobody says.

@@ -130,7 +130,7 @@ impl OrganizationService for Api {
         &self,
         request: Request<ListOrganizationsRequest>,
     ) -> Result<Response<ListOrganizationsResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &[Column::CreatedAt])?;
+        let (entry, _, page) = self.enter_list(request, &[Column::CreatedAt])?;
         if entry.caller().key.is_some() {
             let own = entry.store().organization_find(entry.user(), &entry.organization().to_string()).await;
             let own = show::organization(&seen(own.map_err(status::of_store)?, &entry));
@@ -174,7 +174,7 @@ impl OrganizationService for Api {
         &self,
         request: Request<ListMembersRequest>,
     ) -> Result<Response<ListMembersResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &[Column::CreatedAt])?;
+        let (entry, _, page) = self.enter_list(request, &[Column::CreatedAt])?;
         let found = entry.store().member_list(entry.organization(), &page.query()).await.map_err(status::of_store)?;
         let (members, info) = page.cut(&found, show::member, |member| member.cursor(page.key()));
         Ok(Response::new(ListMembersResponse { members, page: Some(info) }))
@@ -229,7 +229,7 @@ impl OrganizationService for Api {
         &self,
         request: Request<ListInvitationsRequest>,
     ) -> Result<Response<ListInvitationsResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &[Column::CreatedAt])?;
+        let (entry, _, page) = self.enter_list(request, &[Column::CreatedAt])?;
         let found = entry.store().invitation_list(entry.organization(), &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (invitations, info) = page.cut(&found, show::invitation, |found| found.cursor(page.key()));

@@ -192,7 +192,7 @@ impl ScanService for Api {
         &self,
         request: Request<ListScanConnectionsRequest>,
     ) -> Result<Response<ListScanConnectionsResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &Column::NAMED)?;
+        let (entry, _, page) = self.enter_list(request, &Column::NAMED)?;
         let found = entry.store().scan_connection_list(entry.organization(), &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (connections, info) = page.cut(&found, show::connection, |connection| connection.cursor(page.key()));

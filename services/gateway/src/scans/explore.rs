@@ -238,7 +238,7 @@ mod tests {
     use construct_domain::policy::{Policy, Subject};
 
     use super::*;
-    use crate::validate::is_name;
+    use crate::validate::formats::is_name;
 
     #[test]
     fn an_exploration_reads_and_does_nothing_else() {

@@ -168,7 +168,7 @@ fn content(violations: &mut Violations, content: &CandidateContent, fields: &[St
 
 #[cfg(test)]
 mod tests {
-    use construct_proto::v1::{CandidateCredential, CandidateField, CandidateSideEffect};
+    use construct_proto::v1::{CandidateCredential, CandidateField, CandidateSideEffect, ScanSpec};
 
     use super::*;
     use crate::validate::tests::fields;
