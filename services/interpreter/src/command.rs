@@ -27,7 +27,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use capture::Capture;
-pub(crate) use capture::Captured;
+pub(crate) use capture::{Captured, HALF as OUTPUT_HALF};
 pub use limits::CommandLimits;
 use processes::Limit;
 

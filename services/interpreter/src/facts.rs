@@ -14,7 +14,7 @@ const NOTES_BYTES: usize = 16 * 1024;
 
 /// How much the declarations of the tools may take of a prompt, in bytes. Today's fit; tools that come later are named with
 /// their signatures, and a script finds out more when it needs them.
-const DECLARATIONS_BYTES: usize = 24 * 1024;
+const DECLARATIONS_BYTES: usize = 25 * 1024;
 
 /// The tools, and what is to be known about a workspace.
 pub(crate) async fn catalogue(workspaces: &Workspaces, tier: &Tier, request: ToolCatalogueRequest) -> ToolCatalogue {

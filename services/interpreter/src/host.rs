@@ -49,6 +49,8 @@ const SHOWN: usize = 4096;
 /// Of how many calls (and timers) of a script that much is kept, beside what the model is told of it. How much of one script is kept in all is
 /// in `report`.
 const KEPT_CALLS: u32 = 64;
+/// Of how many calls of a script the model is told what their results lack.
+const NOTED: usize = 10;
 /// How soon it is asked again how subtasks are that a script waits for while it does something else.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -125,6 +127,10 @@ struct State {
     awaits: BTreeMap<u32, AwaitedCall>,
     /// What the model is told beside what the script says.
     notes: Vec<String>,
+    /// What the results of calls lack, by number: of the first [`NOTED`].
+    lacks: BTreeMap<u32, String>,
+    /// Of how many calls more the results lack something.
+    more_lacks: u32,
 }
 
 /// What is known about a call when the script is over.
@@ -227,7 +233,13 @@ impl<'a> ScriptHost<'a> {
 
     /// What the model is told beside what the script says.
     pub(crate) fn notes(&self) -> Vec<String> {
-        self.state().notes.clone()
+        let state = self.state();
+        let mut notes = state.notes.clone();
+        notes.extend(state.lacks.values().cloned());
+        if state.more_lacks > 0 {
+            notes.push(format!("the results of {} more calls lack something, as their notes say", state.more_lacks));
+        }
+        notes
     }
 
     /// When a wait is over at the latest: early enough for the script to be gone on with, and to end, before it is given up.
@@ -270,6 +282,7 @@ impl<'a> ScriptHost<'a> {
                 if let Ok(result) = &result {
                     self.shared.toolbox.replay(&call.name, result);
                     self.note(&call);
+                    self.note_lacks(&call, result);
                 }
                 return result;
             }
@@ -357,6 +370,23 @@ impl<'a> ScriptHost<'a> {
         if call.name == tools::HAND_OFF {
             self.shared.handed_off.store(true, Relaxed);
             self.state().notes.push(tools::handed_off(&call.args));
+        }
+    }
+
+    /// Notes what the result of a call lacks. The model must know, whatever the script does with
+    /// it.
+    fn note_lacks(&self, call: &HostCall, result: &Value) {
+        let Some(tool) = tools::definition(&call.name) else { return };
+        let notes: Vec<&str> = tool.notes(result).collect();
+        if notes.is_empty() {
+            return;
+        }
+        let mut state = self.state();
+        state.lacks.insert(call.number, clipped(&format!("#{} {}: {}", call.number, call.name, notes.join(" "))));
+        // The same ones, in whatever order concurrent calls end.
+        if state.lacks.len() > NOTED {
+            state.lacks.pop_last();
+            state.more_lacks += 1;
         }
     }
 
@@ -495,6 +525,9 @@ impl<'a> ScriptHost<'a> {
             clock_micros: clock::now().as_microsecond(),
         };
         let end = call_end(&completed);
+        if let Ok(result) = &result {
+            self.note_lacks(call, result);
+        }
         if self.shared.journal.completed((self.script, call.number), completed).await.is_err() {
             return self.broken(Broken::Journal).await;
         }

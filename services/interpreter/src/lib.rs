@@ -372,8 +372,7 @@ pub fn tool_table() -> ToolTable {
             name: tool.name.to_owned(),
             aliases: tool.callable_aliases(),
             parameters: tool
-                .parameters
-                .iter()
+                .positional()
                 .map(|parameter| Parameter { name: parameter.name.to_owned(), object: parameter.kind.takes_object() })
                 .collect(),
             immediate: true,

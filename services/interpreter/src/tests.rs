@@ -1,5 +1,6 @@
 //! Scripts that mean harm, and random ones: against the sandbox with the product's own tools, commands and files.
 
+mod data;
 pub(crate) mod fuzz;
 mod hostile;
 mod limits;

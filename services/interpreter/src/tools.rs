@@ -29,6 +29,7 @@ mod read;
 mod save;
 mod search;
 mod secrets;
+mod size;
 mod stop;
 mod subject;
 mod table;
@@ -139,7 +140,8 @@ pub struct Toolbox {
     models: Models,
     subtasks: Subtasks,
     attachments: Attachments,
-    /// How large a result may be for its script to get it, as JSON: whoever can cuts his to that.
+    /// How large a result may be for its script to get it, as JSON: what is larger is an error, or
+    /// cut where that was asked for.
     result_bytes: usize,
     files: Arc<Semaphore>,
     /// The threads that write for calls, also for those that were given up. Closed, so that whoever waits is told when there is none.
@@ -165,7 +167,7 @@ impl Toolbox {
             models: Models::default(),
             subtasks: Subtasks::default(),
             attachments: Attachments::default(),
-            result_bytes: usize::MAX,
+            result_bytes: crate::sandbox::Limits::default().call_bytes,
             files: Arc::new(Semaphore::new(CONCURRENT_FILE_CALLS)),
             writes,
             commands: Semaphore::new(CONCURRENT_COMMANDS),
@@ -283,13 +285,14 @@ impl Toolbox {
         environment: &Environment,
         redirects: Option<&dyn Redirects>,
     ) -> Result<Value, ToolError> {
+        let result_bytes = self.result_bytes;
         match tool.name {
-            "read_file" => self.on_files(tool, arguments, cancel, read::run).await,
+            "read_file" => self.on_files(tool, arguments, cancel, bounded(read::run, result_bytes)).await,
             "create_file" => self.on_files(tool, arguments, cancel, write::run).await,
             "edit_file" => self.on_files(tool, arguments, cancel, edit::run).await,
-            "list_files" => self.on_files(tool, arguments, cancel, list::run).await,
-            "grep" => self.on_files(tool, arguments, cancel, grep::run).await,
-            "find_file" => self.on_files(tool, arguments, cancel, find::run).await,
+            "list_files" => self.on_files(tool, arguments, cancel, bounded(list::run, result_bytes)).await,
+            "grep" => self.on_files(tool, arguments, cancel, bounded(grep::run, result_bytes)).await,
+            "find_file" => self.on_files(tool, arguments, cancel, bounded(find::run, result_bytes)).await,
             "delete_file" => self.on_files(tool, arguments, cancel, delete::run).await,
             "save_file" => self.save(tool, arguments, cancel).await,
             "execute_command" => {
@@ -315,7 +318,7 @@ impl Toolbox {
                     granted: &self.policy.hosts,
                     secrets: &self.secrets,
                     redirects,
-                    result_bytes: self.result_bytes,
+                    result_bytes,
                 };
                 tokio::select! {
                     result = fetch::run(&network, arguments, &cancel) => encode(tool, &result?),
@@ -328,7 +331,7 @@ impl Toolbox {
                     match tool.name {
                         "llm.ask" => self.models.ask(parse(tool, arguments)?).await.map(Value::String),
                         "llm.json" => self.models.json(parse(tool, arguments)?).await,
-                        _ => encode(tool, &self.models.embed(parse(tool, arguments)?, self.result_bytes).await?),
+                        _ => encode(tool, &self.models.embed(parse(tool, arguments)?, result_bytes).await?),
                     }
                 };
                 tokio::select! {
@@ -415,8 +418,9 @@ impl Toolbox {
     }
 
     fn commands_with<'a>(&'a self, cancel: &'a CancellationToken, variables: &'a Environment) -> execute::Host<'a> {
-        let Self { sandbox, workspace, policy, secrets, .. } = self;
-        execute::Host { sandbox, workspace, policy: &policy.commands, variables, secrets, cancel }
+        let Self { sandbox, workspace, policy, secrets, result_bytes, .. } = self;
+        let (policy, result_bytes) = (&policy.commands, *result_bytes);
+        execute::Host { sandbox, workspace, policy, variables, secrets, result_bytes, cancel }
     }
 
     fn check(&self, tool: &Definition, args: Value) -> Result<Value, ToolError> {
@@ -433,7 +437,7 @@ impl Toolbox {
         tool: &'static Definition,
         arguments: Value,
         cancel: CancellationToken,
-        run: fn(&Workspace, A, &Stop) -> Result<R, ToolError>,
+        run: impl FnOnce(&Workspace, A, &Stop) -> Result<R, ToolError> + Send + 'static,
     ) -> Result<Value, ToolError>
     where
         A: DeserializeOwned + Send + 'static,
@@ -500,6 +504,18 @@ impl Toolbox {
         let search = if searches { Some(admit(tool, &SEARCHES, cancel).await?) } else { None };
         Ok((permit, search, admit(tool, &FILE_CALLS, cancel).await?))
     }
+}
+
+/// Work on files whose result takes at most so many bytes as JSON.
+fn bounded<A, R>(
+    run: fn(&Workspace, A, &Stop, usize) -> Result<R, ToolError>,
+    result_bytes: usize,
+) -> impl FnOnce(&Workspace, A, &Stop) -> Result<R, ToolError> + Send + 'static
+where
+    A: 'static,
+    R: 'static,
+{
+    move |workspace, arguments, stop| run(workspace, arguments, stop, result_bytes)
 }
 
 /// What a call gave. That it fails only as its definition says is for tests to find out, of whatever they call.

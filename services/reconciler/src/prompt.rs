@@ -87,6 +87,8 @@ stack. Rules:
 - Do several things in one script: loop, branch, filter. Print or return only what you need to see next.
 - Tools look synchronous; `tools.NAME(...)` starts one and returns a promise, so `await Promise.all([...])` runs several at once.
 - A failing tool throws an Error with a `name` and a message that says what to do; catch it where you can go on.
+- A tool gives all of what you asked for or throws: `FileTooLarge`, `BodyTooLarge` and the like say how to get it in pieces. Where a \
+result lacks something, its `truncated` is true or its `note` says what.
 - A command's non-zero exit code is a result, not an error.
 - An error named `PolicyDenied` or `ApprovalRejected` means that a call was not made, by somebody's decision: do not try to reach the \
 same in another way; go on without it, or say what you need. `ApprovalTooLarge` means that nobody could be \

@@ -276,11 +276,9 @@ fn state(state: SubtaskState, longest: usize) -> mesh::SubtaskState {
         _ => None,
     });
     let mut answer = if is_complete { texts.collect::<Vec<_>>().join("\n") } else { String::new() };
-    if answer.len() > longest {
-        let left_out = answer.len() - answer.floor_char_boundary(longest);
-        answer.truncate(answer.floor_char_boundary(longest));
-        answer.push_str(&format!("\n[… {left_out} bytes are left out …]"));
-    }
+    let end = answer.floor_char_boundary(longest);
+    let answer_left_out = (answer.len() - end) as u64;
+    answer.truncate(end);
     let failed = matches!(status, SubtaskStatus::Ended(_)) && !is_complete;
     let status = match status {
         SubtaskStatus::Running => "running",
@@ -296,6 +294,7 @@ fn state(state: SubtaskState, longest: usize) -> mesh::SubtaskState {
         answer,
         error: if failed { error } else { String::new() },
         cost_pico_usd,
+        answer_left_out,
     }
 }
 
@@ -336,5 +335,30 @@ impl Activator {
         }
         self.wake_parent(loaded).await;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use construct_domain::TaskId;
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn long_answer_is_cut_between_characters_and_the_rest_is_counted() {
+        let ended = |answer: &str| SubtaskState {
+            task: TaskId::from_uuid(Uuid::nil()),
+            agent: String::new(),
+            title: String::new(),
+            status: SubtaskStatus::Ended(TurnOutcome::Completed),
+            answer: text(answer.to_owned()),
+            error: String::new(),
+            cost_pico_usd: 0,
+        };
+        for (answer, told, left_out) in [("abcd", "abcd", 0), ("abcde", "abcd", 1), ("abc\u{20ac}d", "abc", 4)] {
+            let state = state(ended(answer), 4);
+            assert_eq!((state.answer.as_str(), state.answer_left_out), (told, left_out), "{answer}");
+        }
     }
 }

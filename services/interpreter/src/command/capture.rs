@@ -7,8 +7,9 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::task::JoinHandle;
 
-/// Bytes kept of one stream: this many from its beginning and as many from its end.
-const HALF: usize = 128 * 1024;
+/// Bytes kept of one stream: this many from its beginning and as many from its end, so that one of
+/// twice as many is whole.
+pub(crate) const HALF: usize = 1 << 20;
 
 use crate::scrub::Scrubber;
 
@@ -19,6 +20,8 @@ pub(crate) struct Captured {
     pub(crate) text: String,
     /// Something was left out.
     pub(crate) truncated: bool,
+    /// Bytes that are no UTF-8 were replaced.
+    pub(crate) is_replaced: bool,
 }
 
 impl Captured {
@@ -71,11 +74,11 @@ impl Kept {
         } else {
             self.scrubber.render(&head, &found, 0..head.len(), &mut bytes);
         }
-        let text = match String::from_utf8(bytes) {
-            Ok(text) => text,
-            Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
+        let (text, is_replaced) = match String::from_utf8(bytes) {
+            Ok(text) => (text, false),
+            Err(error) => (String::from_utf8_lossy(error.as_bytes()).into_owned(), true),
         };
-        Captured { text, truncated }
+        Captured { text, truncated, is_replaced }
     }
 }
 
@@ -132,8 +135,8 @@ mod tests {
     fn of_long_output_the_beginning_and_the_end_are_kept() {
         let mut kept = Kept::default();
         kept.push(b"first");
-        for _ in 0..100 {
-            kept.push(&[b'x'; 10_000]);
+        for _ in 0..3 {
+            kept.push(&[b'x'; HALF]);
         }
         kept.push(b"last");
         let captured = kept.captured();

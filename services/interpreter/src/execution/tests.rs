@@ -4,6 +4,7 @@ mod attached;
 mod divergence;
 mod environment;
 mod kept;
+mod lacks;
 mod large;
 mod outages;
 mod randomness;

@@ -52,11 +52,11 @@ fn by_name(tool: &Definition, args: Value) -> Result<Map<String, Value>, ToolErr
         }
         return Ok(Map::new());
     }
-    if list.len() > tool.parameters.len() {
-        let (given, most) = (list.len(), tool.parameters.len());
+    let (given, most) = (list.len(), tool.positional().count());
+    if given > most {
         return Err(wrong(tool, format!("takes at most {most} arguments, but got {given}")));
     }
-    Ok(tool.parameters.iter().zip(list).map(|(parameter, value)| (parameter.name.to_owned(), value)).collect())
+    Ok(tool.positional().zip(list).map(|(parameter, value)| (parameter.name.to_owned(), value)).collect())
 }
 
 /// One check.

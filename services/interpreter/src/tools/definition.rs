@@ -18,6 +18,12 @@ const PROMISES: &str = "tools";
 /// The parameter that tools which are alike share.
 const OPTIONS: &str = "options";
 
+/// How signatures call the last argument: the object with those that are given by name.
+const NAMED: &str = "named";
+
+/// The property of a result that says what it lacks.
+const NOTE: &str = "note";
+
 /// Errors of every tool of the toolbox, which its definition need not name.
 pub(super) const ERRORS_OF_ALL: [&str; 3] = ["InvalidArguments", "Cancelled", "InternalError"];
 
@@ -56,7 +62,8 @@ pub struct Definition {
     pub summary: &'static str,
     /// What else the model must know to use it; may be empty, may have several lines.
     pub description: &'static str,
-    /// Its parameters, in positional order: required ones first.
+    /// Its parameters, in positional order: required ones first, and last those that have no
+    /// position.
     pub parameters: &'static [Parameter],
     /// What it returns.
     pub output: Output,
@@ -128,17 +135,23 @@ pub struct Limits {
     /// Longest wall time of a call from when it has its turn, including what its arguments ask for; none where only the script's own time
     /// bounds it.
     pub wall: Option<Duration>,
-    /// Largest result, in bytes of text, approximately: the tool cuts its result and says so.
-    pub result_bytes: usize,
+    /// Largest result, in bytes of text, approximately; none where the result may be as large as a
+    /// script can get it.
+    pub result_bytes: Option<usize>,
 }
 
 pub(super) const fn limits(wall_seconds: u64, result_kib: usize) -> Limits {
-    Limits { wall: Some(Duration::from_secs(wall_seconds)), result_bytes: result_kib << 10 }
+    Limits { wall: Some(Duration::from_secs(wall_seconds)), result_bytes: Some(result_kib << 10) }
+}
+
+/// Limits of a call whose result may be as large as a script can get it.
+pub(super) const fn whole(wall_seconds: u64) -> Limits {
+    Limits { wall: Some(Duration::from_secs(wall_seconds)), result_bytes: None }
 }
 
 /// Limits of a call that is made again until there is an answer.
 pub(super) const fn unlimited(result_kib: usize) -> Limits {
-    Limits { wall: None, result_bytes: result_kib << 10 }
+    Limits { wall: None, result_bytes: Some(result_kib << 10) }
 }
 
 impl Effect {
@@ -211,6 +224,24 @@ impl Definition {
         argument::check(self, args.clone(), &argument::lexical)
     }
 
+    /// The parameters that have a position, in order.
+    pub(crate) fn positional(&self) -> impl Iterator<Item = &'static Parameter> {
+        self.parameters.iter().filter(|parameter| parameter.positional)
+    }
+
+    /// What a result of it lacks without having been asked for less, in words for the model.
+    pub(crate) fn notes<'a>(&self, result: &'a Value) -> impl Iterator<Item = &'a str> {
+        // A tool whose results may be anything can have such a property without meaning this.
+        let (_, fields) = self.output.fields();
+        let has_notes = fields.iter().any(|field| field.name == NOTE);
+        let results = match result {
+            _ if !has_notes => &[],
+            Value::Array(results) => results.as_slice(),
+            result => std::slice::from_ref(result),
+        };
+        results.iter().filter_map(|result| result[NOTE].as_str())
+    }
+
     /// The errors that are particular to it and to the tool that it is like.
     pub(super) fn all_errors(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
         let like = self.like.and_then(table::definition).map_or(&[][..], |tool| tool.errors);
@@ -249,7 +280,12 @@ impl Definition {
             Some(tool) if parameter.name == OPTIONS => format!("{OPTIONS}?: Parameters<typeof {tool}>[1]"),
             _ => parameter.typescript(),
         };
-        let parameters: Vec<String> = self.parameters.iter().map(parameter).collect();
+        let mut parameters: Vec<String> = self.positional().map(parameter).collect();
+        let named: Vec<String> =
+            self.parameters.iter().filter(|parameter| !parameter.positional).map(Parameter::typescript).collect();
+        if !named.is_empty() {
+            parameters.push(format!("{NAMED}?: {{ {} }}", named.join("; ")));
+        }
         let output = self.like.map_or_else(|| self.output.typescript(), |tool| format!("ReturnType<typeof {tool}>"));
         let output = if self.namespace() == Some(PROMISES) { format!("Promise<{output}>") } else { output };
         format!("{name}({}): {output}", parameters.join(", "))
@@ -308,6 +344,7 @@ impl Definition {
 }
 
 fn document(text: &mut String, prefix: &str, parameter: &Parameter) {
+    let prefix = if parameter.positional { prefix.to_owned() } else { format!("{prefix}{NAMED}.") };
     let path = format!("{prefix}{}", parameter.name);
     let _ = writeln!(text, " * @param {path} {}", parameter.explanation());
     let (below, properties) = parameter.kind.properties();

@@ -12,10 +12,11 @@ use serde_json::json;
 use similar::{Algorithm, TextDiff};
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
-use super::encoding::is_utf16;
+use super::encoding::Encoding;
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, io_error, path_error};
 use super::kind::{Kind, required};
-use super::output::{Output, field};
+use super::note;
+use super::output::{Output, field, optional_field};
 use super::read::{BINARY_PROBE, binary};
 use super::stop::Stop;
 use super::subject;
@@ -43,6 +44,7 @@ pub(super) const DEFINITION: Definition = Definition {
         field("path", Output::Text, "The file, relative to the workspace."),
         field("diff", Output::Text, "What was changed, as a unified diff."),
         field("replacements", Output::Integer, "How many edits were made."),
+        optional_field("note", Output::Text, "What the diff lacks."),
     ]),
     like: None,
     example: "edit_file(\"src/main.rs\", [{ old: \"let a = 1;\", new: \"let a = 2;\" }])",
@@ -97,6 +99,8 @@ pub(super) struct Edited {
     path: String,
     diff: String,
     replacements: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
 }
 
 /// A replacement whose place is known.
@@ -122,10 +126,12 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     // A file that grows, or does not say its size, is still bounded.
     file.take(MAX_FILE + 1).read_to_end(&mut before).map_err(|e| io_error(&located, &e))?;
     too_large(&path, before.len() as u64)?;
-    if is_utf16(&before) {
+    if let Some(encoding) = Encoding::of_mark(&before) {
+        let encoding = encoding.name();
         let message = format!(
-            "edit_file: {path:?} is UTF-16, and only UTF-8 can be edited. Nothing was changed. Convert it first, for example \
-             with execute_command(\"iconv -f UTF-16 -t UTF-8 {path} > converted\"), or write it anew with create_file."
+            "edit_file: {path:?} is UTF-16, and only UTF-8 can be edited. Nothing was changed. Take the text with \
+             read_file({path:?}, {{ encoding: {encoding:?} }}) and write all of it with create_file({path:?}, text, \
+             {{ encoding: {encoding:?} }})."
         );
         return Err(ToolError::new("BinaryFile", message).with(json!({"path": path, "size": size})));
     }
@@ -145,10 +151,10 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     let after = apply(&before, &placed);
     too_large(&path, after.len() as u64)?;
     look_at(stop)?;
-    let diff = unified_diff(&located.shown(), &before, &after);
+    let (diff, note) = unified_diff(&located.shown(), &before, &after);
     look_at(stop)?;
     workspace.replace(&located, &after, Expected::Version(version)).map_err(refused)?;
-    Ok(Edited { path: located.shown(), diff, replacements: placed.len() })
+    Ok(Edited { path: located.shown(), diff, replacements: placed.len(), note })
 }
 
 /// Asked before each pass over the file. A call may ask for thousands of edits, each of which takes some; nothing is written before the last.
@@ -324,16 +330,24 @@ fn apply(before: &[u8], placed: &[Placed<'_>]) -> Vec<u8> {
     after
 }
 
-fn unified_diff(path: &str, before: &[u8], after: &[u8]) -> String {
-    let (before, after) = (String::from_utf8_lossy(before), String::from_utf8_lossy(after));
+/// The diff, and what it lacks.
+fn unified_diff(path: &str, before: &[u8], after: &[u8]) -> (String, Option<String>) {
+    let texts = (String::from_utf8_lossy(before), String::from_utf8_lossy(after));
+    let is_replaced = matches!(texts.0, Cow::Owned(_)) || matches!(texts.1, Cow::Owned(_));
+    let (before, after) = texts;
     let diff: TextDiff<'_, '_, str> =
         TextDiff::configure().algorithm(Algorithm::Myers).timeout(DIFF_TIME).diff_lines(&*before, &*after);
     let mut text = diff.unified_diff().context_radius(3).header(&format!("a/{path}"), &format!("b/{path}")).to_string();
+    let mut notes = Vec::new();
     if text.len() > MAX_DIFF {
+        // Between lines, where there is a place for it.
         let end = text.floor_char_boundary(MAX_DIFF);
-        let more = text.len() - end;
+        let end = text[..end].rfind('\n').map_or(end, |at| at + 1);
+        notes.push(format!("All edits were made; {} more bytes of the diff are left out.", text.len() - end));
         text.truncate(end);
-        text.push_str(&format!("\n[... {more} more bytes of diff]\n"));
     }
-    text
+    if is_replaced && text.contains(char::REPLACEMENT_CHARACTER) {
+        notes.push(note::REPLACED.to_owned());
+    }
+    (text, note::joined(notes))
 }

@@ -6,16 +6,19 @@ use std::time::Duration;
 
 use construct_domain::secret;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::definition::{Definition, Effect, Permission, Provider, whole};
 use super::environment::{self, Environment};
 use super::error::{OUTSIDE, ToolError, path_error};
 use super::kind::{Kind, Parameter, optional, required};
-use super::output::{Output, field};
+use super::note;
+use super::output::{Output, field, optional_field};
 use super::secrets::{self, NOT_ALLOWED, Secrets};
+use super::size::written;
 use super::subject::PolicySubject;
-use crate::command::{CommandError, CommandPolicy, CommandSandbox, Request};
+use crate::command::{CommandError, CommandPolicy, CommandSandbox, OUTPUT_HALF, Request};
 use crate::workspace::{RelativePath, Workspace};
 
 pub(super) const DEFINITION: Definition = Definition {
@@ -23,8 +26,7 @@ pub(super) const DEFINITION: Definition = Definition {
     aliases: &["bash"],
     summary: "Runs a shell command in the workspace and waits for its end.",
     description: "A non-zero exit code is a result, not an error: look at exit_code.\nOnly the workspace and a private /tmp \
-        are writable, and there is no network unless it was granted. Processes left in the background are killed at the end. \
-        Of each output the first and the last 128 KiB are kept.",
+        are writable, and there is no network unless it was granted. Processes left in the background are killed at the end.",
     parameters: &[
         required("command", Kind::Text { min_bytes: 1, max_bytes: MAX_SCRIPT }, "Shell script."),
         optional("options", OPTIONS, "{}", "Options."),
@@ -33,6 +35,7 @@ pub(super) const DEFINITION: Definition = Definition {
     like: None,
     example: "execute_command(\"cargo test\", { timeout_seconds: 300 })",
     errors: &[
+        OUTPUT_TOO_LARGE,
         UNAVAILABLE,
         NOT_STARTED,
         NOT_ALLOWED,
@@ -46,7 +49,7 @@ pub(super) const DEFINITION: Definition = Definition {
     permission: Permission::Commands,
     subject: |args| PolicySubject::Command(args["command"].as_str().unwrap_or_default().to_owned()),
     provider: Provider::Host,
-    limits: limits(620, 512),
+    limits: whole(620),
 };
 
 /// Longest shell script, in bytes: the kernel takes no argument over 128 KiB.
@@ -79,14 +82,19 @@ pub(super) const EXECUTED: Output = Output::Object(&[
     field("stderr", Output::Text, "What it wrote to standard error."),
     field("timed_out", Output::Boolean, "Whether it was killed because its time was over."),
     field("signal", Output::Nullable(&Output::Text), "The signal that ended it, for example SIGKILL."),
-    field("truncated", Output::Boolean, "Whether parts of its output were left out."),
     field(
         "limit_exceeded",
         Output::Nullable(&Output::OneOf(&["processes", "memory", "cpu"])),
         "What it used too much of, and was killed for.",
     ),
     field("duration_ms", Output::Integer, "How long it ran."),
+    optional_field("note", Output::Text, "How its output differs from what it wrote."),
 ]);
+
+const OUTPUT_TOO_LARGE: (&str, &str) = (
+    "OutputTooLarge",
+    "when it has run, but wrote more than 2 MiB; details has the exit code and the ends of each output.",
+);
 
 const UNAVAILABLE: (&str, &str) = ("CommandsUnavailable", "when this host cannot confine commands; nothing ran.");
 
@@ -100,6 +108,12 @@ const TOOL: &str = DEFINITION.name;
 
 /// Seconds after which a command is killed when nothing else is asked for.
 const DEFAULT_TIMEOUT: u64 = 120;
+
+/// How much an error shows of each end of an output that is too large, in bytes.
+const END: usize = 8 * 1024;
+
+/// What a result takes as JSON beside its outputs.
+const AROUND: usize = 1024;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -126,9 +140,10 @@ pub(super) struct Executed {
     pub(super) stderr: String,
     timed_out: bool,
     signal: Option<&'static str>,
-    truncated: bool,
     limit_exceeded: Option<&'static str>,
     duration_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<&'static str>,
 }
 
 /// What a command runs with.
@@ -140,6 +155,8 @@ pub(super) struct Host<'a> {
     /// What scripts had set when they made the call.
     pub(super) variables: &'a Environment,
     pub(super) secrets: &'a Secrets,
+    /// How large a result may be as JSON.
+    pub(super) result_bytes: usize,
     pub(super) cancel: &'a CancellationToken,
 }
 
@@ -158,7 +175,7 @@ impl Host<'_> {
         script: String,
         options: Options,
     ) -> Result<Executed, ToolError> {
-        let Self { sandbox, workspace, policy, variables, secrets, cancel } = self;
+        let Self { sandbox, workspace, policy, variables, secrets, result_bytes, cancel } = self;
         if script.contains('\0') {
             return Err(ToolError::invalid(format!(
                 "{tool}: there is a NUL character in it, which no command can take."
@@ -181,17 +198,50 @@ impl Host<'_> {
         };
         let outcome =
             sandbox.run(workspace, policy, request, cancel).await.map_err(|e| refused(tool, workspace, &e))?;
-        Ok(Executed {
+        let is_cut = outcome.stdout.truncated || outcome.stderr.truncated;
+        let is_replaced = outcome.stdout.is_replaced || outcome.stderr.is_replaced;
+        let executed = Executed {
             exit_code: outcome.exit_code,
-            truncated: outcome.stdout.truncated || outcome.stderr.truncated,
             stdout: outcome.stdout.text,
             stderr: outcome.stderr.text,
             timed_out: outcome.timed_out,
             signal: outcome.signal,
             limit_exceeded: outcome.limit_exceeded,
             duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
-        })
+            note: is_replaced.then_some(note::REPLACED),
+        };
+        if is_cut || written(&executed.stdout) + written(&executed.stderr) + AROUND > result_bytes {
+            return Err(output_too_large(tool, executed, result_bytes));
+        }
+        Ok(executed)
     }
+}
+
+/// The command ran, and wrote more than a script can get. What a script gets is all of it or
+/// nothing; the error shows the ends.
+fn output_too_large(tool: &str, executed: Executed, result_bytes: usize) -> ToolError {
+    let ended = match (executed.exit_code, executed.timed_out) {
+        (Some(code), _) => format!("ended with exit code {code}"),
+        (None, true) => "was killed because its time was over".to_owned(),
+        (None, false) => "was killed".to_owned(),
+    };
+    let message = format!(
+        "{tool}: the command ran and {ended}, and what it did stands; only its output is too large: an output may have {} bytes, both \
+         together {result_bytes}, as JSON. The ends of each are in the details. Where all of it is needed, let the command write it to a \
+         file (`> out.txt 2>&1`) and read that in pieces; otherwise shorten it there, with head, tail or grep.",
+        2 * OUTPUT_HALF
+    );
+    let (stdout, stderr) = (ends(&executed.stdout), ends(&executed.stderr));
+    ToolError::new(OUTPUT_TOO_LARGE.0, message).with(json!(Executed { stdout, stderr, ..executed }))
+}
+
+/// The beginning and the end of a text, with what is left out between them, for a reader.
+fn ends(text: &str) -> String {
+    if text.len() <= 2 * END {
+        return text.to_owned();
+    }
+    let (first, last) = (text.floor_char_boundary(END), text.ceil_char_boundary(text.len() - END));
+    format!("{}\n[… left out here …]\n{}", &text[..first], &text[last..])
 }
 
 fn refused(tool: &str, workspace: &Workspace, error: &CommandError) -> ToolError {

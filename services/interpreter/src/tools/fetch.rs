@@ -17,12 +17,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::definition::{Definition, Effect, Permission, Provider, whole};
 use super::egress::{Egress, Forbidden, HostPattern};
 use super::error::ToolError;
 use super::kind::{Kind, optional, required};
-use super::output::{Output, field};
+use super::output::{Output, field, optional_field};
 use super::secrets::{self, NOT_ALLOWED, Secrets};
+use super::size::{written, written_byte};
 use super::subject;
 
 pub use redirect::Redirects;
@@ -65,9 +66,9 @@ pub(super) const DEFINITION: Definition = Definition {
                 ),
                 optional(
                     "max_bytes",
-                    Kind::Integer { min: 1, max: 10 << 20 },
-                    "1048576",
-                    "Of the body, at most this much is taken, and no more than a result may hold.",
+                    Kind::Integer { min: 1, max: MAX_BODY },
+                    "all",
+                    "Return only this much of a larger body.",
                 ),
             ]),
             "{}",
@@ -78,8 +79,9 @@ pub(super) const DEFINITION: Definition = Definition {
         field("status", Output::Integer, "Of the response, for example 200."),
         field("headers", Output::TextMap, "Of the response, names in lower case."),
         field("body", Output::Text, "Of the response, as text or Markdown."),
-        field("truncated", Output::Boolean, "Whether there was more of the body."),
+        field("truncated", Output::Boolean, "Whether there was more of the body than `max_bytes`."),
         field("url", Output::Text, "Where it came from, after redirects."),
+        optional_field("note", Output::Text, "How the body differs from what was sent."),
     ]),
     like: None,
     example: "fetch(\"https://example.com/data.json\", { headers: { accept: \"application/json\" } })",
@@ -91,6 +93,7 @@ pub(super) const DEFINITION: Definition = Definition {
         secrets::UNAVAILABLE,
         ("Timeout", "when it takes too long; whether the request had an effect is unknown."),
         ("FetchFailed", "when the host cannot be reached or breaks off."),
+        ("BodyTooLarge", "when a call cannot return it all; give `max_bytes` to get a part."),
         ("TooManyRedirects", "when there are more than 5."),
         (
             "RedirectNotFollowed",
@@ -104,7 +107,7 @@ pub(super) const DEFINITION: Definition = Definition {
     permission: Permission::Network,
     subject: subject::request,
     provider: Provider::Host,
-    limits: limits(125, 10 << 10),
+    limits: whole(125),
 };
 
 const TOOL: &str = DEFINITION.name;
@@ -117,8 +120,8 @@ const READABLE: HeaderValue = HeaderValue::from_static(
 /// Seconds for the whole exchange when nothing else is asked for.
 const DEFAULT_TIMEOUT: u64 = 30;
 
-/// Bytes of a body when nothing else is asked for.
-const DEFAULT_BYTES: usize = 1 << 20;
+/// Most bytes of a body that are read.
+const MAX_BODY: u64 = 10 << 20;
 
 /// Most redirects that are followed.
 const MAX_REDIRECTS: usize = 5;
@@ -162,41 +165,45 @@ pub(super) struct Fetched {
     body: String,
     truncated: bool,
     url: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<&'static str>,
 }
 
 impl Fetched {
     /// Cuts the body, if need be, so that all of it takes no more than so many bytes as JSON: there a body of many quotes or line breaks is
     /// larger than it came.
     fn fit(&mut self, bytes: usize) {
-        let rest: usize = self.headers.iter().map(|(name, value)| written(name) + written(value) + 6).sum();
+        let rest: usize = self.headers.iter().map(|(name, value)| written(name) + written(value) + 2).sum();
         let room = bytes.saturating_sub(rest + written(&self.url) + AROUND);
         let mut size = 0;
-        let end = self.body.char_indices().find_map(|(at, c)| {
-            size += written_char(c);
-            (size > room).then_some(at)
+        let end = self.body.bytes().position(|byte| {
+            size += written_byte(byte);
+            size > room
         });
         if let Some(end) = end {
-            self.body.truncate(end);
+            self.body.truncate(self.body.floor_char_boundary(end));
             self.truncated = true;
         }
+    }
+
+    /// Fails where a part of the body is here that nobody has asked for.
+    fn whole(self, result_bytes: usize) -> Result<Self, ToolError> {
+        if !self.truncated {
+            return Ok(self);
+        }
+        let Self { status, url, .. } = &self;
+        let shown = Url::parse(url).map(|url| shown(&url)).unwrap_or_default();
+        let message = format!(
+            "fetch: {shown} answered with status {status}, but with a larger body than one call may return, which is {result_bytes} bytes, \
+             as JSON. The request was made. Take the beginning of the body with {{ max_bytes: 100000 }}, or pieces of it, if the \
+             server gives such, with the header {{ range: \"bytes=0-99999\" }}."
+        );
+        Err(ToolError::new("BodyTooLarge", message).with(json!({"status": status, "limit": result_bytes})))
     }
 }
 
 /// What the names of the result's fields take as JSON, with room to spare for handles that stand where secrets were in the headers.
 const AROUND: usize = 1024;
-
-/// How many bytes a text takes within quotes.
-fn written(text: &str) -> usize {
-    text.chars().map(written_char).sum()
-}
-
-const fn written_char(c: char) -> usize {
-    match c {
-        '"' | '\\' | '\n' | '\r' | '\t' | '\x08' | '\x0c' => 2,
-        '\0'..='\x1f' => 6,
-        c => c.len_utf8(),
-    }
-}
 
 /// One request of an exchange.
 struct Hop {
@@ -240,7 +247,12 @@ pub(super) async fn run(
         hop.headers.entry(ACCEPT).or_insert(READABLE);
     }
     let seconds = options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT);
-    let max_bytes = options.max_bytes.unwrap_or(DEFAULT_BYTES).min(network.result_bytes);
+    let most = match form {
+        Form::Text => network.result_bytes,
+        // Markdown is shorter than its page.
+        Form::Markdown => usize::MAX,
+    };
+    let max_bytes = options.max_bytes.unwrap_or(MAX_BODY as usize).min(most);
     let host = hop.url.host_str().unwrap_or_default().to_owned();
     let received = async {
         let (response, url) = exchange(network, hop).await?;
@@ -250,7 +262,7 @@ pub(super) async fn run(
         Ok(received) => {
             let mut fetched = received?.into_fetched(form, max_bytes, secrets.scrubber(), cancel).await?;
             fetched.fit(network.result_bytes);
-            Ok(fetched)
+            if options.max_bytes.is_some() { Ok(fetched) } else { fetched.whole(network.result_bytes) }
         }
         Err(_) => Err(ToolError::new(
             "Timeout",

@@ -6,11 +6,12 @@ use std::path::Path;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use serde::{Deserialize, Serialize};
 
-use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::definition::{Definition, Effect, Permission, Provider, whole};
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::kind::{Kind, optional, required};
 use super::note;
 use super::output::{Output, field, optional_field};
+use super::size::written;
 use super::stop::{Stop, Stopped};
 use super::subject;
 use crate::workspace::{RelativePath, Walk, WalkEnd, Workspace, is_bounded_glob};
@@ -30,7 +31,7 @@ pub(super) const DEFINITION: Definition = Definition {
         optional("path", Kind::Path, "the workspace", "Directory to search."),
     ],
     output: Output::Object(&[
-        field("paths", Output::List(&Output::Text), "Sorted, relative to the workspace, at most 1000."),
+        field("paths", Output::List(&Output::Text), "Sorted, relative to the workspace."),
         field("truncated", Output::Boolean, "Whether there may be more."),
         optional_field("note", Output::Text, "What was left out, and why."),
     ]),
@@ -41,13 +42,13 @@ pub(super) const DEFINITION: Definition = Definition {
     permission: Permission::FilesRead,
     subject: subject::tree,
     provider: Provider::Host,
-    limits: limits(60, 1024),
+    limits: whole(60),
 };
 
 const TOOL: &str = DEFINITION.name;
 
-/// Most paths returned.
-const MAX_PATHS: usize = 1_000;
+/// What is kept free for the rest of the result, the note among it, in bytes of JSON.
+const AROUND: usize = 1024;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -64,8 +65,15 @@ pub(super) struct Found {
     note: Option<String>,
 }
 
-pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Found, ToolError> {
+/// All paths, as long as they take at most so many bytes as JSON.
+pub(super) fn run(
+    workspace: &Workspace,
+    arguments: Arguments,
+    stop: &Stop,
+    result_bytes: usize,
+) -> Result<Found, ToolError> {
     let Arguments { pattern, path } = arguments;
+    let mut room = result_bytes.saturating_sub(AROUND);
     let globs = globs(TOOL, "pattern", std::slice::from_ref(&pattern))?;
     let base = match path {
         Some(path) => workspace.locate(&path).map_err(|e| path_error(workspace, &e))?,
@@ -80,10 +88,12 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
             return ControlFlow::Break(());
         }
         if is_match(&globs, entry.path, &base) {
-            if paths.len() >= MAX_PATHS {
-                return ControlFlow::Break(());
+            let path = entry.path.to_string_lossy().into_owned();
+            match room.checked_sub(written(&path) + 1) {
+                Some(left) => room = left,
+                None => return ControlFlow::Break(()),
             }
-            paths.push(entry.path.to_string_lossy().into_owned());
+            paths.push(path);
         }
         ControlFlow::Continue(())
     });
@@ -93,7 +103,7 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     }
     paths.sort_unstable();
     let truncated = end != WalkEnd::Complete;
-    let enough = || format!("only the first {MAX_PATHS} are here");
+    let enough = || format!("only the first {} are here, as many as one call may return", paths.len());
     let why = note::incomplete(end, stopped).or_else(|| truncated.then(enough));
     let note = why.map(|why| format!("Not all that match are here: {why}. Name a directory to look in with `path`."));
     Ok(Found { paths, truncated, note })

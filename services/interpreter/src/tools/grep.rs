@@ -2,6 +2,7 @@
 
 mod bounded;
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,12 +15,13 @@ use grep_searcher::{BinaryDetection, Searcher, SearcherBuilder, Sink, SinkContex
 use serde::{Deserialize, Serialize};
 
 use self::bounded::{Bounded, TOO_LARGE, without_ending};
-use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::definition::{Definition, Effect, Permission, Provider, whole};
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::find::{globs, is_match};
 use super::kind::{Kind, NAMES, optional, required};
 use super::note;
 use super::output::{Output, field, optional_field};
+use super::size::written;
 use super::stop::{Stop, Stopped};
 use super::subject;
 use crate::workspace::{EntryKind, PathError, RelativePath, Walk, WalkEnd, Workspace};
@@ -50,7 +52,12 @@ pub(super) const DEFINITION: Definition = Definition {
                     "0",
                     "Lines to show before and after each match.",
                 ),
-                optional("max_results", Kind::Integer { min: 1, max: 2000 }, "200", "Stop after this many matches."),
+                optional(
+                    "max_results",
+                    Kind::Integer { min: 1, max: 1_000_000 },
+                    "all",
+                    "Stop after this many matches.",
+                ),
             ]),
             "{}",
             "Options.",
@@ -62,9 +69,10 @@ pub(super) const DEFINITION: Definition = Definition {
             Output::List(&Output::Object(&[
                 field("path", Output::Text, "The file, relative to the workspace."),
                 field("line", Output::Integer, "The line, counted from 1."),
-                field("text", Output::Text, "The line; a long one is clipped around the match."),
+                field("text", Output::Text, "The line; of over 500 characters a part around the match."),
                 optional_field("before", Output::List(&Output::Text), "Lines before it, if asked for."),
                 optional_field("after", Output::List(&Output::Text), "Lines after it, if asked for."),
+                optional_field("clipped", Output::Boolean, "Whether of one of these lines only a part is here."),
             ])),
             "The lines that match, sorted by file.",
         ),
@@ -79,16 +87,13 @@ pub(super) const DEFINITION: Definition = Definition {
     permission: Permission::FilesRead,
     subject: subject::tree,
     provider: Provider::Host,
-    limits: limits(60, 512),
+    limits: whole(60),
 };
 
 const TOOL: &str = DEFINITION.name;
 
-/// Matches returned when nothing else is asked for.
-const DEFAULT_RESULTS: usize = 200;
-
-/// Most text returned, in bytes.
-const MAX_TEXT: usize = 512 * 1024;
+/// What a match takes as JSON beside its texts: the names of the properties and a number.
+const AROUND: usize = 80;
 
 /// Most of one line that is returned, in characters.
 const MAX_LINE: usize = 500;
@@ -140,9 +145,22 @@ struct Match {
     before: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     after: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "is_false")]
+    clipped: bool,
 }
 
-pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Found, ToolError> {
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+/// All matches, as long as they take about so many bytes as JSON.
+pub(super) fn run(
+    workspace: &Workspace,
+    arguments: Arguments,
+    stop: &Stop,
+    result_bytes: usize,
+) -> Result<Found, ToolError> {
     let Arguments { query, path, options } = arguments;
     let refused = |e: PathError| path_error(workspace, &e);
     let base = match path {
@@ -157,9 +175,13 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
         stop,
         stopped: None,
         context: options.context.unwrap_or(0),
-        max_results: options.max_results.unwrap_or(DEFAULT_RESULTS),
+        max_results: options.max_results.unwrap_or(usize::MAX),
         found: Found { matches: Vec::new(), truncated: false, files_searched: 0, note: None },
-        text: 0,
+        // With something to spare for the lines behind the last match. What is larger all the same
+        // is refused as a whole.
+        room: result_bytes - result_bytes / 8,
+        is_full: false,
+        is_replaced: false,
         unsearched: Vec::new(),
     };
     let mut end = WalkEnd::Complete;
@@ -215,7 +237,12 @@ struct Search<'a> {
     context: usize,
     max_results: usize,
     found: Found,
-    text: usize,
+    /// What further matches may take as JSON, in bytes.
+    room: usize,
+    /// A match had no room.
+    is_full: bool,
+    /// A line had bytes that are not UTF-8.
+    is_replaced: bool,
     /// Files that could not be searched, and why.
     unsearched: Vec<(PathBuf, &'static str)>,
 }
@@ -242,7 +269,9 @@ impl Search<'_> {
             max_results: self.max_results,
             first,
             found: &mut self.found,
-            text: &mut self.text,
+            room: &mut self.room,
+            is_full: &mut self.is_full,
+            is_replaced: &mut self.is_replaced,
             recent: VecDeque::new(),
             binary: false,
         };
@@ -273,18 +302,17 @@ impl Search<'_> {
 
     /// The result, with a note of what it lacks.
     fn into_found(self, end: WalkEnd) -> Found {
-        let Self { mut found, stopped, unsearched, .. } = self;
-        let enough = found.truncated;
-        found.truncated |= end != WalkEnd::Complete || stopped.is_some();
+        let Self { mut found, stopped, unsearched, is_full, is_replaced, .. } = self;
+        found.truncated |= end != WalkEnd::Complete || stopped.is_some() || !unsearched.is_empty();
         let mut notes = Vec::new();
         if let Some(why) = note::incomplete(end, stopped) {
             notes.push(format!(
                 "Not everything was searched: {why}. Name a directory with `path`, or files with `include`."
             ));
-        } else if enough {
+        } else if is_full {
             notes.push(format!(
-                "There may be more than these {} matches; ask for more with max_results, or for less with `path`, `include` or \
-                 a longer query.",
+                "There are more than these {} matches, and no more fit into what one call may return. Search a directory with \
+                 `path`, files with `include`, or for a longer query.",
                 found.matches.len()
             ));
         }
@@ -295,7 +323,17 @@ impl Search<'_> {
             let more = if more > 0 { format!(", and {more} more") } else { String::new() };
             notes.push(format!("Not searched to the end: {}{more}. Use a command for such files.", named.join(", ")));
         }
-        found.note = (!notes.is_empty()).then(|| notes.join(" "));
+        let clipped = found.matches.iter().filter(|found| found.clipped).count();
+        if clipped > 0 {
+            notes.push(format!(
+                "Of {clipped} matches a line has more than {MAX_LINE} characters, and a part of it is here; \
+                 read_file(path, line, line) gives all of it."
+            ));
+        }
+        if is_replaced {
+            notes.push(note::REPLACED.to_owned());
+        }
+        found.note = note::joined(notes);
         found
     }
 }
@@ -323,9 +361,11 @@ struct Collector<'a> {
     /// The place of the file's first match among all.
     first: usize,
     found: &'a mut Found,
-    text: &'a mut usize,
+    room: &'a mut usize,
+    is_full: &'a mut bool,
+    is_replaced: &'a mut bool,
     /// The last lines seen, matches or not, with their numbers: at most [`Collector::context`].
-    recent: VecDeque<(u64, String)>,
+    recent: VecDeque<(u64, Line)>,
     binary: bool,
 }
 
@@ -336,27 +376,30 @@ impl Collector<'_> {
     }
 
     /// The searcher shows a line between two matches once. It belongs to both, as a line that matches belongs to its neighbours.
-    fn see(&mut self, line: u64, text: String) {
+    fn see(&mut self, number: u64, line: Line) {
+        *self.is_replaced |= line.is_replaced;
         if self.context == 0 {
             return;
         }
         for at in (self.first..self.found.matches.len()).rev() {
-            if !self.is_near(self.found.matches[at].line, line) {
+            if !self.is_near(self.found.matches[at].line, number) {
                 break;
             }
-            *self.text += text.len();
-            if let Some(after) = &mut self.found.matches[at].after {
-                after.push(text.clone());
+            *self.room = self.room.saturating_sub(written(&line.text));
+            let found = &mut self.found.matches[at];
+            found.clipped |= line.is_clipped;
+            if let Some(after) = &mut found.after {
+                after.push(line.text.clone());
             }
         }
         if self.recent.len() == self.context {
             self.recent.pop_front();
         }
-        self.recent.push_back((line, text));
+        self.recent.push_back((number, line));
     }
 
-    fn before(&self, line: u64) -> Vec<String> {
-        self.recent.iter().filter(|(above, _)| self.is_near(*above, line)).map(|(_, text)| text.clone()).collect()
+    fn before(&self, number: u64) -> impl Iterator<Item = &Line> {
+        self.recent.iter().filter(move |(above, _)| self.is_near(*above, number)).map(|(_, line)| line)
     }
 }
 
@@ -364,21 +407,34 @@ impl Sink for &mut Collector<'_> {
     type Error = io::Error;
 
     fn matched(&mut self, _searcher: &Searcher, hit: &SinkMatch<'_>) -> Result<bool, io::Error> {
-        if self.found.matches.len() >= self.max_results || *self.text >= MAX_TEXT {
+        if self.found.matches.len() >= self.max_results {
             self.found.truncated = true;
             return Ok(false);
         }
-        let (line, text) = (hit.line_number().unwrap_or(0), clip(hit.bytes(), self.matcher.place(hit.bytes())));
-        let before = (self.context > 0).then(|| self.before(line));
-        *self.text += self.path.len() + text.len() + before.iter().flatten().map(String::len).sum::<usize>();
-        self.see(line, text.clone());
+        let number = hit.line_number().unwrap_or(0);
+        let line = Line::of(hit.bytes(), self.matcher.place(hit.bytes()));
+        let before: Vec<&Line> = self.before(number).collect();
+        let clipped = line.is_clipped || before.iter().any(|line| line.is_clipped);
+        let size = AROUND
+            + written(&self.path)
+            + written(&line.text)
+            + before.iter().map(|line| written(&line.text)).sum::<usize>();
+        let before = (self.context > 0).then(|| before.into_iter().map(|line| line.text.clone()).collect());
+        let Some(left) = self.room.checked_sub(size) else {
+            self.found.truncated = true;
+            *self.is_full = true;
+            return Ok(false);
+        };
+        *self.room = left;
+        let text = line.text.clone();
+        self.see(number, line);
         let after = (self.context > 0).then(Vec::new);
-        self.found.matches.push(Match { path: self.path.clone(), line, text, before, after });
+        self.found.matches.push(Match { path: self.path.clone(), line: number, text, before, after, clipped });
         Ok(true)
     }
 
     fn context(&mut self, _searcher: &Searcher, line: &SinkContext<'_>) -> Result<bool, io::Error> {
-        self.see(line.line_number().unwrap_or(0), clip(line.bytes(), 0));
+        self.see(line.line_number().unwrap_or(0), Line::of(line.bytes(), 0));
         Ok(true)
     }
 
@@ -393,15 +449,29 @@ fn is_boundary(line: &[u8], at: usize) -> bool {
     line.get(at).is_none_or(|byte| byte & 0xc0 != 0x80)
 }
 
-/// A line without its ending, clipped around the byte `at`.
-fn clip(line: &[u8], at: usize) -> String {
-    let line = without_ending(line);
-    // Four bytes for a character at most: what is further away cannot be shown. Cuts go between characters.
-    let between = |at: usize| (at.saturating_sub(3)..=at).rev().find(|at| is_boundary(line, *at)).unwrap_or(at);
-    let from = if line.len() <= MAX_LINE { 0 } else { between(at.min(line.len()).saturating_sub(LEAD)) };
-    let near = &line[from..between(line.len().min(from + 4 * MAX_LINE))];
-    let text = String::from_utf8_lossy(near);
-    let shown: String = text.chars().take(MAX_LINE).collect();
-    let cut_after = from + near.len() < line.len() || shown.len() < text.len();
-    format!("{}{shown}{}", if from > 0 { "…" } else { "" }, if cut_after { "…" } else { "" })
+/// A line without its ending, as it is shown.
+#[derive(Debug)]
+struct Line {
+    text: String,
+    /// Only a part of the line is here.
+    is_clipped: bool,
+    /// Bytes that are not UTF-8 were replaced.
+    is_replaced: bool,
+}
+
+impl Line {
+    /// The line, of a long one the part around the byte `at`.
+    fn of(line: &[u8], at: usize) -> Self {
+        let line = without_ending(line);
+        // Four bytes for a character at most: what is further away cannot be shown. Cuts go between
+        // characters.
+        let between = |at: usize| (at.saturating_sub(3)..=at).rev().find(|at| is_boundary(line, *at)).unwrap_or(at);
+        let is_short = line.len() <= 4 * MAX_LINE && String::from_utf8_lossy(line).chars().count() <= MAX_LINE;
+        let from = if is_short { 0 } else { between(at.min(line.len()).saturating_sub(LEAD)) };
+        let near = &line[from..between(line.len().min(from + 4 * MAX_LINE))];
+        let text = String::from_utf8_lossy(near);
+        let shown: String = text.chars().take(MAX_LINE).collect();
+        let is_clipped = from > 0 || from + near.len() < line.len() || shown.len() < text.len();
+        Self { text: shown, is_clipped, is_replaced: matches!(text, Cow::Owned(_)) }
+    }
 }

@@ -11,6 +11,8 @@ pub struct Parameter {
     pub kind: Kind,
     /// Whether it must be given.
     pub required: bool,
+    /// Whether it can also be given by its position, and not by its name alone.
+    pub positional: bool,
     /// What holds when it is not given, in words or as a literal.
     pub default: Option<&'static str>,
     /// What it means, for the model.
@@ -87,7 +89,7 @@ pub(super) const MAX_ARGUMENTS: usize = 1000;
 pub(super) const MAX_SAFE_INTEGER: u64 = (1 << 53) - 1;
 
 pub(super) const fn required(name: &'static str, kind: Kind, description: &'static str) -> Parameter {
-    Parameter { name, kind, required: true, default: None, description }
+    Parameter { name, kind, required: true, positional: true, default: None, description }
 }
 
 pub(super) const fn optional(
@@ -96,7 +98,17 @@ pub(super) const fn optional(
     default: &'static str,
     description: &'static str,
 ) -> Parameter {
-    Parameter { name, kind, required: false, default: Some(default), description }
+    Parameter { name, kind, required: false, positional: true, default: Some(default), description }
+}
+
+/// A parameter of a tool that can be given by its name only, behind those with a position.
+pub(super) const fn named(
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    description: &'static str,
+) -> Parameter {
+    Parameter { positional: false, ..optional(name, kind, default, description) }
 }
 
 impl Parameter {

@@ -3,13 +3,15 @@
 use std::ops::ControlFlow;
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::definition::{Definition, Effect, Permission, Provider, whole};
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::kind::{Kind, optional};
 use super::note;
 use super::output::{Output, field};
-use super::stop::{Stop, Stopped};
+use super::size::written;
+use super::stop::Stop;
 use super::subject;
 use crate::workspace::{EntryKind, RelativePath, Walk, WalkEnd, Workspace};
 
@@ -18,7 +20,7 @@ pub(super) const DEFINITION: Definition = Definition {
     aliases: &["listdir"],
     summary: "Lists a directory, sorted by name.",
     description: "Recursive listings leave out what .gitignore and .ignore name, and .git. Symbolic links are listed and \
-        not followed.\nAt most 2000 entries; if there are more, the last entry has the type \"note\" and says so in `path`.",
+        not followed.",
     parameters: &[
         optional("path", Kind::Path, "the workspace", "Directory, relative to the workspace."),
         optional("recursive", Kind::Boolean, "false", "Also list what is in its directories."),
@@ -36,23 +38,28 @@ pub(super) const DEFINITION: Definition = Definition {
     ],
     output: Output::List(&Output::Object(&[
         field("path", Output::Text, "Relative to the workspace. Bytes that are not UTF-8 are shown as U+FFFD."),
-        field("type", Output::OneOf(&["file", "directory", "symlink", "other", "note"]), "What it is."),
+        field("type", Output::OneOf(&["file", "directory", "symlink", "other"]), "What it is."),
         field("size", Output::Integer, "Of a file, in bytes; 0 of everything else."),
     ])),
     like: None,
     example: "list_files(\"src\", true)",
-    errors: &[NOT_FOUND, OUTSIDE, ("NotADirectory", "when the path is a file.")],
+    errors: &[
+        NOT_FOUND,
+        OUTSIDE,
+        ("NotADirectory", "when the path is a file."),
+        ("TooManyEntries", "when a call cannot return them all."),
+    ],
     effect: Effect::Read,
     permission: Permission::FilesRead,
     subject: subject::perhaps_tree,
     provider: Provider::Host,
-    limits: limits(60, 1024),
+    limits: whole(60),
 };
 
 const TOOL: &str = DEFINITION.name;
 
-/// Most entries returned.
-const MAX_ENTRIES: usize = 2_000;
+/// What an entry takes as JSON beside its path: the names of the properties, a type and a size.
+const AROUND: usize = 64;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -78,7 +85,13 @@ pub(super) struct Listed {
     size: u64,
 }
 
-pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Vec<Listed>, ToolError> {
+/// All entries, which take at most so many bytes as JSON.
+pub(super) fn run(
+    workspace: &Workspace,
+    arguments: Arguments,
+    stop: &Stop,
+    result_bytes: usize,
+) -> Result<Vec<Listed>, ToolError> {
     let Arguments { path, recursive, options } = arguments;
     let base = match path {
         Some(path) => workspace.locate(&path).map_err(|e| path_error(workspace, &e))?,
@@ -87,10 +100,13 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     // Whoever lists one directory wants to see all of it.
     let walk = Walk { recursive, include_ignored: options.include_ignored || !recursive };
     let mut listed = Vec::new();
+    let mut size = 0;
     let mut stopped = None;
     let end = workspace.walk(&base, walk, &mut |entry| {
+        let path = entry.path.to_string_lossy().into_owned();
+        size += written(&path) + AROUND;
         stopped = stop.check().err();
-        if stopped.is_some() || listed.len() >= MAX_ENTRIES {
+        if stopped.is_some() || size > result_bytes {
             return ControlFlow::Break(());
         }
         let kind = match entry.kind {
@@ -100,19 +116,23 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
             EntryKind::Other => "other",
         };
         let size = if entry.kind == EntryKind::File { entry.size() } else { 0 };
-        listed.push(Listed { path: entry.path.to_string_lossy().into_owned(), r#type: kind, size });
+        listed.push(Listed { path, r#type: kind, size });
         ControlFlow::Continue(())
     });
     let end = end.map_err(|e| path_error(workspace, &e))?;
-    if stopped == Some(Stopped::Cancelled) {
-        return Err(Stopped::Cancelled.into_error(TOOL));
+    if let Some(stopped) = stopped {
+        return Err(stopped.into_error(TOOL));
     }
-    if end != WalkEnd::Complete {
-        let enough = || format!("no more than {MAX_ENTRIES} entries are listed");
-        let why = note::incomplete(end, stopped).unwrap_or_else(enough);
-        let path =
-            format!("[there is more after these {}: {why}; list a directory below, or use find_file]", listed.len());
-        listed.push(Listed { path, r#type: "note", size: 0 });
+    if end == WalkEnd::Complete {
+        return Ok(listed);
     }
-    Ok(listed)
+    let (path, entries) = (base.shown(), listed.len());
+    let why = note::incomplete(end, stopped).unwrap_or_else(|| {
+        format!("one call may return {result_bytes} bytes, as JSON, in which {entries} entries fit")
+    });
+    let message = format!(
+        "list_files: there are too many entries in {path:?}: {why}. List the directories in it one by one, or look for \
+         names with find_file."
+    );
+    Err(ToolError::new("TooManyEntries", message).with(json!({"path": path, "entries": entries})))
 }

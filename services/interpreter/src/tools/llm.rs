@@ -77,7 +77,14 @@ pub(super) const ASK: Definition = Definition {
     output: Output::Text,
     like: None,
     example: "llm.ask(`Summarise in one sentence:\\n${read_file(\"README.md\")}`)",
-    errors: &ERRORS,
+    errors: &[
+        ERRORS[0],
+        ERRORS[1],
+        ERRORS[2],
+        ERRORS[3],
+        ERRORS[4],
+        ("AnswerCut", "when the answer reaches the model's own bound; details.answer has it."),
+    ],
     effect: Effect::External,
     permission: Permission::Models,
     subject: model_of,
@@ -342,6 +349,14 @@ impl Models {
         match (answer["message"]["content"].as_str(), answer["finish_reason"].as_str()) {
             (_, Some("content_filter")) => {
                 Err(ToolError::new("ModelFailed", format!("{}: the model's vendor withheld the answer.", tool.name)))
+            }
+            (Some(text), Some("length")) if tool.name == ASK.name && options.max_tokens.is_none() => {
+                let message = format!(
+                    "{}: the answer ends at the most that the model writes at once. The details have what there is of it; ask for \
+                     less, or in parts.",
+                    tool.name
+                );
+                Err(ToolError::new("AnswerCut", message).with(json!({"answer": text})))
             }
             (Some(text), _) => Ok(text.to_owned()),
             (None, _) => Err(ToolError::internal(tool.name, "the answer holds no text")),

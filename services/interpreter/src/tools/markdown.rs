@@ -94,8 +94,11 @@ fn section(text: &mut String, tool: &Definition) {
         }
     }
     let time = tool.limits.wall.map_or("no time of its own".to_owned(), |wall| format!("{} s", wall.as_secs()));
-    let kib = tool.limits.result_bytes >> 10;
-    let _ = writeln!(text, "\nLimits: {time}, a result of about {kib} KiB. Example: `{}`", tool.example);
+    let size = match tool.limits.result_bytes {
+        Some(bytes) => format!("a result of about {} KiB", bytes >> 10),
+        None => "a result as large as a script may get".to_owned(),
+    };
+    let _ = writeln!(text, "\nLimits: {time}, {size}. Example: `{}`", tool.example);
 }
 
 fn parameter(text: &mut String, prefix: &str, one: &Parameter) {
@@ -108,7 +111,9 @@ fn parameter(text: &mut String, prefix: &str, one: &Parameter) {
         _ => "object[]".to_owned(),
     };
     let mark = if one.required { "" } else { "?" };
-    let _ = writeln!(text, "| `{path}{mark}` | `{}` | {} |", in_cell(&kind), in_cell(&one.explanation()));
+    let by_name = if one.positional { "" } else { " By name only." };
+    let meaning = in_cell(&one.explanation());
+    let _ = writeln!(text, "| `{path}{mark}` | `{}` | {meaning}{by_name} |", in_cell(&kind));
     properties.iter().for_each(|p| parameter(text, &format!("{path}{below}"), p));
 }
 

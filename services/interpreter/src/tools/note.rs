@@ -1,4 +1,6 @@
-//! What a search tells of what it left out. A result that is cut without a word is taken for all there is.
+//! What a result lacks, in words. They stand in a property of their own, beside the data, and the
+//! model is shown them whatever a script does with the result: one that is cut without a word is
+//! taken for all there is.
 
 use super::stop::Stopped;
 use crate::workspace::{MAX_DEPTH, MAX_VISITED, WalkEnd};
@@ -13,4 +15,15 @@ pub(super) fn incomplete(end: WalkEnd, stopped: Option<Stopped>) -> Option<Strin
          not looked at"
     );
     (end == WalkEnd::TooLarge).then_some(too_large)
+}
+
+/// Bytes of a file or an output were no UTF-8.
+pub(super) const REPLACED: &str = "Bytes that are not UTF-8 are shown as U+FFFD here.";
+
+/// Bytes of a body were no text in the encoding that its headers name.
+pub(super) const UNDECODED: &str = "The body is not all text: bytes that belong to no character are U+FFFD here, so do not save it as the file it was.";
+
+/// The note of a result that lacks these.
+pub(super) fn joined(notes: Vec<String>) -> Option<String> {
+    (!notes.is_empty()).then(|| notes.join(" "))
 }

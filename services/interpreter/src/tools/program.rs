@@ -5,7 +5,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::definition::{Definition, Effect, Permission, Provider, whole};
 use super::error::ToolError;
 use super::execute::{self, EXECUTED, Executed, Host, MAX_SCRIPT, OPTIONS, Options};
 use super::kind::{Kind, Parameter, optional, required};
@@ -73,7 +73,7 @@ const fn definition(
         permission: Permission::Commands,
         subject,
         provider: Provider::Host,
-        limits: limits(620, 512),
+        limits: whole(620),
     }
 }
 

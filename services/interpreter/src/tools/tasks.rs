@@ -58,6 +58,7 @@ const STATE: &[Field] = &[
     field("answer", Output::Text, "What its agent said last, if it has completed."),
     optional_field("error", Output::Text, "Why it did not complete."),
     field("cost", Output::Number, "What it has cost, with its own subtasks, in US dollars."),
+    optional_field("note", Output::Text, "How much is left out at the end of a long answer."),
 ];
 
 const NO_AGENT: (&str, &str) = ("AgentNotFound", "when there is no such agent.");
@@ -400,7 +401,7 @@ impl Subtasks {
 
 #[expect(clippy::cast_precision_loss, reason = "for a script that compares costs")]
 fn state(state: SubtaskState) -> Value {
-    let SubtaskState { task, agent, title, status, answer, error, cost_pico_usd } = state;
+    let SubtaskState { task, agent, title, status, answer, error, cost_pico_usd, answer_left_out } = state;
     let mut value = json!({
         "task": task,
         "agent": agent,
@@ -411,6 +412,10 @@ fn state(state: SubtaskState) -> Value {
     });
     if !error.is_empty() {
         value["error"] = error.into();
+    }
+    if answer_left_out > 0 {
+        let note = format!("Of the answer of {} the last {answer_left_out} bytes are left out.", value["task"]);
+        value["note"] = note.into();
     }
     value
 }

@@ -11,6 +11,7 @@ mod removal;
 mod robustness;
 mod save;
 pub(crate) mod secrets;
+mod whole;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

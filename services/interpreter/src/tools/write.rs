@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::encoding::{ENCODING, Encoding};
 use super::error::{OUTSIDE, ToolError, path_error};
 use super::kind::{Kind, required};
 use super::output::{Output, field};
@@ -18,6 +19,7 @@ pub(super) const DEFINITION: Definition = Definition {
     parameters: &[
         required("path", Kind::File, "File, relative to the workspace."),
         required("content", CONTENT, "The whole new content."),
+        ENCODING,
     ],
     output: Output::Object(&[
         field("path", Output::Text, "The file, relative to the workspace."),
@@ -46,6 +48,8 @@ pub(super) const CONTENT: Kind = Kind::Text { min_bytes: 0, max_bytes: 16 << 20 
 pub(super) struct Arguments {
     path: String,
     content: String,
+    #[serde(default)]
+    encoding: Encoding,
 }
 
 #[derive(Serialize)]
@@ -56,12 +60,19 @@ pub(super) struct Created {
 }
 
 pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Created, ToolError> {
-    let Arguments { path, content } = arguments;
+    let Arguments { path, content, encoding } = arguments;
+    let content = encoding.encode(content).map_err(|missing| {
+        ToolError::invalid(format!(
+            "create_file: the content has {missing:?} (U+{:04X}), which {} does not have. Nothing was written.",
+            u32::from(missing),
+            encoding.name()
+        ))
+    })?;
     let refused = |e| path_error(workspace, &e);
     let located = workspace.locate(&path).map_err(refused)?;
     let _writing = workspace.lock_for_writing();
     stop.check().map_err(|stopped| stopped.into_error(DEFINITION.name))?;
-    let written = workspace.replace(&located, content.as_bytes(), Expected::Anything).map_err(refused)?;
+    let written = workspace.replace(&located, &content, Expected::Anything).map_err(refused)?;
     let status = match written {
         Written::Created => "created",
         Written::Overwritten => "overwritten",

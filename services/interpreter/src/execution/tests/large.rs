@@ -89,7 +89,7 @@ async fn a_result_that_was_damaged_is_said_and_not_taken() {
 }
 
 #[tokio::test]
-async fn a_call_whose_result_is_too_large_is_said_to_have_been_made() {
+async fn command_whose_output_is_too_large_is_said_to_have_run() {
     let script = "try { execute_command('touch made; yes 0123456789 | head -c 100000') } catch (error) { `${error.name}: ${error.message}` }";
     let mut world = World::granting(&[script]).await;
     let overrides = Overrides { host_call_bytes: Some(10_000), ..Overrides::default() };
@@ -97,7 +97,7 @@ async fn a_call_whose_result_is_too_large_is_said_to_have_been_made() {
     world.executor.tiers = Tiers::new(&pools, &overrides, &BTreeMap::new()).expect("sound");
     let results = world.completes().await;
     assert!(
-        results[0].output.starts_with("CallResultLimitExceeded: the call was made, and what it did stands"),
+        results[0].output.starts_with("OutputTooLarge: execute_command: the command ran and ended with exit code 0"),
         "{results:?}"
     );
     assert!(world.path("made").exists());

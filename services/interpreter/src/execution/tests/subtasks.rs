@@ -8,6 +8,9 @@ use construct_proto::mesh::v1::{
 
 use super::*;
 
+/// The subtask whose answer is too long.
+const LONG: &str = "task_99";
+
 /// Stands for the reconcilers: takes down what is asked, and answers as it is told.
 pub(super) struct Desk {
     asked: Arc<Mutex<Vec<SubtaskQuestion>>>,
@@ -66,6 +69,7 @@ fn answer(question: &SubtaskQuestion, over: bool) -> SubtaskAnswer {
                 status: "completed".to_owned(),
                 answer: format!("answer of {task}"),
                 cost_pico_usd: 500_000_000_000,
+                answer_left_out: if task == LONG { 7 } else { 0 },
                 ..SubtaskState::default()
             };
             SubtaskAnswer { tasks: wait.tasks.iter().map(state).collect(), over, ..SubtaskAnswer::default() }
@@ -215,4 +219,17 @@ async fn a_script_asks_until_there_is_a_reconciler() {
     };
     let (results, _desk) = tokio::join!(running, opening);
     assert_eq!(results[0].output, "task_1");
+}
+
+#[tokio::test]
+async fn answer_that_was_cut_is_said_to_be_beside_it() {
+    let script = format!("tasks.await(['task_1', '{LONG}']).map(({{ answer, note }}) => [answer, note ?? 'all'])");
+    let mut world = World::new(&[&script]).await;
+    let desk = Desk::open(&world).await;
+    desk.over.store(true, Relaxed);
+    let results = world.completes().await;
+    let note = r#"Of the answer of \"task_99\" the last 7 bytes are left out."#;
+    let value = format!(r#"[["answer of task_1","all"],["answer of {LONG}","{note}"]]"#);
+    assert!(results[0].output.starts_with(&value), "{results:?}");
+    assert!(results[0].output.contains("\n[#1 tasks.await: Of the answer of "), "{results:?}");
 }

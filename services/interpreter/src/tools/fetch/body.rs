@@ -16,6 +16,7 @@ use crate::blocking::blocking;
 use crate::scrub::Scrubber;
 use crate::tools::error::ToolError;
 use crate::tools::html;
+use crate::tools::note;
 use crate::tools::stop::{Stop, Stopped};
 
 /// How long a page may take to become Markdown. One of 10 MiB takes a fraction of it.
@@ -51,6 +52,8 @@ pub(super) struct Received {
     status: u16,
     headers: BTreeMap<String, String>,
     body: String,
+    /// Bytes of the body belonged to no character.
+    is_replaced: bool,
     truncated: bool,
     content: Content,
     url: Url,
@@ -94,14 +97,16 @@ pub(super) async fn receive(
     {
         body.truncate(error.valid_up_to());
     }
-    let body = if encoding == UTF_8 {
+    let (body, is_replaced) = if encoding == UTF_8 {
         // The mark in front, if there is one, stays, as it always has for text.
-        String::from_utf8(body).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
+        let text = String::from_utf8(body).map_err(|e| String::from_utf8_lossy(e.as_bytes()).into_owned());
+        text.map_or_else(|replaced| (replaced, true), |text| (text, false))
     } else {
-        encoding.decode(&body).0.into_owned()
+        let (text, _, is_replaced) = encoding.decode(&body);
+        (text.into_owned(), is_replaced)
     };
     let body = scrubber.text(body, truncated);
-    Ok(Received { status, headers, body, truncated, content, url: url.clone() })
+    Ok(Received { status, headers, body, is_replaced, truncated, content, url: url.clone() })
 }
 
 impl Received {
@@ -113,7 +118,7 @@ impl Received {
         scrubber: &Scrubber,
         cancel: &CancellationToken,
     ) -> Result<Fetched, ToolError> {
-        let Self { status, headers, mut body, mut truncated, content, url } = self;
+        let Self { status, headers, mut body, is_replaced, mut truncated, content, url } = self;
         let address = url.to_string();
         if form == Form::Markdown && content == Content::Html {
             let shown = shown(&url);
@@ -135,7 +140,8 @@ impl Received {
             body.truncate(body.floor_char_boundary(max_bytes));
             truncated = true;
         }
-        Ok(Fetched { status, headers, body, truncated, url: address })
+        let note = is_replaced.then_some(note::UNDECODED);
+        Ok(Fetched { status, headers, body, truncated, url: address, note })
     }
 }
 

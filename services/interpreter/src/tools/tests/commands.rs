@@ -28,7 +28,7 @@ async fn commands_give_results_and_refusals_as_scripts_expect_them() {
     let mut result = bench.call("execute_command", json!(["ls; echo $A >&2; cat; exit 3", options])).await;
     assert!(result["duration_ms"].take().is_number());
     let expected = json!({
-        "exit_code": 3, "stdout": "a\nin", "stderr": "b\n", "timed_out": false, "signal": null, "truncated": false,
+        "exit_code": 3, "stdout": "a\nin", "stderr": "b\n", "timed_out": false, "signal": null,
         "limit_exceeded": null, "duration_ms": null,
     });
     assert_eq!(result, expected);

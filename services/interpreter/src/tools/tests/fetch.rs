@@ -77,6 +77,50 @@ async fn a_body_is_cut_to_what_a_result_may_be_as_json() {
 }
 
 #[tokio::test]
+async fn body_beyond_the_bound_is_refused_unless_a_part_is_asked_for() {
+    let body = "0123456789abcdef\n".repeat(400_000);
+    let sent = body.clone();
+    let (address, _requests) = server(move |request| match request.split(' ').nth(1) {
+        Some("/page") => of_type("text/html", format!("<p>{}", "word ".repeat(40_000)).as_bytes()),
+        Some("/fits") => ok(&sent[..3_400_000]),
+        _ => ok(&sent),
+    })
+    .await;
+    let mut bench = granted(&["127.0.0.1"]);
+    let refused = bench.fails("fetch", json!([format!("http://{address}/a?key=s3cret"), {"method": "POST"}])).await;
+    assert_eq!(refused.name, "BodyTooLarge");
+    assert!(refused.message.contains("status 200") && refused.message.contains("max_bytes"), "{refused}");
+    assert!(!refused.message.contains("s3cret"), "{refused}");
+    assert_eq!(refused.details, Some(json!({"status": 200, "limit": 4 << 20})));
+    let fits = bench.call("fetch", json!([format!("http://{address}/fits")])).await;
+    assert!(fits["body"] == body[..3_400_000] && fits["truncated"] == false);
+    let part = bench.call("fetch", json!([format!("http://{address}/"), {"max_bytes": 1_000}])).await;
+    assert_eq!((&part["body"], &part["truncated"]), (&json!(body[..1_000]), &json!(true)));
+    assert_eq!(part.get("note"), None);
+    bench.tools = bench.tools.with_result_bytes(100_000);
+    let page = bench.fails("fetch", json!([format!("http://{address}/page"), {"as": "markdown"}])).await;
+    assert_eq!(page.name, "BodyTooLarge");
+    let page =
+        bench.call("fetch", json!([format!("http://{address}/page"), {"as": "markdown", "max_bytes": 100}])).await;
+    assert!(page["truncated"] == true && page["body"].as_str().is_some_and(|body| body.len() <= 100), "{page}");
+}
+
+#[tokio::test]
+async fn body_that_is_no_text_is_said_to_be_replaced() {
+    let (address, _requests) = server(|request| match request.split(' ').nth(1) {
+        Some("/latin") => of_type("text/plain; charset=iso-8859-1", b"caf\xe9"),
+        _ => of_type("image/png", b"\x89PNG"),
+    })
+    .await;
+    let bench = granted(&["127.0.0.1"]);
+    let image = bench.call("fetch", json!([format!("http://{address}/")])).await;
+    assert_eq!(image["body"], json!("\u{fffd}PNG"));
+    assert!(image["note"].as_str().expect("a note").contains("U+FFFD"), "{image}");
+    let latin = bench.call("fetch", json!([format!("http://{address}/latin")])).await;
+    assert_eq!((&latin["body"], latin.get("note")), (&json!("caf\u{e9}"), None));
+}
+
+#[tokio::test]
 async fn a_response_comes_with_status_headers_and_body() {
     let (address, mut requests) = server(|_| ok("hello")).await;
     let bench = granted(&["127.0.0.1"]);

@@ -52,6 +52,15 @@ async fn a_question_is_asked_with_the_token_and_costs_one_call() {
 }
 
 #[tokio::test]
+async fn answer_that_was_cut_is_an_error_that_has_it_unless_it_was_to_be_short() {
+    let cut = || http(200, &json!({"choices": [{"message": {"content": "Once upon"}, "finish_reason": "length"}]}));
+    let (bench, _requests) = asking(vec![cut(), cut()]).await;
+    let error = bench.fails("llm.ask", json!(["Tell a story"])).await;
+    assert_eq!((error.name, error.details), ("AnswerCut", Some(json!({"answer": "Once upon"}))));
+    assert_eq!(bench.call("llm.ask", json!(["Tell a story", {"max_tokens": 2}])).await, "Once upon");
+}
+
+#[tokio::test]
 async fn vectors_that_would_be_no_result_are_not_asked_for() {
     let vector = json!({"data": [{"embedding": [0.5, 0.25]}]});
     let (mut bench, mut requests) = asking(vec![http(200, &vector)]).await;
