@@ -235,7 +235,7 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
     }
     // Refused before it is read.
     let status = client.messages().create_message(send("x".repeat(5 << 20))).await.unwrap_err();
-    assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
     // A user cannot make the model believe that something was run.
     let result = v1::block::Block::CodeInterpreterResult(v1::CodeInterpreterResult::default());
     let spec = v1::MessageSpec {

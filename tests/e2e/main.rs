@@ -20,6 +20,7 @@ mod events;
 mod faces;
 mod fairness;
 mod files;
+mod flood;
 mod hostile;
 mod identity;
 mod metrics;

@@ -72,22 +72,34 @@ pub(crate) fn signed(value: u64) -> i64 {
 }
 
 impl Store {
-    /// The events of a stream with a greater sequence, in order, at most `limit`.
+    /// The events of a stream with a greater sequence, in order, at most `limit`. It ends early with the event whose payload
+    /// reaches `bytes` together with those before it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn events_after(&self, stream: Stream, sequence: u64, limit: u32) -> Result<Vec<StoredEvent>, Error> {
+    pub async fn events_after(
+        &self,
+        stream: Stream,
+        sequence: u64,
+        limit: u32,
+        bytes: u64,
+    ) -> Result<Vec<StoredEvent>, Error> {
         let rows = sqlx::query!(
-            r#"SELECT sequence, type AS kind, payload, step, created_at
-               FROM events
-               WHERE stream_id = $1 AND organization_id = $2 AND sequence > $3
-               ORDER BY sequence
-               LIMIT $4"#,
+            r#"SELECT sequence, kind, payload, step, created_at
+               FROM (SELECT sequence, type AS kind, payload, step, created_at,
+                            sum(octet_length(payload)) OVER (ORDER BY sequence) - octet_length(payload) AS before
+                     FROM events
+                     WHERE stream_id = $1 AND organization_id = $2 AND sequence > $3
+                     ORDER BY sequence
+                     LIMIT $4) page
+               WHERE before < $5
+               ORDER BY sequence"#,
             stream.id,
             stream.organization.uuid(),
             signed(sequence),
             i64::from(limit),
+            signed(bytes),
         )
         .fetch_all(&self.pool)
         .await?;

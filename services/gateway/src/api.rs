@@ -13,7 +13,6 @@ use construct_runtime::{Lifecycle, MasterKeys, clock};
 use construct_store::{Audit, Cursor, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written};
 use prost::Message;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Status};
 use uuid::Uuid;
 
@@ -24,17 +23,15 @@ use crate::{
     deadline::{self, Deadline},
     diagnosis::Lately,
     files::work::Files,
-    identity::authenticate::Gate,
+    identity::{authenticate::Gate, peer::Peer},
+    limit::{Capacity, Holder, Share},
     page::{Column, Page},
     pools::Pools,
     providers::Providers,
     publish::{Publisher, Wake},
     quotas::{self, Quotas, Sums, Wanted},
     status,
-    subscribe::{
-        hub::Hub,
-        places::{Place, Places},
-    },
+    subscribe::hub::Hub,
     validate::{self, requests},
 };
 
@@ -59,8 +56,7 @@ struct Shared {
     /// Whether whoever is on this machine is the operator.
     is_local: bool,
     lifecycle: Lifecycle,
-    requests: Arc<Semaphore>,
-    places: Places,
+    capacity: Arc<Capacity>,
     trail: Trail,
     quotas: Quotas,
     /// How many sums of what was used are made at the same time.
@@ -84,8 +80,6 @@ pub(crate) struct Backend {
 
 impl Api {
     pub(crate) fn new(config: &Config, keyrings: Keyrings, gate: Gate, lifecycle: Lifecycle) -> Self {
-        let requests = Arc::new(Semaphore::new(config.gateway_max_requests));
-        let places = Places::new(config.gateway_max_subscriptions);
         let (backend, pools) = (OnceLock::new(), config.gateway_pools.clone());
         let (scans_dir, is_local) = (config.gateway_scans_dir.clone(), config.gateway_login == Login::Local);
         let (trail, quotas) = (Trail::new(), Quotas::new(config));
@@ -98,8 +92,7 @@ impl Api {
             organizations_of_one: config.gateway_organizations_of_one,
             is_local,
             lifecycle,
-            requests,
-            places,
+            capacity: Arc::new(Capacity::new(config)),
             trail,
             quotas,
             sums: Sums::default(),
@@ -180,6 +173,11 @@ impl Api {
         &self.shared.lifecycle
     }
 
+    /// How much the gateway holds at the same time.
+    pub(crate) fn capacity(&self) -> &Arc<Capacity> {
+        &self.shared.capacity
+    }
+
     /// Where calls are noted.
     pub(crate) fn trail(&self) -> &Trail {
         &self.shared.trail
@@ -194,8 +192,8 @@ impl Api {
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when none becomes free soon.
-    pub(crate) async fn sum(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Status> {
-        self.shared.sums.place().await
+    pub(crate) async fn sum(&self, organization: OrganizationId) -> Result<Share, Status> {
+        self.shared.sums.place(organization).await
     }
 
     /// Whether a caller's key and organisation may do something that lasts. What was done before is only answered again, whatever there is of
@@ -287,14 +285,21 @@ impl Api {
             slip.read(request.get_ref());
         }
         let backend = Arc::clone(self.backend()?);
-        let busy = |_| status::exhausted("the gateway works on too many requests at the moment");
-        let permit = Arc::clone(&self.shared.requests).try_acquire_owned().map_err(busy)?;
-        Ok((Visit { backend, slip, deadline, _permit: permit }, request.into_inner()))
+        let holder = match request.extensions().get::<Caller>() {
+            Some(caller) => Holder::Organization(caller.organization),
+            None => Peer::of(request.extensions()).into(),
+        };
+        let share = self.capacity().requests.take(holder, 1).map_err(|full| full.status("requests"))?;
+        Ok((Visit { backend, slip, deadline, _share: share }, request.into_inner()))
     }
 
     /// A place for one subscription of an organisation, held as long as it lives.
-    pub(crate) fn subscription(&self, organization: OrganizationId) -> Result<Place, Status> {
-        self.shared.places.take(organization)
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` when there are too many.
+    pub(crate) fn subscription(&self, organization: OrganizationId) -> Result<Share, Status> {
+        let share = self.capacity().subscriptions.take(Holder::Organization(organization), 1);
+        share.map_err(|full| full.status("subscriptions"))
     }
 }
 
@@ -305,7 +310,7 @@ pub(crate) struct Visit {
     slip: Option<Arc<Slip>>,
     /// When nobody waits for the answer any more.
     pub(crate) deadline: Deadline,
-    _permit: OwnedSemaphorePermit,
+    _share: Share,
 }
 
 /// A request of a caller.

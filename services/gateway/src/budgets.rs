@@ -121,7 +121,7 @@ impl BudgetService for Api {
         };
         let organization = entry.organization();
         // What a task has cost is found at once.
-        let _place = if filter.task.is_none() { Some(self.sum().await?) } else { None };
+        let _place = if filter.task.is_none() { Some(self.sum(organization).await?) } else { None };
         let total = entry.store().cost_list(organization, &filter, CostGroup::All, 1).await;
         let total = total.map_err(status::of_store)?.first().map(convert::cost).unwrap_or_default();
         let costs = match group(request.group()) {

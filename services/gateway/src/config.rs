@@ -38,7 +38,7 @@ pub struct Config {
     /// What these programs ask the issuer for.
     pub gateway_oidc_scopes: Vec<String>,
     /// Requests worked on at the same time, over all connections. Further ones are refused with `RESOURCE_EXHAUSTED`,
-    /// because what waits behind so many would time out anyway.
+    /// because what waits behind so many would time out anyway. Half of them are for one organisation at most; all, for the operator's.
     pub gateway_max_requests: usize,
     /// Subscriptions open at the same time, over all connections; each holds a buffer. Further ones are refused with
     /// `RESOURCE_EXHAUSTED`. Half of them are for one organisation at most; all, for the operator's.

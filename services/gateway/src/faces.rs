@@ -13,11 +13,12 @@ mod connect;
 mod envelope;
 mod errors;
 mod guard;
+mod inbound;
 mod methods;
 pub(crate) mod operator;
+mod outbound;
 mod public;
 pub(crate) mod rest;
-mod unread;
 
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -25,8 +26,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{BoxFuture, FutureExt as _, TryFutureExt as _};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use futures::future::{BoxFuture, FutureExt as _};
 use tonic::{
     Status,
     body::Body,
@@ -37,10 +37,9 @@ use tower::{BoxError, Layer, Service, ServiceExt as _, service_fn, util::BoxClon
 
 use self::{
     guard::Guard,
+    inbound::Inbound,
     methods::{Method, Methods},
-    public::Public,
     rest::Rest,
-    unread::Unread,
 };
 use crate::{
     Config,
@@ -49,23 +48,20 @@ use crate::{
         self,
         origin::{Face, Origin},
     },
-    deadline::Deadline,
-    identity::{self, proxies::Proxies},
+    deadline::{self, Deadline},
+    identity::{self, peer::Peer, proxies::Proxies},
+    limit::{Account, Share, connection::Connection},
     metrics::{self, Transcoded},
     quotas::Metered,
-    status,
 };
 
 /// The gRPC services, as a face calls them.
 type Inner = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
 
-/// How long a transcoded call may take until its answer begins. Less than what gRPC's calls may, and than the server's own limit, which
-/// would answer in gRPC's words.
+/// How long a transcoded call may take until its answer begins. Less than what gRPC's calls may.
 const TIMEOUT: Duration = Duration::from_secs(29);
-
-/// Requests of the other faces that are transcoded at the same time, over all connections: each may hold its body, and its answer, in
-/// several forms. Further ones are refused with `RESOURCE_EXHAUSTED`. Streams don't count once they have begun.
-const TRANSCODED: usize = 256;
+/// After which time a request that has no answer yet is given up, whatever it is for. Later than all deadlines.
+const LATEST: Duration = Duration::from_secs(31);
 
 /// Puts the faces before the gRPC services.
 #[derive(Clone)]
@@ -81,10 +77,6 @@ struct Shared {
     rest: Rest,
     /// Who judges callers before their bodies are read.
     api: Api,
-    /// Places for requests that are transcoded.
-    places: Semaphore,
-    /// Places for streams that anybody may open.
-    public: Public,
     /// Who may say for whom a request is.
     proxies: Proxies,
     /// The services, for faces with a port of their own. Set when the server begins to serve.
@@ -97,14 +89,11 @@ impl Faces {
         let guard = Guard::new(loopback, &config.gateway_origins, &config.gateway_hosts);
         let methods = Methods::new()?;
         let rest = Rest::new(&methods, config)?;
-        let places = Semaphore::new(TRANSCODED);
         let shared = Arc::new(Shared {
             guard,
             methods,
             rest,
             api,
-            places,
-            public: Public::default(),
             proxies: Proxies::new(&config.gateway_trusted_proxies)?,
             services: OnceLock::new(),
         });
@@ -166,15 +155,18 @@ where
         if let Some(client) = self.shared.proxies.client(request.extensions(), request.headers()) {
             request.extensions_mut().insert(client);
         }
-        let unread = Unread::of(&mut request);
+        let account = self.shared.account(&request);
+        request.extensions_mut().insert(account.clone());
+        let inbound = Inbound::of(&mut request, account.clone());
         let checked = if self.guarded { self.shared.guard.check(&request) } else { Ok(()) };
-        let place = match checked.and_then(|()| self.shared.public.take(&request)) {
-            Ok(place) => place,
+        let entered = checked.and_then(|()| public::enter(self.shared.api.capacity(), account.holder(), &request));
+        let stream = match entered {
+            Ok(stream) => stream,
             Err(refusal) => {
                 self.shared.note(&request, kind, &refusal);
                 let response = errors::refused(kind, &refusal);
                 drop(request);
-                return async move { Ok(Unread::read_before(unread, response).await) }.boxed();
+                return async move { Ok(inbound.answer(response).await) }.boxed();
             }
         };
         let deadline = match kind {
@@ -184,20 +176,51 @@ where
             Kind::Rest => Deadline::new(None, TIMEOUT),
         };
         request.extensions_mut().insert(deadline);
+        let path = request.uri().path().to_owned();
+        let shared = Arc::clone(&self.shared);
         if matches!(kind, Kind::Grpc) {
             let answering = deadline.answer(self.inner.call(request));
-            return answering.map_ok(|answer| public::holding(place, answer)).boxed();
+            return async move { Ok(shared.finish(kind, &path, account, stream, answering.await?).await) }.boxed();
         }
         // The one that is ready serves this request, as a service's contract demands.
         let next = self.inner.clone();
         let ready = std::mem::replace(&mut self.inner, next);
         let inner = BoxCloneService::new(ready.map_err(Into::into));
-        let shared = Arc::clone(&self.shared);
         async move {
-            let response = shared.serve(kind, deadline, inner, request).await;
-            Ok(public::holding(place, Unread::read_before(unread, response).await))
+            let serving = shared.serve(kind, deadline, inner, request);
+            let response = match tokio::time::timeout(LATEST, serving).await {
+                Ok(response) => response,
+                Err(_) => errors::refused(kind, &deadline::exceeded()),
+            };
+            let response = inbound.answer(response).await;
+            Ok(shared.finish(kind, &path, account, stream, response).await)
         }
         .boxed()
+    }
+}
+
+impl Shared {
+    /// The account of a request, which its network is charged for until it is known who calls.
+    fn account(&self, request: &Request<Body>) -> Account {
+        // Every request has come over one.
+        let connection = request.extensions().get().cloned().unwrap_or_else(Connection::uncounted);
+        let network = Peer::of(request.extensions()).into();
+        Account::new(Arc::clone(self.api.capacity()), connection, network, public::is_stream(request))
+    }
+
+    /// Gives back what a request was given, and charges for its answer.
+    async fn finish(
+        &self,
+        kind: Kind,
+        path: &str,
+        account: Account,
+        stream: Option<Share>,
+        response: Response<Body>,
+    ) -> Response<Body> {
+        account.release();
+        let is_unary = || self.methods.get(path).is_some_and(|method| !method.streams());
+        let charged = outbound::charge(&account, stream, response, is_unary).await;
+        charged.unwrap_or_else(|refusal| errors::refused(kind, &refusal))
     }
 }
 
@@ -247,7 +270,7 @@ impl Shared {
                 // Logging in, which may ask others, is a part of what the client waits for. Boxed, because its future is large.
                 let let_in = Box::pin(self.let_in(method, &request));
                 let mut response = match deadline.begin(let_in).await {
-                    Ok((_place, metered)) => {
+                    Ok(metered) => {
                         let refusal = metered.clone();
                         if let Some(metered) = metered {
                             request.extensions_mut().insert(metered);
@@ -301,20 +324,20 @@ impl Shared {
     ///
     /// # Errors
     /// Why the caller may not, or that there are too many requests.
-    fn let_in<'a>(
-        &'a self,
+    fn let_in(
+        &self,
         method: Option<&Method>,
         request: &Request<Body>,
-    ) -> impl Future<Output = Result<(SemaphorePermit<'a>, Option<Metered>), Status>> + Send + use<'a> {
+    ) -> impl Future<Output = Result<Option<Metered>, Status>> + Send + use<'_> {
         // What is no method has a body that nobody reads.
         let admitted = method.map(|method| identity::guard::admitted(&self.api, method.path.path(), request));
+        let account = request.extensions().get::<Account>().cloned();
         async move {
-            let metered = match admitted {
-                Some(admitted) => Some(admitted.await?),
-                None => None,
-            };
-            let busy = |_| status::exhausted("the gateway works on too many requests at the moment");
-            Ok((self.places.try_acquire().map_err(busy)?, metered))
+            match (admitted, account) {
+                (Some(admitted), _) => admitted.await.map(Some),
+                (None, Some(account)) => account.enter_anonymous().map(|()| None),
+                (None, None) => Ok(None),
+            }
         }
     }
 }

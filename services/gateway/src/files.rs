@@ -159,7 +159,7 @@ impl FileService for Api {
             0 => file.size.unsigned_abs(),
             length => begin.saturating_add(length.unsigned_abs()),
         };
-        let place = entry.backend.files.place()?;
+        let place = entry.backend.files.place(entry.organization())?;
         let pieces = entry.backend.files.folder().read(entry.organization(), &sha256, Some(begin..end)).await;
         let pieces = pieces.map_err(|error| failed(&error))?.map_err(|error| failed(&error));
         let mut offset = request.offset;

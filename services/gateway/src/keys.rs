@@ -124,7 +124,7 @@ impl KeyService for Api {
         let found = entry.store().api_key_get(entry.organization(), id, reach(&entry)).await;
         let found = found.map_err(|error| status::about(&request.api_key, error))?;
         let periods = self.quotas().periods(clock::now());
-        let place = self.sum().await?;
+        let place = self.sum(entry.organization()).await?;
         let counts = entry.store().quota_counts_of_keys(entry.organization(), Counted::ALL, &periods).await;
         drop(place);
         let used = counts.map_err(status::of_store)?.get(&id).copied().unwrap_or_default();

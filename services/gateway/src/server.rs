@@ -18,46 +18,28 @@ use construct_proto::{
     },
 };
 use construct_runtime::Context;
-use futures::{StreamExt as _, stream};
-use opentelemetry::{global, propagation::Extractor};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{
-    codec::CompressionEncoding,
-    codegen::http,
-    service::Routes,
-    transport::{
-        Server,
-        server::{Router, TcpIncoming},
-    },
-};
+use tonic::{codec::CompressionEncoding, codegen::http, service::Routes, transport::server::TcpIncoming};
 use tonic_health::{ServingStatus, server::HealthReporter};
-use tower::layer::util::{Identity, Stack};
-use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+use tower::Layer as _;
 
 use crate::{
     Config,
     api::Api,
     faces::Faces,
     identity::guard::GuardLayer,
-    places::Places,
+    limit::{Limit, connection::Connection},
+    serve::serve,
     socket::Socket,
     tls::{Tls, accept},
 };
 
 /// Bytes of a request at most, after decompression. The largest valid one is a message of 1 MiB.
 pub(crate) const MAX_REQUEST: usize = 4 * 1024 * 1024;
-/// After which time a request that has no answer yet is given up, whatever it is for. Later than the deadlines of all faces, which answer in
-/// their own words.
-const TIMEOUT: Duration = Duration::from_secs(31);
-/// Calls of one connection worked on at the same time; further ones wait.
-const CALLS_PER_CONNECTION: usize = 256;
-/// Calls and subscriptions open on one connection at the same time.
-const STREAMS_PER_CONNECTION: u32 = 1024;
-/// How often a silent connection is asked whether it is alive, and how long it may take to answer: a client that is gone
-/// holds its subscriptions no longer than both together.
-const KEEPALIVE: Duration = Duration::from_secs(20);
-
+/// Bytes of a request to the services that need no credentials: names and symbols.
+const MAX_PUBLIC_REQUEST: usize = 8 * 1024;
 /// After how long a silent connection is asked by TCP whether it is alive. HTTP/1, which has no such question, depends on it; so does the
 /// operator protocol.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
@@ -76,7 +58,7 @@ macro_rules! limited {
 pub(crate) async fn spawn(
     api: Api,
     listener: TcpListener,
-    tls: Option<(Tls, Places)>,
+    tls: Option<(Tls, Limit)>,
     socket: Option<Socket>,
     config: &Config,
     context: &Context,
@@ -96,9 +78,14 @@ pub(crate) async fn spawn(
     };
     let (reflection, reflection_before) = (describe().build_v1()?, describe().build_v1alpha()?);
     // A client that compresses does so whatever it calls.
-    let routes = Routes::new(health.accept_compressed(CompressionEncoding::Gzip))
-        .add_service(reflection.accept_compressed(CompressionEncoding::Gzip))
-        .add_service(reflection_before.accept_compressed(CompressionEncoding::Gzip))
+    macro_rules! public {
+        ($server:expr) => {
+            $server.max_decoding_message_size(MAX_PUBLIC_REQUEST).accept_compressed(CompressionEncoding::Gzip)
+        };
+    }
+    let routes = Routes::new(public!(health))
+        .add_service(public!(reflection))
+        .add_service(public!(reflection_before))
         .add_service(limited!(AgentServiceServer, api))
         .add_service(limited!(ApprovalServiceServer, api))
         .add_service(limited!(AuditServiceServer, api))
@@ -135,10 +122,9 @@ pub(crate) async fn spawn(
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(SILENCE));
     let secure = tls.is_some();
     let incoming = accept::connections(incoming, tls, faces.proxies().clone(), lifecycle);
-    let serving = router(routes.clone(), &faces);
-    lifecycle.spawn("grpc", serving.serve_with_incoming_shutdown(incoming, lifecycle.draining().cancelled_owned()));
+    let routes = routes.prepare();
+    lifecycle.spawn("grpc", serve(faces.layer(routes.clone()), incoming, lifecycle.draining()));
     if let Some(Socket { listener, passed }) = socket {
-        let serving = router(routes, &faces.on_socket());
         let readiness = context.readiness().clone();
         let begun = async move {
             if passed {
@@ -146,9 +132,9 @@ pub(crate) async fn spawn(
             }
             UnixListenerStream::new(listener)
         };
-        let incoming = stream::once(begun).flatten();
-        let draining = lifecycle.draining().cancelled_owned();
-        lifecycle.spawn("grpc on the socket", serving.serve_with_incoming_shutdown(incoming, draining));
+        let incoming = stream::once(begun).flatten().map_ok(|stream| (stream, Connection::uncounted()));
+        let serving = serve(faces.on_socket().layer(routes), incoming, lifecycle.draining());
+        lifecycle.spawn("grpc on the socket", serving);
     }
     let (mut changes, draining) = (context.readiness().subscribe(), lifecycle.draining());
     lifecycle.spawn_job("grpc health", async move {
@@ -164,60 +150,11 @@ pub(crate) async fn spawn(
     Ok(faces)
 }
 
-/// The limits of a connection, and what lies around every call.
-fn router(routes: Routes, faces: &Faces) -> Router<Stack<Faces, Identity>> {
-    Server::builder()
-        .timeout(TIMEOUT)
-        .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
-        .max_concurrent_streams(STREAMS_PER_CONNECTION)
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE))
-        .http2_adaptive_window(Some(true))
-        .accept_http1(true)
-        .trace_fn(span)
-        .layer(faces.clone())
-        .add_routes(routes)
-}
-
 /// Tells who asks for the health of the whole server (the empty name) or of one service. All need the same to work.
 async fn report(reporter: &HealthReporter, ready: bool) {
     let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
     let services = construct_proto::services().map(|service| service.full_name().to_owned());
     for service in services.chain([String::new()]) {
         reporter.set_service_status(service, status).await;
-    }
-}
-
-/// The span of a request. It continues the caller's trace, if there is one; everything the request causes on the mesh
-/// belongs to it.
-fn span(request: &http::Request<()>) -> tracing::Span {
-    let is_grpc = request
-        .headers()
-        .get(http::header::CONTENT_TYPE)
-        .is_some_and(|it| it.as_bytes().starts_with(b"application/grpc"));
-    let span = if is_grpc {
-        let mut path = request.uri().path().trim_start_matches('/').splitn(2, '/');
-        let (service, method) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
-        tracing::info_span!("gateway.request", rpc.system = "grpc", rpc.service = service, rpc.method = method)
-    } else {
-        // The face says which method it is, once it knows.
-        let empty = tracing::field::Empty;
-        tracing::info_span!("gateway.request", rpc.system = "http", rpc.service = empty, rpc.method = empty)
-    };
-    let parent = global::get_text_map_propagator(|propagator| propagator.extract(&Headers(request.headers())));
-    // Fails only when no trace is recorded at all.
-    _ = span.set_parent(parent);
-    span
-}
-
-struct Headers<'a>(&'a http::HeaderMap);
-
-impl Extractor for Headers<'_> {
-    fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key).and_then(|value| value.to_str().ok())
-    }
-
-    fn keys(&self) -> Vec<&str> {
-        self.0.keys().map(http::HeaderName::as_str).collect()
     }
 }

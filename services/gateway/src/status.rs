@@ -1,13 +1,17 @@
 //! What clients are told when something goes wrong: one mapping from the store's errors to gRPC codes. Internals never
 //! leak: what is a defect is logged once, and the client sees only the number under which it stands in the log.
 
-use std::{error::Error as StdError, time::Duration};
+use std::{collections::HashMap, error::Error as StdError, time::Duration};
 
 use construct_runtime::telemetry::Chain;
 use construct_store::Error;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 use uuid::Uuid;
+
+/// The reasons of [`too_large`] and [`too_slow`], for programs.
+pub(crate) const TOO_LARGE: &str = "REQUEST_TOO_LARGE";
+pub(crate) const TOO_SLOW: &str = "REQUEST_TOO_SLOW";
 
 /// When a client may try again after something was away.
 const RETRY_SOON: Duration = Duration::from_secs(1);
@@ -130,6 +134,28 @@ pub(crate) fn unavailable(message: impl Into<String>) -> Status {
 /// A limit is reached; another try is welcome later.
 pub(crate) fn exhausted(message: impl Into<String>) -> Status {
     Status::with_error_details(Code::ResourceExhausted, message, ErrorDetails::with_retry_info(Some(RETRY_LATER)))
+}
+
+/// A request has more bytes than are taken. REST calls it 413.
+pub(crate) fn too_large(limit: usize) -> Status {
+    too_large_as(&format!("a request has at most {limit} bytes"))
+}
+
+/// The same in other words.
+pub(crate) fn too_large_as(message: &str) -> Status {
+    let details = ErrorDetails::with_error_info(TOO_LARGE, "construct", HashMap::new());
+    Status::with_error_details(Code::ResourceExhausted, message, details)
+}
+
+/// A request's body does not come in time. REST calls it 408.
+pub(crate) fn too_slow() -> Status {
+    let details = ErrorDetails::with_error_info(TOO_SLOW, "construct", HashMap::new());
+    Status::with_error_details(Code::DeadlineExceeded, "the request's body comes too slowly", details)
+}
+
+/// The reason that a status gives for programs, if it gives one.
+pub(crate) fn reason(status: &Status) -> Option<String> {
+    status.get_error_details().error_info().map(|info| info.reason.clone())
 }
 
 /// A defect of ours.

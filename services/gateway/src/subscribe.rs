@@ -5,7 +5,6 @@ pub(crate) mod glob;
 pub(crate) mod hub;
 mod marks;
 mod merge;
-pub(crate) mod places;
 mod replays;
 mod subscription;
 
@@ -72,7 +71,7 @@ impl EventService for Api {
     async fn subscribe(&self, request: Request<SubscribeRequest>) -> Result<Response<Self::SubscribeStream>, Status> {
         let (entry, request) = self.enter_unchecked(request)?;
         let wanted = requests::subscribe(request)?;
-        let permit = self.subscription(entry.organization())?;
+        let share = self.subscription(entry.organization())?;
         let watched = Watched { organization: entry.organization(), task: wanted.task };
         // Listening begins before the first read, so that nothing falls between.
         let joined = entry.backend.hub.join(watched).await;
@@ -83,11 +82,23 @@ impl EventService for Api {
         let backend = Arc::clone(&entry.backend);
         let store = backend.store.clone();
         let (types, scopes) = (wanted.types, Arc::clone(&caller.scopes));
-        let marks = Marks::default();
-        let subscription =
-            Subscription { backend, watched, merge, joined, types, marks, place: None, scopes, deleted, out: sender };
+        let (marks, answers) = (Marks::default(), self.capacity().answers.clone());
+        let subscription = Subscription {
+            backend,
+            watched,
+            merge,
+            joined,
+            types,
+            marks,
+            answers,
+            progress: None,
+            records: None,
+            scopes,
+            deleted,
+            out: sender,
+        };
         self.lifecycle().spawn_job("subscription", async move {
-            let _permit = permit;
+            let _share = share;
             tokio::select! {
                 () = draining.cancelled() => {}
                 // Who connects again is judged again.

@@ -96,7 +96,7 @@ impl UsageService for Api {
         let about = |error| status::about(&organization.to_string(), error);
         let quota = entry.store().quota_get(organization).await.map_err(about)?;
         let periods = self.quotas().periods(clock::now());
-        let _place = self.sum().await?;
+        let _place = self.sum(entry.organization()).await?;
         let used = entry.store().quota_counts(organization, Counted::ALL, &periods).await.map_err(status::of_store)?;
         Ok(Response::new(self.quota(&quota, Some(used))))
     }
@@ -139,7 +139,7 @@ impl UsageService for Api {
             until: asked.until,
             time_zone: asked.time_zone,
         };
-        let _place = self.sum().await?;
+        let _place = self.sum(entry.organization()).await?;
         let found = entry.store().usage_list(entry.organization(), &filter, asked.of, &asked.page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (usage, info) = asked.page.cut(&found, shown, |row| row.place.clone());

@@ -188,6 +188,10 @@ pub(crate) fn is_transient(status: &Status) -> bool {
     if quota.and_then(|info| info.retry_delay).is_some_and(|delay| delay > LONGEST_WAIT) {
         return false;
     }
+    // It is as large the next time.
+    if status.get_details_error_info().is_some_and(|info| info.reason == "REQUEST_TOO_LARGE") {
+        return false;
+    }
     let passing = [Code::Unavailable, Code::Cancelled, Code::DeadlineExceeded, Code::ResourceExhausted, Code::Internal];
     status.source().is_some() || passing.contains(&status.code())
 }

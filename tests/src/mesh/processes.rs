@@ -270,10 +270,22 @@ impl Mesh {
     /// # Errors
     /// When it does not run.
     pub fn resident(&self, service: Service) -> anyhow::Result<u64> {
+        self.memory(service, "VmRSS:")
+    }
+
+    /// Memory that a service has held at most so far, in bytes.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn peak(&self, service: Service) -> anyhow::Result<u64> {
+        self.memory(service, "VmHWM:")
+    }
+
+    fn memory(&self, service: Service, name: &str) -> anyhow::Result<u64> {
         let pid = self.pid(service).context("the service does not run")?;
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no size is told")?;
-        Ok(resident.trim().trim_end_matches("kB").trim().parse::<u64>()? * 1024)
+        let size = status.lines().find_map(|line| line.strip_prefix(name)).context("no size is told")?;
+        Ok(size.trim().trim_end_matches("kB").trim().parse::<u64>()? * 1024)
     }
 }
 

@@ -94,7 +94,7 @@ async fn another_organisations_rows_are_not_found() {
     assert_not_found(f.store.task_get(other, task).await);
     assert_not_found(f.store.message_get(other, message).await);
     assert_eq!(f.store.event_head(Stream::task(other, task)).await.expect("read"), 0);
-    assert!(f.store.events_after(Stream::task(other, task), 0, 9).await.expect("read").is_empty());
+    assert!(f.store.events_after(Stream::task(other, task), 0, 9, u64::MAX).await.expect("read").is_empty());
     let theirs = Write { organization: other, ..write() };
     assert_not_found(f.store.model_create(&theirs, new_model(f.provider, "m"), rendered("x")).await);
     assert_not_found(f.store.agent_create(&theirs, new_agent(f.model, "a"), rendered("x")).await);

@@ -119,7 +119,7 @@ async fn what_is_committed_is_what_is_loaded() {
     assert_eq!((stored.usage, stored.title.as_str(), stored.event_sequence), (usage(5), "A title", 5));
     assert_eq!((stored.tool_uses["grep"], stored.queued_count, stored.trace_id.as_deref()), (2, 0, Some("t1")));
     assert!(stored.state.titled);
-    let events = f.store.events_after(Stream::task(ORG, task), 0, 100).await.expect("read");
+    let events = f.store.events_after(Stream::task(ORG, task), 0, 100, u64::MAX).await.expect("read");
     assert_eq!(events.iter().map(|e| e.sequence).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
     assert_eq!((events[4].kind.as_str(), events[4].step), ("turn.completed", Some(1)));
 }
@@ -230,7 +230,7 @@ async fn commits_and_messages_at_the_same_time_lose_nothing() {
         (1..=total as i64).collect::<Vec<_>>()
     );
     assert!(transcript.is_sorted_by_key(|m| m.arrival), "they were admitted in the order of their arrival");
-    let events = f.store.events_after(Stream::task(ORG, task), 0, 1000).await.expect("read");
+    let events = f.store.events_after(Stream::task(ORG, task), 0, 1000, u64::MAX).await.expect("read");
     assert_eq!(events.iter().map(|e| e.sequence).collect::<Vec<_>>(), (1..=1 + 3 * total as u64).collect::<Vec<_>>());
     assert!(!load(&f, task).await.has_new_intents());
 }

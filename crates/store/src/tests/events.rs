@@ -32,7 +32,7 @@ async fn sequences_have_no_gap_under_fifty_concurrent_writers() {
         (Stream::organization(ORG), 3, written.iter().map(|(_, event)| event.clone()).collect::<Vec<_>>()),
     ] {
         expected.sort_by_key(|event| event.sequence);
-        let stored = f.store.events_after(stream, first, 1000).await.expect("read");
+        let stored = f.store.events_after(stream, first, 1000, u64::MAX).await.expect("read");
         assert_eq!(stored, expected, "what a write returned is what is stored");
         let sequences: Vec<u64> = stored.iter().map(|event| event.sequence).collect();
         assert_eq!(sequences, (first + 1..=first + 50).collect::<Vec<_>>());
@@ -58,6 +58,23 @@ async fn events_are_read_in_bounded_parts() {
     for _ in 0..5 {
         f.message(task, "x").await;
     }
-    let part = f.store.events_after(Stream::task(ORG, task), 2, 3).await.expect("read");
+    let part = f.store.events_after(Stream::task(ORG, task), 2, 3, u64::MAX).await.expect("read");
     assert_eq!(part.iter().map(|event| event.sequence).collect::<Vec<_>>(), [3, 4, 5]);
+}
+
+#[tokio::test]
+async fn page_of_events_ends_with_the_one_that_reaches_its_bytes() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    for bytes in [1, 50_000, 50_000, 200_000, 1, 1] {
+        f.message(task, &"x".repeat(bytes)).await;
+    }
+    let page = async |after, bytes| {
+        let events = f.store.events_after(Stream::task(ORG, task), after, 100, bytes).await.expect("read");
+        events.iter().map(|event| event.sequence).collect::<Vec<_>>()
+    };
+    // The task's own record, and the messages.
+    assert_eq!(page(0, 60_000).await, [1, 2, 3, 4]);
+    assert_eq!(page(4, 60_000).await, [5], "a large one is never left out");
+    assert_eq!(page(5, 60_000).await, [6, 7]);
 }

@@ -65,7 +65,7 @@ async fn a_run_is_made_once_by_however_many_replicas() {
     assert_eq!((fired[0].tasks.as_slice(), fired[0].events.len()), ([task].as_slice(), 1));
     let stored = f.store.task_get(ORG, task).await.expect("got");
     assert_eq!(stored.queued_count, 1);
-    let events = f.store.events_after(Stream::task(ORG, task), 0, 10).await.expect("read");
+    let events = f.store.events_after(Stream::task(ORG, task), 0, 10, u64::MAX).await.expect("read");
     assert_eq!(events.iter().map(|event| event.sequence).collect::<Vec<_>>(), [1, 2]);
     let over = again(&f, &once).await;
     assert_eq!((over.next_run, over.last_run), (None, Some(now)));

@@ -182,7 +182,7 @@ async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
     let other = f.task().await;
     assert_eq!(f.store.tasks_gone(&[id, other, TaskId::from_uuid(Uuid::now_v7())]).await.expect("asked"), [id]);
     assert_eq!(f.store.task_load(id).await.expect("read"), None);
-    assert_eq!(f.store.events_after(Stream::task(ORG, id), 0, 10).await.expect("read"), [event]);
+    assert_eq!(f.store.events_after(Stream::task(ORG, id), 0, 10, u64::MAX).await.expect("read"), [event]);
     assert!(due(&f, now() + Duration::from_secs(2)).await.is_empty());
     assert!(
         !f.store.step_usage_record(ORG, id, Some(f.agent), &entry, now()).await.expect("asked"),

@@ -9,7 +9,6 @@
 use std::{
     collections::HashMap,
     mem,
-    net::IpAddr,
     time::{Duration, Instant},
 };
 
@@ -19,7 +18,7 @@ use jiff::Timestamp;
 use uuid::Uuid;
 
 use super::origin::Known;
-use crate::identity::{failures::network, peer::Peer};
+use crate::{identity::peer::Peer, limit::Holder};
 
 /// How long calls are counted together.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
@@ -35,7 +34,7 @@ const STRANGERS: usize = 200;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Who {
     Known(Known),
-    Network(IpAddr),
+    Network(Holder),
     Process(u32),
     Unknown,
 }
@@ -44,7 +43,7 @@ impl Who {
     pub(super) fn of(known: Option<Known>, peer: Peer) -> Self {
         match (known, peer) {
             (Some(known), _) => Self::Known(known),
-            (None, Peer::Address(address) | Peer::Forwarded(address)) => Self::Network(network(address)),
+            (None, Peer::Address(address) | Peer::Forwarded(address)) => Self::Network(Holder::network(Some(address))),
             (None, Peer::Process { uid }) => Self::Process(uid),
             (None, Peer::Unknown) => Self::Unknown,
         }
@@ -184,7 +183,7 @@ mod tests {
     }
 
     fn stranger(number: u32) -> Who {
-        Who::of(None, Peer::Address(IpAddr::from(number.to_be_bytes())))
+        Who::of(None, Peer::Address(std::net::IpAddr::from(number.to_be_bytes())))
     }
 
     fn known(number: u128) -> Who {

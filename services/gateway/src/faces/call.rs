@@ -1,11 +1,14 @@
 //! A call of the gRPC services from within the process.
 
 use bytes::Bytes;
+use http_body::Body as _;
 use http_body_util::{BodyExt as _, Full};
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Version, header, request::Parts},
+    codegen::http::{
+        Extensions, HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Version, header, request::Parts,
+    },
 };
 use tower::ServiceExt as _;
 
@@ -14,7 +17,13 @@ use super::{
     envelope::{Envelope, Envelopes},
     methods::Method,
 };
-use crate::{api::Repeated, quotas::Metered, server::MAX_REQUEST};
+use crate::{
+    api::Repeated,
+    limit::{Account, Share},
+    quotas::Metered,
+    server::MAX_REQUEST,
+    status,
+};
 
 /// Bytes of an answer at most. Nothing the services send comes near it: it is a bound, not a limit anybody meets.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
@@ -183,23 +192,38 @@ pub(super) fn theirs(headers: HeaderMap) -> HeaderMap {
 /// All of a body.
 ///
 /// # Errors
-/// `OUT_OF_RANGE` when it is too large, which is known as soon as the limit is reached.
+/// `RESOURCE_EXHAUSTED` when it is too large, which is known as soon as it says so, or the limit is reached.
 pub(super) async fn whole(mut body: Body) -> Result<Bytes, Status> {
-    let mut all = bytes::BytesMut::new();
+    let announced = body.size_hint().lower();
+    if announced > MAX_REQUEST as u64 {
+        return Err(status::too_large(MAX_REQUEST));
+    }
+    let mut all = bytes::BytesMut::with_capacity(usize::try_from(announced).unwrap_or_default());
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(cut_off)?.into_data() else { continue };
         if all.len() + data.len() > MAX_REQUEST {
-            return Err(super::envelope::too_large(MAX_REQUEST));
+            return Err(status::too_large(MAX_REQUEST));
         }
         all.extend_from_slice(&data);
     }
     Ok(all.freeze())
 }
 
-/// The client's connection ended, or broke its rules, within the request.
+/// Why a body has no end: it was refused, or the client's connection ended, or broke its rules, within the request.
 pub(super) fn cut_off(error: Status) -> Status {
+    if matches!(error.code(), Code::ResourceExhausted | Code::DeadlineExceeded | Code::InvalidArgument) {
+        return error;
+    }
     tracing::debug!(%error, "a request's body ended halfway");
     Status::cancelled("the request ended halfway")
+}
+
+/// A place for a request whose body is there, to be kept until it is answered.
+///
+/// # Errors
+/// `RESOURCE_EXHAUSTED` when there are too many.
+pub(super) fn place(extensions: &Extensions) -> Result<Option<Share>, Status> {
+    extensions.get::<Account>().map_or(Ok(None), Account::transcode)
 }
 
 /// An answer that isn't gRPC's, of what stands before the services.

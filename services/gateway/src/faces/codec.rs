@@ -12,7 +12,6 @@ use tonic::{
 };
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-use super::envelope;
 use crate::{server::MAX_REQUEST, status};
 
 /// Below this many bytes compression costs time and saves nothing.
@@ -183,7 +182,7 @@ impl Encoding {
     /// The bytes as they were before they were compressed.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for what isn't gzip, `OUT_OF_RANGE` for what gets too large: never is more unpacked than may be sent.
+    /// `INVALID_ARGUMENT` for what isn't gzip, `RESOURCE_EXHAUSTED` for what gets too large: never is more unpacked than may be sent.
     pub(super) fn unpack(self, bytes: Bytes) -> Result<Bytes, Status> {
         match self {
             Self::Identity => Ok(bytes),
@@ -194,7 +193,7 @@ impl Encoding {
                     .read_to_end(&mut plain)
                     .map_err(|error| Status::invalid_argument(format!("the message is no gzip: {error}")))?;
                 if plain.len() > MAX_REQUEST {
-                    return Err(envelope::too_large(MAX_REQUEST));
+                    return Err(status::too_large(MAX_REQUEST));
                 }
                 Ok(plain.into())
             }
@@ -255,7 +254,7 @@ mod tests {
         let zeros = Bytes::from(vec![0; 64 * 1024 * 1024]);
         let bomb = Encoding::Gzip.pack(&zeros).expect("it is worth it");
         assert!(bomb.len() < MAX_REQUEST);
-        assert_eq!(Encoding::Gzip.unpack(bomb).expect_err("it is too large").code(), Code::OutOfRange);
+        assert_eq!(Encoding::Gzip.unpack(bomb).expect_err("it is too large").code(), Code::ResourceExhausted);
     }
 
     #[test]

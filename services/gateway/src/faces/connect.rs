@@ -145,6 +145,7 @@ async fn answer(
                 }
                 None => get::message(head.uri.query().unwrap_or_default())?,
             };
+            let _place = call::place(&head.extensions)?;
             let message = codec.request(&method.descriptor.input(), message)?;
             let mut reply = Call { method, head: &head }.unary(inner, &message).await?;
             reply.message = codec.response(&method.descriptor.output(), reply.message)?;

@@ -4,6 +4,8 @@
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use tonic::Status;
 
+use crate::status;
+
 /// The message is compressed.
 pub(super) const COMPRESSED: u8 = 1;
 /// Connect: the message is the last one, and tells how the stream ended.
@@ -50,13 +52,13 @@ impl Envelopes {
     /// The next message, if all of it is here.
     ///
     /// # Errors
-    /// `OUT_OF_RANGE` when it is too large; known from its length already, so that nobody waits for its end.
+    /// `RESOURCE_EXHAUSTED` when it is too large; known from its length already, so that nobody waits for its end.
     pub(super) fn next(&mut self) -> Result<Option<Envelope>, Status> {
         let Some(header) = self.buffer.first_chunk::<HEADER>() else { return Ok(None) };
         let [flags, length @ ..] = *header;
         let length = u32::from_be_bytes(length) as usize;
         if length > self.limit {
-            return Err(too_large(self.limit));
+            return Err(status::too_large(self.limit));
         }
         if self.buffer.len() < HEADER + length {
             return Ok(None);
@@ -69,11 +71,6 @@ impl Envelopes {
     pub(super) fn is_within(&self) -> bool {
         !self.buffer.is_empty()
     }
-}
-
-/// A message has more bytes than are taken.
-pub(super) fn too_large(limit: usize) -> Status {
-    Status::out_of_range(format!("a message has at most {limit} bytes"))
 }
 
 #[cfg(test)]
@@ -106,7 +103,7 @@ mod tests {
     fn a_message_that_is_too_large_is_refused_before_it_is_here() {
         let mut envelopes = Envelopes::new(16);
         envelopes.push(&[0, 0, 0, 0, 17]);
-        assert_eq!(envelopes.next().expect_err("17 is more than 16").code(), tonic::Code::OutOfRange);
+        assert_eq!(envelopes.next().expect_err("17 is more than 16").code(), tonic::Code::ResourceExhausted);
     }
 
     proptest! {

@@ -110,7 +110,12 @@ pub(super) fn refused(kind: Kind, status: &Status) -> Response<Body> {
 
 /// A problem as RFC 9457 has it.
 pub(super) fn problem(status: &Status) -> Response<Body> {
-    problem_as(http_status(status.code()), status)
+    let http = match crate::status::reason(status).as_deref() {
+        Some(crate::status::TOO_LARGE) => StatusCode::PAYLOAD_TOO_LARGE,
+        Some(crate::status::TOO_SLOW) => StatusCode::REQUEST_TIMEOUT,
+        _ => http_status(status.code()),
+    };
+    problem_as(http, status)
 }
 
 /// A problem for which HTTP has a more exact status than the code would give.

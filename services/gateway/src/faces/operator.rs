@@ -18,25 +18,27 @@ mod wire;
 use std::{sync::Arc, time::Duration};
 
 use construct_runtime::Lifecycle;
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::net::TcpListener;
 
 use self::{calls::Calls, connection::Connection};
 use super::{Faces, guard::Guard};
 use crate::{
     Config,
-    places::Places,
+    limit::{Limit, connection::Connections},
     tls::{
         Tls, accept,
         stream::{Over, Stream},
     },
 };
 
-/// Connections at the same time. Further ones are closed at once, with the reason.
+/// Connections on which nobody is known yet, and those of one network. Further ones are closed at once, with the reason.
+const NEWCOMERS: usize = 256;
+const NEWCOMERS_OF_ONE: usize = 64;
+/// Connections of who is known, and those of one network. Behind a proxy that is not trusted all are. Of a trusted one, WebSockets are counted
+/// by whom it asks for as soon as it has said that; lines as they are say nothing of it.
 const CONNECTIONS: usize = 1024;
-/// Those of one network. Behind a proxy that is not trusted all are. Of a trusted one, WebSockets are counted by whom it asks for as soon as it
-/// has said that; lines as they are say nothing of it.
 const CONNECTIONS_OF_ONE: usize = 512;
-/// Bytes of a line at most: as for a request of gRPC.
+/// Bytes of a line at most: as for a request of gRPC. Until it is known who is there, much less ([`crate::limit::Account::receive`]).
 const MAX_LINE: usize = crate::server::MAX_REQUEST;
 /// Requests of one connection that are worked on at the same time, streams among them. Further ones are refused.
 const RUNNING: usize = 64;
@@ -52,8 +54,9 @@ const IDLE: Duration = Duration::from_secs(600);
 /// How long a client may leave what it is sent unread, when it is time to close the connection.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Whole sessions that are in memory at the same time, of all connections, and how long one waits for a place.
-const SESSIONS: usize = 64;
+/// Whole sessions that are read at the same time, those of one organization, and how long one waits for a place, and for room.
+const SESSIONS: usize = 4;
+const SESSIONS_OF_ONE: usize = 2;
 const ROOM: Duration = Duration::from_secs(10);
 
 /// What the operator protocol needs to know.
@@ -62,10 +65,10 @@ struct Options {
     agent: Option<String>,
     /// Which pages may open a WebSocket.
     guard: Guard,
-    /// Places for sessions that are shown whole.
-    room: Arc<Semaphore>,
-    /// Places for WebSockets that come by trusted proxies.
-    proxied: Places,
+    /// Sessions that are read as a whole.
+    sessions: Limit,
+    /// WebSockets that come by trusted proxies.
+    proxied: Limit,
 }
 
 /// Serves the protocol until the process drains.
@@ -74,22 +77,23 @@ struct Options {
 /// When the listener has no address.
 pub(crate) fn spawn(
     listener: TcpListener,
-    tls: Option<(Tls, Places)>,
+    tls: Option<(Tls, Limit)>,
     faces: &Faces,
     config: &Config,
     lifecycle: &Lifecycle,
 ) -> std::io::Result<()> {
     let address = listener.local_addr()?;
     let guard = Guard::new(address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts);
-    let room = Arc::new(Semaphore::new(SESSIONS));
-    let proxied = Places::new(CONNECTIONS, CONNECTIONS_OF_ONE);
-    let options = Arc::new(Options { agent: config.gateway_operator_agent.clone(), guard, room, proxied });
+    let sessions = Limit::new(SESSIONS, SESSIONS_OF_ONE);
+    let proxied = Limit::new(CONNECTIONS, CONNECTIONS_OF_ONE);
+    let options = Arc::new(Options { agent: config.gateway_operator_agent.clone(), guard, sessions, proxied });
     let proxies = faces.proxies().clone();
     let calls = Calls::new(faces);
     tracing::info!(%address, tls = tls.is_some(), "serving the operator protocol");
     let (draining, running) = (lifecycle.draining(), lifecycle.clone());
     lifecycle.spawn_job("operator protocol", async move {
-        let places = Places::new(CONNECTIONS, CONNECTIONS_OF_ONE);
+        let newcomers = Limit::new(NEWCOMERS, NEWCOMERS_OF_ONE);
+        let connections = Connections::new(newcomers, Limit::new(CONNECTIONS, CONNECTIONS_OF_ONE));
         loop {
             let accepted = tokio::select! {
                 () = draining.cancelled() => return,
@@ -106,28 +110,28 @@ pub(crate) fn spawn(
             };
             // Who is gone already needs none.
             let Ok(peer) = stream.peer_addr() else { continue };
-            let counted = proxies.counted(peer);
-            let place = places.take(counted);
+            let network = proxies.holder(peer);
+            let accepted = connections.accept(network);
             let connection = Connection::new(&stream, calls.clone(), Arc::clone(&options), draining.clone());
             let Some((tls, handshakes)) = &tls else {
                 running.spawn_job("operator connection", async move {
-                    match place {
-                        Some(place) => connection.run(Stream::holding(Over::Plain(stream), place)).await,
-                        None => connection.refuse(stream).await,
+                    match accepted {
+                        Ok(accepted) => connection.run(Stream::new(Over::Plain(stream)), accepted).await,
+                        Err(_) => connection.refuse(stream).await,
                     }
                 });
                 continue;
             };
             // Who is not even secured is told nothing.
-            let (Some(place), Some(shaking)) = (place, handshakes.take(counted)) else { continue };
+            let (Ok(accepted), Ok(handshake)) = (accepted, handshakes.take(network, 1)) else { continue };
             let (config, stopping) = (tls.lines(), draining.clone());
             running.spawn_job("operator connection", async move {
                 let secured = tokio::select! {
                     () = stopping.cancelled() => return,
-                    secured = accept::secure(stream, config, shaking) => secured,
+                    secured = accept::secure(stream, config, handshake) => secured,
                 };
                 match secured {
-                    Ok(over) => connection.run(Stream::holding(over, place)).await,
+                    Ok(over) => connection.run(Stream::new(over), accepted).await,
                     Err(error) => tracing::debug!(%error, "a connection could not be secured"),
                 }
             });

@@ -25,7 +25,7 @@ use tonic::{
 use self::{
     files::Files,
     login::Login,
-    routes::{ROUTES, Route},
+    routes::{Content, ROUTES, Route},
 };
 use super::{
     Inner, TIMEOUT,
@@ -182,13 +182,16 @@ impl Row {
         let accepted = Encoding::accepted(request.headers(), &header::ACCEPT_ENCODING);
         let (head, body) = request.into_parts();
         let deadline = Deadline::of(&head.extensions).unwrap_or_else(|| Deadline::new(None, TIMEOUT));
-        let message = deadline
-            .begin(async {
-                let fields = self.route.fields().zip(values);
-                Ok(request::message(self.route, &method.descriptor.input(), &head, fields, body).await)
-            })
-            .await;
-        let message = match message.unwrap_or_else(|late| Err(late.into())) {
+        let body = match self.route.body {
+            Content::None => Ok(Bytes::new()),
+            Content::All(_) | Content::Field(..) => deadline.begin(call::whole(body)).await,
+        };
+        let message = body.and_then(|body| Ok((body, call::place(&head.extensions)?))).map_err(request::Refused::from);
+        let message = message.and_then(|(body, place)| {
+            let fields = self.route.fields().zip(values);
+            Ok((request::message(self.route, &method.descriptor.input(), &head, fields, body)?, place))
+        });
+        let (message, _place) = match message {
             Ok(message) => message,
             Err(request::Refused::Media) => {
                 let words = Status::new(Code::InvalidArgument, "the body must be application/json");

@@ -7,16 +7,20 @@
 use std::{sync::Arc, time::Duration};
 
 use construct_bus::files::{self, PartName, Sha256};
-use construct_domain::FileId;
+use construct_domain::{FileId, OrganizationId};
 use construct_runtime::{Lifecycle, clock};
 use construct_store::{Claimed, File, Removal, Removed, Store};
 use jiff::Timestamp;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::check::{self, Spool, Stop};
-use crate::{Config, status};
+use crate::{
+    Config,
+    limit::{Holder, Limit, Share},
+    status,
+};
 
 /// How long the answer to a last part waits for what becomes of the file. Less than a face gives a call.
 const WAIT: Duration = Duration::from_secs(12);
@@ -24,8 +28,9 @@ const WAIT: Duration = Duration::from_secs(12);
 const SWEEP: Duration = Duration::from_secs(10);
 /// Files that are looked at, at the same time.
 const LOOKED_AT: usize = 2;
-/// Downloads under way; each holds a piece of its file. Further ones are refused.
+/// Downloads under way, and those of one organization; each holds a piece of its file. Further ones are refused.
 const DOWNLOADS: usize = 256;
+const DOWNLOADS_OF_ONE: usize = 64;
 /// What goes from the folder before it is asked again what has to.
 const AT_ONCE: u32 = 50;
 
@@ -63,7 +68,7 @@ pub(crate) struct Files {
     limits: Arc<Limits>,
     spool: Spool,
     looked_at: Arc<Semaphore>,
-    downloads: Arc<Semaphore>,
+    downloads: Limit,
 }
 
 impl Files {
@@ -76,7 +81,7 @@ impl Files {
             limits: Arc::new(Limits { max_bytes, types }),
             spool: Spool { folder: dir, most: max_bytes },
             looked_at: Arc::new(Semaphore::new(LOOKED_AT)),
-            downloads: Arc::new(Semaphore::new(DOWNLOADS)),
+            downloads: Limit::new(DOWNLOADS, DOWNLOADS_OF_ONE),
         })
     }
 
@@ -92,9 +97,9 @@ impl Files {
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED`.
-    pub(crate) fn place(&self) -> Result<OwnedSemaphorePermit, Status> {
-        let busy = |_| status::exhausted("the gateway gives out too many files at the moment");
-        Arc::clone(&self.downloads).try_acquire_owned().map_err(busy)
+    pub(crate) fn place(&self, organization: OrganizationId) -> Result<Share, Status> {
+        let share = self.downloads.take(Holder::Organization(organization), 1);
+        share.map_err(|full| full.status("downloads"))
     }
 
     /// Begins to put a file together, and waits a while for what becomes of it. It goes on though nobody waits any more.

@@ -24,6 +24,7 @@ use crate::{
     api::Api,
     audit::origin::{Known, Origin},
     caller::Caller,
+    limit::Holder,
     status,
 };
 
@@ -68,7 +69,7 @@ impl Gate {
 
     /// Whether who comes from there without credentials is taken for the operator. Pages of others in a browser of this machine don't get
     /// here: the faces refuse them.
-    fn trusts(&self, peer: Peer) -> bool {
+    pub(crate) fn trusts(&self, peer: Peer) -> bool {
         match peer {
             Peer::Process { uid } => Some(uid) == self.uid,
             Peer::Address(_) => self.login == Login::Local && peer.is_loopback(),
@@ -136,6 +137,13 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origi
     if limited && gate.failures.refuses(address, &hash, Instant::now()) {
         return Err(status::exhausted("too many log-ins from this address have failed; try again in a minute").into());
     }
+    // Who has no credentials can present something else each time: what all need is not theirs to fill.
+    let _login = if gate.failures.knows(&hash) {
+        None
+    } else {
+        let login = api.capacity().logins.take(Holder::network(address), 1);
+        Some(login.map_err(|full| full.status("log-ins under way"))?)
+    };
     // What is rarer than a key is boxed, so that each request is only as large as one with a key.
     let found = if bearer.len() > LONGEST {
         Ok(None)
@@ -151,15 +159,14 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origi
     };
     match found? {
         Some(caller) => {
-            if limited {
-                gate.failures.accepted(&hash);
-            }
+            gate.failures.accepted(&hash);
             match wanted {
                 Ok(wanted) if wanted.is_none_or(|wanted| wanted == caller.organization) => Ok(caller),
                 _ => Err(Refused { status: unknown_organization(), known: Some(Known::from(&caller)) }),
             }
         }
         None => {
+            gate.failures.forget(&hash);
             if limited {
                 gate.failures.failed(address, &hash, Instant::now());
             }

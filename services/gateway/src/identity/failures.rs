@@ -7,16 +7,20 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    net::{IpAddr, Ipv6Addr},
+    net::IpAddr,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use crate::limit::Holder;
+
 /// How long a window is.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Addresses, and accepted credentials, that are remembered. A full table forgets the windows that are over, then everything: who
-/// has so many addresses is not stopped by this anyway.
+/// Addresses that are remembered. A full table forgets the windows that are over, then everything: who has so many addresses is not
+/// stopped by this anyway.
 const REMEMBERED: usize = 4096;
+/// Accepted credentials that are remembered. A full table forgets all of them.
+const ACCEPTED: usize = 16_384;
 
 /// Failed log-ins by address.
 #[derive(Debug)]
@@ -28,7 +32,7 @@ pub(crate) struct Failures {
 
 #[derive(Debug, Default)]
 struct Table {
-    windows: HashMap<IpAddr, Window>,
+    windows: HashMap<Holder, Window>,
     accepted: HashSet<[u8; 32]>,
 }
 
@@ -46,7 +50,7 @@ impl Failures {
 
     /// Whether what this address presents is to be refused unseen. `credential` is the hash of it.
     pub(crate) fn refuses(&self, peer: Option<IpAddr>, credential: &[u8; 32], now: Instant) -> bool {
-        let Some(peer) = peer.map(network) else { return false };
+        let Some(peer) = network(peer) else { return false };
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let over = |window: &Window| window.count >= self.limit && now.duration_since(window.since) < WINDOW;
         table.windows.get(&peer).is_some_and(over) && !table.accepted.contains(credential)
@@ -54,7 +58,7 @@ impl Failures {
 
     /// Something was presented in vain.
     pub(crate) fn failed(&self, peer: Option<IpAddr>, credential: &[u8; 32], now: Instant) {
-        let Some(peer) = peer.map(network) else { return };
+        let Some(peer) = network(peer) else { return };
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         table.accepted.remove(credential);
         if table.windows.len() >= REMEMBERED && !table.windows.contains_key(&peer) {
@@ -70,10 +74,20 @@ impl Failures {
         window.count = window.count.saturating_add(1);
     }
 
+    /// Whether a credential was accepted lately.
+    pub(crate) fn knows(&self, credential: &[u8; 32]) -> bool {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).accepted.contains(credential)
+    }
+
+    /// A credential is not valid, or not any more.
+    pub(crate) fn forget(&self, credential: &[u8; 32]) {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).accepted.remove(credential);
+    }
+
     /// Something was accepted.
     pub(crate) fn accepted(&self, credential: &[u8; 32]) {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        if table.accepted.len() >= REMEMBERED && !table.accepted.contains(credential) {
+        if table.accepted.len() >= ACCEPTED && !table.accepted.contains(credential) {
             table.accepted.clear();
         }
         table.accepted.insert(*credential);
@@ -81,11 +95,8 @@ impl Failures {
 }
 
 /// What one who fails can hardly have many of.
-pub(crate) fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
-        v4 => v4,
-    }
+fn network(address: Option<IpAddr>) -> Option<Holder> {
+    address.map(|address| Holder::network(Some(address)))
 }
 
 #[cfg(test)]
@@ -137,6 +148,6 @@ mod tests {
             failures.accepted(&hash);
         }
         let table = failures.table.lock().expect("nobody panicked");
-        assert!(table.windows.len() <= REMEMBERED && table.accepted.len() <= REMEMBERED);
+        assert!(table.windows.len() <= REMEMBERED && table.accepted.len() <= ACCEPTED);
     }
 }

@@ -30,6 +30,7 @@ use crate::{
     },
     caller::Caller,
     deadline::Deadline,
+    limit::Account,
     metrics::{self, Transcoded},
     quotas::{Mark, Metered},
     status,
@@ -100,13 +101,14 @@ where
         let metered = request.extensions_mut().remove::<Metered>();
         request.extensions_mut().insert(origin.peer);
         let deadline = Deadline::of(request.extensions());
+        let account = request.extensions().get::<Account>().cloned();
         Box::pin(async move {
             let mut running = Running::new(&api, method, origin.face, deadline);
             if let Some(reached) = &reached {
                 reached.reached();
             }
             let Admitted { caller, metered } =
-                match admit(&api, &path, access, presented, &origin, method, metered).await {
+                match admit(&api, &path, access, presented, &origin, method, metered, account.as_ref()).await {
                     Ok(admitted) => admitted,
                     Err(status) => return Ok(running.ended(status.code(), status.into_http())),
                 };
@@ -167,13 +169,22 @@ const MALFORMED: [&str; 5] = [
     "Missing request message",
 ];
 
+/// How what tonic says of a message that is too large begins, before and after it is decompressed.
+const TOO_LARGE: [&str; 2] = ["Error, decoded message length too large", "Error decompressing: size limit"];
+
 /// A request that cannot be read is the client's mistake. Said here, so that it is counted and written down as that as well.
 fn blame_the_client<B>(mut response: Response<B>) -> Response<B> {
-    let malformed = Status::from_header_map(response.headers()).is_some_and(|status| {
-        status.code() == Code::Internal && MALFORMED.iter().any(|words| status.message().starts_with(words))
-    });
-    if malformed {
-        response.headers_mut().insert(Status::GRPC_STATUS, HeaderValue::from(Code::InvalidArgument as i32));
+    let Some(status) = Status::from_header_map(response.headers()) else { return response };
+    let is_one_of = |known: &[&str]| known.iter().any(|words| status.message().starts_with(words));
+    match status.code() {
+        Code::Internal if is_one_of(&MALFORMED) => {
+            response.headers_mut().insert(Status::GRPC_STATUS, HeaderValue::from(Code::InvalidArgument as i32));
+        }
+        Code::OutOfRange | Code::ResourceExhausted if is_one_of(&TOO_LARGE) => {
+            // Fails for no status of ours.
+            _ = status::too_large_as(status.message()).add_header(response.headers_mut());
+        }
+        _ => {}
     }
     response
 }
@@ -249,7 +260,8 @@ struct Admitted {
     metered: Metered,
 }
 
-/// Lets a call in. `metered` is what it was counted against already.
+/// Lets a call in. `metered` is what it was counted against already; `account` is charged for what it holds from now on.
+#[expect(clippy::too_many_arguments, reason = "they are what is known of a call")]
 async fn admit(
     api: &Api,
     path: &str,
@@ -258,17 +270,22 @@ async fn admit(
     origin: &Origin,
     method: Option<&'static Method>,
     metered: Option<Metered>,
+    account: Option<&Account>,
 ) -> Result<Admitted, Status> {
     if access == Access::Public {
-        return Ok(Admitted::default());
+        return account.map_or(Ok(()), Account::enter_anonymous).map(|()| Admitted::default());
     }
     let found = match presented {
         Ok(presented) => judge(api, presented, origin, metered).await,
         Err(status) => Err(status.into()),
     };
-    let found = found.and_then(|(caller, metered)| match check(path, access, &caller) {
-        Ok(()) => Ok(Admitted { caller: Some(caller), metered }),
-        Err(status) => Err(Refused { status, known: Some(Known::from(&caller)) }),
+    let found = found.and_then(|(caller, metered)| {
+        match check(path, access, &caller)
+            .and_then(|()| account.map_or(Ok(()), |account| account.identify(caller.organization)))
+        {
+            Ok(()) => Ok(Admitted { caller: Some(caller), metered }),
+            Err(status) => Err(Refused { status, known: Some(Known::from(&caller)) }),
+        }
     });
     found.map_err(|Refused { status, known }| {
         // Too many log-ins that failed are refusals as well.
@@ -326,9 +343,9 @@ pub(crate) fn admitted<'a, B>(
     let access = rules::of(path).ok_or_else(|| Status::unimplemented("there is no such method"));
     let (method, origin) = (methods::of(path), Origin::of(request));
     let presented = presented(request, origin.peer);
-    let path = path.to_owned();
+    let (path, account) = (path.to_owned(), request.extensions().get::<Account>().cloned());
     async move {
-        let admitted = admit(api, &path, access?, presented, &origin, method, None).await;
+        let admitted = admit(api, &path, access?, presented, &origin, method, None, account.as_ref()).await;
         admitted.map(|admitted| admitted.metered)
     }
 }

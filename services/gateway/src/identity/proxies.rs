@@ -14,6 +14,7 @@ use ipnet::IpNet;
 use tonic::codegen::http::{Extensions, HeaderMap};
 
 use super::peer::{Forwarded, Peer};
+use crate::limit::Holder;
 
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
@@ -59,9 +60,9 @@ impl Proxies {
 
     /// Whose a connection is, for what is counted per network. A trusted proxy's is nobody's in particular: whom it is for is known when a
     /// request is read, and will be others at each.
-    pub(crate) fn counted(&self, peer: SocketAddr) -> Option<IpAddr> {
+    pub(crate) fn holder(&self, peer: SocketAddr) -> Holder {
         let address = peer.ip().to_canonical();
-        (!self.trust(address)).then_some(address)
+        Holder::network((!self.trust(address)).then_some(address))
     }
 
     fn trust(&self, address: IpAddr) -> bool {
@@ -204,8 +205,8 @@ mod tests {
             ("192.0.2.1:1", Some("192.0.2.1")),
             ("[::ffff:192.0.2.1]:1", Some("192.0.2.1")),
         ] {
-            let counted = counted.map(|text| text.parse().expect("an address"));
-            assert_eq!(proxies.counted(peer.parse().expect("an address")), counted, "{peer}");
+            let counted = Holder::network(counted.map(|text| text.parse().expect("an address")));
+            assert_eq!(proxies.holder(peer.parse().expect("an address")), counted, "{peer}");
         }
     }
 

@@ -7,25 +7,29 @@
 
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use construct_domain::OrganizationId;
 use tonic::Status;
 
-use crate::status;
+use crate::{
+    limit::{Holder, Limit, Share},
+    status,
+};
 
-/// Statements at the same time.
+/// Statements at the same time, and those of one organization.
 const AT_ONCE: usize = 4;
+const AT_ONCE_OF_ONE: usize = 2;
 /// How long a place is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The places.
 #[derive(Debug)]
 pub(crate) struct Sums {
-    places: Semaphore,
+    places: Limit,
 }
 
 impl Default for Sums {
     fn default() -> Self {
-        Self { places: Semaphore::new(AT_ONCE) }
+        Self { places: Limit::new(AT_ONCE, AT_ONCE_OF_ONE) }
     }
 }
 
@@ -34,14 +38,10 @@ impl Sums {
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED`.
-    pub(crate) async fn place(&self) -> Result<SemaphorePermit<'_>, Status> {
-        match tokio::time::timeout(PATIENCE, self.places.acquire()).await {
-            Ok(Ok(place)) => Ok(place),
-            // It is never closed.
-            Ok(Err(_)) | Err(_) => {
-                Err(status::exhausted("too many ask at the moment for what was used; try again later"))
-            }
-        }
+    pub(crate) async fn place(&self, organization: OrganizationId) -> Result<Share, Status> {
+        let waiting = self.places.wait(Holder::Organization(organization), 1);
+        let crowded = |_| status::exhausted("too many ask at the moment for what was used; try again later");
+        tokio::time::timeout(PATIENCE, waiting).await.map_err(crowded)
     }
 }
 
@@ -50,25 +50,31 @@ mod tests {
     use tokio::time::Instant;
     use tonic::Code;
     use tonic_types::StatusExt as _;
+    use uuid::Uuid;
 
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn a_few_sums_are_made_at_once_and_who_waits_in_vain_is_told_when_to_come_back() {
         let sums = Sums::default();
+        let [one, other, third] = [1, 2, 3].map(|n| OrganizationId::from_uuid(Uuid::from_u128(n)));
         let mut held = Vec::new();
-        for _ in 0..AT_ONCE {
-            held.push(sums.place().await.expect("there is one"));
+        for organization in [one, one, other, other] {
+            held.push(sums.place(organization).await.expect("there is one"));
         }
         let before = Instant::now();
-        let refused = sums.place().await.expect_err("all are taken");
+        let refused = sums.place(third).await.expect_err("all are taken");
         assert_eq!((refused.code(), before.elapsed()), (Code::ResourceExhausted, PATIENCE));
         assert!(refused.get_details_retry_info().is_some_and(|info| info.retry_delay.is_some()));
         // Who comes in time gets the one that becomes free.
-        let (got, ()) = tokio::join!(sums.place(), async {
+        let (got, ()) = tokio::join!(sums.place(third), async {
             tokio::time::sleep(PATIENCE / 2).await;
             held.pop();
         });
         assert!(got.is_ok());
+        drop(held);
+        let _held = [sums.place(one).await.expect("there is one"), sums.place(one).await.expect("there is one")];
+        assert!(sums.place(one).await.is_err(), "one organization does not take all");
+        assert!(sums.place(other).await.is_ok());
     }
 }

@@ -32,9 +32,9 @@ use crate::{metrics, status::chain};
 
 /// Items a feed remembers for its slowest subscriber.
 const BUFFER: usize = 256;
-/// Bytes of an event at most that is kept in a feed's buffer, which so holds at most 16 MiB. Of a larger one only its
+/// Bytes of an event at most that is kept in a feed's buffer, which so holds at most 4 MiB. Of a larger one only its
 /// place is passed on, and each subscriber reads it when it is ready for it.
-const LARGEST: usize = 64 * 1024;
+const LARGEST: usize = 16 * 1024;
 /// How often the streams' heads are looked at. Only records whose publication was lost wait for it.
 const LOOK: Duration = Duration::from_secs(3);
 /// Streams asked for with one query.

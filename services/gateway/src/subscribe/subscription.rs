@@ -9,7 +9,7 @@ use construct_bus::Position;
 use construct_domain::access::Scope;
 use construct_proto::v1::Event;
 use construct_store::Error;
-use tokio::sync::{OwnedSemaphorePermit, broadcast::error::RecvError, mpsc};
+use tokio::sync::{broadcast::error::RecvError, mpsc};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
@@ -21,10 +21,21 @@ use super::{
     marks::Marks,
     merge::{Ahead, Live, Merge, Want},
 };
-use crate::{api::Backend, events, metrics::Watching, status};
+use crate::{
+    api::Backend,
+    events,
+    limit::{Holder, Limit, Share},
+    metrics::Watching,
+    status,
+};
 
-/// Records read at once. Each can hold a message of a megabyte, so this bounds a catching-up client's memory.
+/// Records read at once, and after how many bytes of them no further one is read. Each can hold a message of a megabyte.
 const PAGE: u32 = 32;
+const PAGE_BYTES: u64 = 128 * 1024;
+/// Room that is taken before records are read; of what they do not need, the rest is given back.
+const PAGE_ROOM: usize = 1280 * 1024;
+/// How long room may take to become free: others of the organization have to read, or lose their connections.
+const ROOM_PATIENCE: Duration = Duration::from_secs(30);
 /// How long PostgreSQL may be away before the client is told to come back.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The pause between two attempts to read.
@@ -49,8 +60,12 @@ pub(super) struct Subscription {
     pub(super) types: Globs,
     /// From where the progress is read.
     pub(super) marks: Marks,
+    /// What charges the organization for what its clients have not read.
+    pub(super) answers: Limit,
     /// Of the progress that is still to be sent.
-    pub(super) place: Option<OwnedSemaphorePermit>,
+    pub(super) progress: Option<Share>,
+    /// Of the records that are still to be sent.
+    pub(super) records: Option<Share>,
     /// What the caller may read.
     pub(super) scopes: Arc<[Scope]>,
     /// The task is deleted already: what there is, is all.
@@ -117,13 +132,21 @@ impl Subscription {
                 self.merge.on_progress(progress);
             }
             Want::ReadRecords(after) => {
-                let stored = read(|| store.events_after(stream, after, PAGE)).await?;
+                self.sent().await?;
+                self.records = None;
+                let mut room = self.room().await?;
+                let store = &self.backend.store;
+                let stored = read(|| store.events_after(stream, after, PAGE, PAGE_BYTES)).await?;
+                let bytes: usize = stored.iter().map(|event| event.payload.len()).sum();
+                room.shrink(PAGE_ROOM.saturating_sub(bytes));
+                self.records = Some(room);
                 let records: Result<Vec<Event>, _> = stored.iter().map(events::read).collect();
                 self.merge
                     .on_records(records.map_err(|error| status::internal("a stored event cannot be read", &error))?);
             }
             Want::Live => {
-                self.place = None;
+                self.sent().await?;
+                (self.records, self.progress) = (None, None);
                 self.marks.live(self.merge.cursor(), self.joined.past());
                 match self.joined.live.recv().await {
                     Ok(live) => self.merge.on_live(live),
@@ -138,6 +161,28 @@ impl Subscription {
         Ok(None)
     }
 
+    /// Waits until the client has taken everything so far, and gives back the room for it.
+    async fn sent(&mut self) -> Result<(), Status> {
+        if self.records.is_some() || self.progress.is_some() {
+            // Fails when the client is gone, of which nobody is told.
+            let taken = self.out.reserve_many(self.out.max_capacity()).await;
+            taken.map_err(|_| Status::cancelled("the client is gone"))?;
+        }
+        Ok(())
+    }
+
+    /// Room for a page of records.
+    async fn room(&self) -> Result<Share, Status> {
+        let waiting = self.answers.wait(self.holder(), PAGE_ROOM);
+        tokio::time::timeout(ROOM_PATIENCE, waiting).await.map_err(|_| {
+            status::exhausted("the organization leaves too many answers unread: connect again with the cursor")
+        })
+    }
+
+    fn holder(&self) -> Holder {
+        Holder::Organization(self.watched.organization)
+    }
+
     /// The retained progress. While NATS is away there is none to be had: records go on without it, because they tell
     /// everything that lasts, and what was said meanwhile is lost to this client.
     async fn progress(&mut self, after: Option<Position>) -> Vec<Event> {
@@ -147,11 +192,12 @@ impl Subscription {
             return Vec::new();
         }
         // What was to be sent of an earlier one is given up for this one.
-        self.place = None;
-        let replay = hub.replays.read(hub.bus(), self.watched.organization, task, after, self.marks.start());
+        self.progress = None;
+        let (organization, from) = (self.watched.organization, self.marks.start());
+        let replay = hub.replays.read(hub.bus(), &self.answers, organization, task, after, from);
         match tokio::time::timeout(PROGRESS_PATIENCE, replay).await {
-            Ok(Ok((replay, place))) => {
-                self.place = place;
+            Ok(Ok((replay, share))) => {
+                self.progress = share;
                 self.marks.read(replay.until);
                 replay.events
             }

@@ -95,8 +95,11 @@ async fn an_api_key_is_sealed_at_rest_and_never_shown() {
     let keyring = Keyring::new("test", [("test".to_owned(), key)]).expect("a keyring");
     let opened = keyring.open(&id.to_string(), &stored.key.expect("it has a key")).expect("it opens");
     assert_eq!(secrecy::ExposeSecret::expose_secret(&opened), SECRET.as_bytes());
-    let events =
-        gateway.store().events_after(Stream::organization(OrganizationId::LOCAL), 0, 100).await.expect("they are read");
+    let events = gateway
+        .store()
+        .events_after(Stream::organization(OrganizationId::LOCAL), 0, 100, u64::MAX)
+        .await
+        .expect("they are read");
     assert!(!events.is_empty() && events.iter().all(|event| !contains(&event.payload, SECRET)));
 
     let clear = v1::UpdateModelProviderRequest {

@@ -64,8 +64,11 @@ async fn a_value_is_sealed_with_a_key_of_its_own_and_never_shown() {
     let keyring = Keyring::new("s1", [("s1".to_owned(), key)]).expect("a keyring");
     let opened = keyring.open(&stored.id.to_string(), &stored.value).expect("it opens");
     assert_eq!(secrecy::ExposeSecret::expose_secret(&opened), format!("{VALUE}-new").as_bytes());
-    let events =
-        gateway.store().events_after(Stream::organization(OrganizationId::LOCAL), 0, 100).await.expect("they are read");
+    let events = gateway
+        .store()
+        .events_after(Stream::organization(OrganizationId::LOCAL), 0, 100, u64::MAX)
+        .await
+        .expect("they are read");
     let kinds: Vec<&str> = events.iter().map(|event| event.kind.as_str()).collect();
     assert_eq!(kinds, ["secret.created", "secret.updated"]);
     assert!(events.iter().all(|event| !contains(&event.payload, "ghp_")));

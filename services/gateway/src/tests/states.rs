@@ -96,7 +96,7 @@ async fn what_a_document_says_is_given_back_and_stands_nowhere_else() {
     }
     assert!(!format!("{trail:?}").contains("hunter2"));
     // Whoever may watch the organization is told nothing.
-    let events = gateway.store().events_after(Stream::organization(OrganizationId::LOCAL), 0, 100).await;
+    let events = gateway.store().events_after(Stream::organization(OrganizationId::LOCAL), 0, 100, u64::MAX).await;
     assert!(events.expect("read").is_empty());
     for shown in [format!("{shared:?}"), format!("{got:?}"), format!("{request:?}")] {
         assert!(!shown.contains("hunter2"), "{shown}");

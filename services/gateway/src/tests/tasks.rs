@@ -208,6 +208,6 @@ async fn requests_beyond_the_limits_are_refused() {
     assert_eq!(fields(&status), ["spec.blocks"]);
     // Above 4 MiB it is not even read.
     let large = gateway.messages().create_message(message(&task, &"x".repeat(5 * 1024 * 1024))).await;
-    let status = refused(large, Code::OutOfRange);
+    let status = refused(large, Code::ResourceExhausted);
     assert!(status.message().contains("too large"), "{status:?}");
 }

@@ -16,7 +16,10 @@ use super::{
 };
 use crate::{
     identity::proxies::Proxies,
-    places::{Place, Places},
+    limit::{
+        Limit, Share,
+        connection::{Connection, Connections},
+    },
 };
 
 /// How long a handshake may take.
@@ -26,23 +29,27 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const HANDSHAKES: usize = 1024;
 /// Those of one network. Those of trusted proxies are of none, here and below: they are for many.
 const HANDSHAKES_OF_ONE: usize = 128;
-/// Connections of gRPC's port at the same time. Further ones are closed at once.
+/// Connections of gRPC's port on which no credentials were accepted yet, and those of one network. Further ones are
+/// closed at once.
+const NEWCOMERS: usize = 4096;
+const NEWCOMERS_OF_ONE: usize = 256;
+/// Connections of gRPC's port on which credentials were accepted, and those of one network. Behind a proxy that is not
+/// trusted all are of one.
 const CONNECTIONS: usize = 16_384;
-/// Those of one network. Behind a proxy that is not trusted all are.
 const CONNECTIONS_OF_ONE: usize = 8_192;
 /// Connections that are ready and not yet taken.
 const READY: usize = 64;
 
-/// Places for handshakes.
-pub(crate) fn handshakes() -> Places {
-    Places::new(HANDSHAKES, HANDSHAKES_OF_ONE)
+/// The limit of handshakes, for all ports.
+pub(crate) fn handshakes() -> Limit {
+    Limit::new(HANDSHAKES, HANDSHAKES_OF_ONE)
 }
 
 /// Secures a connection.
 ///
 /// # Errors
 /// When the client speaks something else, has no certificate that is asked for, or takes too long.
-pub(crate) async fn secure(stream: TcpStream, config: Arc<ServerConfig>, _shaking: Place) -> io::Result<Over> {
+pub(crate) async fn secure(stream: TcpStream, config: Arc<ServerConfig>, _handshake: Share) -> io::Result<Over> {
     let secured = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await;
     let secured = secured.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the handshake takes too long"))??;
     Ok(Over::Tls(Box::new(secured)))
@@ -51,26 +58,31 @@ pub(crate) async fn secure(stream: TcpStream, config: Arc<ServerConfig>, _shakin
 /// The connections of gRPC's port, as they can be spoken over. One that is slow to get there does not hold up the others.
 pub(crate) fn connections(
     incoming: TcpIncoming,
-    tls: Option<(Tls, Places)>,
+    tls: Option<(Tls, Limit)>,
     proxies: Proxies,
     lifecycle: &Lifecycle,
-) -> stream::BoxStream<'static, io::Result<Stream>> {
-    let places = Places::new(CONNECTIONS, CONNECTIONS_OF_ONE);
+) -> stream::BoxStream<'static, io::Result<(Stream, Arc<Connection>)>> {
+    let (newcomers, known) = (Limit::new(NEWCOMERS, NEWCOMERS_OF_ONE), Limit::new(CONNECTIONS, CONNECTIONS_OF_ONE));
+    let connections = Connections::new(newcomers, known);
     let trusted = proxies.clone();
     let incoming = incoming.filter_map(move |accepted| {
         let accepted = accepted.map(|stream| {
-            let place = stream.peer_addr().ok().and_then(|peer| places.take(trusted.counted(peer)));
-            if place.is_none() {
-                tracing::debug!("a connection is closed because there are too many");
+            // Who is gone already needs no place.
+            let peer = stream.peer_addr().ok()?;
+            match connections.accept(trusted.holder(peer)) {
+                Ok(connection) => Some((stream, connection)),
+                Err(full) => {
+                    tracing::debug!(?full, "a connection is closed because there are too many");
+                    None
+                }
             }
-            place.map(|place| (stream, place))
         });
         future::ready(accepted.transpose())
     });
     match tls {
-        None => {
-            incoming.map(|accepted| accepted.map(|(stream, place)| Stream::holding(Over::Plain(stream), place))).boxed()
-        }
+        None => incoming
+            .map(|accepted| accepted.map(|(stream, connection)| (Stream::new(Over::Plain(stream)), connection)))
+            .boxed(),
         Some((tls, handshakes)) => {
             let (sender, receiver) = mpsc::channel(READY);
             let running = lifecycle.clone();
@@ -87,15 +99,15 @@ pub(crate) fn connections(
 }
 
 async fn shake(
-    mut incoming: impl Incoming<Item = io::Result<(TcpStream, Place)>> + Unpin,
+    mut incoming: impl Incoming<Item = io::Result<(TcpStream, Arc<Connection>)>> + Unpin,
     tls: &Tls,
-    handshakes: &Places,
+    handshakes: &Limit,
     proxies: &Proxies,
     running: &Lifecycle,
-    ready: &mpsc::Sender<io::Result<Stream>>,
+    ready: &mpsc::Sender<io::Result<(Stream, Arc<Connection>)>>,
 ) {
     while let Some(accepted) = incoming.next().await {
-        let (stream, place) = match accepted {
+        let (stream, connection) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors, for one: the next attempt would fail at once as well.
@@ -104,7 +116,8 @@ async fn shake(
                 continue;
             }
         };
-        let Some(shaking) = stream.peer_addr().ok().and_then(|peer| handshakes.take(proxies.counted(peer))) else {
+        let peer = stream.peer_addr().ok();
+        let Some(handshake) = peer.and_then(|peer| handshakes.take(proxies.holder(peer), 1).ok()) else {
             tracing::debug!("a connection is closed because too many begin at the moment");
             continue;
         };
@@ -112,11 +125,11 @@ async fn shake(
         running.spawn_job("handshake", async move {
             let secured = tokio::select! {
                 () = draining.cancelled() => return,
-                secured = secure(stream, config, shaking) => secured,
+                secured = secure(stream, config, handshake) => secured,
             };
             match secured {
                 // The server takes it, or is gone.
-                Ok(over) => _ = ready.send(Ok(Stream::holding(over, place))).await,
+                Ok(over) => _ = ready.send(Ok((Stream::new(over), connection))).await,
                 Err(error) => tracing::debug!(%error, "a connection could not be secured"),
             }
         });

@@ -3,23 +3,32 @@
 use std::{
     io,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
+    time::Sleep,
 };
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use crate::places::Place;
+use crate::limit::UNREAD_TIMEOUT;
+
+/// Bytes that the kernel keeps for a client before it is ready to take them. What is on its way comes on top, which
+/// grows with the line.
+const UNSENT: u32 = 128 * 1024;
 
 /// What a client and the gateway speak over. The layers above see no difference.
+///
+/// A client that takes nothing for [`UNREAD_TIMEOUT`] while there is something to write loses the connection.
 #[derive(Debug)]
 pub(crate) struct Stream {
     over: Over,
-    _place: Place,
+    /// When a write that cannot go on fails.
+    blocked: Option<Pin<Box<Sleep>>>,
 }
 
 #[derive(Debug)]
@@ -30,9 +39,11 @@ pub(crate) enum Over {
 }
 
 impl Stream {
-    /// A connection, and the place it holds as long as it is there.
-    pub(crate) const fn holding(over: Over, place: Place) -> Self {
-        Self { over, _place: place }
+    pub(crate) fn new(over: Over) -> Self {
+        let stream = Self { over, blocked: None };
+        // If it cannot be set, the kernel keeps more.
+        _ = SockRef::from(stream.tcp()).set_tcp_notsent_lowat(UNSENT);
+        stream
     }
 
     fn tcp(&self) -> &TcpStream {
@@ -40,6 +51,17 @@ impl Stream {
             Over::Plain(stream) => stream,
             Over::Tls(stream) => stream.get_ref().0,
         }
+    }
+
+    /// Fails a write that has not gone on for too long.
+    fn limit<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.blocked = None;
+            return written;
+        }
+        let blocked = self.blocked.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNREAD_TIMEOUT)));
+        ready!(blocked.as_mut().poll(context));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
     }
 }
 
@@ -62,10 +84,12 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().over {
+        let this = self.get_mut();
+        let written = match &mut this.over {
             Over::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
             Over::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
-        }
+        };
+        this.limit(context, written)
     }
 
     fn poll_write_vectored(
@@ -73,10 +97,12 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().over {
+        let this = self.get_mut();
+        let written = match &mut this.over {
             Over::Plain(stream) => Pin::new(stream).poll_write_vectored(context, parts),
             Over::Tls(stream) => Pin::new(stream).poll_write_vectored(context, parts),
-        }
+        };
+        this.limit(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -87,16 +113,20 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().over {
+        let this = self.get_mut();
+        let written = match &mut this.over {
             Over::Plain(stream) => Pin::new(stream).poll_flush(context),
             Over::Tls(stream) => Pin::new(stream).poll_flush(context),
-        }
+        };
+        this.limit(context, written)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().over {
+        let this = self.get_mut();
+        let written = match &mut this.over {
             Over::Plain(stream) => Pin::new(stream).poll_shutdown(context),
             Over::Tls(stream) => Pin::new(stream).poll_shutdown(context),
-        }
+        };
+        this.limit(context, written)
     }
 }

@@ -1,7 +1,7 @@
 //! Calls with streams.
 
 use bytes::Bytes;
-use futures::stream;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use prost_reflect::MessageDescriptor;
@@ -103,12 +103,19 @@ async fn open(
     check(&head.headers)?;
     let encoding = Encoding::of(&head.headers, &CONTENT_ENCODING)?;
     let (kind, envelopes) = (method.descriptor.input(), Envelopes::new(MAX_REQUEST));
-    let receiving = Receiving { body, envelopes, encoding, codec, kind };
-    let body = stream::try_unfold(receiving, async |mut receiving| {
-        let message = receiving.next().await?;
-        Ok::<_, Status>(message.map(|message| (Frame::data(Envelope::encode(0, &message)), receiving)))
-    });
-    deadline.begin(Call { method, head }.open(inner, Body::new(StreamBody::new(body)))).await
+    let mut receiving = Receiving { body, envelopes, encoding, codec, kind };
+    deadline
+        .begin(async {
+            let first = receiving.next().await?;
+            let _place = call::place(&head.extensions)?;
+            let further = stream::try_unfold(receiving, async |mut receiving| {
+                Ok::<_, Status>(receiving.next().await?.map(|message| (message, receiving)))
+            });
+            let messages = stream::iter(first.map(Ok)).chain(further);
+            let body = messages.map_ok(|message| Frame::data(Envelope::encode(0, &message)));
+            Call { method, head }.open(inner, Body::new(StreamBody::new(body))).await
+        })
+        .await
 }
 
 /// The client's messages.

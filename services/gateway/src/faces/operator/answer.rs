@@ -7,7 +7,10 @@ use serde_json::{Map, Value, json};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-use crate::quotas::{Metered, seconds};
+use crate::{
+    quotas::{Metered, seconds},
+    status,
+};
 
 /// There was too much of something.
 const RATE_LIMIT: &str = "RATE_LIMIT_EXCEEDED";
@@ -121,7 +124,7 @@ impl From<Status> for Failure {
             Code::NotFound => "SESSION_NOT_FOUND",
             Code::InvalidArgument if wrong("task") => "SESSION_NOT_FOUND",
             Code::InvalidArgument | Code::Unimplemented => "INVALID_REQUEST",
-            Code::OutOfRange => TOO_LARGE,
+            Code::ResourceExhausted if status::reason(&status).as_deref() == Some(status::TOO_LARGE) => TOO_LARGE,
             Code::ResourceExhausted => RATE_LIMIT,
             // The protocol has no word for a deadline that has passed: what was asked for may have been done, or not.
             Code::Unavailable | Code::DeadlineExceeded => UNAVAILABLE,
@@ -222,7 +225,7 @@ pub(super) fn stop_reason(turn: &v1::TurnCompleted) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{deadline, status};
+    use crate::deadline;
 
     #[test]
     fn who_may_try_again_is_told_when_whatever_was_too_much_or_away() {

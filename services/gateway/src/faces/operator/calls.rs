@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use construct_domain::OrganizationId;
 use construct_proto::v1;
 use prost::Message;
 use serde_json::Value;
@@ -19,8 +20,10 @@ use crate::{
         Faces, Shared, TIMEOUT,
         call::{self, Answers, Call},
         methods::Method,
+        outbound::SMALL,
     },
-    identity::peer::Forwarded,
+    identity::peer::{Forwarded, Peer},
+    limit::{Account, connection::Connection},
     quotas::Metered,
     subscribe::cursor::Cursor,
 };
@@ -30,6 +33,8 @@ use crate::{
 pub(super) struct Calls {
     shared: Arc<Shared>,
     caller: Parts,
+    /// Whom the connection is charged to.
+    account: Account,
     /// What was left of the caller's quotas when something was answered last.
     left: Arc<Mutex<Metered>>,
 }
@@ -38,7 +43,10 @@ impl Calls {
     pub(super) fn new(faces: &Faces) -> Self {
         let mut caller = Request::new(()).into_parts().0;
         caller.extensions.insert(Face::Operator);
-        Self { shared: Arc::clone(&faces.shared), caller, left: Arc::default() }
+        let shared = Arc::clone(&faces.shared);
+        let account =
+            Account::new(Arc::clone(shared.api.capacity()), Connection::uncounted(), Peer::Unknown.into(), false);
+        Self { shared, caller, account, left: Arc::default() }
     }
 
     /// Says where the connection comes from. What is left is told on each connection as it was there.
@@ -46,6 +54,22 @@ impl Calls {
         self.left = Arc::default();
         self.caller.extensions.insert(peer);
         self
+    }
+
+    /// Charges a connection that was accepted, and whoever is at its other end, from now on. To be called when it is known where it comes from.
+    pub(super) fn charge(&mut self, connection: Arc<Connection>) {
+        let (peer, capacity) = (Peer::of(&self.caller.extensions), Arc::clone(self.shared.api.capacity()));
+        self.account = Account::new(capacity, connection, peer.into(), false);
+        self.caller.extensions.insert(self.account.clone());
+        // Whoever is on this machine is known at once.
+        if !self.caller.headers.contains_key(header::AUTHORIZATION) && self.shared.api.gate().trusts(peer) {
+            // Has room: nothing was sent yet. If not, its calls are refused.
+            _ = self.account.identify(OrganizationId::LOCAL);
+        }
+    }
+
+    pub(super) fn account(&self) -> &Account {
+        &self.account
     }
 
     /// Takes over what the request for a WebSocket said of its caller. Tells for whom it is, when a trusted proxy passes it on.
@@ -106,6 +130,9 @@ impl Calls {
         let call = Call { method, head: &head };
         let reply = deadline.begin(call.unary(self.shared.services()?, &message)).await?;
         self.note(reply.metered);
+        if reply.message.len() > SMALL {
+            self.account.check_answer(reply.message.len())?;
+        }
         let answer = A::decode(reply.message);
         let answer = answer.map_err(|error| crate::status::internal("an answer cannot be read", &error))?;
         Ok((answer, reply.repeated))

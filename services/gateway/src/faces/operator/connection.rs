@@ -27,7 +27,13 @@ use super::{
     request::{Request, Wanted},
     wire::{self, Reader, Rewound, Writer},
 };
-use crate::{identity::peer::Forwarded, quotas::seconds, server::SILENCE, tls::stream::Stream};
+use crate::{
+    identity::peer::Forwarded,
+    limit::{self, Account, Holder, Share},
+    quotas::seconds,
+    server::SILENCE,
+    tls::stream::Stream,
+};
 
 #[cfg(test)]
 mod tests;
@@ -53,23 +59,22 @@ pub(super) struct Connection {
 /// Where lines for the client go.
 #[derive(Clone)]
 pub(super) struct Out {
+    account: Account,
     answers: mpsc::Sender<Told>,
     events: mpsc::Sender<Told>,
 }
 
-/// Places that a line with a whole session holds until it is written.
-pub(super) type Held = [OwnedSemaphorePermit; 2];
-
-/// A line, and the room that it takes.
-pub(super) struct Told {
-    pub(super) line: Value,
-    pub(super) held: Option<Held>,
+/// What a line with a whole session holds until it is written: the one place of its connection, and room.
+pub(super) struct Held {
+    pub(super) place: OwnedSemaphorePermit,
+    pub(super) room: Share,
 }
 
-impl From<Value> for Told {
-    fn from(line: Value) -> Self {
-        Self { line, held: None }
-    }
+/// A line, and what it holds.
+pub(super) struct Told {
+    line: String,
+    _room: Share,
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 /// The client is gone.
@@ -77,13 +82,25 @@ pub(super) struct Gone;
 
 impl Out {
     /// A line that doesn't wait behind those of streams.
-    pub(super) async fn answer(&self, line: impl Into<Told>) -> Result<(), Gone> {
-        self.answers.send(line.into()).await.map_err(|_| Gone)
+    pub(super) async fn answer(&self, line: Value, held: Option<Held>) -> Result<(), Gone> {
+        self.answers.send(self.told(line, held)).await.map_err(|_| Gone)
     }
 
     /// A line of a stream.
-    pub(super) async fn event(&self, line: impl Into<Told>) -> Result<(), Gone> {
-        self.events.send(line.into()).await.map_err(|_| Gone)
+    pub(super) async fn event(&self, line: Value, held: Option<Held>) -> Result<(), Gone> {
+        self.events.send(self.told(line, held)).await.map_err(|_| Gone)
+    }
+
+    /// A line as it is sent, charged until the client has read it.
+    fn told(&self, line: Value, held: Option<Held>) -> Told {
+        let line = line.to_string();
+        match held {
+            Some(Held { place, mut room }) => {
+                room.set(line.len());
+                Told { line, _room: room, _place: Some(place) }
+            }
+            None => Told { _room: self.account.answer(line.len()), line, _place: None },
+        }
     }
 }
 
@@ -102,7 +119,7 @@ impl Connection {
         last_words(&mut stream, &crowded()).await;
     }
 
-    pub(super) async fn run(mut self, mut stream: Stream) {
+    pub(super) async fn run(mut self, mut stream: Stream, accepted: Arc<limit::connection::Connection>) {
         let (begun, mut first) = (Instant::now(), [0]);
         let read = tokio::select! {
             () = self.draining.cancelled() => return,
@@ -111,20 +128,26 @@ impl Connection {
         let mut patience = FIRST.saturating_sub(begun.elapsed());
         let (reader, writer, _place) = match (read, first[0]) {
             (Ok(Ok(1)), b'{' | b' ' | b'\t' | b'\r' | b'\n') => {
-                let (reader, writer) = wire::plain(Rewound::new(first[0], stream));
+                self.calls.charge(accepted);
+                let (reader, writer) = wire::plain(Rewound::new(first[0], stream), self.calls.account().clone());
                 (reader, writer, None)
             }
             (Ok(Ok(1)), b'G') => {
                 let shaking = wire::web(Rewound::new(first[0], stream), &self.options.guard);
                 match tokio::time::timeout(LINGER, shaking).await {
-                    Ok(Ok((reader, writer, headers))) => {
+                    Ok(Ok((socket, headers))) => {
                         patience = IDLE;
-                        match self.calls.identify_as(&headers) {
+                        let client = self.calls.identify_as(&headers);
+                        self.calls.charge(accepted);
+                        let (reader, writer) = socket.split(self.calls.account().clone());
+                        match client {
                             None => (reader, writer, None),
-                            Some(Forwarded(client)) => match self.options.proxied.take(Some(client)) {
-                                Some(place) => (reader, writer, Some(place)),
-                                None => return last_message(writer, &crowded()).await,
-                            },
+                            Some(Forwarded(client)) => {
+                                match self.options.proxied.take(Holder::network(Some(client)), 1) {
+                                    Ok(place) => (reader, writer, Some(place)),
+                                    Err(_) => return last_message(writer, &crowded()).await,
+                                }
+                            }
                         }
                     }
                     Ok(Err(error)) => return tracing::debug!(%error, "no WebSocket"),
@@ -138,10 +161,11 @@ impl Connection {
         };
         let ((answers, answered), (events, told)) = (mpsc::channel(ANSWERS), mpsc::channel(EVENTS));
         let mut writing = tokio::spawn(write(writer, answered, told));
+        let account = self.calls.account().clone();
         let mut server = Server {
             calls: self.calls,
             options: self.options,
-            out: Out { answers, events },
+            out: Out { account, answers, events },
             room: Arc::new(Semaphore::new(1)),
             running: JoinSet::new(),
             stopping: CancellationToken::new(),
@@ -201,11 +225,11 @@ async fn write(mut writer: Writer, mut answers: mpsc::Receiver<Told>, mut events
             Some(told) = events.recv() => told,
             else => return writer.close().await,
         };
-        let Told { line, held } = told;
-        if !matches!(tokio::time::timeout(IDLE, writer.write(line.to_string())).await, Ok(Ok(()))) {
+        let Told { line, _room, _place } = told;
+        // A client that does not read breaks the connection.
+        if writer.write(line).await.is_err() {
             return;
         }
-        drop(held);
     }
 }
 
@@ -372,13 +396,13 @@ impl Server {
     }
 
     async fn fail(&self, failure: &Failure, form: Form, id: Option<&str>) -> Result<(), Gone> {
-        self.out.answer(failure.line(form, id, None)).await
+        self.out.answer(failure.line(form, id, None), None).await
     }
 
     async fn answer(&self, mut line: Value, id: Option<&str>) -> Result<(), Gone> {
         named(&mut line, id);
         self.calls.tell_left(&mut line);
-        self.out.answer(line).await
+        self.out.answer(line, None).await
     }
 }
 

@@ -12,12 +12,18 @@ use super::{
     calls::Calls,
     tools,
 };
+use crate::limit::Share;
 
 /// The latest messages of a session that are shown at most, and how many bytes they may have. Nobody reads more in one line.
 const MESSAGES: usize = 10_000;
 const BYTES: usize = 8 << 20;
 /// Bytes of what tools were given and gave that a session is shown with at most; of the oldest calls it is left out.
 const KEPT: usize = 4 << 20;
+
+/// Messages that are read at once. Each can have a megabyte.
+const PAGE: i32 = 32;
+/// How often what is shown of a session is in memory: as it was read, and as it is told.
+const FORMS: usize = 2;
 
 /// A session as it stands.
 pub(super) struct Session {
@@ -40,20 +46,21 @@ pub(super) struct Turn {
 }
 
 impl Session {
-    pub(super) async fn load(calls: &Calls, session: &str) -> Result<Self, Failure> {
-        let request = v1::GetTaskRequest { task: session.to_owned() };
-        let task: v1::Task = calls.unary("TaskService/GetTask", &request).await?;
+    /// The session of a task. `room` grows with what is in memory of it.
+    pub(super) async fn load(calls: &Calls, task: v1::Task, room: &mut Share) -> Result<Self, Failure> {
         let mut latest = Latest::default();
         // From the latest on, so that of a long session the end is shown.
         let order_by = "position desc".to_owned();
-        let mut page = v1::PageRequest { page_size: 100, order_by, ..v1::PageRequest::default() };
+        let mut page = v1::PageRequest { page_size: PAGE, order_by, ..v1::PageRequest::default() };
         loop {
             let request = v1::ListMessagesRequest {
-                task: session.to_owned(),
+                task: task.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default(),
                 page: Some(page.clone()),
                 ..v1::ListMessagesRequest::default()
             };
             let found: v1::ListMessagesResponse = calls.unary("MessageService/ListMessages", &request).await?;
+            let bytes: usize = found.messages.iter().map(v1::Message::encoded_len).sum();
+            room.grow(FORMS * bytes).map_err(|full| full.status("sessions that are not read"))?;
             let is_cut = !latest.extend(found.messages, MESSAGES, BYTES, KEPT);
             page.page_token = found.page.unwrap_or_default().next_page_token;
             if is_cut || page.page_token.is_empty() {
@@ -67,23 +74,23 @@ impl Session {
     }
 
     /// A result about the turn of a message: what the agent said in it, and every turn up to now.
-    pub(super) fn outcome<'a>(&'a self, session: &'a str, message: &str, stop: &'a str) -> Outcome<'a> {
+    pub(super) fn outcome<'a>(&'a mut self, session: &'a str, message: &str, stop: &'a str) -> Outcome<'a> {
         let turn = self.turns.iter().find(|turn| turn.id == message);
         Outcome {
+            content: turn.map(|turn| turn.said.clone()).unwrap_or_default(),
+            usage: turn.map(|turn| turn.usage).unwrap_or_default(),
+            turns: std::mem::take(&mut self.turns).into_iter().map(Turn::shown).collect(),
             session,
             agent: self.agent(),
-            content: turn.map(|turn| turn.said.clone()).unwrap_or_default(),
-            turns: self.turns.iter().map(Turn::shown).collect(),
             is_cut: self.is_cut,
-            usage: turn.map(|turn| turn.usage).unwrap_or_default(),
             stop,
         }
     }
 
     /// The session as it is listed, and with its turns when it is exported.
-    pub(super) fn exported(&self) -> Value {
+    pub(super) fn exported(self) -> Value {
         let mut session = listed(&self.task);
-        session["turns"] = self.turns.iter().map(Turn::shown).collect();
+        session["turns"] = self.turns.into_iter().map(Turn::shown).collect();
         if self.is_cut {
             session["turnsCut"] = true.into();
         }
@@ -262,7 +269,7 @@ fn executed(result: &v1::CodeInterpreterResult, script: Option<String>, time: Op
 }
 
 impl Turn {
-    pub(super) fn shown(&self) -> Value {
+    pub(super) fn shown(self) -> Value {
         json!({
             "id": self.id,
             "request": {"role": "user", "content": self.asked},

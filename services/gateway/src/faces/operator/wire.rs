@@ -3,7 +3,7 @@
 use std::{
     io,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use futures::{
@@ -26,17 +26,19 @@ use super::{
     MAX_LINE,
     line::{Line, Lines},
 };
-use crate::{faces::guard::Guard, tls::stream::Stream};
+use crate::{faces::guard::Guard, limit::Account, tls::stream::Stream};
 
 /// A connection of which one byte was read to see what is spoken. It is the first that is read.
 pub(super) struct Rewound {
     first: Option<u8>,
     stream: Stream,
+    /// Charged for what is read; none: nobody is yet.
+    account: Option<Account>,
 }
 
 impl Rewound {
     pub(super) const fn new(first: u8, stream: Stream) -> Self {
-        Self { first: Some(first), stream }
+        Self { first: Some(first), stream, account: None }
     }
 }
 
@@ -49,7 +51,13 @@ impl AsyncRead for Rewound {
             buffer.put_slice(&[first]);
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut this.stream).poll_read(context, buffer)
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+        let read = buffer.filled().len() - before;
+        Poll::Ready(match &this.account {
+            Some(account) => account.receive(read).map_err(io::Error::other),
+            None => Ok(()),
+        })
     }
 }
 
@@ -67,7 +75,13 @@ impl AsyncWrite for Rewound {
     }
 }
 
-pub(super) enum Reader {
+pub(super) struct Reader {
+    wire: Wire,
+    /// Charged for a line until it is there.
+    account: Account,
+}
+
+enum Wire {
     Tcp(Lines<ReadHalf<Rewound>>),
     Web(SplitStream<WebSocketStream<Rewound>>),
 }
@@ -78,16 +92,17 @@ pub(super) enum Writer {
 }
 
 /// Lines as they are.
-pub(super) fn plain(stream: Rewound) -> (Reader, Writer) {
+pub(super) fn plain(mut stream: Rewound, account: Account) -> (Reader, Writer) {
+    stream.account = Some(account.clone());
     let (reader, writer) = tokio::io::split(stream);
-    (Reader::Tcp(Lines::new(reader, MAX_LINE)), Writer::Tcp(writer))
+    (Reader { wire: Wire::Tcp(Lines::new(reader, MAX_LINE)), account }, Writer::Tcp(writer))
 }
 
 /// The server's side of a WebSocket, if the guard lets it in, and the headers it was asked for with.
 ///
 /// # Errors
 /// When it is not let in, or is no WebSocket; the client has been told.
-pub(super) async fn web(stream: Rewound, guard: &Guard) -> Result<(Reader, Writer, HeaderMap), Error> {
+pub(super) async fn web(stream: Rewound, guard: &Guard) -> Result<(WebSocket, HeaderMap), Error> {
     let mut headers = HeaderMap::new();
     let check = |request: &Request, response: Response| -> Result<Response, ErrorResponse> {
         headers.clone_from(request.headers());
@@ -99,13 +114,32 @@ pub(super) async fn web(stream: Rewound, guard: &Guard) -> Result<(Reader, Write
     };
     let config = WebSocketConfig::default().max_message_size(Some(MAX_LINE)).max_frame_size(Some(MAX_LINE));
     let socket = accept_hdr_async_with_config(stream, check, Some(config)).await?;
-    let (writer, reader) = socket.split();
-    Ok((Reader::Web(reader), Writer::Web(writer), headers))
+    Ok((WebSocket(socket), headers))
+}
+
+/// A WebSocket that was let in.
+pub(super) struct WebSocket(WebSocketStream<Rewound>);
+
+impl WebSocket {
+    pub(super) fn split(mut self, account: Account) -> (Reader, Writer) {
+        self.0.get_mut().account = Some(account.clone());
+        let (writer, reader) = self.0.split();
+        (Reader { wire: Wire::Web(reader), account }, Writer::Web(writer))
+    }
 }
 
 impl Reader {
     /// The next line; none at the end. May be dropped and called again.
     pub(super) async fn next(&mut self) -> io::Result<Option<Line>> {
+        let line = self.wire.next().await?;
+        // What has come of the next one is a few KiB.
+        self.account.consume(usize::MAX);
+        Ok(line)
+    }
+}
+
+impl Wire {
+    async fn next(&mut self) -> io::Result<Option<Line>> {
         let reader = match self {
             Self::Tcp(lines) => return lines.next().await,
             Self::Web(reader) => reader,
@@ -130,10 +164,11 @@ impl Writer {
     ///
     /// # Errors
     /// When the connection is broken.
-    pub(super) async fn write(&mut self, line: String) -> io::Result<()> {
+    pub(super) async fn write(&mut self, mut line: String) -> io::Result<()> {
         match self {
             Self::Tcp(writer) => {
-                writer.write_all(format!("{line}\n").as_bytes()).await?;
+                line.push('\n');
+                writer.write_all(line.as_bytes()).await?;
                 // TLS keeps what the socket doesn't take at once.
                 writer.flush().await
             }

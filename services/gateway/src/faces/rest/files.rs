@@ -19,7 +19,7 @@ use crate::{
     deadline::Deadline,
     faces::{
         Inner, TIMEOUT,
-        call::Call,
+        call::{self, Call},
         errors,
         methods::{Method, Methods},
     },
@@ -131,6 +131,7 @@ impl Work<'_> {
     async fn unary(&self, method: &Method, message: &impl prost::Message) -> Result<Bytes, Status> {
         let call = Call { method, head: self.head };
         let message = message.encode_to_vec();
+        let _place = call::place(&self.head.extensions)?;
         Ok(Deadline::new(None, TIMEOUT).begin(call.unary(self.inner(), &message)).await?.message)
     }
 

@@ -6,7 +6,6 @@ use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor};
 use serde_json::{Map, Value, json};
 use tonic::{
     Status,
-    body::Body,
     codegen::http::{HeaderMap, header, request::Parts},
 };
 
@@ -15,7 +14,6 @@ use super::{
     routes::{Content, Route},
 };
 use crate::faces::{
-    call,
     codec::{self, Encoding, invalid},
     content_type,
 };
@@ -37,22 +35,22 @@ impl From<Status> for Refused {
 }
 
 /// The request as a message in protobuf.
-pub(super) async fn message(
+pub(super) fn message(
     route: &Route,
     kind: &MessageDescriptor,
     head: &Parts,
     path: impl Iterator<Item = (&'static str, String)>,
-    body: Body,
+    body: Bytes,
 ) -> Result<Bytes, Refused> {
     let mut request = match route.body {
         Content::None => Map::new(),
-        Content::All(_) => match json_body(&head.headers, body).await? {
+        Content::All(_) => match json_body(&head.headers, body)? {
             None => Map::new(),
             Some(Value::Object(fields)) => fields,
             Some(_) => return Err(invalid("", "must be a JSON object").into()),
         },
         Content::Field(name, _) => {
-            let body = json_body(&head.headers, body).await?.ok_or_else(|| invalid("", "must have a body"))?;
+            let body = json_body(&head.headers, body)?.ok_or_else(|| invalid("", "must have a body"))?;
             Map::from_iter([(name.to_owned(), body)])
         }
     };
@@ -92,8 +90,8 @@ fn header_of<'a>(
 }
 
 /// The body, if there is one.
-async fn json_body(headers: &HeaderMap, body: Body) -> Result<Option<Value>, Refused> {
-    let bytes = Encoding::of(headers, &header::CONTENT_ENCODING)?.unpack(call::whole(body).await?)?;
+fn json_body(headers: &HeaderMap, body: Bytes) -> Result<Option<Value>, Refused> {
+    let bytes = Encoding::of(headers, &header::CONTENT_ENCODING)?.unpack(body)?;
     if bytes.is_empty() {
         return Ok(None);
     }

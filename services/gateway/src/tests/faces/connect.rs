@@ -165,8 +165,20 @@ async fn a_request_that_is_no_call_is_refused_by_http_itself() {
         ("content-encoding", "gzip", b"no gzip".to_vec(), StatusCode::BAD_REQUEST, "invalid_argument"),
         ("content-encoding", "identity", b"{".to_vec(), StatusCode::BAD_REQUEST, "invalid_argument"),
         ("content-encoding", "identity", b"".to_vec(), StatusCode::BAD_REQUEST, "invalid_argument"),
-        ("content-encoding", "identity", vec![b' '; 4 * 1024 * 1024 + 1], StatusCode::BAD_REQUEST, "out_of_range"),
-        ("content-encoding", "gzip", gzip(&vec![b' '; 4 * 1024 * 1024 + 1]), StatusCode::BAD_REQUEST, "out_of_range"),
+        (
+            "content-encoding",
+            "identity",
+            vec![b' '; 4 * 1024 * 1024 + 1],
+            StatusCode::TOO_MANY_REQUESTS,
+            "resource_exhausted",
+        ),
+        (
+            "content-encoding",
+            "gzip",
+            gzip(&vec![b' '; 4 * 1024 * 1024 + 1]),
+            StatusCode::TOO_MANY_REQUESTS,
+            "resource_exhausted",
+        ),
         ("connect-timeout-ms", "0", b"{}".to_vec(), StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded"),
     ];
     for (header, value, body, http, code) in cases {
@@ -256,7 +268,7 @@ async fn a_stream_says_in_its_end_how_it_ended() {
         ("a message cut short", good[..6].to_vec(), "", "invalid_argument"),
         ("compressed without saying how", envelope(1, b"{}"), "", "invalid_argument"),
         ("unknown flags", envelope(0x40, b"{}"), "", "invalid_argument"),
-        ("a message that is too large", vec![0, 0x7f, 0xff, 0xff, 0xff], "", "out_of_range"),
+        ("a message that is too large", vec![0, 0x7f, 0xff, 0xff, 0xff], "", "resource_exhausted"),
         ("time is up", good.clone(), "50", "deadline_exceeded"),
         ("a timeout that is none", good.clone(), "x", "invalid_argument"),
     ] {

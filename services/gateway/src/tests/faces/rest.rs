@@ -107,7 +107,7 @@ async fn what_is_wrong_with_a_request_is_a_problem_with_its_fields() {
     assert_eq!(json_of(text, StatusCode::UNSUPPORTED_MEDIA_TYPE).await["status"], 415);
     json_of(http().post(&messages), StatusCode::BAD_REQUEST).await;
     let large = http().post(&messages).header("content-type", "application/json").body(vec![b' '; 4 * 1024 * 1024 + 1]);
-    assert_eq!(json_of(large, StatusCode::BAD_REQUEST).await["code"], "OUT_OF_RANGE");
+    assert_eq!(json_of(large, StatusCode::PAYLOAD_TOO_LARGE).await["code"], "RESOURCE_EXHAUSTED");
     json_of(http().get(gateway.url("/v1/tusks")), StatusCode::NOT_FOUND).await;
     let put = http().put(gateway.url("/v1/tasks")).send().await.expect("it answers");
     assert_eq!(
@@ -116,6 +116,28 @@ async fn what_is_wrong_with_a_request_is_a_problem_with_its_fields() {
     );
     // A name may have any characters in a path.
     json_of(http().get(gateway.url("/v1/agents/a%2Fb%20c")), StatusCode::BAD_REQUEST).await;
+}
+
+#[tokio::test]
+async fn body_that_cannot_be_read_is_refused_for_what_it_is() {
+    let gateway = Gateway::start().await;
+    let post = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    // Asked before it is sent, it never is: the next request would begin within it.
+    let asked = format!("{post}content-length: 5000000\r\nexpect: 100-continue\r\n\r\n");
+    let answer = gateway.raw(asked.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 413 ") && answer.contains("connection: close\r\n"), "{answer}");
+    // Without a length it is too large when it is.
+    let mut endless = format!("{post}transfer-encoding: chunked\r\n\r\n").into_bytes();
+    for size in [0x10000; 64].into_iter().chain([1]) {
+        endless.extend(format!("{size:x}\r\n").into_bytes());
+        endless.extend(vec![b' '; size]);
+        endless.extend(b"\r\n");
+    }
+    let answer = gateway.raw(&endless).await;
+    assert!(answer.starts_with("HTTP/1.1 413 ") && answer.contains("connection: close\r\n"), "{answer}");
+    let malformed = format!("{post}transfer-encoding: chunked\r\n\r\n2\r\n{{}}XX0\r\n\r\n");
+    let answer = gateway.raw(malformed.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("INVALID_ARGUMENT"), "{answer}");
 }
 
 #[tokio::test]

@@ -13,13 +13,13 @@ use tokio::{
 use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest as _};
 
 use super::*;
-use crate::faces::operator::SESSIONS;
+use crate::faces::operator::{SESSIONS, SESSIONS_OF_ONE};
 use crate::{
     Config, Keyrings,
     api::Api,
     faces::{Faces, guard::Guard},
     identity::authenticate::Gate,
-    places::Places,
+    limit::{Limit, connection::Connections},
     tls::stream::Over,
 };
 
@@ -33,14 +33,14 @@ fn calls(config: &Config) -> Calls {
 }
 
 /// With so many places for WebSockets of trusted proxies' clients.
-fn options(proxied: Places) -> Arc<Options> {
-    let room = Arc::new(Semaphore::new(SESSIONS));
-    Arc::new(Options { agent: None, guard: Guard::new(true, &[], &[]), room, proxied })
+fn options(proxied: Limit) -> Arc<Options> {
+    let sessions = Limit::new(SESSIONS, SESSIONS_OF_ONE);
+    Arc::new(Options { agent: None, guard: Guard::new(true, &[], &[]), sessions, proxied })
 }
 
 /// The client's end of a connection.
 async fn connected() -> TcpStream {
-    connected_to(calls(&Config::default()), options(Places::new(1, 1))).await
+    connected_to(calls(&Config::default()), options(Limit::new(1, 1))).await
 }
 
 async fn connected_to(calls: Calls, options: Arc<Options>) -> TcpStream {
@@ -49,10 +49,10 @@ async fn connected_to(calls: Calls, options: Arc<Options>) -> TcpStream {
     let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
     let (stream, _) = accepted.expect("it comes in");
     let connection = Connection::new(&stream, calls, options, CancellationToken::new());
-    let place = Places::new(1, 1).take(Some(address.ip())).expect("a place");
-    let stream = Stream::holding(Over::Plain(stream), place);
+    let connections = Connections::new(Limit::new(1, 1), Limit::new(1, 1));
+    let accepted = connections.accept(Holder::network(Some(address.ip()))).expect("there is room");
     // Its end is seen by the client.
-    drop(tokio::spawn(connection.run(stream)));
+    drop(tokio::spawn(connection.run(Stream::new(Over::Plain(stream)), accepted)));
     client.expect("it connects")
 }
 
@@ -106,7 +106,7 @@ async fn who_has_nothing_to_do_and_says_nothing_is_cut_off_after_ten_minutes() {
 #[tokio::test]
 async fn websockets_that_come_by_a_trusted_proxy_are_counted_by_whom_it_asks_for() {
     let config = Config { gateway_trusted_proxies: vec!["127.0.0.1".to_owned()], ..Config::default() };
-    let options = options(Places::new(8, 1));
+    let options = options(Limit::new(8, 1));
     let open = async |client: &str| {
         let stream = connected_to(calls(&config), Arc::clone(&options)).await;
         let mut request = "ws://127.0.0.1/".into_client_request().expect("a request");

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{BUSY, Gone, Held, Out, Told};
+use super::{BUSY, Gone, Held, Out};
 use crate::{
     faces::operator::{
         Options, ROOM,
@@ -21,6 +21,9 @@ use crate::{
     },
     status,
 };
+
+/// Room for a session of which nothing was read yet.
+const SMALL_SESSION: usize = 64 * 1024;
 
 pub(super) struct Work {
     pub(super) calls: Calls,
@@ -112,7 +115,7 @@ impl Work {
         if let Err(Stop::Failed(failure, session)) = done {
             let line = failure.line(form, self.id.as_deref(), session.as_deref());
             // Behind what the request has told so far: nothing of it follows. A client that is gone needs no answer.
-            _ = if goes_on { self.out.event(line).await } else { self.out.answer(line).await };
+            _ = if goes_on { self.out.event(line, None).await } else { self.out.answer(line, None).await };
         }
     }
 
@@ -192,24 +195,33 @@ impl Work {
     async fn answer_holding(&self, mut line: Value, held: Option<Held>) -> Result<(), Stop> {
         named(&mut line, self.id.as_deref());
         self.calls.tell_left(&mut line);
-        Ok(self.out.answer(Told { line, held }).await?)
+        Ok(self.out.answer(line, held).await?)
     }
 
-    /// A session, and the room that it, and the line that is made of it, take.
+    /// A session, and what it, and the line that is made of it, hold. A client has one in memory until it has read it; so has its organization
+    /// few while they are read, and no more of all than it may leave unread.
     async fn load(&self, session: &str) -> Result<(Session, Held), Failure> {
         let crowded = || Failure::too_many("the gateway shows too many sessions at the moment", BUSY);
-        // Nobody closes them.
-        let own = Arc::clone(&self.room).acquire_owned().await.map_err(|_| crowded())?;
-        let shared = tokio::time::timeout(ROOM, Arc::clone(&self.options.room).acquire_owned()).await;
-        let shared = shared.map_err(|_| crowded())?.map_err(|_| crowded())?;
-        Ok((Session::load(&self.calls, session).await?, [own, shared]))
+        // Nobody closes it.
+        let place = Arc::clone(&self.room).acquire_owned().await.map_err(|_| crowded())?;
+        // Whose it is, is known then.
+        let task = self.task(session).await?;
+        let account = self.calls.account();
+        let reading = async {
+            (self.options.sessions.wait(account.holder(), 1).await, account.wait_for_answer(SMALL_SESSION).await)
+        };
+        let (_reading, mut room) = tokio::time::timeout(ROOM, reading).await.map_err(|_| crowded())?;
+        Ok((Session::load(&self.calls, task, &mut room).await?, Held { place, room }))
+    }
+
+    async fn task(&self, session: &str) -> Result<v1::Task, Failure> {
+        let request = v1::GetTaskRequest { task: session.to_owned() };
+        Ok(self.calls.unary("TaskService/GetTask", &request).await?)
     }
 
     /// The agent of a session.
     async fn agent(&self, session: &str) -> Result<String, Failure> {
-        let request = v1::GetTaskRequest { task: session.to_owned() };
-        let task: v1::Task = self.calls.unary("TaskService/GetTask", &request).await?;
-        Ok(task.spec.unwrap_or_default().agent)
+        Ok(self.task(session).await?.spec.unwrap_or_default().agent)
     }
 
     /// Sends a message, to a new session if it is for none.
@@ -289,7 +301,7 @@ impl Work {
                 Some(Ended::Deleted) => return Err(failed(gone())),
             }
         };
-        let (session, held) = self.load(&sent.session).await.map_err(failed)?;
+        let (mut session, held) = self.load(&sent.session).await.map_err(failed)?;
         let mut outcome = session.outcome(&sent.session, &sent.follow.message, stop_reason(&turn));
         outcome.content.extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
         self.answer_holding(outcome.line(None), Some(held)).await
@@ -307,14 +319,14 @@ impl Work {
         }
         named(&mut line, self.id.as_deref());
         self.calls.tell_left(&mut line);
-        self.out.event(line).await?;
+        self.out.event(line, None).await?;
         loop {
             let event = sent.watch.next().await.map_err(|status| failed(status.into()))?;
             let Some(event) = event else { return Err(failed(gone())) };
             match sent.follow.see(&event) {
                 None if sent.follow.is_ours() => {
                     for line in teller.tell(&event) {
-                        self.out.event(line).await?;
+                        self.out.event(line, None).await?;
                     }
                 }
                 None => {}
@@ -322,7 +334,7 @@ impl Work {
                     let known = self.known(&sent.session).await.map_err(failed)?;
                     let mut line = completed(known.usage(&turn.message_id), &turn);
                     teller.sign(&mut line, &event);
-                    return Ok(self.out.event(line).await?);
+                    return Ok(self.out.event(line, None).await?);
                 }
                 Some(Ended::Dropped) => return Err(failed(never())),
                 Some(Ended::Deleted) => return Err(failed(gone())),
@@ -376,7 +388,7 @@ impl Work {
             };
             for mut line in lines {
                 teller.sign(&mut line, &event);
-                self.out.event(line).await?;
+                self.out.event(line, None).await?;
             }
         }
         Err(failed(gone()))
@@ -398,8 +410,8 @@ impl Work {
                 loaded.agent().clone_into(&mut agent);
                 // Which ones the client has is not known when it cannot be counted from the first.
                 let known = if loaded.is_cut { 0 } else { turns };
-                start.turns.extend(loaded.turns.iter().skip(known).map(Turn::shown));
                 (start.is_cut, room) = (loaded.is_cut, Some(held));
+                start.turns.extend(loaded.turns.into_iter().skip(known).map(Turn::shown));
             }),
         };
         match looked {
@@ -409,17 +421,17 @@ impl Work {
         let mut teller = Teller::new(Form::Results, self.id.clone(), session.clone(), agent.clone());
         let mut line = Outcome { agent: &agent, ..start }.line(self.id.as_deref());
         self.calls.tell_left(&mut line);
-        self.out.event(Told { line, held: room }).await?;
+        self.out.event(line, room).await?;
         while let Some(event) = watch.next().await.map_err(|status| failed(status.into()))? {
             let lines = teller.tell(&event);
             if watch.has_told(&event) {
                 continue;
             }
             for line in lines {
-                self.out.event(line).await?;
+                self.out.event(line, None).await?;
             }
             if let Some(Payload::TurnCompleted(turn)) = &event.payload {
-                let (loaded, held) = match self.load(&session).await {
+                let (mut loaded, held) = match self.load(&session).await {
                     Ok(loaded) => loaded,
                     // Deleted meanwhile: the stream tells that next.
                     Err(failure) if failure.code == "SESSION_NOT_FOUND" => continue,
@@ -429,11 +441,11 @@ impl Work {
                 outcome.content.extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
                 let mut line = outcome.line(None);
                 teller.sign(&mut line, &event);
-                self.out.event(Told { line, held: Some(held) }).await?;
+                self.out.event(line, Some(held)).await?;
             }
         }
         let outcome = Outcome { session: &session, agent: &agent, stop: "stream_end", ..Outcome::default() };
-        Ok(self.out.event(outcome.line(self.id.as_deref())).await?)
+        Ok(self.out.event(outcome.line(self.id.as_deref()), None).await?)
     }
 }
 

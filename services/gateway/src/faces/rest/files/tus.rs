@@ -19,6 +19,7 @@ use tonic_types::StatusExt as _;
 use super::{UPLOADS, Work};
 use crate::{
     faces::{call, codec::invalid, content_type, errors},
+    limit::Account,
     validate::requests::PART_BYTES,
 };
 
@@ -193,8 +194,13 @@ impl Work<'_> {
 
     async fn part(&self, file: &v1::File, data: Bytes) -> Result<v1::File, Response<Body>> {
         let id = file.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default();
+        let size = data.len();
         let request = v1::UploadPartRequest { file: id, offset: received(file), data: data.into() };
-        self.call(&self.files.upload, &request).await.map_err(|status| refused(&status))
+        let file = self.call(&self.files.upload, &request).await.map_err(|status| refused(&status));
+        if let Some(account) = self.head.extensions.get::<Account>() {
+            account.consume(size);
+        }
+        file
     }
 
     /// # Errors

@@ -1,0 +1,185 @@
+//! Connections of HTTP/1.1 and HTTP/2, and what each may take of the process before anything is known of its client.
+//!
+//! tonic's own server is not used: it does not say how much a connection may buffer.
+
+use std::{convert::Infallible, io, pin::pin, sync::Arc, time::Duration};
+
+use futures::{Stream, StreamExt as _};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto::Builder,
+};
+use opentelemetry::{global, propagation::Extractor};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::Semaphore,
+    time::{Instant, MissedTickBehavior},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::{body::Body, codegen::http, transport::server::Connected};
+use tower::{Service, ServiceExt as _};
+use tracing::Instrument as _;
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+use crate::limit::connection::Connection;
+
+/// Calls of one connection worked on at the same time; further ones wait.
+const CALLS_PER_CONNECTION: usize = 256;
+/// Calls and subscriptions open on one HTTP/2 connection at the same time.
+const STREAMS_PER_CONNECTION: u32 = 1024;
+/// How often a silent HTTP/2 connection is asked whether it is alive, and how long it may take to answer: a client that
+/// is gone holds its subscriptions no longer than both together.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+/// How long the headers of an HTTP/1.1 request may take, and how long such a connection may be idle.
+const HEADERS: Duration = Duration::from_secs(30);
+/// Bytes that an HTTP/1.1 connection buffers of what it reads, and likewise of what it writes. Headers, with the
+/// request's line, have to fit.
+const HTTP1_BUFFER: usize = 64 * 1024;
+/// Bytes of request bodies that an HTTP/2 connection sends before anybody reads them: of one stream, and of all.
+const STREAM_WINDOW: u32 = 128 * 1024;
+const CONNECTION_WINDOW: u32 = 256 * 1024;
+/// Bytes of an answer that an HTTP/2 connection takes before the client has window for them.
+const SEND_BUFFER: usize = 64 * 1024;
+/// Streams of one connection that the client may make the server reset by breaking the protocol; then the connection is
+/// closed. A client that is well needs none.
+const SERVER_RESETS: usize = 100;
+/// How often a connection's conduct is looked at.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Serves connections until the process drains; returns when all have ended.
+pub(crate) async fn serve<S, I, IO>(service: S, incoming: I, draining: CancellationToken) -> io::Result<()>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+    I: Stream<Item = io::Result<(IO, Arc<Connection>)>>,
+    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
+    let builder = builder();
+    let running = TaskTracker::new();
+    {
+        // Dropped with the listener when nothing new is taken in.
+        let mut incoming = pin!(incoming);
+        loop {
+            let next = tokio::select! {
+                () = draining.cancelled() => break,
+                next = incoming.next() => next,
+            };
+            match next {
+                Some(Ok((io, connection))) => {
+                    running.spawn(drive(builder.clone(), service.clone(), io, connection, draining.clone()));
+                }
+                Some(Err(error)) => tracing::debug!(%error, "a connection could not be accepted"),
+                None => break,
+            }
+        }
+    }
+    running.close();
+    running.wait().await;
+    Ok(())
+}
+
+fn builder() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(HTTP1_BUFFER);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_PER_CONNECTION)
+        .keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_local_error_reset_streams(SERVER_RESETS);
+    builder
+}
+
+/// Serves one connection until it ends, or has to be closed.
+async fn drive<S, IO>(
+    builder: Builder<TokioExecutor>,
+    service: S,
+    io: IO,
+    connection: Arc<Connection>,
+    draining: CancellationToken,
+) where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
+    let (info, calls) = (io.connect_info(), Arc::new(Semaphore::new(CALLS_PER_CONNECTION)));
+    let service = service_fn({
+        let connection = Arc::clone(&connection);
+        move |mut request: http::Request<Incoming>| {
+            let span = span(&request);
+            let extensions = request.extensions_mut();
+            extensions.insert(info.clone());
+            extensions.insert(Arc::clone(&connection));
+            let (running, service, calls) = (connection.begin(), service.clone(), Arc::clone(&calls));
+            async move {
+                let _running = running;
+                // Nobody closes it.
+                let _call = calls.acquire_owned().await;
+                service.oneshot(request.map(Body::new)).await
+            }
+            .instrument(span)
+        }
+    });
+    let mut serving = pin!(builder.serve_connection(TokioIo::new(io), service));
+    let mut looks = tokio::time::interval_at(Instant::now() + LOOK, LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_draining = false;
+    loop {
+        tokio::select! {
+            served = &mut serving => {
+                if let Err(error) = served {
+                    tracing::debug!(error, "a connection broke");
+                }
+                return;
+            }
+            _ = looks.tick() => {
+                if let Some(reason) = connection.misuse() {
+                    return tracing::debug!(reason, "a connection is closed");
+                }
+            }
+            () = draining.cancelled(), if !is_draining => {
+                is_draining = true;
+                serving.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// The span of a request. It continues the caller's trace, if there is one; everything the request causes on the mesh
+/// belongs to it.
+fn span<B>(request: &http::Request<B>) -> tracing::Span {
+    let is_grpc = request
+        .headers()
+        .get(http::header::CONTENT_TYPE)
+        .is_some_and(|it| it.as_bytes().starts_with(b"application/grpc"));
+    let span = if is_grpc {
+        let mut path = request.uri().path().trim_start_matches('/').splitn(2, '/');
+        let (service, method) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
+        tracing::info_span!("gateway.request", rpc.system = "grpc", rpc.service = service, rpc.method = method)
+    } else {
+        // The face says which method it is, once it knows.
+        let empty = tracing::field::Empty;
+        tracing::info_span!("gateway.request", rpc.system = "http", rpc.service = empty, rpc.method = empty)
+    };
+    let parent = global::get_text_map_propagator(|propagator| propagator.extract(&Headers(request.headers())));
+    // Fails only when no trace is recorded at all.
+    _ = span.set_parent(parent);
+    span
+}
+
+struct Headers<'a>(&'a http::HeaderMap);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).and_then(|value| value.to_str().ok())
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(http::HeaderName::as_str).collect()
+    }
+}

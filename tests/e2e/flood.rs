@@ -1,0 +1,460 @@
+//! What attackers send to exhaust a gateway: it goes on serving others, and stays within the memory that the chart
+//! gives it. One gateway process, and no other service, for all attacks.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use construct_tests::mesh::{Mesh, Service, free_address};
+use futures::future::join_all;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpSocket, TcpStream},
+    task::JoinHandle,
+    time::timeout,
+};
+use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest as _};
+
+use crate::identity::{REQUIRED, answered, first_key, said};
+
+/// What the chart gives a gateway.
+const MEMORY: u64 = 512 * 1024 * 1024;
+const MIB: usize = 1024 * 1024;
+/// Where attackers come from, and a tenant that has nothing to do with them.
+const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
+const TENANT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+/// How long a client may leave something unread, with what the test itself takes.
+const UNREAD: Duration = Duration::from_secs(30 + 15);
+
+/// A gateway, and what attackers know of it.
+struct Target {
+    address: SocketAddr,
+    operator: SocketAddr,
+}
+
+impl Target {
+    /// A connection to the gateway's port.
+    async fn connect(&self) -> TcpStream {
+        connect(ATTACKER, self.address, None).await.unwrap()
+    }
+
+    /// A connection of a client that has little room for what it does not read.
+    async fn connect_small(&self, address: SocketAddr) -> TcpStream {
+        connect(ATTACKER, address, Some(4096)).await.unwrap()
+    }
+}
+
+async fn connect(from: Ipv4Addr, to: SocketAddr, buffer: Option<u32>) -> std::io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddrV4::new(from, 0).into())?;
+    if let Some(bytes) = buffer {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    socket.connect(to).await
+}
+
+/// Reads until the server closes the connection. Gives what came, as far as it is of interest.
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut all = Vec::new();
+    // A reset instead of an end is as good.
+    _ = stream.take(MIB as u64).read_to_end(&mut all).await;
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+/// Waits until the server has closed a connection that is not read from.
+async fn closed(stream: TcpStream) -> TcpStream {
+    let begun = Instant::now();
+    loop {
+        // What is closed with unread bytes on their way is reset, which only a look at the socket tells.
+        let error = stream.take_error().ok().flatten();
+        let state = tcp_state(&stream);
+        if error.is_some() || state.is_none_or(|state| state != ESTABLISHED) {
+            return stream;
+        }
+        assert!(begun.elapsed() < UNREAD, "the connection of a client that does not read is still open");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// How `/proc/net/tcp` calls a connection that neither side has closed.
+const ESTABLISHED: &str = "01";
+
+/// The state of a connection as the kernel knows it; none when it knows it no more.
+fn tcp_state(stream: &TcpStream) -> Option<String> {
+    let port = format!(":{:04X}", stream.local_addr().ok()?.port());
+    let remote = format!(":{:04X}", stream.peer_addr().ok()?.port());
+    let table = fs::read_to_string("/proc/net/tcp").ok()?;
+    let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let row = rows.find(|row| row.len() > 3 && row[1].ends_with(&port) && row[2].ends_with(&remote))?;
+    Some(row[3].to_owned())
+}
+
+fn half(path: &str, key: Option<&str>, announced: usize, sent: usize) -> Vec<u8> {
+    let key = key.map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: gateway\r\n{key}content-type: application/json\r\ncontent-length: {announced}\r\n\r\n"
+    );
+    [head.into_bytes(), vec![b' '; sent]].concat()
+}
+
+/// A frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// How a connection of HTTP/2 begins, with a setting or two.
+fn preface(settings: &[(u16, u32)]) -> Vec<u8> {
+    let payload: Vec<u8> =
+        settings.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect();
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(SETTINGS, 0, 0, &payload)].concat()
+}
+
+/// Headers as literals that nobody has to remember.
+fn headers(fields: &[(&str, &str)]) -> Vec<u8> {
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    fields.iter().flat_map(|(name, value)| [vec![0], text(name), text(value)].concat()).collect()
+}
+
+fn call(path: &str, content_type: &str, key: Option<&str>) -> Vec<u8> {
+    let bearer = key.map(|key| format!("Bearer {key}"));
+    let mut fields = vec![
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", "gateway"),
+        ("content-type", content_type),
+        ("te", "trailers"),
+    ];
+    fields.extend(bearer.as_deref().map(|bearer| ("authorization", bearer)));
+    headers(&fields)
+}
+
+/// Asks again and again, as a client that works, and notes how long each answer took.
+struct Prober {
+    job: JoinHandle<()>,
+    seen: Arc<Mutex<Vec<Result<Duration, String>>>>,
+}
+
+impl Prober {
+    fn start(name: &'static str, address: SocketAddr, from: Ipv4Addr, key: String, reuses: bool) -> Self {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&seen);
+        let job = tokio::spawn(async move {
+            let mut held = None;
+            loop {
+                let begun = Instant::now();
+                let asked = timeout(Duration::from_secs(10), whoami(&mut held, address, from, &key)).await;
+                let outcome = match asked {
+                    Ok(Ok(())) => Ok(begun.elapsed()),
+                    Ok(Err(error)) => Err(format!("{name}: {error}")),
+                    Err(_) => Err(format!("{name}: no answer")),
+                };
+                if !reuses || outcome.is_err() {
+                    held = None;
+                }
+                noted.lock().unwrap().push(outcome);
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        Self { job, seen }
+    }
+
+    /// That every answer since the last look came, and soon.
+    #[track_caller]
+    fn check(&self, attack: &str) {
+        assert!(!self.job.is_finished());
+        let seen = std::mem::take(&mut *self.seen.lock().unwrap());
+        let failed: Vec<_> = seen.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
+        assert!(failed.is_empty(), "{attack}: {} of {} failed: {failed:?}", failed.len(), seen.len());
+        let mut took: Vec<_> = seen.into_iter().flatten().collect();
+        took.sort_unstable();
+        assert!(!took.is_empty(), "{attack}: nothing was asked");
+        let (slow, slowest) = (took[took.len() * 19 / 20], took[took.len() - 1]);
+        println!("{attack}: {} answers, of 20 one slower than {slow:?}, slowest {slowest:?}", took.len());
+        assert!(slow < Duration::from_secs(1), "{attack}: of 20 answers one took longer than {slow:?}");
+    }
+}
+
+async fn whoami(
+    held: &mut Option<TcpStream>,
+    address: SocketAddr,
+    from: Ipv4Addr,
+    key: &str,
+) -> Result<(), std::io::Error> {
+    let stream = match held {
+        Some(stream) => stream,
+        None => held.insert(connect(from, address, None).await?),
+    };
+    let request = format!("GET /v1/whoami HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer {key}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"}") {
+        if stream.read_buf(&mut answer).await? == 0 {
+            break;
+        }
+    }
+    let answer = String::from_utf8_lossy(&answer);
+    if answer.starts_with("HTTP/1.1 200") { Ok(()) } else { Err(std::io::Error::other(answer.into_owned())) }
+}
+
+/// 300 requests without credentials whose bodies stop short of their end.
+async fn half_sent(target: &Target, size: usize) {
+    let attacks = (0..300).map(|_| async {
+        let mut stream = target.connect().await;
+        // The server need not read all of it.
+        _ = stream.write_all(&half("/v1/setup-codes/exchange", None, size, size - 50)).await;
+        rest(&mut stream).await
+    });
+    let begun = Instant::now();
+    let answers = timeout(Duration::from_secs(10), join_all(attacks)).await.expect("none is held");
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(8), "{took:?}");
+    let told = |status: &str| answers.iter().filter(|answer| answer.starts_with(&format!("HTTP/1.1 {status}"))).count();
+    let (slow, crowded, large) = (told("408"), told("429"), told("413"));
+    println!("half-sent bodies of {size}: 408 {slow}, 429 {crowded}, 413 {large}, after {took:?}");
+    if size < MIB {
+        assert!((1..=100).contains(&slow), "few of one network are waited for: {slow}");
+    } else {
+        assert!(slow == 0 && large > 0, "none of them is read: {slow} {large}");
+    }
+}
+
+/// The same over three connections with a hundred streams each.
+async fn half_sent_streams(target: &Target) {
+    let attacks = (0..3).map(|_| async {
+        let mut stream = target.connect().await;
+        let mut bytes = preface(&[]);
+        for number in 0..100 {
+            let id = 2 * number + 1;
+            let head = call("/v1/setup-codes/exchange", "application/json", None);
+            bytes.extend(frame(HEADERS, END_HEADERS, id, &head));
+            bytes.extend(frame(DATA, 0, id, &[b' '; 50]));
+        }
+        stream.write_all(&bytes).await.unwrap();
+        stream
+    });
+    let held = join_all(attacks).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    drop(held);
+}
+
+/// Streams that the server has to reset because the client breaks the protocol. Each costs the server work, and counts
+/// as none of the client's.
+async fn made_resets(target: &Target, key: &str) {
+    let mut stream = target.connect().await;
+    let mut bytes = preface(&[]);
+    for number in 0..1000 {
+        let id = 2 * number + 1;
+        let head = call("/construct.v1.TaskService/ListTasks", "application/grpc", Some(key));
+        bytes.extend(frame(HEADERS, END_HEADERS, id, &head));
+        bytes.extend(frame(WINDOW_UPDATE, 0, id, &0x7fff_ffff_u32.to_be_bytes()));
+    }
+    // It may be closed before all is sent.
+    _ = stream.write_all(&bytes).await;
+    let mut all = Vec::new();
+    _ = timeout(Duration::from_secs(10), stream.read_to_end(&mut all)).await.expect("the connection is closed");
+    let mut rest = all.as_slice();
+    let (mut kinds, mut resets) = (Vec::new(), 0);
+    while let [a, b, c, kind, _, _, _, _, _, ..] = rest {
+        kinds.push(*kind);
+        resets += usize::from(*kind == 3);
+        let length = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+        rest = rest.get(9 + length..).unwrap_or_default();
+    }
+    assert!(kinds.contains(&GOAWAY) || resets < 1000, "the client is told why: {kinds:?}");
+    assert!(resets <= 110, "the server resets few streams of one connection: {resets}");
+}
+
+/// Connections whose requests never begin, or whose headers never end, and some with credentials that are made up.
+async fn unfinished(target: &Target) {
+    let silent = (0..100).map(|number| async move {
+        let mut stream = target.connect().await;
+        let bytes: Vec<u8> = match number % 4 {
+            0 => Vec::new(),
+            1 => b"PRI * HTT".to_vec(),
+            2 => preface(&[]),
+            _ => [b"GET / HTTP/1.1\r\nx: ".to_vec(), vec![b'x'; 60_000]].concat(),
+        };
+        stream.write_all(&bytes).await.unwrap();
+        let begun = Instant::now();
+        rest(&mut stream).await;
+        assert!(begun.elapsed() < UNREAD, "{number}: {:?}", begun.elapsed());
+    });
+    let made_up = (0..100).map(|number| async move {
+        for attempt in 0..20 {
+            let mut stream = target.connect().await;
+            let key = format!("ct_{number:021}{attempt:022}");
+            stream.write_all(&half("/v1/tasks", Some(&key), MIB, 1000)).await.unwrap();
+            let answer = rest(&mut stream).await;
+            // Those without a place are closed unseen.
+            let fine =
+                answer.is_empty() || ["401", "429"].iter().any(|code| answer.starts_with(&format!("HTTP/1.1 {code}")));
+            assert!(fine, "{answer}");
+        }
+    });
+    tokio::join!(join_all(silent), join_all(made_up));
+}
+
+/// Bodies that a tenant leaves half-sent.
+async fn half_sent_by_a_tenant(target: &Target, key: &str) {
+    let attacks = (0..100).map(|_| async {
+        let mut stream = target.connect().await;
+        let size = 4 * MIB;
+        _ = stream.write_all(&half("/v1/tasks", Some(key), size, size - 50)).await;
+        rest(&mut stream).await
+    });
+    let answers = timeout(Duration::from_secs(25), join_all(attacks)).await.expect("none is held");
+    let told = |status: &str| answers.iter().filter(|answer| answer.starts_with(&format!("HTTP/1.1 {status}"))).count();
+    let (slow, crowded) = (told("408"), told("429"));
+    println!("half-sent bodies of a tenant: 408 {slow}, 429 {crowded}");
+    assert!(slow <= 8, "one organization holds no more than its share: {slow}");
+}
+
+/// Subscriptions whose events nobody reads.
+async fn unread_events(target: &Target, key: &str, task: &str) {
+    let attacks = (0..150).map(|_| async {
+        let mut stream = target.connect_small(target.address).await;
+        let request = format!(
+            "GET /v1/tasks/{task}/events?cursor=0 HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer {key}\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        closed(stream).await
+    });
+    join_all(attacks).await;
+}
+
+/// Answers to gRPC that the client has no window for.
+async fn unread_answers(target: &Target, key: &str, task: &str) {
+    let attacks = (0..5).map(|_| async {
+        let mut stream = target.connect().await;
+        // No window for any stream.
+        let mut bytes = preface(&[(4, 0)]);
+        let message = [&[0x0a, u8::try_from(task.len()).unwrap()], task.as_bytes()].concat();
+        let body = [&[0, 0, 0, 0, u8::try_from(message.len()).unwrap()], message.as_slice()].concat();
+        for number in 0..200 {
+            let id = 2 * number + 1;
+            let head = call("/construct.v1.MessageService/ListMessages", "application/grpc", Some(key));
+            bytes.extend(frame(HEADERS, END_HEADERS, id, &head));
+            bytes.extend(frame(DATA, END_STREAM, id, &body));
+        }
+        stream.write_all(&bytes).await.unwrap();
+        let begun = Instant::now();
+        rest(&mut stream).await;
+        assert!(begun.elapsed() < UNREAD, "{:?}", begun.elapsed());
+    });
+    join_all(attacks).await;
+}
+
+/// Connections of the operator protocol that ask for a whole session again and again, and read nothing.
+async fn unread_sessions(target: &Target, key: &str, task: &str) {
+    let lines = |wanted: u32| {
+        (0..wanted).map(move |number| {
+            json!({"id": number.to_string(), "type": "export_session", "sessionID": task}).to_string()
+        })
+    };
+    let plain = (0..45).map(|_| async {
+        let mut stream = target.connect_small(target.operator).await;
+        let mut bytes = format!("{}\n", json!({"id": "a", "type": "auth", "key": key}));
+        for line in lines(64) {
+            bytes.push_str(&line);
+            bytes.push('\n');
+        }
+        stream.write_all(bytes.as_bytes()).await.unwrap();
+        closed(stream).await
+    });
+    let sockets = (0..15).map(|_| async {
+        let stream = target.connect_small(target.operator).await;
+        let mut request = format!("ws://{}/", target.operator).into_client_request().unwrap();
+        request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+        let (mut socket, _) = tokio_tungstenite::client_async(request, stream).await.unwrap();
+        for line in lines(64) {
+            futures::SinkExt::send(&mut socket, Message::text(line)).await.unwrap();
+        }
+        closed(socket.into_inner()).await
+    });
+    tokio::join!(join_all(plain), join_all(sockets));
+}
+
+/// A task with a few MiB of text.
+async fn talkative_task(mesh: &Mesh, key: &str) -> String {
+    said(mesh, Some(key), &["modelprovider", "create", "p", "--type", "scripted", "--script-file", "-"], "{}").await;
+    said(mesh, Some(key), &["model", "create", "m", "--provider", "p", "--model-id", "m"], "").await;
+    said(mesh, Some(key), &["agent", "create", "worker", "--model", "m"], "").await;
+    let http = construct_tests::http::client().build().unwrap();
+    let post = async |path: String, body: Value| {
+        let request = http.post(format!("{}{path}", mesh.gateway_url())).bearer_auth(key).json(&body);
+        let answer = request.send().await.unwrap().error_for_status().unwrap();
+        answer.json::<Value>().await.unwrap()
+    };
+    let task = post("/v1/tasks".to_owned(), json!({"agent": "worker"})).await;
+    let id = task["metadata"]["id"].as_str().unwrap().to_owned();
+    for number in 0..5 {
+        let text = format!("{number}").repeat(900 * 1024);
+        post(format!("/v1/tasks/{id}/messages"), json!({"blocks": [{"text": {"text": text}}]})).await;
+    }
+    id
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flooded_gateway_serves_others_within_its_memory() {
+    let operator = free_address().unwrap();
+    let listen = operator.to_string();
+    let mut mesh = Mesh::prepare(&[REQUIRED, ("CONSTRUCT_GATEWAY_OPERATOR_LISTEN", &listen)]).await.unwrap();
+    mesh.spawn(Service::Gateway).unwrap();
+    mesh.ready(Service::Gateway).await.unwrap();
+    let first = first_key(&mesh).await;
+    let first = String::from_utf8(first.stdout).unwrap().trim().to_owned();
+    let mut keys = Vec::new();
+    for name in ["attacker", "tenant"] {
+        let made = answered(&mesh, &first, &["organization", "create", name], "").await;
+        let code = made["setupCode"]["code"].as_str().unwrap().to_owned();
+        keys.push(said(&mesh, None, &["key", "exchange"], &code).await.trim().to_owned());
+    }
+    let (attacker, tenant) = (keys[0].clone(), keys[1].clone());
+    let task = talkative_task(&mesh, &attacker).await;
+    let address: SocketAddr = mesh.gateway_url().trim_start_matches("http://").parse().unwrap();
+    let target = Target { address, operator };
+    let probers = [
+        Prober::start("on new connections", address, TENANT, tenant.clone(), false),
+        Prober::start("in the attackers' network", address, ATTACKER, tenant, true),
+    ];
+    let check = |attack: &str| probers.iter().for_each(|prober| prober.check(attack));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    check("nothing");
+
+    half_sent(&target, 100).await;
+    check("half-sent bodies");
+    half_sent(&target, 4 * MIB).await;
+    check("large half-sent bodies");
+    half_sent_streams(&target).await;
+    check("half-sent streams");
+    made_resets(&target, &attacker).await;
+    check("streams that the server has to reset");
+    tokio::join!(unfinished(&target), half_sent_by_a_tenant(&target, &attacker));
+    check("connections that do not go on");
+    tokio::join!(
+        unread_events(&target, &attacker, &task),
+        unread_answers(&target, &attacker, &task),
+        unread_sessions(&target, &attacker, &task),
+    );
+    check("answers that nobody reads");
+
+    let peak = mesh.peak(Service::Gateway).unwrap();
+    println!("peak: {} MiB, now: {} MiB", peak >> 20, mesh.resident(Service::Gateway).unwrap() >> 20);
+    assert!(peak < MEMORY, "the gateway took {} MiB", peak >> 20);
+    // Who reads again is served again.
+    answered(&mesh, &attacker, &["task", "get", &task], "").await;
+}
