@@ -19,14 +19,10 @@ use wildmatch::WildMatch;
 #[cfg(test)]
 mod tests;
 
-/// Rules of one list.
-pub const RULES: usize = 100;
 /// Patterns of one kind in one rule.
 pub const PATTERNS: usize = 100;
 /// Bytes of one pattern.
 pub const PATTERN_BYTES: usize = 1024;
-/// Characters of a rule's reason.
-pub const REASON_CHARS: usize = 1024;
 
 /// What becomes of a call; each is stricter than the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

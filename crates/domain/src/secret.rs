@@ -7,8 +7,6 @@ pub const MIN_BYTES: usize = 8;
 pub const MAX_BYTES: usize = 64 * 1024;
 /// Most secrets that one agent may use.
 pub const PER_AGENT: usize = 50;
-/// Most hosts, and most commands, that one secret is bound to.
-pub const BINDINGS: usize = 50;
 /// Most characters of a name.
 pub const NAME_CHARS: usize = 64;
 /// Most bytes of a host.
