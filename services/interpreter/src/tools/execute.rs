@@ -1,7 +1,6 @@
 //! `execute_command`: a shell command as a tool.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use construct_domain::secret;
@@ -166,7 +165,8 @@ impl Host<'_> {
         }
         secrets::refuse(tool, "the command", &script)?;
         secrets::refuse(tool, "the standard input", options.stdin.as_deref().unwrap_or_default())?;
-        let environment = secrets.in_environment(tool, program, environment::with(variables, tool, options.env)?)?;
+        let variables = environment::with(variables, tool, options.env)?;
+        let (environment, sent) = secrets.in_environment(tool, program, variables)?;
         let directory = match &options.cwd {
             Some(path) => workspace.locate(path).map_err(|e| path_error(workspace, &e))?,
             None => RelativePath::root(),
@@ -177,7 +177,7 @@ impl Host<'_> {
             environment,
             stdin: options.stdin.unwrap_or_default().into_bytes(),
             timeout: Duration::from_secs(options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT)),
-            scrubber: Arc::clone(secrets.scrubber()),
+            scrubber: secrets.scrubber(&sent),
         };
         let outcome =
             sandbox.run(workspace, policy, request, cancel).await.map_err(|e| refused(tool, workspace, &e))?;

@@ -2,7 +2,9 @@
 
 use construct_domain::{
     OrganizationId, SecretId,
-    secret::{BINDINGS, MAX_BYTES, MIN_BYTES, NAME_CHARS, PER_AGENT, is_command, is_host, is_name, is_value},
+    secret::{
+        BINDINGS, MAX_BYTES, MIN_BYTES, NAME_CHARS, PER_AGENT, is_command, is_guessable, is_host, is_name, is_value,
+    },
 };
 use construct_proto::v1::{
     CreateSecretRequest, DeleteSecretRequest, GetSecretRequest, ListSecretsRequest, SecretBindings, SecretSpec,
@@ -116,6 +118,11 @@ fn value(violations: &mut Violations, field: &str, value: &str) {
              shorter could not be told from other text when it comes back",
             thousands(MAX_BYTES)
         )
+    });
+    violations.require(!is_value(value) || !is_guessable(value), field, || {
+        "is too easy to guess: a script could find it by trying. It must be as hard to guess as 17 random digits, 14 \
+         hexadecimal digits, 12 lowercase letters, or 10 letters and digits; repetitions and sequences do not count"
+            .into()
     });
 }
 
