@@ -241,7 +241,7 @@ async fn a_value_that_is_typed_is_not_shown() {
     let arguments = ["secret", "create", "TYPED", "--host", "api.example.com"];
     let mut person = Terminal::run(&binary("construct").unwrap(), &arguments, &environment).unwrap();
     person.shows("value of TYPED:").await;
-    person.say("unseen-0123456789").await;
+    person.say("unseen-0123-x7Qw9Zk2Lm4").await;
     person.shows("set, encrypted with test").await;
     let pictures = person.pictures();
     assert!(pictures.iter().all(|picture| !picture.contains("unseen") && !picture.contains("0123")), "{pictures:#?}");

@@ -1,8 +1,13 @@
 //! Secrets that scripts may use without seeing them: what a name, a value and its bindings may be.
 
+use std::collections::HashSet;
+
 /// Fewest bytes of a value, white space around it not counted: what is shorter cannot be told from ordinary text, and so
 /// cannot be taken out of what comes back.
 pub const MIN_BYTES: usize = 8;
+/// Least strength of a value, in bits: what a script could guess, it could confirm by having the guess repeated where the
+/// value was sent. At ten million guesses a second this takes two hundred years.
+pub const MIN_BITS: u32 = 56;
 /// Most bytes of a value.
 pub const MAX_BYTES: usize = 64 * 1024;
 /// Most secrets that one agent may use.
@@ -49,6 +54,48 @@ pub fn is_command(text: &str) -> bool {
 /// Whether this can be a value.
 pub fn is_value(text: &str) -> bool {
     text.len() <= MAX_BYTES && text.trim().len() >= MIN_BYTES && !text.contains('\0')
+}
+
+/// Whether a value has less than [`MIN_BITS`], however it was chosen. This counts characters and knows no words: what it
+/// lets pass is not proven to be random.
+pub fn is_guessable(text: &str) -> bool {
+    let chars: Vec<char> = text.trim().chars().collect();
+    let bits_per_char = alphabet(&chars).log2();
+    let mut bits = 0.0;
+    let mut seen = HashSet::new();
+    for (index, char) in chars.iter().enumerate() {
+        if let [.., first, second] = chars[..index] {
+            // `123`, `cba` and `aaa` go on as they began, and so does what has stood there before.
+            let step = i64::from(u32::from(second)) - i64::from(u32::from(first));
+            let goes_on = step.abs() <= 1 && i64::from(u32::from(*char)) - i64::from(u32::from(second)) == step;
+            let is_new = seen.insert([first, second, *char]);
+            if goes_on || !is_new {
+                continue;
+            }
+        }
+        bits += bits_per_char;
+        if bits >= f64::from(MIN_BITS) {
+            return false;
+        }
+    }
+    true
+}
+
+/// How many characters there are of the kinds in a text.
+fn alphabet(text: &[char]) -> f64 {
+    let any = |kind: fn(char) -> bool| text.iter().any(|char| kind(*char));
+    let other = any(|char| !char.is_ascii_alphanumeric());
+    let letters = any(|char| char.is_ascii_alphabetic());
+    if letters && !other && text.iter().all(char::is_ascii_hexdigit) {
+        return 16.0;
+    }
+    let kinds = [
+        (any(|char| char.is_ascii_digit()), 10.0),
+        (any(|char| char.is_ascii_lowercase()), 26.0),
+        (any(|char| char.is_ascii_uppercase()), 26.0),
+        (other, 33.0),
+    ];
+    kinds.into_iter().filter(|(there, _)| *there).map(|(_, count)| count).sum()
 }
 
 /// The program that a line of shell runs, when it is certain that the shell runs nothing else for it: one bare word, then
@@ -111,6 +158,35 @@ mod tests {
         assert!(is_value("12345678") && is_value(&"x".repeat(MAX_BYTES)));
         assert!(!is_value("1234567") && !is_value("  1234567 ") && !is_value(&"x".repeat(MAX_BYTES + 1)));
         assert!(!is_value("1234\u{0}5678"));
+    }
+
+    #[test]
+    fn guessable_value_is_one_that_repeats_continues_or_is_short() {
+        for value in [
+            "48112345",
+            "2026-11-28",
+            "hunter2hunter2hunter2",
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+            "abcdefghijklmnopqrstuvwxyz",
+            "01234567899876543210",
+            "abcabcabcabcabcabcabcabcabcabc",
+            "Xk4!pq9Z",
+            " 8f742231b10e8 \n",
+            "7391840275610934",
+        ] {
+            assert!(is_guessable(value), "{value:?}");
+        }
+        for value in [
+            "8f742231b10e8d99",
+            "73918402756109342",
+            "qzvkwmxhrtbp",
+            "Xk4pq9ZrT2m",
+            "ghp_x7Qw9Zk2Lm4Vt8Rp1eNd5Yc3Hs6Jf0Ab",
+            "correct horse battery staple",
+            "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIF",
+        ] {
+            assert!(!is_guessable(value), "{value:?}");
+        }
     }
 
     #[test]

@@ -105,7 +105,7 @@ pub(crate) struct Request {
     pub(crate) stdin: Vec<u8>,
     /// Wall time after which it is killed.
     pub(crate) timeout: Duration,
-    /// Takes the secrets out of what it prints.
+    /// Takes the secrets that it gets out of what it prints.
     pub(crate) scrubber: Arc<Scrubber>,
 }
 
@@ -252,7 +252,9 @@ impl CommandSandbox {
         if matches!(ended, Ended::Cancelled) {
             return Err(CommandError::Cancelled);
         }
-        let (stdout, stderr) = tokio::join!(stdout.finish(DRAIN), stderr.finish(DRAIN));
+        // Whatever ends a command from outside may end it between two parts of what it writes.
+        let complete = matches!(&ended, Ended::Exited(status) if signal_name(exit_code(*status) - 128).is_none());
+        let (stdout, stderr) = tokio::join!(stdout.finish(DRAIN, complete), stderr.finish(DRAIN, complete));
         let mut outcome = Outcome {
             exit_code: None,
             signal: None,

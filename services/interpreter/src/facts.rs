@@ -43,7 +43,8 @@ pub(crate) async fn catalogue(workspaces: &Workspaces, tier: &Tier, request: Too
     ToolCatalogue { declarations, version, facts }
 }
 
-/// What the project wants agents to know. Not what lies in it: that changes with every file, and a prompt that changes is
+/// What the project wants agents to know. It is not scrubbed: a prompt that depended on secrets would tell a script about them,
+/// by way of the model (docs/adr/0012-secrets.md). Not what lies in it: that changes with every file, and a prompt that changes is
 /// read anew at the full price by the vendor.
 fn notes(workspace: &Workspace) -> String {
     let found = NOTES.iter().find_map(|name| Some((name, read_start(workspace, name)?)));

@@ -37,7 +37,7 @@ use crate::{
     metrics, modules,
     policy::{Judged, Policies},
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
-    tools::{self, CallContext, Effect, Environment, Permission, Redirects, Toolbox, Waited},
+    tools::{self, CallContext, Effect, Environment, Redirects, Toolbox, Waited},
 };
 
 pub(crate) use kept::Kept;
@@ -492,11 +492,6 @@ impl<'a> ScriptHost<'a> {
         took: Duration,
     ) -> Result<Value, ToolError> {
         let tool = tools::definition(&call.name);
-        // Everything that a tool or a module gives passes here, before it is journaled, told, and seen by the script. What reaches nothing gives
-        // nothing that a program has written, and the handles of `secrets.get` stay as they are.
-        if tool.is_none_or(|tool| tool.permission != Permission::Pure) {
-            scrub(self.shared.toolbox, &mut result);
-        }
         let mut json = written(&result);
         // What a script has set for commands is set again from what is kept.
         let must = tool.is_some_and(|tool| tool.effect == Effect::Write);
@@ -676,17 +671,6 @@ fn call_end(completed: &JournalCompleted) -> CallEnd {
         succeeded: completed.succeeded,
         is_unknown: !completed.succeeded && decode(completed).is_err_and(|error| error.name == errors::OUTCOME_UNKNOWN),
         duration_micros: completed.duration_micros,
-    }
-}
-
-/// Takes the secrets out of what a call has given.
-fn scrub(toolbox: &Toolbox, result: &mut Result<Value, ToolError>) {
-    match result {
-        Ok(value) => toolbox.scrub(value),
-        Err(ToolError { message, details, .. }) => {
-            toolbox.scrub_text(message);
-            details.iter_mut().for_each(|details| toolbox.scrub(details));
-        }
     }
 }
 

@@ -1,135 +1,162 @@
-//! Taking secrets out of what comes back: every form in which a host or a program is likely to repeat a value is looked
-//! for, and the secret's handle put in its place.
+//! Taking secrets out of what comes back: every form in which a host or a program is likely to repeat a value is searched
+//! for, and the handle of the secret is put in its place.
 //!
-//! This catches what is repeated, not what is disguised: a program that prints a value backwards is not noticed. Who binds a
-//! secret to it trusts it not to (see docs/adr/0012-secrets.md).
+//! A scrubber must not become an oracle: a script must not learn anything about a secret by having texts of its choice
+//! scrubbed. Two rules follow.
+//!
+//! - A scrubber knows the secrets of one exchange: those that went out with one request, or to one command.
+//! - It matches whole forms only. At a cut the caller reads on by [`Scrubber::margin`], or leaves that many bytes out
+//!   whatever they are.
+//!
+//! This catches what is repeated, not what is disguised: a program that prints a value backwards is not noticed. Whoever
+//! binds a secret to a program trusts it not to (see docs/adr/0012-secrets.md).
 
 mod forms;
+mod unwrapped;
 
-use std::{fmt, ops::Range};
+use std::{fmt, ops::Range, sync::Arc};
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use secrecy::{ExposeSecret as _, SecretSlice};
 use serde_json::Value;
 
-/// How many bytes of a form are looked for at once; where they are found the rest is compared. It keeps the automaton
-/// small, however long secrets are.
+use unwrapped::Unwrapped;
+
+/// How many bytes of a form the automaton knows; the rest is compared where they are found. This keeps the automaton small,
+/// however long secrets are.
 const HEAD: usize = 16;
 
-/// At a place where a text was cut off, so many bytes of the beginning of a form are taken for the form. One or two prove
-/// nothing and say next to nothing.
-const PARTIAL: usize = 3;
+/// One secret: the forms of its value, and the handle that replaces them. Expensive to make for long values, so it is shared.
+pub(crate) struct Pattern {
+    forms: Vec<Form>,
+    handle: String,
+}
 
-/// How many bytes are compared for each byte of a text at most, beside [`WORK`]. Only a secret that consists of repetitions
-/// of itself, in a text that does as well, comes near; such a text is replaced as a whole.
-const WORK_PER_BYTE: usize = 64;
+/// One way to write a value.
+struct Form {
+    bytes: SecretSlice<u8>,
+    /// Line breaks may stand in it, as in base64.
+    wraps: bool,
+}
 
-/// How many bytes are compared in any case.
-const WORK: usize = 8 << 20;
-
-/// Finds secrets in texts. One that knows no secrets leaves everything as it is.
+/// Finds the secrets of one exchange in texts. One that knows no secrets leaves everything as it is.
 #[derive(Default)]
 pub(crate) struct Scrubber {
     heads: Option<AhoCorasick>,
-    forms: Vec<Form>,
-    handles: Vec<String>,
-    shortest: usize,
+    patterns: Vec<Arc<Pattern>>,
+    /// Of each head in the automaton, the pattern and the form.
+    forms: Vec<(usize, usize)>,
     longest: usize,
-}
-
-/// One way to write a secret.
-struct Form {
-    bytes: SecretSlice<u8>,
-    /// Which secret it is.
-    secret: usize,
 }
 
 /// Where a secret stands in a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
     place: Range<usize>,
+    /// The number of the pattern.
     secret: usize,
+}
+
+impl Pattern {
+    /// Everything that `handle` replaces.
+    pub(crate) fn new(value: &str, handle: &str) -> Self {
+        let forms = forms::of(value).into_iter().map(|(bytes, wraps)| Form { bytes: bytes.into(), wraps });
+        Self { forms: forms.collect(), handle: handle.to_owned() }
+    }
+
+    /// Everything that is searched for.
+    #[cfg(test)]
+    pub(crate) fn forms(&self) -> impl Iterator<Item = &[u8]> {
+        self.forms.iter().map(Form::bytes)
+    }
+}
+
+impl Form {
+    fn bytes(&self) -> &[u8] {
+        self.bytes.expose_secret()
+    }
+
+    /// Most bytes that an occurrence has.
+    fn extent(&self) -> usize {
+        let length = self.bytes().len();
+        if self.wraps { length + unwrapped::most_breaks(length) * unwrapped::MAX_BREAK } else { length }
+    }
 }
 
 impl fmt::Debug for Scrubber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scrubber").field("handles", &self.handles).finish_non_exhaustive()
+        let handles: Vec<&String> = self.patterns.iter().map(|pattern| &pattern.handle).collect();
+        f.debug_struct("Scrubber").field("handles", &handles).finish_non_exhaustive()
     }
 }
 
 impl Scrubber {
-    /// Looks for these values, and puts the handles in their place.
-    pub(crate) fn new<'a>(secrets: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        let (mut forms, mut handles) = (Vec::new(), Vec::new());
-        for (value, handle) in secrets {
-            let all = forms::of(value);
-            forms.extend(all.into_iter().map(|form| Form { bytes: form.into(), secret: handles.len() }));
-            handles.push(handle.to_owned());
-        }
-        let lengths = || forms.iter().map(|form| form.bytes.expose_secret().len());
-        let (shortest, longest) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
-        let heads = forms.iter().map(|form| {
-            let bytes = form.bytes.expose_secret();
+    /// Searches for these secrets.
+    pub(crate) fn new(patterns: impl IntoIterator<Item = Arc<Pattern>>) -> Self {
+        let patterns: Vec<Arc<Pattern>> = patterns.into_iter().collect();
+        let numbered = patterns.iter().enumerate();
+        let forms: Vec<(usize, usize)> =
+            numbered.flat_map(|(secret, pattern)| (0..pattern.forms.len()).map(move |form| (secret, form))).collect();
+        let form = |&(secret, form): &(usize, usize)| &patterns[secret].forms[form];
+        let longest = forms.iter().map(|number| form(number).extent()).max().unwrap_or(0);
+        let heads = forms.iter().map(|number| {
+            let bytes = form(number).bytes();
             &bytes[..bytes.len().min(HEAD)]
         });
         let heads = (!forms.is_empty()).then(|| {
             let built = AhoCorasick::builder().match_kind(MatchKind::Standard).build(heads);
             built.expect("a few thousand short patterns are far below the limits of the automaton")
         });
-        Self { heads, forms, handles, shortest, longest }
+        Self { heads, patterns, forms, longest }
     }
 
-    /// Whether there is nothing to look for.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.forms.is_empty()
-    }
-
-    /// How many bytes beyond a cut have to be known to tell whether a secret lies across it.
+    /// How many bytes on the other side of a cut must be known to tell whether a secret lies across it. Where they cannot be
+    /// known, that many bytes on this side are left out, whatever they are.
     pub(crate) fn margin(&self) -> usize {
         self.longest.saturating_sub(1)
     }
 
-    /// Where secrets stand, in order and without overlaps. `cut` says that the text is the beginning of a longer one: what
-    /// may be the beginning of a secret at its end counts as well.
-    pub(crate) fn find(&self, text: &[u8], cut: bool) -> Vec<Found> {
-        let Some(heads) = &self.heads else { return Vec::new() };
-        // Most texts of most results are names and numbers.
-        if text.len() < self.shortest && !cut {
-            return Vec::new();
-        }
+    /// Where secrets stand, in order and without overlaps. Takes time in proportion to the text, whatever is in it.
+    pub(crate) fn find(&self, text: &[u8]) -> Vec<Found> {
         let mut found = Vec::new();
-        let mut work = WORK + text.len().saturating_mul(WORK_PER_BYTE);
-        // Up to where the text is known to be each form. Most texts have nothing that looks like one.
-        let mut known_to: Vec<usize> = Vec::new();
-        for hit in heads.find_overlapping_iter(text) {
-            let number = hit.pattern().as_usize();
-            if known_to.is_empty() {
-                known_to.resize(self.forms.len(), 0);
-            }
-            let (form, start) = (self.forms[number].bytes.expose_secret(), hit.start());
-            let end = start + form.len();
-            if end > text.len() {
-                continue;
-            }
-            // Of an occurrence that begins within another one of the same form only the rest is compared, so that the work
-            // does not grow with the square of the length. That may take too much for the secret, and never too little.
-            let known = known_to[number].saturating_sub(start).min(form.len());
-            let Some(left) = work.checked_sub(form.len() - known) else {
-                return vec![Found { place: 0..text.len(), secret: self.forms[number].secret }];
-            };
-            work = left;
-            if text[start + known..end] == form[known..] {
-                known_to[number] = end;
-                found.push(Found { place: start..end, secret: self.forms[number].secret });
-            }
+        if self.heads.is_none() {
+            return found;
         }
-        if cut {
-            found.extend(self.forms.iter().filter_map(|form| {
-                let start = begun(text, form.bytes.expose_secret())?;
-                Some(Found { place: start..text.len(), secret: form.secret })
-            }));
+        self.search(text, |_| true, |next| add(&mut found, next));
+        if let Some(unwrapped) = Unwrapped::of(text) {
+            self.search(
+                &unwrapped.bytes,
+                |form| form.wraps,
+                |Found { place, secret }| {
+                    if let Some(place) = unwrapped.place(place) {
+                        add(&mut found, Found { place, secret });
+                    }
+                },
+            );
         }
         merged(found)
+    }
+
+    fn search(&self, text: &[u8], wanted: impl Fn(&Form) -> bool, mut add: impl FnMut(Found)) {
+        let Some(heads) = &self.heads else { return };
+        // Most texts have nothing that looks like a form.
+        let mut searches: Vec<Option<Search>> = Vec::new();
+        for hit in heads.find_overlapping_iter(text) {
+            let number = hit.pattern().as_usize();
+            let (secret, form) = self.forms[number];
+            let form = &self.patterns[secret].forms[form];
+            if !wanted(form) {
+                continue;
+            }
+            let form = form.bytes();
+            if form.len() <= HEAD {
+                add(Found { place: hit.range(), secret });
+                continue;
+            }
+            searches.resize_with(self.forms.len(), || None);
+            let search = searches[number].get_or_insert_with(|| Search::new(form));
+            search.go_on(form, text, hit.start(), |place| add(Found { place, secret }));
+        }
     }
 
     /// Appends a part of a text, with a handle for each secret that lies in the part or reaches into it.
@@ -144,7 +171,7 @@ impl Scrubber {
             // A host that repeats a secret without end gets one handle for all, so that the text doesn't grow.
             if last != Some(*secret) || !between.is_empty() {
                 to.extend_from_slice(&text[between]);
-                to.extend_from_slice(self.handles[*secret].as_bytes());
+                to.extend_from_slice(self.patterns[*secret].handle.as_bytes());
             }
             last = Some(*secret);
             next = place.end.min(part.end);
@@ -152,39 +179,37 @@ impl Scrubber {
         to.extend_from_slice(&text[next..part.end]);
     }
 
-    /// A text without secrets; `cut` as for [`Scrubber::find`].
-    pub(crate) fn bytes(&self, text: Vec<u8>, cut: bool) -> Vec<u8> {
-        let found = self.find(&text, cut);
-        if found.is_empty() {
-            return text;
-        }
-        let mut scrubbed = Vec::with_capacity(text.len());
-        self.render(&text, &found, 0..text.len(), &mut scrubbed);
-        scrubbed
+    /// A text without secrets.
+    pub(crate) fn text(&self, text: String) -> String {
+        let end = text.len();
+        self.beginning(text, end)
     }
 
-    /// The same, of text.
-    pub(crate) fn text(&self, text: String, cut: bool) -> String {
-        let found = self.find(text.as_bytes(), cut);
+    /// The first `end` bytes of a text without secrets, also without those that reach beyond; a few less where `end` is
+    /// within a character.
+    pub(crate) fn beginning(&self, mut text: String, end: usize) -> String {
+        let found = self.find(text.as_bytes());
+        let end = text.floor_char_boundary(end);
         if found.is_empty() {
+            text.truncate(end);
             return text;
         }
-        let mut scrubbed = Vec::with_capacity(text.len());
-        self.render(text.as_bytes(), &found, 0..text.len(), &mut scrubbed);
-        // What is taken out are whole characters, but where a text is replaced as a whole or cut.
+        let mut scrubbed = Vec::with_capacity(end);
+        self.render(text.as_bytes(), &found, 0..end, &mut scrubbed);
+        // What is taken out are whole characters.
         String::from_utf8(scrubbed).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
 
-    /// The same, of all texts in a value.
+    /// A value without secrets in its texts and names.
     pub(crate) fn value(&self, value: &mut Value) {
         match value {
-            Value::String(text) => *text = self.text(std::mem::take(text), false),
+            Value::String(text) => *text = self.text(std::mem::take(text)),
             Value::Array(items) => items.iter_mut().for_each(|item| self.value(item)),
             Value::Object(fields) => {
                 fields.values_mut().for_each(|field| self.value(field));
-                if fields.keys().any(|name| !self.find(name.as_bytes(), false).is_empty()) {
+                if fields.keys().any(|name| !self.find(name.as_bytes()).is_empty()) {
                     let named = std::mem::take(fields).into_iter();
-                    fields.extend(named.map(|(name, field)| (self.text(name, false), field)));
+                    fields.extend(named.map(|(name, field)| (self.text(name), field)));
                 }
             }
             Value::Null | Value::Bool(_) | Value::Number(_) => {}
@@ -192,11 +217,59 @@ impl Scrubber {
     }
 }
 
-/// Where the beginning of a form begins that a text ends with.
-fn begun(text: &[u8], form: &[u8]) -> Option<usize> {
-    let first = text.len().saturating_sub(form.len() - 1);
-    let last = text.len().checked_sub(PARTIAL)?;
-    (first..=last).find(|start| form.starts_with(&text[*start..]))
+/// The search for one form in one text, by Knuth, Morris and Pratt: it looks at each byte once, however often the form
+/// repeats itself.
+struct Search {
+    /// For each length of a beginning of the form, less one: the longest shorter beginning that is also its end.
+    borders: Vec<u32>,
+    /// Everything that begins before this byte has been found.
+    next: usize,
+}
+
+impl Search {
+    fn new(form: &[u8]) -> Self {
+        let mut borders = vec![0_u32; form.len()];
+        let mut length = 0;
+        for end in 1..form.len() {
+            while length > 0 && form[length] != form[end] {
+                length = borders[length - 1] as usize;
+            }
+            length += usize::from(form[length] == form[end]);
+            borders[end] = u32::try_from(length).expect("forms are far shorter than 4 GiB");
+        }
+        Self { borders, next: 0 }
+    }
+
+    /// Goes on at a byte where the form may begin, for as long as what follows may be a form.
+    fn go_on(&mut self, form: &[u8], text: &[u8], start: usize, mut found: impl FnMut(Range<usize>)) {
+        if start < self.next {
+            return;
+        }
+        let mut matched = 0;
+        for (at, byte) in text.iter().enumerate().skip(start) {
+            while matched > 0 && (matched == form.len() || form[matched] != *byte) {
+                matched = self.borders[matched - 1] as usize;
+            }
+            matched += usize::from(form[matched] == *byte);
+            if matched == form.len() {
+                found(at + 1 - form.len()..at + 1);
+            } else if matched == 0 {
+                self.next = at + 1;
+                return;
+            }
+        }
+        self.next = text.len();
+    }
+}
+
+/// Adds what was found, to the last one where that is of the same secret and overlaps: a text can consist of occurrences.
+fn add(found: &mut Vec<Found>, next: Found) {
+    match found.last_mut() {
+        Some(last) if last.secret == next.secret && (last.place.start..last.place.end).contains(&next.place.start) => {
+            last.place.end = last.place.end.max(next.place.end);
+        }
+        _ => found.push(next),
+    }
 }
 
 /// In order, those that overlap made one. Those that only touch stay apart.

@@ -216,8 +216,10 @@ impl Toolbox {
     ///
     /// # Errors
     /// Every failure of a tool is a [`ToolError`] with a stable name, for example `FileNotFound`; the definitions say
-    /// which. A command that exits with a status other than 0 and a response other than 2xx are results, not errors. Neither has
-    /// been through [`Toolbox::scrub`].
+    /// which. A command that exits with a status other than 0 and a response other than 2xx are results, not errors.
+    ///
+    /// The values of secrets that the call itself sent out are in neither. Values that a program has written into files are
+    /// content like any other.
     pub async fn call(&self, name: &str, args: Value, cx: &CallContext) -> Result<Value, ToolError> {
         let tool = provided(name)?;
         told(tool, self.call_tool(tool, args, cx).await)
@@ -237,17 +239,6 @@ impl Toolbox {
             return self.subtasks.run(tool, arguments, cx.place, &cancel).await;
         }
         self.carry_out(tool, arguments, cancel, &environment, cx.redirects.as_deref()).await
-    }
-
-    /// Takes the secrets that scripts may use out of what a call gives back. Whoever hands that on has to do so: a secret goes out with
-    /// requests and commands only, but a program may have written it where any tool finds it.
-    pub fn scrub(&self, value: &mut Value) {
-        self.secrets.scrub(value);
-    }
-
-    /// The same, of what an error says.
-    pub fn scrub_text(&self, text: &mut String) {
-        self.secrets.scrub_text(text);
     }
 
     /// Asks whether a call of [`AWAIT`] that was made at the start of `time` has what it waits for; at its end the wait is over. Called in any other way it fails.

@@ -19,13 +19,13 @@ use reqwest::{
     redirect,
 };
 use secrecy::{ExposeSecret as _, SecretString};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::time::timeout;
 
 pub(crate) use self::headroom::{Headroom, LimitHeaders, Observe};
 use crate::{
     cassette::{self, Recorder},
-    failure::Failure,
+    failure::{Failure, MAX_KEY_BYTES},
     framing::{Event, Framing},
     vendor::Chunk,
 };
@@ -160,7 +160,7 @@ impl Http {
             return Ok(response);
         }
         let retry_at = retry_at(response.headers(), clock::now());
-        let body = body(response, MAX_ERROR_BODY, BODY_TIMEOUT).await;
+        let body = error_body(response).await;
         let failure = refused(status, &body).with_status(status);
         // Some vendors say in the body when another try is welcome.
         let retry_at = retry_at.or(failure.retry_at);
@@ -287,7 +287,7 @@ impl<D: Dialect> Exchange<D> {
             return Ok(response);
         }
         let retry_at = retry_at(response.headers(), clock::now());
-        let body = body(response, MAX_ERROR_BODY, BODY_TIMEOUT).await;
+        let body = error_body(response).await;
         let failure = self.dialect.refused(status, &body).with_status(status);
         // Some vendors say in the body when another try is welcome.
         let retry_at = retry_at.or(failure.retry_at);
@@ -344,20 +344,40 @@ fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
         .map_err(|error| Failure::transient(format!("the vendor's answer cannot be read: {error}")))
 }
 
-async fn body(mut response: Response, limit: usize, within: Duration) -> Vec<u8> {
+async fn body(response: Response, limit: usize, within: Duration) -> Vec<u8> {
+    body_with_end(response, limit, within).await.0
+}
+
+/// The body of a response that is an error. People are shown a part of it, without the key ([`Failure::scrubbed`]). Where it
+/// broke off, it may have done so within the key: so many bytes before its end are left out then, whatever they are.
+async fn error_body(response: Response) -> Vec<u8> {
+    let (mut body, is_whole) = body_with_end(response, MAX_ERROR_BODY, BODY_TIMEOUT).await;
+    // Of a whole JSON text nothing is missing, whatever should have come after it.
+    if !is_whole && serde_json::from_slice::<IgnoredAny>(&body).is_err() {
+        body.truncate(body.len().saturating_sub(MAX_KEY_BYTES - 1));
+    }
+    body
+}
+
+/// A body, and whether its end was reached.
+async fn body_with_end(mut response: Response, limit: usize, within: Duration) -> (Vec<u8>, bool) {
     let mut body = Vec::new();
     // What came until the time ran out or the connection broke is better than nothing.
-    let _ = timeout(within, async {
-        while let Ok(Some(bytes)) = response.chunk().await {
-            body.extend_from_slice(&bytes);
+    let read = timeout(within, async {
+        loop {
+            match response.chunk().await {
+                Ok(Some(bytes)) => body.extend_from_slice(&bytes),
+                Ok(None) => return true,
+                Err(_) => return false,
+            }
             if body.len() >= limit {
                 body.truncate(limit);
-                break;
+                return false;
             }
         }
-    })
-    .await;
-    body
+    });
+    let is_whole = read.await.unwrap_or(false);
+    (body, is_whole)
 }
 
 /// When another try is welcome, from `retry-after-ms` or `Retry-After` in seconds or as a date.

@@ -371,6 +371,26 @@ async fn a_vendor_that_repeats_the_key_does_not_give_it_away() {
     }
 }
 
+/// A client that has the vendor repeat its words, and the end of the connection, could find out the key piece by piece.
+#[tokio::test]
+async fn error_body_that_breaks_off_says_nothing_about_key() {
+    for wire in Wire::ALL {
+        let server = VendorServer::start().await;
+        let vendor = open(wire.provider(), &server.url(), SOON);
+        for padding in [0, 9_000] {
+            let mut said = Vec::new();
+            for guess in [KEY, "no-other-5678"] {
+                let text = format!("unknown: {} {guess}", "x".repeat(padding));
+                server.reply(Reply::text(400, &text).broken_after(text.len() - 4));
+                said.push(vendor.check().await.expect_err("refused").scrubbed(Some(KEY)).message);
+            }
+            assert_eq!(said[0], said[1], "{wire:?}");
+            assert!(!said[0].contains("sk-") && said[0].contains("answered with HTTP 400"), "{wire:?}: {}", said[0]);
+            assert_eq!(said[0].contains("unknown: xxx"), padding > 0, "{wire:?}: {}", said[0]);
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_client_says_who_it_is_and_reuses_its_connection() {
     let server = VendorServer::start().await;

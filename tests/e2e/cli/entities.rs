@@ -192,6 +192,7 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
             ("secret create token --host a.com", "sk-secret-1", 2, &["- spec.name: "]),
             ("secret create TOKEN --host '*'", "sk-secret-1", 2, &["- spec.bindings.hosts[0]: "]),
             ("secret create TOKEN --host a.com", "1234567\n", 2, &["- spec.value: "]),
+            ("secret create TOKEN --host a.com", "20261128\n", 2, &["- spec.value: is too easy to guess"]),
             (create, "sk-secret-1\n", 0, &["set, encrypted with", "api.example.com", "git", "For issues"]),
             (create, "sk-secret-1\n", 1, &["a secret with this name exists already"]),
             ("secret list --name-prefix TO", "", 0, &["TOKEN", "api.example.com", "For issues"]),

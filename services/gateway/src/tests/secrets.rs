@@ -9,7 +9,7 @@ use tonic::{Code, transport::Channel};
 use super::{entities::contains, harness::*};
 use crate::validate::tests::fields;
 
-const VALUE: &str = "ghp_0123456789abcdef";
+const VALUE: &str = "ghp_x7Qw9Zk2Lm4Vt8Rp";
 
 pub(super) fn secrets(gateway: &Gateway) -> SecretServiceClient<Channel> {
     SecretServiceClient::new(gateway.channel())
@@ -89,6 +89,9 @@ async fn a_secret_that_makes_no_sense_is_refused_without_repeating_its_value() {
         (v1::SecretSpec { name: "token".into(), ..valid.clone() }, "spec.name"),
         (v1::SecretSpec { value: "1234567".into(), ..valid.clone() }, "spec.value"),
         (v1::SecretSpec { value: " 1234567\n".into(), ..valid.clone() }, "spec.value"),
+        // Longer ones that a script could find by trying.
+        (v1::SecretSpec { value: "48123456".into(), ..valid.clone() }, "spec.value"),
+        (v1::SecretSpec { value: "1234567890".repeat(100), ..valid.clone() }, "spec.value"),
         (v1::SecretSpec { value: "x".repeat(64 * 1024 + 1), ..valid.clone() }, "spec.value"),
         (v1::SecretSpec { bindings: None, ..valid.clone() }, "spec.bindings"),
         (v1::SecretSpec { bindings: bindings(&["*"], &[]), ..valid.clone() }, "spec.bindings.hosts[0]"),
@@ -124,6 +127,8 @@ async fn new_bindings_need_the_value_again_and_fewer_do_not() {
         let status = refused(client.update_secret(update(wider, None)).await, Code::InvalidArgument);
         assert_eq!(fields(&status), ["value"]);
     }
+    let guessable = client.update_secret(update(None, Some("20261128"))).await;
+    assert_eq!(fields(&refused(guessable, Code::InvalidArgument)), ["value"]);
     let fewer = client.update_secret(update(bindings(&[], &["git"]), None)).await.expect("fewer").into_inner();
     assert_eq!(fewer.spec.expect("set").bindings, bindings(&[], &["git"]));
     client.update_secret(update(bindings(&["evil.example.org"], &[]), Some(VALUE))).await.expect("with the value");

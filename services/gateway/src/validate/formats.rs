@@ -37,6 +37,12 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
             let hint = format!("must be empty or the beginning of a name, at most {} characters", secret::NAME_CHARS);
             (secret::is_name(text), hint)
         }
+        Format::SecretValue if secret::is_value(text) && secret::is_guessable(text) => {
+            let hint = "is too easy to guess: a script could find it by trying. It must be as hard to guess as 17 random digits, \
+                        14 hexadecimal digits, 12 lowercase letters, or 10 letters and digits; repetitions and sequences do not \
+                        count";
+            (false, hint.to_owned())
+        }
         Format::SecretValue => {
             let (least, most) = (secret::MIN_BYTES, thousands(secret::MAX_BYTES));
             let hint = format!(

@@ -11,25 +11,29 @@ use base64::{
 };
 
 /// Every form of a value, without duplicates: as it is, in base64 (also in the middle of something longer), for URLs and
-/// forms, in JSON, in HTML, in hexadecimal; all that also without white space around it, which headers lose.
-pub(super) fn of(value: &str) -> Vec<Vec<u8>> {
-    let mut forms = Vec::new();
+/// forms, in JSON, in HTML, in hexadecimal; all that also without white space around it, which headers lose. With each,
+/// whether encoders break lines in it.
+pub(super) fn of(value: &str) -> Vec<(Vec<u8>, bool)> {
+    let (mut forms, mut wrapping) = (Vec::new(), Vec::new());
     for value in [value, value.trim()] {
         forms.push(value.as_bytes().to_vec());
-        base64(value.as_bytes(), &mut forms);
+        base64(value.as_bytes(), &mut wrapping);
         for upper in [true, false] {
             forms.push(percent(value, "-_.~", upper).into_bytes());
             forms.push(percent(value, "-_.!~*'()", upper).into_bytes());
             forms.push(percent(value, "-_.!~*'();/?:@&=+$,#", upper).into_bytes());
             forms.push(percent(value, "*-._", upper).replace("%20", "+").into_bytes());
-            forms.push(hexadecimal(value, upper).into_bytes());
+            wrapping.push(hexadecimal(value, upper).into_bytes());
         }
         forms.extend(json(value).into_iter().chain(html(value)).map(String::into_bytes));
     }
-    forms.sort_unstable();
-    forms.dedup();
+    let wrapping = wrapping.into_iter().map(|form| (form, true));
+    let mut forms: Vec<(Vec<u8>, bool)> = wrapping.chain(forms.into_iter().map(|form| (form, false))).collect();
+    // Stable, so that of two the one that wraps stays.
+    forms.sort_by(|(one, _), (other, _)| one.cmp(other));
+    forms.dedup_by(|(one, _), (other, _)| one == other);
     // Nothing is stored that is so short. Were it, every text would be full of it.
-    forms.retain(|form| form.len() >= construct_domain::secret::MIN_BYTES);
+    forms.retain(|(form, _)| form.len() >= construct_domain::secret::MIN_BYTES);
     forms
 }
 

@@ -1,5 +1,7 @@
 use std::time::{Duration, Instant};
 
+use proptest::prelude::*;
+
 use base64::{
     Engine as _,
     engine::general_purpose::{STANDARD, URL_SAFE},
@@ -11,8 +13,12 @@ use super::*;
 
 const HANDLE: &str = "{{secret:S:0123456789abcdef}}";
 
+fn scrubber(secrets: &[(&str, &str)]) -> Scrubber {
+    Scrubber::new(secrets.iter().map(|(value, handle)| Arc::new(Pattern::new(value, handle))))
+}
+
 fn scrub(value: &str, text: &str) -> String {
-    Scrubber::new([(value, HANDLE)]).text(text.to_owned(), false)
+    scrubber(&[(value, HANDLE)]).text(text.to_owned())
 }
 
 #[test]
@@ -74,30 +80,70 @@ fn white_space_around_a_value_need_not_come_back() {
     assert_eq!(scrub("key-material\n", "key-material\nnext"), format!("{HANDLE}next"));
 }
 
+/// What stands for a value in base64 or hexadecimal digits, in lines.
+fn wrapped(text: &str, columns: usize, line_break: &str) -> String {
+    let lines: Vec<&str> =
+        text.as_bytes().chunks(columns).map(|line| std::str::from_utf8(line).expect("ASCII")).collect();
+    lines.join(line_break)
+}
+
 #[test]
-fn where_a_text_was_cut_the_beginning_of_a_value_goes_too() {
-    let scrubber = Scrubber::new([("abcdefghijkl", HANDLE)]);
+fn encoded_value_is_found_across_line_breaks() {
+    let long = "x7Qw9Zk2/Lm4+Vt8.".repeat(30);
+    for value in ["t0ken-of-letters", "x7Qw9Zk2/Lm4+Vt8&Rp1eNd5Yc3Hs6Jf0AbUi2", &long] {
+        for before in 0..80 {
+            let content = format!("{}{value} and more", "-".repeat(before));
+            let hexadecimal: String = content.bytes().map(|byte| format!("{byte:02x}")).collect();
+            for encoded in [STANDARD.encode(&content), URL_SAFE.encode(&content), hexadecimal] {
+                for columns in [60, 64, 76] {
+                    for line_break in ["\n", "\r\n", "\\n", "\\r\\n"] {
+                        let scrubbed = scrub(value, &wrapped(&encoded, columns, line_break));
+                        assert!(scrubbed.contains(HANDLE), "{columns} {line_break:?} {before}: {scrubbed}");
+                        let most = encoded.len() - value.len() * 4 / 3 + HANDLE.len() + 8;
+                        assert!(scrubbed.len() <= most + encoded.len() / 15, "{columns} {before}: {scrubbed}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn line_breaks_where_no_encoder_puts_them_hide_nothing_else() {
+    let value = "x7Qw9Zk2Lm4Vt8Rp1";
+    let encoded = STANDARD.encode(value);
+    // Lines of four characters: a list of words, and no base64.
+    let text = wrapped(&encoded, 4, "\n");
+    assert_eq!(scrub(value, &text), text);
+    let text = format!("{value}\n\n{encoded}\n{}\n{value}", "y".repeat(100));
+    assert_eq!(scrub(value, &text), format!("{HANDLE}\n\n{HANDLE}\n{}\n{HANDLE}", "y".repeat(100)));
+}
+
+#[test]
+fn part_of_value_stays_wherever_it_is() {
+    let scrubber = scrubber(&[("abcdefghijkl", HANDLE)]);
     for length in 0..12 {
         let text = format!("text {}", &"abcdefghijkl"[..length]);
-        let expected = if length < PARTIAL { text.clone() } else { format!("text {HANDLE}") };
-        assert_eq!(scrubber.text(text.clone(), true), expected);
-        assert_eq!(scrubber.text(text.clone(), false), text, "nothing was cut");
+        assert_eq!(scrubber.text(text.clone()), text);
     }
-    assert_eq!(scrubber.text("abcdefghijklabcdef".to_owned(), true), HANDLE, "one handle for what follows on itself");
+    assert_eq!(scrubber.text("abcdefghijklabcdef".to_owned()), format!("{HANDLE}abcdef"));
+    // A value across the end is known whole.
+    assert_eq!(scrubber.beginning("text abcdefghijkl".to_owned(), 8), format!("text {HANDLE}"));
+    assert_eq!(scrubber.beginning("text abcdefghijkm".to_owned(), 8), "text abc");
 }
 
 #[test]
 fn values_that_overlap_leave_nothing_behind() {
     assert_eq!(scrub("aaaaaaaa", &"a".repeat(21)), HANDLE);
     assert_eq!(scrub("abcabcabc", "xabcabcabcabcabcx"), format!("x{HANDLE}x"));
-    let scrubber = Scrubber::new([("one-two-three", "{{1}}"), ("three-four-five", "{{2}}")]);
-    assert_eq!(scrubber.text("one-two-three-four-five".to_owned(), false), "{{1}}");
-    assert_eq!(scrubber.text("three-four-five one-two-three".to_owned(), false), "{{2}} {{1}}");
+    let scrubber = scrubber(&[("one-two-three", "{{1}}"), ("three-four-five", "{{2}}")]);
+    assert_eq!(scrubber.text("one-two-three-four-five".to_owned()), "{{1}}");
+    assert_eq!(scrubber.text("three-four-five one-two-three".to_owned()), "{{2}} {{1}}");
 }
 
 #[test]
 fn a_value_is_found_in_every_text_and_name_of_a_result() {
-    let scrubber = Scrubber::new([("abcdefgh", HANDLE)]);
+    let scrubber = scrubber(&[("abcdefgh", HANDLE)]);
     let mut found =
         json!({"a": ["1 abcdefgh", {"b": "abcdefgh"}], "abcdefgh": {"x abcdefgh": null}, "c": [1, true, "abcdefg"]});
     scrubber.value(&mut found);
@@ -111,27 +157,72 @@ fn a_value_is_found_in_every_text_and_name_of_a_result() {
 fn other_text_stays_as_it_is() {
     let text = "ein schöner Text, {{secret:S:0123456789abcdef}}, aGVsbG8=";
     assert_eq!(scrub("something-else", text), text);
-    assert_eq!(Scrubber::default().text(text.to_owned(), true), text);
+    assert_eq!(Scrubber::default().text(text.to_owned()), text);
     assert_eq!(scrub("something-else", "something-elsx something-els"), "something-elsx something-els");
 }
 
+/// Neither the time nor the result tells how much of a value a text has.
 #[test]
 fn hostile_repetitions_take_no_longer_than_their_length() {
     let began = Instant::now();
     let almost = format!("{}b", "a".repeat(60_000));
-    for (value, text) in [
-        ("a".repeat(60_000), "a".repeat(1 << 20)),
-        // Each place could be its beginning, and only the last byte tells that it is not.
-        (almost, "a".repeat(1 << 20)),
-    ] {
-        let scrubbed = scrub(&value, &text);
-        assert!(scrubbed.len() < 100 || !scrubbed.contains(&value), "{} bytes are left", scrubbed.len());
-    }
+    // Each place could be its beginning, and only the last byte tells that it is not.
+    let text = "a".repeat(1 << 20);
+    assert_eq!(scrub(&almost, &text), text);
+    assert_eq!(scrub(&"a".repeat(60_000), &text), HANDLE);
+    let long: String = (0..9_000).map(|number| format!("{number:x}.")).collect();
+    let beginnings = long[..5_000].repeat(300);
+    assert_eq!(scrub(&long, &beginnings), beginnings);
     assert!(began.elapsed() < Duration::from_secs(20), "it took {:?}", began.elapsed());
+}
+
+proptest! {
+    /// Every occurrence of every form is found, and nothing else, in texts that are almost nothing but forms.
+    #[test]
+    fn found_places_are_those_of_a_plain_search(value in "[ab]{8,40}", text in "[ab6/]{0,200}", times in 0..3_usize) {
+        let text = format!("{text}{}{text}", value.repeat(times));
+        let scrubber = scrubber(&[(&value, HANDLE)]);
+        let mut hidden = vec![false; text.len()];
+        for (form, _) in forms::of(&value) {
+            for start in 0..text.len() {
+                if text.as_bytes()[start..].starts_with(&form) {
+                    hidden[start..start + form.len()].fill(true);
+                }
+            }
+        }
+        let mut found = vec![false; text.len()];
+        for Found { place, .. } in scrubber.find(text.as_bytes()) {
+            prop_assert!(found[place.clone()].iter().all(|found| !found), "{place:?} overlaps");
+            found[place].fill(true);
+        }
+        prop_assert_eq!(found, hidden);
+    }
+
+    /// Any beginning of a text is scrubbed as the whole is, when the margin behind it is known.
+    #[test]
+    fn margin_suffices_at_every_cut(
+        before in "[a-z]{0,90}",
+        value in "[a-zA-Z0-9/+]{8,60}",
+        after in "[a-z]{0,300}",
+        columns in prop_oneof![Just(60_usize), Just(64), Just(76), Just(1000)],
+        way in 0..3_u8,
+        cut in 0..500_usize,
+    ) {
+        let content = format!("{before}{value}{after}");
+        let text = match way {
+            0 => content,
+            1 => wrapped(&STANDARD.encode(content), columns, "\r\n"),
+            _ => wrapped(&STANDARD.encode(content), columns, "\\r\\n"),
+        };
+        let scrubber = scrubber(&[(&value, HANDLE)]);
+        let cut = cut.min(text.len());
+        let known = text[..(cut + scrubber.margin()).min(text.len())].to_owned();
+        prop_assert_eq!(scrubber.beginning(known, cut), scrubber.beginning(text, cut));
+    }
 }
 
 #[test]
 fn nothing_secret_is_printed() {
-    let scrubber = Scrubber::new([("very-secret-value", HANDLE)]);
+    let scrubber = scrubber(&[("very-secret-value", HANDLE)]);
     assert!(!format!("{scrubber:?}").contains("very"), "{scrubber:?}");
 }

@@ -1,7 +1,6 @@
 //! `execute_command`: a shell command as a tool.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use construct_domain::secret;
@@ -183,7 +182,8 @@ impl Host<'_> {
         }
         secrets::refuse(tool, "the command", &script)?;
         secrets::refuse(tool, "the standard input", options.stdin.as_deref().unwrap_or_default())?;
-        let environment = secrets.in_environment(tool, program, environment::with(variables, tool, options.env)?)?;
+        let variables = environment::with(variables, tool, options.env)?;
+        let (environment, sent) = secrets.in_environment(tool, program, variables)?;
         let directory = match &options.cwd {
             Some(path) => workspace.locate(path).map_err(|e| path_error(workspace, &e))?,
             None => RelativePath::root(),
@@ -194,12 +194,13 @@ impl Host<'_> {
             environment,
             stdin: options.stdin.unwrap_or_default().into_bytes(),
             timeout: Duration::from_secs(options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT)),
-            scrubber: Arc::clone(secrets.scrubber()),
+            scrubber: secrets.scrubber(&sent),
         };
         let outcome =
             sandbox.run(workspace, policy, request, cancel).await.map_err(|e| refused(tool, workspace, &e))?;
         let is_cut = outcome.stdout.truncated || outcome.stderr.truncated;
         let is_replaced = outcome.stdout.is_replaced || outcome.stderr.is_replaced;
+        let is_withheld = outcome.stdout.is_withheld || outcome.stderr.is_withheld;
         let executed = Executed {
             exit_code: outcome.exit_code,
             stdout: outcome.stdout.text,
@@ -208,7 +209,7 @@ impl Host<'_> {
             signal: outcome.signal,
             limit_exceeded: outcome.limit_exceeded,
             duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
-            note: is_replaced.then_some(note::REPLACED),
+            note: if is_withheld { Some(note::WITHHELD) } else { is_replaced.then_some(note::REPLACED) },
         };
         if is_cut || written(&executed.stdout) + written(&executed.stderr) + AROUND > result_bytes {
             return Err(output_too_large(tool, executed, result_bytes));

@@ -15,6 +15,7 @@ use reqwest::{Method, Response, Url};
 use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::definition::{Definition, Effect, Permission, Provider, whole};
@@ -22,7 +23,7 @@ use super::egress::{Egress, Forbidden, HostPattern};
 use super::error::ToolError;
 use super::kind::{Kind, optional, required};
 use super::output::{Output, field, optional_field};
-use super::secrets::{self, NOT_ALLOWED, Secrets};
+use super::secrets::{self, NOT_ALLOWED, Secrets, Sent};
 use super::size::{written, written_byte};
 use super::subject;
 
@@ -254,16 +255,17 @@ pub(super) async fn run(
     };
     let max_bytes = options.max_bytes.unwrap_or(MAX_BODY as usize).min(most);
     let host = hop.url.host_str().unwrap_or_default().to_owned();
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let mut sent = Sent::default();
     let received = async {
-        let (response, url) = exchange(network, hop).await?;
-        receive(response, &url, max_bytes, form, secrets.scrubber()).await
+        let (response, url) = exchange(network, hop, &mut sent).await?;
+        let scrubber = secrets.scrubber(&sent);
+        let received = receive(response, &url, max_bytes, form, &scrubber, deadline).await?;
+        Ok((received, scrubber))
     };
-    match tokio::time::timeout(Duration::from_secs(seconds), received).await {
-        Ok(received) => {
-            let mut fetched = received?.into_fetched(form, max_bytes, secrets.scrubber(), cancel).await?;
-            fetched.fit(network.result_bytes);
-            if options.max_bytes.is_some() { Ok(fetched) } else { fetched.whole(network.result_bytes) }
-        }
+    let fetched = match tokio::time::timeout_at(deadline, received).await {
+        Ok(Ok((received, scrubber))) => received.into_fetched(form, max_bytes, &scrubber, cancel).await,
+        Ok(Err(error)) => Err(error),
         Err(_) => Err(ToolError::new(
             "Timeout",
             format!(
@@ -271,20 +273,27 @@ pub(super) async fn run(
                  unknown. A longer time can be given with timeout_seconds."
             ),
         )),
+    };
+    match fetched {
+        Ok(mut fetched) => {
+            fetched.fit(network.result_bytes);
+            if options.max_bytes.is_some() { Ok(fetched) } else { fetched.whole(network.result_bytes) }
+        }
+        // What a host says of the exchange may repeat what it was sent: where it redirects to, for one.
+        Err(error) => Err(secrets::scrubbed(error, &secrets.scrubber(&sent))),
     }
 }
 
-/// Sends the request, follows redirects, and returns the response and where it came from.
-async fn exchange(network: &Network<'_>, mut hop: Hop) -> Result<(Response, Url), ToolError> {
+/// Sends the request, follows redirects, and returns the response and where it came from. What goes out is added to `sent`.
+async fn exchange(network: &Network<'_>, mut hop: Hop, sent: &mut Sent) -> Result<(Response, Url), ToolError> {
     let Network { egress, granted, secrets, redirects, .. } = *network;
     let first = hop.subject();
-    let mut has_secrets = false;
     admit(egress, granted, &hop.url)?;
     for _ in 0..=MAX_REDIRECTS {
-        let filled = filled(egress, secrets, &hop)?;
-        has_secrets |= filled.is_some();
-        let response = send(egress, &hop, filled.unwrap_or_else(|| hop.headers.clone())).await?;
-        if has_secrets && response.headers().get(CONTENT_ENCODING).is_some_and(|how| how != "identity") {
+        let (headers, used) = filled(egress, secrets, &hop)?;
+        sent.extend(used);
+        let response = send(egress, &hop, headers).await?;
+        if !sent.is_empty() && response.headers().get(CONTENT_ENCODING).is_some_and(|how| how != "identity") {
             // It was not asked for, and a secret could not be found in it.
             return Err(ToolError::new(
                 "FetchFailed",
@@ -345,15 +354,16 @@ fn forbidden(host: &str, addresses: &[IpAddr]) -> ToolError {
     ToolError::new("AddressForbidden", message).with(json!({"host": host, "addresses": list}))
 }
 
-/// The headers of a request with the secrets in them; none when there are no handles in them. Here it is clear to whom they go.
-fn filled(egress: &Egress, secrets: &Secrets, hop: &Hop) -> Result<Option<HeaderMap>, ToolError> {
+/// The headers of a request with the secrets in them, and which those are. Here it is clear to whom they go.
+fn filled(egress: &Egress, secrets: &Secrets, hop: &Hop) -> Result<(HeaderMap, Sent), ToolError> {
     let host = hop.url.host_str().unwrap_or_default();
     let mut headers = hop.headers.clone();
     let mut room = MAX_HEADER_BYTES;
-    let mut any = false;
+    let mut used = Sent::default();
     for (name, value) in &mut headers {
         // In a value that is not ASCII a handle stays a handle.
-        let Some(secret) = secrets.in_header(value.to_str().unwrap_or_default(), host, room)? else { continue };
+        let text = value.to_str().unwrap_or_default();
+        let Some(secret) = secrets.in_header(text, host, room, &mut used)? else { continue };
         let filled = HeaderValue::from_str(secret.expose_secret());
         *value = filled.map_err(|_| {
             ToolError::invalid(format!(
@@ -365,10 +375,9 @@ fn filled(egress: &Egress, secrets: &Secrets, hop: &Hop) -> Result<Option<Header
         // Kept out of logs, and out of the tables by which HTTP/2 shortens headers.
         value.set_sensitive(true);
         room = room.saturating_sub(value.len());
-        any = true;
     }
-    if !any {
-        return Ok(None);
+    if used.is_empty() {
+        return Ok((headers, used));
     }
     let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     if hop.url.scheme() != "https" && !literal.is_ok_and(|address| egress.is_excepted(address)) {
@@ -378,7 +387,7 @@ fn filled(egress: &Egress, secrets: &Secrets, hop: &Hop) -> Result<Option<Header
     }
     // What comes back has to be readable, so that secrets are found in it: the client itself asks for what it can unpack.
     headers.remove(ACCEPT_ENCODING);
-    Ok(Some(headers))
+    Ok((headers, used))
 }
 
 async fn send(egress: &Egress, hop: &Hop, headers: HeaderMap) -> Result<Response, ToolError> {

@@ -2,9 +2,10 @@
 //!
 //! A script never sees a value. It gets a handle, a text that says nothing, and writes that where the value is to stand: in a
 //! header of `fetch`, or in the environment of a command. Policies, the journal and everybody who watches see the handle as
-//! well. The value is put in its place at the last moment, when it is clear to whom it goes, and taken out of what comes back.
+//! well. The value is put in its place at the last moment, when it is clear to whom it goes, and taken out of what comes back
+//! in the same exchange. In any other text nothing is compared with a value: a script could find out by it what the value is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -14,7 +15,7 @@ use construct_proto::mesh::v1::GrantedSecret;
 use construct_runtime::{MasterKeys, OpenError};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
@@ -23,7 +24,7 @@ use super::error::ToolError;
 use super::kind::{Kind, required};
 use super::output::Output;
 use super::subject;
-use crate::scrub::Scrubber;
+use crate::scrub::{Pattern, Scrubber};
 
 pub(super) const GET: Definition = Definition {
     name: "secrets.get",
@@ -31,7 +32,7 @@ pub(super) const GET: Definition = Definition {
     summary: "Returns a handle that stands for a secret, such as a token or a password. Nobody here sees the secret itself.",
     description: "Write the handle anywhere in the value of a header of fetch, or of an environment variable of a command \
         (options.env, setenv): the secret is put in its place when that goes out, to the hosts and commands that it is bound \
-        to. Nowhere else. Where it comes back, the handle stands again. A handle holds for the scripts of one message.",
+        to. Nowhere else. Where the answer or the output repeats it, the handle stands again. A handle holds for the scripts of one message.",
     parameters: &[required("name", Kind::Text { min_bytes: 1, max_bytes: 256 }, "Name of the secret.")],
     output: Output::Text,
     like: None,
@@ -78,15 +79,20 @@ const MAX_TOGETHER: usize = 256 * 1024;
 #[derive(Default)]
 pub struct Secrets {
     list: Vec<Secret>,
-    /// Made when something first comes back in which a value could be: it takes milliseconds and megabytes for values of many kilobytes.
-    scrubber: OnceLock<Arc<Scrubber>>,
 }
+
+/// The secrets whose values went out in one exchange: with the requests of one `fetch`, or to one command. By their places
+/// in the list.
+#[derive(Debug, Default)]
+pub(super) struct Sent(BTreeSet<usize>);
 
 struct Secret {
     name: String,
     handle: String,
     /// Or why there is none.
     value: Result<SecretString, String>,
+    /// Made when the value is first sent: it takes milliseconds and megabytes for a value of many kilobytes.
+    pattern: OnceLock<Arc<Pattern>>,
     hosts: Vec<HostPattern>,
     commands: Vec<String>,
 }
@@ -113,7 +119,7 @@ impl Secrets {
     pub fn open(granted: &[GrantedSecret], keys: Option<&MasterKeys>, seed: &[u8]) -> Self {
         let mut room = MAX_TOGETHER;
         let list = granted.iter().take(secret::PER_AGENT).map(|one| Secret::open(one, keys, seed, &mut room)).collect();
-        Self { list, scrubber: OnceLock::new() }
+        Self { list }
     }
 
     /// The tool.
@@ -123,21 +129,24 @@ impl Secrets {
         Ok(secret.handle.clone())
     }
 
-    /// Finds the secrets in what comes back.
-    pub(super) fn scrubber(&self) -> &Arc<Scrubber> {
-        self.scrubber.get_or_init(|| {
-            let values = self.list.iter();
-            let values = values.filter_map(|one| Some((one.value.as_ref().ok()?.expose_secret(), one.handle.as_str())));
-            Arc::new(Scrubber::new(values))
-        })
+    /// Finds the secrets of an exchange in what comes back from it.
+    pub(super) fn scrubber(&self, Sent(sent): &Sent) -> Arc<Scrubber> {
+        let secrets = sent.iter().filter_map(|number| self.list.get(*number));
+        Arc::new(Scrubber::new(secrets.filter_map(Secret::pattern)))
     }
 
     /// The value of a header with the secrets in it, for a request to `host`; none when there is no handle in it. `room` is how
-    /// long it may become.
-    pub(super) fn in_header(&self, text: &str, host: &str, room: usize) -> Result<Option<SecretString>, ToolError> {
+    /// long it may become. Which secrets those are is added to `used`.
+    pub(super) fn in_header(
+        &self,
+        text: &str,
+        host: &str,
+        room: usize,
+        used: &mut Sent,
+    ) -> Result<Option<SecretString>, ToolError> {
         let too_long =
             || ToolError::invalid("fetch: with the secrets in them the headers are too long; nothing was sent.");
-        self.fill(text, room, too_long, &|secret| {
+        self.fill(text, room, used, too_long, &|secret| {
             if secret.hosts.iter().any(|pattern| pattern.matches(host)) {
                 return Ok(());
             }
@@ -147,15 +156,17 @@ impl Secrets {
         })
     }
 
-    /// The environment of a command with the secrets in it. `program` is what runs and nothing else, where that is certain.
+    /// The environment of a command with the secrets in it, and which those are. `program` is what runs and nothing else, where
+    /// that is certain.
     pub(super) fn in_environment(
         &self,
         tool: &str,
         program: Option<&str>,
         mut environment: BTreeMap<String, String>,
-    ) -> Result<BTreeMap<String, String>, ToolError> {
+    ) -> Result<(BTreeMap<String, String>, Sent), ToolError> {
+        let mut sent = Sent::default();
         if !environment.values().any(|value| handles(value).next().is_some()) {
-            return Ok(environment);
+            return Ok((environment, sent));
         }
         let steers = |name: &&String| {
             STEERING.contains(&name.as_str()) || STEERING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
@@ -178,28 +189,32 @@ impl Secrets {
                 ))
             };
             let allowed = |secret: &Secret| secret.for_program(tool, name, program);
-            if let Some(filled) = self.fill(value, MAX_VARIABLE.min(room), too_long, &allowed)? {
+            if let Some(filled) = self.fill(value, MAX_VARIABLE.min(room), &mut sent, too_long, &allowed)? {
                 *value = filled.expose_secret().to_owned();
             }
             room = room.saturating_sub(name.len() + value.len());
         }
-        Ok(environment)
+        Ok((environment, sent))
     }
 
-    /// Puts the values in the place of their handles; none when there is no handle in the text.
+    /// Puts the values in the place of their handles, and adds their secrets to `used`; none when there is no handle in the
+    /// text.
     fn fill(
         &self,
         text: &str,
         room: usize,
+        used: &mut Sent,
         too_long: impl FnOnce() -> ToolError,
         allowed: &dyn Fn(&Secret) -> Result<(), ToolError>,
     ) -> Result<Option<SecretString>, ToolError> {
         let mut parts: Vec<&str> = Vec::new();
         let mut next = 0;
         for (place, name) in handles(text) {
-            let secret = self.list.iter().find(|secret| secret.name == name && secret.handle == text[place.clone()]);
-            let secret = secret.ok_or_else(|| self.no_handle(name))?;
+            let mut list = self.list.iter().enumerate();
+            let found = list.find(|(_, secret)| secret.name == name && secret.handle == text[place.clone()]);
+            let (number, secret) = found.ok_or_else(|| self.no_handle(name))?;
             allowed(secret)?;
+            used.0.insert(number);
             parts.extend([&text[next..place.start], secret.value()?]);
             next = place.end;
         }
@@ -211,21 +226,6 @@ impl Secrets {
             return Err(too_long());
         }
         Ok(Some(SecretString::from(parts.concat())))
-    }
-
-    /// Takes the secrets out of a value: all that were granted, not only those that were asked for, because a script of an earlier
-    /// message may have had one written into a file.
-    pub(super) fn scrub(&self, value: &mut Value) {
-        if !self.list.is_empty() {
-            self.scrubber().value(value);
-        }
-    }
-
-    /// The same, of a text.
-    pub(super) fn scrub_text(&self, text: &mut String) {
-        if !self.list.is_empty() {
-            *text = self.scrubber().text(std::mem::take(text), false);
-        }
     }
 
     fn not_found(&self, name: &str) -> ToolError {
@@ -251,6 +251,24 @@ impl Secrets {
         }
         self.not_found(name)
     }
+}
+
+impl Sent {
+    /// Adds those of a request that is about to be sent.
+    pub(super) fn extend(&mut self, Self(others): Self) {
+        self.0.extend(others);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// An error of an exchange without its secrets.
+pub(super) fn scrubbed(mut error: ToolError, scrubber: &Scrubber) -> ToolError {
+    error.message = scrubber.text(error.message);
+    error.details.iter_mut().for_each(|details| scrubber.value(details));
+    error
 }
 
 /// Refuses a handle where only texts may stand that others see.
@@ -316,6 +334,7 @@ impl Secret {
             name: name.clone(),
             handle: format!("{OPEN}{name}:{digits}{CLOSE}"),
             value,
+            pattern: OnceLock::new(),
             // What cannot be understood is nowhere.
             hosts: hosts.iter().filter_map(|host| host.parse().ok()).collect(),
             commands: commands.clone(),
@@ -327,6 +346,13 @@ impl Secret {
         self.value.as_ref().map(|value| value.expose_secret()).map_err(|why| {
             ToolError::new(UNAVAILABLE.0, format!("The secret {name} cannot be used: {why}. Go on without it."))
         })
+    }
+
+    /// What to search for in what comes back; none of one that cannot be opened, which never goes out.
+    fn pattern(&self) -> Option<Arc<Pattern>> {
+        let value = self.value.as_ref().ok()?;
+        let make = || Arc::new(Pattern::new(value.expose_secret(), &self.handle));
+        Some(Arc::clone(self.pattern.get_or_init(make)))
     }
 
     fn for_program(&self, tool: &str, variable: &str, program: Option<&str>) -> Result<(), ToolError> {

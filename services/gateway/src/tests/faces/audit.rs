@@ -170,7 +170,7 @@ async fn logging_in_and_keys_are_in_the_trail_and_no_secret_is() {
 
     let spec = v1::SecretSpec {
         name: "TOKEN".into(),
-        value: "hunter2hunter2".into(),
+        value: "hunter2-x7Qw9Zk2Lm4Vt8".into(),
         bindings: Some(v1::SecretBindings { hosts: vec!["a.example.com".into()], ..v1::SecretBindings::default() }),
         ..v1::SecretSpec::default()
     };

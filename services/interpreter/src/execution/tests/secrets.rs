@@ -1,54 +1,78 @@
-//! Secrets that a program has written into files do not come back from there either.
+//! Secrets in whole scripts: in the exchange in which they are used, in files, and where scripts try to find them out.
 
 use super::*;
-use crate::tools::tests::secrets::{granted, keys};
+use crate::tools::tests::{
+    fetch::{ok, server},
+    secrets::{granted, keys},
+};
 
-const VALUE: &str = "s3cr3t-0123456789-abcdef";
-/// `echo -n s3cr3t-0123456789-abcdef | base64`
-const ENCODED: &str = "czNjcjN0LTAxMjM0NTY3ODktYWJjZGVm";
+const VALUE: &str = "s3cr3t-x7Qw9Zk2Lm4-Vt8Rp";
 
+/// What a program prints that was given a value has the handle in its place. What the program writes into files is content,
+/// which the page about secrets says: nothing that a script reads is compared with a value.
 #[tokio::test]
-async fn a_secret_that_lies_in_a_file_comes_back_from_no_tool_as_it_is() {
+async fn command_with_a_secret_shows_the_handle_and_files_stay_as_they_are() {
     let leave = "
         const handle = secrets.get('TOKEN');
-        execute_command('sh leave.sh', { env: { TOKEN: handle } }).exit_code + ' ' + handle";
-    // Another script, which has asked for no secret: like one of a later message.
-    let look = "
-        const told = {
-            read: read_file('left.txt'),
-            grep: grep('key', '.'),
-            listed: list_files('.'),
-            found: find_file('*.left'),
-            edited: edit_file('left.txt', [{ old: 'key', new: 'the key' }]),
-            printed: execute_command('cat left.b64').stdout,
-            imported: await import('./left.js'),
-        };
-        try { read_file('s3cr3t-0123456789-abcdeg.left') } catch (error) { told.similar = [error.message, error.details] }
-        try { await import('./s3cr3t-0123456789-abcdeg.left') } catch (error) { told.module = error.message }
-        JSON.stringify(told)";
+        const { stdout, stderr } = execute_command('sh leave.sh', { env: { TOKEN: handle } });
+        JSON.stringify({ handle, stdout, stderr })";
+    let look = "read_file('left.txt')";
     let mut world = World::granting(&[leave, look]).await;
     world.executor.secrets_keys = Some(keys());
     world.command.secrets = vec![granted("TOKEN", VALUE, &[], &["sh"])];
     let program = r#"
-        echo "key=$TOKEN" > left.txt
-        printf %s "$TOKEN" | base64 > left.b64
-        echo "export const key = '$TOKEN'" > left.js
-        echo > "$TOKEN.left""#;
+        echo "key=$TOKEN"
+        printf %s "user:$TOKEN:$TOKEN:$TOKEN:$TOKEN" | base64 >&2
+        printf %s "$TOKEN" | rev > left.txt"#;
     std::fs::write(world.path("leave.sh"), program).expect("written");
 
     let results = world.completes().await;
-    let (status, handle) = results[0].output.split_once(' ').expect("two words");
-    assert_eq!((status, world.file("left.txt")), ("0", Some(format!("the key={VALUE}\n"))), "{results:?}");
-    assert_eq!(world.file("left.b64"), Some(format!("{ENCODED}\n")), "a file stays as it is");
-    let told: serde_json::Value = serde_json::from_str(&results[1].output).expect("JSON");
-    for name in ["read", "grep", "listed", "found", "edited", "printed", "imported", "similar", "module"] {
-        assert!(told[name].to_string().contains(handle), "{name}: {}", told[name]);
-    }
+    let told: serde_json::Value = serde_json::from_str(&results[0].output).expect("JSON");
+    let handle = told["handle"].as_str().expect("a text");
+    assert_eq!(told["stdout"], format!("key={handle}\n"));
+    // In lines of 76 characters.
+    assert!(told["stderr"].as_str().expect("a text").matches(handle).count() >= 3, "{told}");
+    let left: String = VALUE.chars().rev().collect();
+    assert!(results[1].output.contains(&left), "{results:?}");
     // What is kept for people, and what the script is answered from when it is run again.
     let journal = world.executor.bus.journal().load(world.step()).await.expect("read").entries;
-    assert!(journal.len() > 10, "{journal:?}");
+    assert!(journal.len() > 2, "{journal:?}");
     for text in [format!("{results:?}"), format!("{journal:?}")] {
-        assert!(!text.contains(VALUE) && !text.contains(ENCODED), "{text}");
+        assert!(!text.contains(VALUE) && !text.contains("eDdRdzlaazJMbTQ"), "{text}");
     }
     assert_eq!(world.completes().await, results);
+}
+
+/// The script has a secret that is bound to another host. It has guesses of its beginning, in hexadecimal digits, repeated by a
+/// host that it may reach, and the answer cut behind the guess.
+#[tokio::test]
+async fn script_finds_out_nothing_by_having_guesses_repeated_and_cut() {
+    let repeat = |request: &str| {
+        let path = request.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
+        ok(&format!("{path}{}", "#".repeat(64)))
+    };
+    let (address, _requests) = server(repeat).await;
+    let script = format!(
+        r#"
+        const hex = "0123456789abcdef";
+        let calls = 0;
+        const cut = async (guess) => {{
+            calls++;
+            const {{ body }} = await tools.fetch("http://{address}/" + guess, {{ max_bytes: guess.length }});
+            return body !== guess;
+        }};
+        const which = async (known) => {{
+            const tries = await Promise.all([...hex].map(async (c) => [c, await cut(known + c)]));
+            return tries.filter(([, hit]) => hit).map(([c]) => c).join("");
+        }};
+        // The value begins with "s", which is 73.
+        let found = "";
+        for (const digit of hex) found += await which("7" + digit);
+        `${{calls}} guesses: [${{found}}]`"#
+    );
+    let mut world = World::granting(&[&script]).await;
+    world.executor.secrets_keys = Some(keys());
+    world.command.secrets = vec![granted("TOKEN", VALUE, &["api.github.com"], &[])];
+    let results = world.completes().await;
+    assert!(results[0].output.contains("256 guesses: []"), "{results:?}");
 }

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use encoding_rs::{Encoding, UTF_8};
+use encoding_rs::{CoderResult, Decoder, Encoding, UTF_8};
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Response, Url};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Fetched, TOOL, failed, shown};
@@ -24,6 +25,13 @@ const CONVERSION: Duration = Duration::from_secs(5);
 
 /// How many pages of all tasks are converted at the same time; more wait. Each occupies a thread and a multiple of its size.
 static CONVERSIONS: Semaphore = Semaphore::const_new(8);
+
+/// How long a host may take for what is read beyond the cut.
+const LOOK_AHEAD: Duration = Duration::from_secs(2);
+
+/// Most bytes that an encoding takes for one byte of decoded text: ISO-2022-JP has an escape sequence of three before a
+/// letter.
+const MOST_BYTES_PER_BYTE: usize = 4;
 
 /// What a body is wanted as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -59,54 +67,91 @@ pub(super) struct Received {
     url: Url,
 }
 
-/// Reads a response, at most `max_bytes` of its body.
+/// Reads a response, at most `max_bytes` of its body, until `deadline`.
+///
+/// The body is read by [`Scrubber::margin`] beyond the cut, so that a secret across it is known whole. Where the host sends
+/// no more, so many bytes before the end of what it has sent are left out, whatever they are.
 pub(super) async fn receive(
     mut response: Response,
     url: &Url,
     max_bytes: usize,
     form: Form,
     scrubber: &Scrubber,
+    deadline: Instant,
 ) -> Result<Received, ToolError> {
     let status = response.status().as_u16();
     let headers = headers(&response);
-    let (kind, charset) = content_type(&response);
+    let (kind, charset) = content_type(&response, scrubber);
+    let margin = scrubber.margin();
+    // One byte more tells whether there is more.
+    let wanted = max_bytes + (margin * MOST_BYTES_PER_BYTE).max(1);
     let mut body = Vec::new();
-    let mut truncated = false;
+    let mut complete = false;
     let mut content = content(&kind);
-    while let Some(chunk) = response.chunk().await.map_err(|e| failed(url, &e))? {
+    let mut look_ahead = None;
+    while body.len() < wanted {
+        let chunk = if body.len() <= max_bytes {
+            response.chunk().await.map_err(|e| failed(url, &e))?
+        } else {
+            let until = *look_ahead.get_or_insert_with(|| deadline.min(Instant::now() + LOOK_AHEAD));
+            match tokio::time::timeout_at(until, response.chunk()).await {
+                Ok(Ok(chunk)) => chunk,
+                Ok(Err(_)) | Err(_) => break,
+            }
+        };
+        let Some(chunk) = chunk else {
+            complete = true;
+            break;
+        };
         if content == Content::Unknown {
             content = sniffed(&chunk);
         }
         if form == Form::Markdown && content == Content::Other && !chunk.is_empty() {
             return Err(not_text(url, status, &kind));
         }
-        let room = max_bytes - body.len();
-        body.extend_from_slice(&chunk[..chunk.len().min(room)]);
-        if chunk.len() > room {
-            truncated = true;
-            break;
+        body.extend_from_slice(&chunk[..chunk.len().min(wanted - body.len())]);
+    }
+    let truncated = body.len() > max_bytes;
+    // How much of so many bytes has nothing in it that may be the first part of a secret.
+    let known = |length: usize| if complete { length } else { length.saturating_sub(margin) };
+
+    // Once as it came, whatever encoding it claims to have, and once decoded.
+    let found = scrubber.find(&body);
+    let end = max_bytes.min(known(body.len()));
+    let (mut shown, mut rest) = (Vec::new(), Vec::new());
+    scrubber.render(&body, &found, 0..end, &mut shown);
+    scrubber.render(&body, &found, end..body.len(), &mut rest);
+    let encoding = charset.and_then(|name| Encoding::for_label(name.as_bytes())).unwrap_or(UTF_8);
+    let mut decoder = if encoding == UTF_8 {
+        // The mark in front, if there is one, stays, as it always has for text.
+        encoding.new_decoder_without_bom_handling()
+    } else {
+        encoding.new_decoder()
+    };
+    let mut text = String::new();
+    // A character that the cut divides is left out.
+    let is_replaced = decode(&mut decoder, &shown, rest.is_empty(), &mut text);
+    let cut = text.len();
+    if !rest.is_empty() {
+        decode(&mut decoder, &rest, complete, &mut text);
+    }
+    let end = cut.min(known(text.len()));
+    let scrubbed = scrubber.beginning(text, end);
+    Ok(Received { status, headers, body: scrubbed, is_replaced, truncated, content, url: url.clone() })
+}
+
+/// Appends what the bytes say to `text`. Returns whether some of them belonged to no character.
+fn decode(decoder: &mut Decoder, bytes: &[u8], is_last: bool, text: &mut String) -> bool {
+    let (mut next, mut is_replaced) = (0, false);
+    loop {
+        text.reserve((bytes.len() - next).max(64));
+        let (result, read, had_errors) = decoder.decode_to_string(&bytes[next..], text, is_last);
+        next += read;
+        is_replaced |= had_errors;
+        if result == CoderResult::InputEmpty {
+            return is_replaced;
         }
     }
-    // Once as it came, whatever encoding it claims to have, and once decoded.
-    let mut body = scrubber.bytes(body, truncated);
-    let encoding = charset.and_then(|name| Encoding::for_label(name.as_bytes())).unwrap_or(UTF_8);
-    if truncated
-        && encoding == UTF_8
-        && let Err(error) = std::str::from_utf8(&body)
-        && error.error_len().is_none()
-    {
-        body.truncate(error.valid_up_to());
-    }
-    let (body, is_replaced) = if encoding == UTF_8 {
-        // The mark in front, if there is one, stays, as it always has for text.
-        let text = String::from_utf8(body).map_err(|e| String::from_utf8_lossy(e.as_bytes()).into_owned());
-        text.map_or_else(|replaced| (replaced, true), |text| (text, false))
-    } else {
-        let (text, _, is_replaced) = encoding.decode(&body);
-        (text.into_owned(), is_replaced)
-    };
-    let body = scrubber.text(body, truncated);
-    Ok(Received { status, headers, body, is_replaced, truncated, content, url: url.clone() })
 }
 
 impl Received {
@@ -125,23 +170,29 @@ impl Received {
             let cancelled = |_| ToolError::cancelled(TOOL);
             let permit = CONVERSIONS.acquire().await.map_err(cancelled)?;
             let stop = Stop::new(cancel.clone(), CONVERSION);
+            // So that `max_bytes` and the margin are there, whatever character the limit divides.
+            let limit = max_bytes + scrubber.margin() + 3;
             let converting = blocking(move || {
                 // Held by the thread, which may outlive the call.
                 let _permit = permit;
-                html::to_markdown(&body, &url, max_bytes, &stop)
+                html::to_markdown(&body, &url, limit, &stop)
             });
             let died = || ToolError::internal(TOOL, "the thread that converted the page ended unexpectedly");
             let page = converting.await.ok_or_else(died)?.map_err(|stopped| not_converted(stopped, &shown, status))?;
-            truncated |= page.truncated;
-            body = scrubber.text(page.text, truncated);
+            // What a character reference was is text now, so that there may be secrets again.
+            body = page.text;
+            // The line feed at its end is no part of the page.
+            let length = body.len() - usize::from(!page.truncated && body.ends_with('\n'));
+            let mut end = if length <= max_bytes { body.len() } else { max_bytes };
+            if truncated || page.truncated {
+                end = end.min(body.len().saturating_sub(scrubber.margin()));
+            }
+            truncated |= end < body.len();
+            body = scrubber.beginning(body, end);
         }
-        if body.len() > max_bytes && !scrubber.is_empty() {
-            // Handles are longer than short secrets.
-            body.truncate(body.floor_char_boundary(max_bytes));
-            truncated = true;
-        }
+        let headers = headers.into_iter().map(|(name, value)| (scrubber.text(name), scrubber.text(value)));
         let note = is_replaced.then_some(note::UNDECODED);
-        Ok(Fetched { status, headers, body, truncated, url: address, note })
+        Ok(Fetched { status, headers: headers.collect(), body, truncated, url: scrubber.text(address), note })
     }
 }
 
@@ -160,10 +211,10 @@ fn headers(response: &Response) -> BTreeMap<String, String> {
     headers
 }
 
-/// The type of the content in lower case, without parameters, and its character encoding.
-fn content_type(response: &Response) -> (String, Option<String>) {
+/// The type of the content in lower case, without parameters, and its character encoding. Errors show a part of it.
+fn content_type(response: &Response, scrubber: &Scrubber) -> (String, Option<String>) {
     let value = response.headers().get(CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
-    let value = value.unwrap_or_default().to_ascii_lowercase();
+    let value = scrubber.text(value.unwrap_or_default().into_owned()).to_ascii_lowercase();
     let mut parts = value.split(';').map(str::trim);
     let kind = parts.next().unwrap_or_default().to_owned();
     let charset = parts.find_map(|part| part.strip_prefix("charset=")).map(|name| name.trim_matches('"').to_owned());

@@ -11,7 +11,7 @@ use super::*;
 pub(super) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// A server that answers every request with what `answer` makes of it, and passes the requests on.
-pub(super) async fn server(
+pub(crate) async fn server(
     answer: impl Fn(&str) -> Vec<u8> + Send + 'static,
 ) -> (SocketAddr, mpsc::UnboundedReceiver<String>) {
     let listener = TcpListener::bind((LOCAL, 0)).await.expect("a port");
@@ -44,7 +44,7 @@ fn is_complete(request: &[u8]) -> bool {
     body.len() >= length.unwrap_or(0)
 }
 
-pub(super) fn ok(body: &str) -> Vec<u8> {
+pub(crate) fn ok(body: &str) -> Vec<u8> {
     let length = body.len();
     format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nX-A: 1\r\nX-A: 2\r\nConnection: close\r\n\r\n{body}").into()
 }
@@ -310,7 +310,7 @@ async fn requests_that_make_no_sense_are_refused() {
 }
 
 /// A response of this type.
-fn of_type(content_type: &str, body: &[u8]) -> Vec<u8> {
+pub(super) fn of_type(content_type: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
         "HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()

@@ -4,9 +4,18 @@ use construct_proto::mesh::v1::{GrantedSecret, SealedSecret};
 use construct_runtime::MasterKeys;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
-use super::fetch::{LOCAL, ok, redirect, server};
+use std::net::SocketAddr;
+use std::sync::Mutex;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use construct_domain::policy::{Action, Verdict};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use super::fetch::{LOCAL, of_type, ok, redirect, server};
 use super::*;
 use crate::command::Confinement;
+use crate::scrub::{Pattern, Scrubber};
 
 const VALUE: &str = "gh/s3cr3t+0123456789=é\"x";
 const SEED: &[u8] = b"the seed of an execution";
@@ -125,11 +134,293 @@ async fn a_body_that_is_cut_within_the_value_does_not_show_its_beginning() {
     let value = "0123456789abcdefghijkl";
     let (address, _requests) = server(move |_| ok(&format!("text {value} more text"))).await;
     let bench = bench(&[granted("TOKEN", value, &["127.0.0.1"], &[])]);
+    let handle = handle(&bench, "TOKEN").await;
     for max_bytes in 1..=40 {
-        let result = bench.call("fetch", json!([format!("http://{address}/"), {"max_bytes": max_bytes}])).await;
-        let body = result["body"].as_str().expect("a text");
-        assert!(!body.contains("012") && !body.contains("ijkl") && body.len() <= max_bytes, "{max_bytes}: {body}");
+        let options = json!({"max_bytes": max_bytes, "headers": {"x-key": handle}});
+        let result = bench.call("fetch", json!([format!("http://{address}/"), options])).await;
+        let whole = format!("text {value} more text");
+        let mut expected = whole[..max_bytes.min(whole.len())].to_owned();
+        if max_bytes > 5 {
+            let after = expected.split_off(5).split_off(value.len().min(max_bytes - 5).min(whole.len() - 5));
+            expected = format!("text {handle}{after}");
+        }
+        assert_eq!(result["body"], json!(expected), "{max_bytes}");
+        assert_eq!(result["truncated"], json!(max_bytes < whole.len()));
     }
+}
+
+/// A server that answers with the path and then padding, as many hosts do in one way or another.
+async fn reflecting() -> SocketAddr {
+    let repeat = |request: &str| {
+        let path = request.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
+        ok(&format!("{path}{}", "#".repeat(600)))
+    };
+    server(repeat).await.0
+}
+
+/// What a script may take for the value: it in three forms that an address leaves alone.
+fn guesses(value: &str) -> [String; 3] {
+    [value.to_owned(), value.bytes().map(|byte| format!("{byte:02x}")).collect(), STANDARD.encode(value)]
+}
+
+const TOKEN: &str = "ghpx7Qw9Zk2Lm4Vt8Rp1eNdY";
+
+#[tokio::test]
+async fn secret_that_was_not_sent_changes_nothing_in_a_response() {
+    let address = reflecting().await;
+    let secrets = [granted("TOKEN", TOKEN, &["api.github.com"], &["git"]), granted("SENT", VALUE, &["127.0.0.1"], &[])];
+    let bench = bench(&secrets);
+    // Also asked for, and in an exchange of another secret.
+    handle(&bench, "TOKEN").await;
+    let sent = handle(&bench, "SENT").await;
+    for text in guesses(TOKEN) {
+        for length in 1..=text.len() {
+            let headers = if length % 2 == 0 { json!({}) } else { json!({"x-key": sent}) };
+            let options = json!({"max_bytes": length, "headers": headers});
+            let result = bench.call("fetch", json!([format!("http://{address}/{text}"), options])).await;
+            assert_eq!(result["body"], json!(text[..length]));
+            assert!(result["url"].as_str().expect("a text").ends_with(&text));
+        }
+    }
+}
+
+#[tokio::test]
+async fn part_of_a_secret_that_was_sent_comes_back_as_any_text() {
+    let address = reflecting().await;
+    let bench = bench(&[granted("TOKEN", TOKEN, &["127.0.0.1"], &[])]);
+    let handle = handle(&bench, "TOKEN").await;
+    let options = |length: usize| json!({"max_bytes": length, "headers": {"x-key": handle}});
+    for text in guesses(TOKEN) {
+        for length in 1..text.len() {
+            // Whether the next character is the right one cannot be told.
+            let right = &text[..length];
+            let result = bench.call("fetch", json!([format!("http://{address}/{right}"), options(length)])).await;
+            assert_eq!(result["body"], json!(right));
+        }
+        let result = bench.call("fetch", json!([format!("http://{address}/{text}"), options(text.len())])).await;
+        assert_eq!(result["body"], json!(handle), "the whole value is found");
+    }
+}
+
+/// Where the host sends nothing more, or breaks off, what could be a part of the value is not shown, whatever it is.
+#[tokio::test]
+async fn body_that_stops_behind_the_cut_lacks_its_end_whatever_it_is() {
+    let margin = Scrubber::new([Arc::new(Pattern::new(TOKEN, ""))]).margin();
+    let padding = 3 * margin;
+    for breaks in [false, true] {
+        let listener = TcpListener::bind((LOCAL, 0)).await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        tokio::spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut request = [0; 4096];
+                let read = stream.read(&mut request).await.unwrap_or_default();
+                let request = String::from_utf8_lossy(&request[..read]).into_owned();
+                let path = request.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
+                let head = "HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n";
+                drop(stream.write_all(format!("{head}{}{path}", "-".repeat(padding)).as_bytes()).await);
+                if !breaks {
+                    open.push(stream);
+                }
+            }
+        });
+        let bench = bench(&[granted("TOKEN", TOKEN, &["127.0.0.1"], &[])]);
+        let handle = handle(&bench, "TOKEN").await;
+        let mut bodies = Vec::new();
+        for guess in [&TOKEN[..10], "zzzzzzzzzz"] {
+            let url = format!("http://{address}/{guess}");
+            let max_bytes = padding + guess.len() - 2;
+            let without = bench.call("fetch", json!([url, {"max_bytes": max_bytes}])).await;
+            assert_eq!(without["body"], json!(format!("{}{}", "-".repeat(padding), &guess[..8])));
+            let options = json!({"max_bytes": max_bytes, "headers": {"x-key": handle}});
+            let with = bench.call("fetch", json!([url, options])).await;
+            assert_eq!(with["truncated"], json!(true));
+            bodies.push(with["body"].clone());
+        }
+        assert_eq!(bodies[0], json!("-".repeat(padding + 10 - margin)));
+        assert_eq!(bodies[0], bodies[1]);
+    }
+}
+
+/// A random text in which parts of a value, and now and then all of it, stand in several forms.
+fn content(random: &mut fastrand::Rng, value: &str, alphabet: &[char]) -> String {
+    let mut text = String::new();
+    for _ in 0..random.usize(1..12) {
+        let form = match random.u8(0..5) {
+            0 => STANDARD.encode(value),
+            1 => STANDARD.encode(format!("user:{value}")),
+            2 => value.bytes().map(|byte| format!("{byte:02x}")).collect(),
+            _ => value.to_owned(),
+        };
+        match random.u8(0..10) {
+            0 => text.push_str(&form),
+            1 => text.push('\n'),
+            2 => text.push_str(&form[form.ceil_char_boundary(random.usize(1..form.len()))..]),
+            3..6 => text.push_str(&form[..form.floor_char_boundary(random.usize(1..form.len()))]),
+            _ => text.extend((0..random.usize(0..30)).filter_map(|_| random.choice(alphabet))),
+        }
+    }
+    text
+}
+
+#[tokio::test]
+async fn response_depends_on_a_secret_only_where_it_was_sent_and_came_back_whole() {
+    let response = Arc::new(Mutex::new(Vec::new()));
+    let shared = Arc::clone(&response);
+    let (address, _requests) = server(move |_| shared.lock().expect("unpoisoned").clone()).await;
+    let alphabets = ["ab", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", "x/+=&\"<'é%~"];
+    let (mut whole, mut parts, mut withheld) = (0, 0, 0);
+    for seed in 0..400 {
+        let random = &mut fastrand::Rng::with_seed(seed);
+        let alphabet: Vec<char> = alphabets[random.usize(0..alphabets.len())].chars().collect();
+        let value: String = (0..random.usize(8..40)).filter_map(|_| random.choice(&alphabet)).collect();
+        let text = content(random, &value, &alphabet);
+        let breaks_off = random.u8(0..4) == 0;
+        let is_page = random.u8(0..4) == 0;
+        let (kind, body) = match random.u8(0..3) {
+            _ if is_page => ("text/html; charset=utf-8", format!("<p>{text}<p>x<table><td>{text}").into_bytes()),
+            0 => ("text/plain; charset=utf-16le", text.encode_utf16().flat_map(u16::to_le_bytes).collect()),
+            _ => ("text/plain; charset=utf-8", text.clone().into_bytes()),
+        };
+        let mut sent = of_type(kind, &body);
+        if breaks_off {
+            sent.truncate(sent.len() - random.usize(1..=body.len().min(10)));
+        }
+        *response.lock().expect("unpoisoned") = sent;
+        let max_bytes = random.usize(1..body.len() + 20);
+        let form = if is_page { "markdown" } else { "text" };
+        let without = bench(&[]);
+        let with = bench(&[granted("TOKEN", &value, &["127.0.0.1"], &["git"])]);
+        let token = handle(&with, "TOKEN").await;
+        let fetch = async |bench: &Bench, headers: Value| {
+            let options = json!({"max_bytes": max_bytes, "as": form, "headers": headers});
+            let url = format!("http://{address}/");
+            bench.tools.call("fetch", json!([url, options]), &CallContext::default()).await
+        };
+        let plain = fetch(&without, json!({})).await;
+        let registered = fetch(&with, json!({})).await;
+        assert_eq!(registered, plain, "{seed}: the secret was not sent");
+        let scrubbed = fetch(&with, json!({"x-key": token})).await;
+        let (plain, scrubbed) = match (plain, scrubbed) {
+            (Ok(plain), Ok(scrubbed)) => (plain, scrubbed),
+            (plain, scrubbed) => {
+                assert!(breaks_off, "{seed}: {scrubbed:?}");
+                assert_eq!(scrubbed, plain, "{seed}");
+                continue;
+            }
+        };
+        let (got, shown) = (plain["body"].as_str().expect("a text"), scrubbed["body"].as_str().expect("a text"));
+        let pattern = Arc::new(Pattern::new(&value, ""));
+        let has = |text: &str| pattern.forms().any(|form| memchr::memmem::find(text.as_bytes(), form).is_some());
+        if [&text, got].iter().any(|text| has(text) || has(&text.replace('\n', ""))) {
+            whole += 1;
+            assert!(!has(&shown.replace(&token, "")), "{seed}: {shown}");
+            continue;
+        }
+        parts += 1;
+        if scrubbed == plain {
+            continue;
+        }
+        withheld += 1;
+        let margin = Scrubber::new([pattern]).margin();
+        assert!(breaks_off || is_page, "{seed}: {shown:?} for {got:?}");
+        assert!(got.starts_with(shown) && got.len() - shown.len() <= margin, "{seed}: {shown:?} for {got:?}");
+        assert_eq!(scrubbed["truncated"], json!(true));
+    }
+    assert!(whole > 50 && parts > 100 && withheld > 10, "{whole} {parts} {withheld}");
+}
+
+#[tokio::test]
+async fn error_about_a_redirect_has_the_handle() {
+    #[derive(Debug)]
+    struct Asks;
+    impl Redirects for Asks {
+        fn judge(&self, _: PolicySubject) -> Verdict {
+            Verdict { action: Action::Ask, reason: String::new() }
+        }
+    }
+    let (address, _requests) = server(|request| {
+        let sent = request.lines().find_map(|line| line.strip_prefix("x-key: ")).unwrap_or_default();
+        redirect(302, &format!("http://127.0.0.2/{sent}?again={sent}"))
+    })
+    .await;
+    let bench = bench(&[granted("TOKEN", TOKEN, &["127.0.0.1"], &[])]);
+    let token = handle(&bench, "TOKEN").await;
+    let cx = CallContext { redirects: Some(Arc::new(Asks)), ..CallContext::default() };
+    let args = json!([format!("http://{address}/"), {"headers": {"x-key": token}}]);
+    let error = bench.tools.call("fetch", args, &cx).await.expect_err("not followed");
+    assert_eq!(error.name, "RedirectNotFollowed");
+    let told = format!("{} {}", error.message, error.details.expect("details"));
+    assert_clean(&told, TOKEN);
+    assert_eq!(told.matches(&token).count(), 3, "{told}");
+}
+
+/// `data` in the format of gzip, stored and not compressed.
+fn gzip(data: &[u8]) -> Vec<u8> {
+    let crc = !data.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0xedb8_8320 * (crc & 1)))
+    });
+    let length = u16::try_from(data.len()).expect("short");
+    let mut packed = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255, 1];
+    packed.extend(length.to_le_bytes());
+    packed.extend((!length).to_le_bytes());
+    packed.extend_from_slice(data);
+    packed.extend(crc.to_le_bytes());
+    packed.extend(u32::from(length).to_le_bytes());
+    packed
+}
+
+#[tokio::test]
+async fn compressed_body_is_scrubbed_or_refused() {
+    let (address, _requests) = server(|request| {
+        let sent = request.lines().find_map(|line| line.strip_prefix("x-key: ")).unwrap_or_default();
+        let encoding = if request.starts_with("GET /br ") { "br" } else { "gzip" };
+        let body = gzip(format!("you sent {sent}").as_bytes());
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: {}", body.len());
+        [head.as_bytes(), b"\r\nConnection: close\r\n\r\n", &body].concat()
+    })
+    .await;
+    let bench = bench(&[granted("TOKEN", TOKEN, &["127.0.0.1"], &[])]);
+    let token = handle(&bench, "TOKEN").await;
+    // Even where a script asks for what would pass unread.
+    let options = json!({"headers": {"x-key": token, "accept-encoding": "br"}});
+    let result = bench.call("fetch", json!([format!("http://{address}/gzip"), options])).await;
+    assert_eq!(result["body"], json!(format!("you sent {token}")));
+    let error = bench.fails("fetch", json!([format!("http://{address}/br"), options])).await;
+    assert!(error.name == "FetchFailed" && error.message.contains("encoding"), "{error}");
+    assert_clean(&error, TOKEN);
+}
+
+/// A list of guesses, printed by a command that was not given the secret, comes back as it is.
+#[tokio::test]
+async fn secret_that_a_command_was_not_given_changes_nothing_in_its_output() {
+    let secrets = [granted("TOKEN", "48112345", &["api.example.com"], &["seq"]), granted("SENT", TOKEN, &[], &["seq"])];
+    let bench = bench(&secrets);
+    handle(&bench, "TOKEN").await;
+    let sent = handle(&bench, "SENT").await;
+    for env in [json!({}), json!({"KEY": sent})] {
+        let result = bench.call("execute_command", json!(["seq 48112300 48112399", {"env": env}])).await;
+        let lines: String = (48_112_300..48_112_400).map(|number| format!("{number}\n")).collect();
+        assert_eq!(result["stdout"], json!(lines));
+    }
+    // Nor do files that hold a guess.
+    bench.write("guess.txt", format!("48112345 {TOKEN}"));
+    assert_eq!(bench.call("read_file", json!(["guess.txt"])).await, json!(format!("48112345 {TOKEN}")));
+}
+
+#[tokio::test]
+async fn command_that_is_killed_with_a_secret_lacks_the_end_of_its_output() {
+    let bench = bench(&[granted("TOKEN", TOKEN, &[], &["sh"])]);
+    let token = handle(&bench, "TOKEN").await;
+    bench.write("slow.sh", "head -c 5000 /dev/zero | tr '\\0' .; printf %.8s \"$TOKEN\"; sleep 30");
+    let options = json!({"env": {"TOKEN": token}, "timeout_seconds": 1});
+    let result = bench.call("execute_command", json!(["sh slow.sh", options])).await;
+    let margin = Scrubber::new([Arc::new(Pattern::new(TOKEN, ""))]).margin();
+    assert_eq!((&result["timed_out"], &result["truncated"]), (&json!(true), &json!(true)));
+    assert_eq!(result["stdout"], json!(".".repeat(5_008 - margin)));
+    // Without a secret all of it is there.
+    let result = bench.call("execute_command", json!(["sh slow.sh", {"timeout_seconds": 1}])).await;
+    assert_eq!((&result["stdout"], &result["truncated"]), (&json!(".".repeat(5_000)), &json!(false)));
 }
 
 #[tokio::test]
