@@ -21,7 +21,7 @@ use construct_runtime::Context;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{codec::CompressionEncoding, codegen::http, service::Routes, transport::server::TcpIncoming};
+use tonic::{codec::CompressionEncoding, service::Routes, transport::server::TcpIncoming};
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tower::Layer as _;
 
