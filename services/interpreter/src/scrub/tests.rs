@@ -91,13 +91,14 @@ fn wrapped(text: &str, columns: usize, line_break: &str) -> String {
 fn encoded_value_is_found_across_line_breaks() {
     let long = "x7Qw9Zk2/Lm4+Vt8.".repeat(30);
     for value in ["t0ken-of-letters", "x7Qw9Zk2/Lm4+Vt8&Rp1eNd5Yc3Hs6Jf0AbUi2", &long] {
+        let scrubber = scrubber(&[(value, HANDLE)]);
         for before in 0..80 {
             let content = format!("{}{value} and more", "-".repeat(before));
             let hexadecimal: String = content.bytes().map(|byte| format!("{byte:02x}")).collect();
             for encoded in [STANDARD.encode(&content), URL_SAFE.encode(&content), hexadecimal] {
                 for columns in [60, 64, 76] {
                     for line_break in ["\n", "\r\n", "\\n", "\\r\\n"] {
-                        let scrubbed = scrub(value, &wrapped(&encoded, columns, line_break));
+                        let scrubbed = scrubber.text(wrapped(&encoded, columns, line_break));
                         assert!(scrubbed.contains(HANDLE), "{columns} {line_break:?} {before}: {scrubbed}");
                         let most = encoded.len() - value.len() * 4 / 3 + HANDLE.len() + 8;
                         assert!(scrubbed.len() <= most + encoded.len() / 15, "{columns} {before}: {scrubbed}");
@@ -179,7 +180,7 @@ fn hostile_repetitions_take_no_longer_than_their_length() {
 proptest! {
     /// Every occurrence of every form is found, and nothing else, in texts that are almost nothing but forms.
     #[test]
-    fn found_places_are_those_of_a_plain_search(value in "[ab]{8,40}", text in "[ab6/]{0,200}", times in 0..3_usize) {
+    fn found_places_are_those_of_a_plain_search(value in "[ab]{8,40}", text in "[ab612]{0,200}", times in 0..3_usize) {
         let text = format!("{text}{}{text}", value.repeat(times));
         let scrubber = scrubber(&[(&value, HANDLE)]);
         let mut hidden = vec![false; text.len()];

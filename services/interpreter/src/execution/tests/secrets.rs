@@ -1,4 +1,4 @@
-//! Secrets in whole scripts: in the exchange in which they are used, in files, and where scripts try to find them out.
+//! Secrets in whole scripts: in the exchange in which they are used, and where scripts try to find them out.
 
 use super::*;
 use crate::tools::tests::{
@@ -8,23 +8,19 @@ use crate::tools::tests::{
 
 const VALUE: &str = "s3cr3t-x7Qw9Zk2Lm4-Vt8Rp";
 
-/// What a program prints that was given a value has the handle in its place. What the program writes into files is content,
-/// which the page about secrets says: nothing that a script reads is compared with a value.
 #[tokio::test]
-async fn command_with_a_secret_shows_the_handle_and_files_stay_as_they_are() {
-    let leave = "
+async fn command_with_a_secret_shows_the_handle_to_script_and_journal() {
+    let script = "
         const handle = secrets.get('TOKEN');
-        const { stdout, stderr } = execute_command('sh leave.sh', { env: { TOKEN: handle } });
+        const { stdout, stderr } = execute_command('sh show.sh', { env: { TOKEN: handle } });
         JSON.stringify({ handle, stdout, stderr })";
-    let look = "read_file('left.txt')";
-    let mut world = World::granting(&[leave, look]).await;
+    let mut world = World::granting(&[script]).await;
     world.executor.secrets_keys = Some(keys());
     world.command.secrets = vec![granted("TOKEN", VALUE, &[], &["sh"])];
     let program = r#"
         echo "key=$TOKEN"
-        printf %s "user:$TOKEN:$TOKEN:$TOKEN:$TOKEN" | base64 >&2
-        printf %s "$TOKEN" | rev > left.txt"#;
-    std::fs::write(world.path("leave.sh"), program).expect("written");
+        printf %s "user:$TOKEN:$TOKEN:$TOKEN:$TOKEN" | base64 >&2"#;
+    std::fs::write(world.path("show.sh"), program).expect("written");
 
     let results = world.completes().await;
     let told: serde_json::Value = serde_json::from_str(&results[0].output).expect("JSON");
@@ -32,11 +28,9 @@ async fn command_with_a_secret_shows_the_handle_and_files_stay_as_they_are() {
     assert_eq!(told["stdout"], format!("key={handle}\n"));
     // In lines of 76 characters.
     assert!(told["stderr"].as_str().expect("a text").matches(handle).count() >= 3, "{told}");
-    let left: String = VALUE.chars().rev().collect();
-    assert!(results[1].output.contains(&left), "{results:?}");
     // What is kept for people, and what the script is answered from when it is run again.
     let journal = world.executor.bus.journal().load(world.step()).await.expect("read").entries;
-    assert!(journal.len() > 2, "{journal:?}");
+    assert!(journal.len() >= 2, "{journal:?}");
     for text in [format!("{results:?}"), format!("{journal:?}")] {
         assert!(!text.contains(VALUE) && !text.contains("eDdRdzlaazJMbTQ"), "{text}");
     }

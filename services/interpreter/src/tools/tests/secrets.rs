@@ -275,10 +275,10 @@ async fn response_depends_on_a_secret_only_where_it_was_sent_and_came_back_whole
         let alphabet: Vec<char> = alphabets[random.usize(0..alphabets.len())].chars().collect();
         let value: String = (0..random.usize(8..40)).filter_map(|_| random.choice(&alphabet)).collect();
         let text = content(random, &value, &alphabet);
-        let breaks_off = random.u8(0..4) == 0;
+        let breaks_off = random.u8(0..4) == 0 && !text.is_empty();
         let is_page = random.u8(0..4) == 0;
         let (kind, body) = match random.u8(0..3) {
-            _ if is_page => ("text/html; charset=utf-8", format!("<p>{text}<p>x<table><td>{text}").into_bytes()),
+            _ if is_page => ("text/html; charset=utf-8", format!("<p>{text}<p>{text}").into_bytes()),
             0 => ("text/plain; charset=utf-16le", text.encode_utf16().flat_map(u16::to_le_bytes).collect()),
             _ => ("text/plain; charset=utf-8", text.clone().into_bytes()),
         };
@@ -312,9 +312,9 @@ async fn response_depends_on_a_secret_only_where_it_was_sent_and_came_back_whole
         let (got, shown) = (plain["body"].as_str().expect("a text"), scrubbed["body"].as_str().expect("a text"));
         let pattern = Arc::new(Pattern::new(&value, ""));
         let has = |text: &str| pattern.forms().any(|form| memchr::memmem::find(text.as_bytes(), form).is_some());
-        if [&text, got].iter().any(|text| has(text) || has(&text.replace('\n', ""))) {
+        if [text.as_str(), got].iter().any(|text| has(text) || has(&text.replace('\n', ""))) {
             whole += 1;
-            assert!(!has(&shown.replace(&token, "")), "{seed}: {shown}");
+            assert!(!has(&shown.replace(&token, " ")), "{seed}: {shown}");
             continue;
         }
         parts += 1;
@@ -322,9 +322,10 @@ async fn response_depends_on_a_secret_only_where_it_was_sent_and_came_back_whole
             continue;
         }
         withheld += 1;
-        let margin = Scrubber::new([pattern]).margin();
         assert!(breaks_off || is_page, "{seed}: {shown:?} for {got:?}");
-        assert!(got.starts_with(shown) && got.len() - shown.len() <= margin, "{seed}: {shown:?} for {got:?}");
+        // Of a page both the source and the text, and a few bytes for what is closed and for a divided character.
+        let most = Scrubber::new([pattern]).margin() * (1 + usize::from(is_page)) + 12;
+        assert!(got.starts_with(shown) && got.len() - shown.len() <= most, "{seed}: {shown:?} for {got:?}");
         assert_eq!(scrubbed["truncated"], json!(true));
     }
     assert!(whole > 50 && parts > 100 && withheld > 10, "{whole} {parts} {withheld}");
@@ -341,7 +342,7 @@ async fn error_about_a_redirect_has_the_handle() {
     }
     let (address, _requests) = server(|request| {
         let sent = request.lines().find_map(|line| line.strip_prefix("x-key: ")).unwrap_or_default();
-        redirect(302, &format!("http://127.0.0.2/{sent}?again={sent}"))
+        redirect(302, &format!("http://example.com/{sent}?again={sent}"))
     })
     .await;
     let bench = bench(&[granted("TOKEN", TOKEN, &["127.0.0.1"], &[])]);
@@ -377,7 +378,7 @@ async fn compressed_body_is_scrubbed_or_refused() {
         let encoding = if request.starts_with("GET /br ") { "br" } else { "gzip" };
         let body = gzip(format!("you sent {sent}").as_bytes());
         let head = format!("HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: {}", body.len());
-        [head.as_bytes(), b"\r\nConnection: close\r\n\r\n", &body].concat()
+        [format!("{head}\r\nConnection: close\r\n\r\n").into_bytes(), body].concat()
     })
     .await;
     let bench = bench(&[granted("TOKEN", TOKEN, &["127.0.0.1"], &[])]);
