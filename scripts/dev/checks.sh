@@ -325,6 +325,12 @@ checks_lint() {
   RUSTDOCFLAGS=-Dwarnings timed "documentation" as_caller cargo doc "${cargo_flags[@]}" --workspace --no-deps
 }
 
+# Names and prose against docs/GLOSSARY.md, in the parts that were written by it.
+checks_language() {
+  ensure_packages python
+  as_caller python3 scripts/dev/language.py docs README.md ARCHITECTURE.md CONTRIBUTING.md
+}
+
 # The checked SQL macros describe each query by asking a database with the current schema, and write what they learned to
 # SQLX_OFFLINE_DIR, one file per query. It is collected in a new folder and then compared or taken over whole, so that files
 # of queries that are gone go too, and a failed build changes nothing.

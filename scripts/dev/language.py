@@ -42,6 +42,8 @@ BRITISH = re.compile(
 DEFINITION = re.compile(
     r"^\s*(?:pub(?:\([^)]*\))?\s+)?(?:async\s+|const\s+|unsafe\s+)*(struct|enum|trait|type|union|fn|const|static)\s+(\w+)"
 )
+# Code spans and link targets in Markdown.
+CODE = re.compile(r"`[^`]*`|\]\([^)]*\)|\bhttps?://\S+")
 # Generated, or the words of others.
 EXEMPT = re.compile(
     r"(^|/)(Cargo\.lock|models\.json|package-lock\.json)$|^deploy/helm/tests/golden|^crates/store/\.sqlx|^docs/tools\.md$"
@@ -76,7 +78,8 @@ def check(name):
             banned = {"fn": FUNCTIONS, "const": CONSTANTS, "static": CONSTANTS}.get(kind, TYPES)
             if defined_name in banned:
                 yield f"{place}: `{kind} {defined_name}` says nothing by itself; see docs/GLOSSARY.md"
-        if path.suffix in {".rs", ".proto", ".md", ".sh", ".sql"} and (word := BRITISH.search(line)):
+        prose = CODE.sub("", line) if path.suffix == ".md" else line
+        if path.suffix in {".rs", ".proto", ".md", ".sh", ".sql"} and (word := BRITISH.search(prose)):
             yield f"{place}: `{word.group()}` is British spelling"
         if path.suffix == ".md":
             fenced ^= line.lstrip().startswith("```")
