@@ -4,6 +4,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use construct_bus::blob;
@@ -34,6 +35,10 @@ use crate::{
     subscribe::hub::Hub,
     validate::{self, requests},
 };
+
+/// Bytes of room for rows that can be large while they are read, and how long it is waited for.
+const READING: usize = 3 * 1024 * 1024;
+const ROOM_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The implementation of every service. Cheap to clone.
 #[derive(Clone)]
@@ -291,6 +296,16 @@ impl Api {
         };
         let share = self.capacity().requests.take(holder, 1).map_err(|full| full.status("requests"))?;
         Ok((Visit { backend, slip, deadline, _share: share }, request.into_inner()))
+    }
+
+    /// Room to read rows that can be large, held until the answer is made of them.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` when none becomes free soon.
+    pub(crate) async fn room(&self, organization: OrganizationId) -> Result<Share, Status> {
+        let waiting = self.capacity().answers.wait(Holder::Organization(organization), READING);
+        let full = |_| status::exhausted("the organization has too many answers that are not read at the moment");
+        tokio::time::timeout(ROOM_PATIENCE, waiting).await.map_err(full)
     }
 
     /// A place for one subscription of an organisation, held as long as it lives.

@@ -76,6 +76,8 @@ impl MessageService for Api {
         let source = convert::to_source(asked.source());
         let (after_position, superseded) = (asked.after_position, asked.include_superseded);
         let filter = MessageFilter { source, after_position, superseded };
+        // A page is read whole, and cut to what an answer may have.
+        let _room = self.room(entry.organization()).await?;
         let found = entry.store().message_list(entry.organization(), task, &filter, &page.query()).await;
         let messages = found.map_err(|error| status::about(&request.task, error))?;
         let (messages, info) = page.cut(&messages, convert::message, StoredMessage::cursor);

@@ -119,8 +119,6 @@ impl http_body::Body for Charged {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use construct_domain::OrganizationId;
     use futures::stream;
     use http_body_util::{BodyExt as _, Full, StreamBody};
@@ -168,7 +166,7 @@ mod tests {
         let capacity = Arc::new(Capacity::new(&Config::default()));
         let (one, other) = (account(&capacity, 1), account(&capacity, 2));
         let unread = one.answer((24 << 20) - SMALL);
-        let refused = charge(&one, None, whole(SMALL + 1), || true).await.err().expect("there is no room");
+        let refused = charge(&one, None, whole(SMALL + 1), || true).await.expect_err("there is no room");
         assert_eq!(refused.code(), Code::ResourceExhausted);
         assert!(charge(&one, None, whole(SMALL), || true).await.is_ok(), "a small one may tell what was done");
         assert!(charge(&other, None, whole(SMALL + 1), || true).await.is_ok(), "others read");

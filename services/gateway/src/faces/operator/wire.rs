@@ -28,6 +28,9 @@ use super::{
 };
 use crate::{faces::guard::Guard, limit::Account, tls::stream::Stream};
 
+/// Bytes that a WebSocket reads at once.
+const READ: usize = 4 * 1024;
+
 /// A connection of which one byte was read to see what is spoken. It is the first that is read.
 pub(super) struct Rewound {
     first: Option<u8>,
@@ -112,7 +115,11 @@ pub(super) async fn web(stream: Rewound, guard: &Guard) -> Result<(WebSocket, He
             refusal
         })
     };
-    let config = WebSocketConfig::default().max_message_size(Some(MAX_LINE)).max_frame_size(Some(MAX_LINE));
+    // Small reads: what comes behind a log-in is read when it is known who sends it.
+    let config = WebSocketConfig::default()
+        .read_buffer_size(READ)
+        .max_message_size(Some(MAX_LINE))
+        .max_frame_size(Some(MAX_LINE));
     let socket = accept_hdr_async_with_config(stream, check, Some(config)).await?;
     Ok((WebSocket(socket), headers))
 }
