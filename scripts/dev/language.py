@@ -78,7 +78,7 @@ def check(name):
             banned = {"fn": FUNCTIONS, "const": CONSTANTS, "static": CONSTANTS}.get(kind, TYPES)
             if defined_name in banned:
                 yield f"{place}: `{kind} {defined_name}` says nothing by itself; see docs/GLOSSARY.md"
-        prose = CODE.sub("", line) if path.suffix == ".md" else line
+        prose = "" if fenced else CODE.sub("", line) if path.suffix == ".md" else line
         if path.suffix in {".rs", ".proto", ".md", ".sh", ".sql"} and (word := BRITISH.search(prose)):
             yield f"{place}: `{word.group()}` is British spelling"
         if path.suffix == ".md":
