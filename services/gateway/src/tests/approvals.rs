@@ -217,7 +217,7 @@ async fn what_is_no_decision_is_refused_field_by_field() {
         ..Default::default()
     };
     let status = refused(approvals(&gateway).decide_approval(request).await, Code::InvalidArgument);
-    assert_eq!(fields(&status), ["approval", "decision", "words", "arguments_hash"]);
+    assert_eq!(fields(&status), ["approval", "words", "arguments_hash", "decision"]);
     let unknown = v1::GetApprovalRequest { approval: ApprovalId::from_uuid(Uuid::now_v7()).to_string() };
     refused(approvals(&gateway).get_approval(unknown).await, Code::NotFound);
 }

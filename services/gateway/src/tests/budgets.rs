@@ -70,7 +70,7 @@ async fn what_is_no_budget_is_refused_field_by_field() {
         token_id: "t".into(),
     };
     let status = refused(client.create_budget(create(wrong)).await, Code::InvalidArgument);
-    let expected = ["spec.task", "spec.task", "spec.token_id", "spec.period", "spec.limit_pico_usd"];
+    let expected = ["spec.task", "spec.limit_pico_usd", "spec.period", "spec.task", "spec.token_id"];
     assert_eq!(fields(&status), expected);
     let nobody = v1::BudgetSpec { agent: "nobody".into(), ..spec() };
     refused(client.create_budget(create(nobody)).await, Code::NotFound);
@@ -136,7 +136,7 @@ async fn prices_and_limits_come_from_the_catalogue_unless_they_are_given() {
     let wrong = v1::Prices { request: -1, long_context: Some(long), ..Default::default() };
     let update = v1::UpdateModelRequest { model: "new".into(), prices: Some(wrong), ..Default::default() };
     let status = refused(gateway.models().update_model(update).await, Code::InvalidArgument);
-    let expected = ["prices.request", "prices.long_context.above_input_tokens", "prices.long_context.input"];
+    let expected = ["prices.request", "prices.long_context.input", "prices.long_context.above_input_tokens"];
     assert_eq!(fields(&status), expected);
 
     let request = v1::ListCatalogueModelsRequest { r#type: v1::ModelProviderType::Anthropic.into() };

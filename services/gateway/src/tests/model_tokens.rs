@@ -52,5 +52,5 @@ async fn there_are_no_tokens_for_what_does_not_exist_nor_without_bounds() {
         ..v1::CreateModelTokenRequest::default()
     };
     let status = refused(client.create_model_token(wrong).await, Code::InvalidArgument);
-    assert_eq!(fields(&status), ["models", "budget_pico_usd", "expires_in"]);
+    assert_eq!(fields(&status), ["budget_pico_usd", "expires_in", "models"]);
 }

@@ -113,7 +113,9 @@ pub(crate) fn watch_scan(request: &WatchScanRequest) -> Result<(ScanId, i64), St
     let after = if request.cursor.is_empty() { Some(0) } else { request.cursor.parse().ok() };
     let after: Option<i64> = after.filter(|after| *after >= 0);
     violations.require(after.is_some(), "cursor", || "is the cursor of no event".into());
-    Ok((id(&request.scan)?, checked(violations, after)?))
+    // First what the contract says of all fields: it names them.
+    let after = checked(violations, after)?;
+    Ok((id(&request.scan)?, after))
 }
 
 pub(crate) fn review_candidate(request: &ReviewCandidateRequest) -> Result<CandidateId, Status> {
