@@ -44,8 +44,8 @@ const SEND_BUFFER: usize = 64 * 1024;
 /// Streams of one connection that the client may make the server reset by breaking the protocol; then the connection is
 /// closed. A client that is well needs none.
 const SERVER_RESETS: usize = 100;
-/// How often a connection's conduct is looked at.
-const LOOK: Duration = Duration::from_secs(5);
+/// How often a connection is checked for misuse.
+const MISUSE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Serves connections until the process drains; returns when all have ended.
 pub(crate) async fn serve<S, I, IO>(service: S, incoming: I, draining: CancellationToken) -> io::Result<()>
@@ -126,8 +126,8 @@ async fn drive<S, IO>(
         }
     });
     let mut serving = pin!(builder.serve_connection(TokioIo::new(io), service));
-    let mut looks = tokio::time::interval_at(Instant::now() + LOOK, LOOK);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut checks = tokio::time::interval_at(Instant::now() + MISUSE_CHECK_INTERVAL, MISUSE_CHECK_INTERVAL);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_draining = false;
     loop {
         tokio::select! {
@@ -137,7 +137,7 @@ async fn drive<S, IO>(
                 }
                 return;
             }
-            _ = looks.tick() => {
+            _ = checks.tick() => {
                 if let Some(reason) = connection.misuse() {
                     return tracing::debug!(reason, "a connection is closed");
                 }
