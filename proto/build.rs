@@ -10,7 +10,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use protox::prost_reflect::{DescriptorPool, FieldDescriptor, Kind, MessageDescriptor, OneofDescriptor};
+use protox::prost_reflect::{
+    DescriptorPool, FieldDescriptor, Kind, MessageDescriptor, OneofDescriptor,
+};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut files = Vec::new();
@@ -22,8 +24,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Encoded by the compiler: prost's types of descriptors would lose our options.
     fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set())?;
     fs::write(out.join("requests.rs"), requests(&pool))?;
-    let redacted: Vec<_> =
-        pool.all_messages().filter(|message| message.fields().any(|field| is_redacted(&field))).collect();
+    let redacted: Vec<_> = pool
+        .all_messages()
+        .filter(|message| message.fields().any(|field| is_redacted(&field)))
+        .collect();
     fs::write(out.join("debug.rs"), redacted.iter().map(debug).collect::<String>())?;
     tonic_prost_build::configure()
         .emit_rerun_if_changed(false)
@@ -53,7 +57,8 @@ fn find(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
 
 /// The traits of the requests of the public API.
 fn requests(pool: &DescriptorPool) -> String {
-    let services = pool.services().filter(|service| service.parent_file().package_name() == "construct.v1");
+    let services =
+        pool.services().filter(|service| service.parent_file().package_name() == "construct.v1");
     let methods = services.flat_map(|service| service.methods().collect::<Vec<_>>());
     let requests: BTreeMap<_, _> =
         methods.map(|method| (method.input().full_name().to_owned(), method.input())).collect();
@@ -66,7 +71,8 @@ fn requests(pool: &DescriptorPool) -> String {
             _ = writeln!(code, "impl IdempotentRequest for {path} {{ {body} }}");
         }
         let page = request.get_field_by_name("page").map(|page| page.kind());
-        if page.as_ref().and_then(Kind::as_message).is_some_and(|page| page.name() == "PageRequest") {
+        if page.as_ref().and_then(Kind::as_message).is_some_and(|page| page.name() == "PageRequest")
+        {
             let body = "fn page(&mut self) -> &mut Option<v1::PageRequest> { &mut self.page }";
             _ = writeln!(code, "impl PagedRequest for {path} {{ {body} }}");
         }
@@ -76,13 +82,17 @@ fn requests(pool: &DescriptorPool) -> String {
 
 /// Whether the value of a field is printed nowhere.
 fn is_redacted(field: &FieldDescriptor) -> bool {
-    field.options().get_field_by_name("debug_redact").is_some_and(|value| value.as_bool() == Some(true))
+    field
+        .options()
+        .get_field_by_name("debug_redact")
+        .is_some_and(|value| value.as_bool() == Some(true))
 }
 
 /// The types of a message whose `Debug` is not derived: it and its oneofs.
 fn undebugged(message: &MessageDescriptor) -> Vec<String> {
     let name = format!(".{}", message.full_name());
-    let oneofs = oneofs(message).map(|oneof| format!("{name}.{}", oneof.name())).collect::<Vec<_>>();
+    let oneofs =
+        oneofs(message).map(|oneof| format!("{name}.{}", oneof.name())).collect::<Vec<_>>();
     [name].into_iter().chain(oneofs).collect()
 }
 
@@ -92,9 +102,12 @@ fn oneofs(message: &MessageDescriptor) -> impl Iterator<Item = OneofDescriptor> 
 
 /// `Debug` for a message and its oneofs, without the fields that are redacted.
 fn debug(message: &MessageDescriptor) -> String {
-    let is_own = |field: &FieldDescriptor| field.containing_oneof().is_none_or(|oneof| oneof.is_synthetic());
+    let is_own =
+        |field: &FieldDescriptor| field.containing_oneof().is_none_or(|oneof| oneof.is_synthetic());
     let fields = message.fields().filter(|field| is_own(field) && !is_redacted(field));
-    let shown = fields.map(|field| field.name().to_owned()).chain(oneofs(message).map(|oneof| oneof.name().to_owned()));
+    let shown = fields
+        .map(|field| field.name().to_owned())
+        .chain(oneofs(message).map(|oneof| oneof.name().to_owned()));
     let shown: String = shown.map(|name| format!(".field({name:?}, &self.r#{name})")).collect();
     let body = format!("f.debug_struct({:?}){shown}.finish_non_exhaustive()", message.name());
     let mut code = implementation(&path(message), &body);
@@ -130,8 +143,10 @@ fn path(message: &MessageDescriptor) -> String {
 
 /// Where the types are that stand within a message.
 fn module(message: &MessageDescriptor) -> String {
-    let (within, name) =
-        path(message).rsplit_once("::").map(|(within, name)| (within.to_owned(), snake(name))).unwrap_or_default();
+    let (within, name) = path(message)
+        .rsplit_once("::")
+        .map(|(within, name)| (within.to_owned(), snake(name)))
+        .unwrap_or_default();
     format!("{within}::{name}")
 }
 

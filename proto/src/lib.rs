@@ -52,12 +52,15 @@ include!(concat!(env!("OUT_DIR"), "/requests.rs"));
 // `Debug` of messages with fields that are `debug_redact`, without these.
 include!(concat!(env!("OUT_DIR"), "/debug.rs"));
 
-/// Every message and service as an encoded `google.protobuf.FileDescriptorSet`, for gRPC reflection.
+/// Every message and service as an encoded `google.protobuf.FileDescriptorSet`, for gRPC
+/// reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// The same, ready to decode a message of which only the full name is known, e.g. `construct.v1.Event`.
+/// The same, ready to decode a message of which only the full name is known, e.g.
+/// `construct.v1.Event`.
 pub static DESCRIPTORS: LazyLock<DescriptorPool> = LazyLock::new(|| {
-    DescriptorPool::decode(FILE_DESCRIPTOR_SET).expect("the build script wrote a valid descriptor set")
+    DescriptorPool::decode(FILE_DESCRIPTOR_SET)
+        .expect("the build script wrote a valid descriptor set")
 });
 
 /// The services of the public API.

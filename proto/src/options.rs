@@ -1,7 +1,9 @@
 //! What the contract's own options say about methods and fields.
 
 use prost::Message;
-use prost_reflect::{DynamicMessage, FieldDescriptor, MethodDescriptor, OneofDescriptor, ReflectMessage as _, Value};
+use prost_reflect::{
+    DynamicMessage, FieldDescriptor, MethodDescriptor, OneofDescriptor, ReflectMessage as _, Value,
+};
 
 use crate::{
     google::api::HttpRule,
@@ -48,7 +50,10 @@ pub fn is_one_required(oneof: &OneofDescriptor) -> bool {
 
 /// Whether the value of a field is printed nowhere: the standard option `debug_redact`.
 pub fn is_redacted(field: &FieldDescriptor) -> bool {
-    field.options().get_field_by_name("debug_redact").is_some_and(|value| value.as_bool() == Some(true))
+    field
+        .options()
+        .get_field_by_name("debug_redact")
+        .is_some_and(|value| value.as_bool() == Some(true))
 }
 
 /// An option that is a message.

@@ -1,5 +1,5 @@
-//! What attackers send to exhaust a gateway: it goes on serving others, and stays within the memory that the chart
-//! gives it. One gateway process, and no other service, for all attacks.
+//! What attackers send to exhaust a gateway: it goes on serving others, and stays within the memory
+//! that the chart gives it. One gateway process, and no other service, for all attacks.
 
 use std::{
     collections::HashSet,
@@ -49,7 +49,11 @@ impl Target {
     }
 }
 
-async fn connect(from: Ipv4Addr, to: SocketAddr, buffer: Option<u32>) -> std::io::Result<TcpStream> {
+async fn connect(
+    from: Ipv4Addr,
+    to: SocketAddr,
+    buffer: Option<u32>,
+) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddrV4::new(from, 0).into())?;
     if let Some(bytes) = buffer {
@@ -80,13 +84,16 @@ async fn closed(streams: &[TcpStream], least: usize) {
         if streams.len() - still >= least {
             return;
         }
-        assert!(begun.elapsed() < UNREAD, "{still} connections whose clients do not read are still open");
+        assert!(
+            begun.elapsed() < UNREAD,
+            "{still} connections whose clients do not read are still open"
+        );
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
 
-/// The connections of this machine that neither side has closed, as the side with the first port knows them. The second
-/// port is the other side.
+/// The connections of this machine that neither side has closed, as the side with the first port
+/// knows them. The second port is the other side.
 fn established() -> HashSet<(u16, u16)> {
     let table = fs::read_to_string("/proc/net/tcp").unwrap();
     let port = |address: &str| u16::from_str_radix(address.rsplit(':').next()?, 16).ok();
@@ -125,8 +132,10 @@ const END_HEADERS: u8 = 4;
 
 /// How a connection of HTTP/2 begins, with a setting or two.
 fn preface(settings: &[(u16, u32)]) -> Vec<u8> {
-    let payload: Vec<u8> =
-        settings.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()[..]].concat()).collect();
+    let payload: Vec<u8> = settings
+        .iter()
+        .flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()[..]].concat())
+        .collect();
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(SETTINGS, 0, 0, &payload)].concat()
 }
 
@@ -157,14 +166,21 @@ struct Prober {
 }
 
 impl Prober {
-    fn start(name: &'static str, address: SocketAddr, from: Ipv4Addr, key: String, reuses: bool) -> Self {
+    fn start(
+        name: &'static str,
+        address: SocketAddr,
+        from: Ipv4Addr,
+        key: String,
+        reuses: bool,
+    ) -> Self {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let noted = Arc::clone(&seen);
         let job: JoinHandle<()> = tokio::spawn(async move {
             let mut held = None;
             loop {
                 let begun = Instant::now();
-                let asked = timeout(Duration::from_secs(10), whoami(&mut held, address, from, &key)).await;
+                let asked =
+                    timeout(Duration::from_secs(10), whoami(&mut held, address, from, &key)).await;
                 let outcome = match asked {
                     Ok(Ok(())) => Ok(begun.elapsed()),
                     Ok(Err(error)) => Err(format!("{name}: {error}")),
@@ -186,13 +202,24 @@ impl Prober {
         assert!(!self.job.is_finished());
         let seen = std::mem::take(&mut *self.seen.lock().unwrap());
         let failed: Vec<_> = seen.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
-        assert!(failed.is_empty(), "{attack}: {} of {} failed: {failed:?}", failed.len(), seen.len());
+        assert!(
+            failed.is_empty(),
+            "{attack}: {} of {} failed: {failed:?}",
+            failed.len(),
+            seen.len()
+        );
         let mut took: Vec<_> = seen.into_iter().flatten().collect();
         took.sort_unstable();
         assert!(!took.is_empty(), "{attack}: nothing was asked");
         let (slow, slowest) = (took[took.len() * 19 / 20], took[took.len() - 1]);
-        println!("{attack}: {} answers, of 20 one slower than {slow:?}, slowest {slowest:?}", took.len());
-        assert!(slow < Duration::from_secs(1), "{attack}: of 20 answers one took longer than {slow:?}");
+        println!(
+            "{attack}: {} answers, of 20 one slower than {slow:?}, slowest {slowest:?}",
+            took.len()
+        );
+        assert!(
+            slow < Duration::from_secs(1),
+            "{attack}: of 20 answers one took longer than {slow:?}"
+        );
     }
 }
 
@@ -206,7 +233,9 @@ async fn whoami(
         Some(stream) => stream,
         None => held.insert(connect(from, address, None).await?),
     };
-    let request = format!("GET /v1/whoami HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\r\n");
+    let request = format!(
+        "GET /v1/whoami HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\r\n"
+    );
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
     while !answer.ends_with(b"}") {
@@ -215,7 +244,11 @@ async fn whoami(
         }
     }
     let answer = String::from_utf8_lossy(&answer);
-    if answer.starts_with("HTTP/1.1 200") { Ok(()) } else { Err(std::io::Error::other(answer.into_owned())) }
+    if answer.starts_with("HTTP/1.1 200") {
+        Ok(())
+    } else {
+        Err(std::io::Error::other(answer.into_owned()))
+    }
 }
 
 /// 300 requests without credentials whose bodies stop short of their end.
@@ -230,7 +263,9 @@ async fn half_sent(target: &Target, size: usize) {
     let answers = timeout(Duration::from_secs(10), join_all(attacks)).await.expect("none is held");
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(8), "{took:?}");
-    let told = |status: &str| answers.iter().filter(|answer| answer.starts_with(&format!("HTTP/1.1 {status}"))).count();
+    let told = |status: &str| {
+        answers.iter().filter(|answer| answer.starts_with(&format!("HTTP/1.1 {status}"))).count()
+    };
     let (slow, crowded, large) = (told("408"), told("429"), told("413"));
     println!("half-sent bodies of {size}: 408 {slow}, 429 {crowded}, 413 {large}, after {took:?}");
     assert!(slow <= 100, "few of one network are waited for: {slow}");
@@ -258,8 +293,8 @@ async fn half_sent_streams(target: &Target) {
     drop(held);
 }
 
-/// Streams that the server has to reset because the client breaks the protocol. Each costs the server work, and counts
-/// as none of the client's.
+/// Streams that the server has to reset because the client breaks the protocol. Each costs the
+/// server work, and counts as none of the client's.
 async fn made_resets(target: &Target, key: &str) {
     let mut stream = target.connect().await;
     let mut bytes = preface(&[]);
@@ -272,7 +307,9 @@ async fn made_resets(target: &Target, key: &str) {
     // It may be closed before all is sent.
     _ = stream.write_all(&bytes).await;
     let mut all = Vec::new();
-    _ = timeout(Duration::from_secs(10), stream.read_to_end(&mut all)).await.expect("the connection is closed");
+    _ = timeout(Duration::from_secs(10), stream.read_to_end(&mut all))
+        .await
+        .expect("the connection is closed");
     let mut rest = all.as_slice();
     let (mut kinds, mut resets) = (Vec::new(), 0);
     while let [a, b, c, kind, _, _, _, _, _, ..] = rest {
@@ -285,7 +322,8 @@ async fn made_resets(target: &Target, key: &str) {
     assert!(resets <= 110, "the server resets few streams of one connection: {resets}");
 }
 
-/// Connections whose requests never begin, or whose headers never end, and some with credentials that are made up.
+/// Connections whose requests never begin, or whose headers never end, and some with credentials
+/// that are made up.
 async fn unfinished(target: &Target) {
     let silent = (0..100).map(|number| async move {
         let mut stream = target.connect().await;
@@ -297,7 +335,9 @@ async fn unfinished(target: &Target) {
         };
         // Those beyond the network's share are closed at once.
         _ = stream.write_all(&bytes).await;
-        timeout(UNREAD, rest(&mut stream)).await.unwrap_or_else(|_| panic!("connection {number} is still open"));
+        timeout(UNREAD, rest(&mut stream))
+            .await
+            .unwrap_or_else(|_| panic!("connection {number} is still open"));
     });
     let made_up = (0..100).map(|number| async move {
         for attempt in 0..20 {
@@ -306,8 +346,10 @@ async fn unfinished(target: &Target) {
             _ = stream.write_all(&half("/v1/tasks", Some(&key), MIB, 1000)).await;
             let answer = rest(&mut stream).await;
             // Those without a place are closed unseen.
-            let fine =
-                answer.is_empty() || ["401", "429"].iter().any(|code| answer.starts_with(&format!("HTTP/1.1 {code}")));
+            let fine = answer.is_empty()
+                || ["401", "429"]
+                    .iter()
+                    .any(|code| answer.starts_with(&format!("HTTP/1.1 {code}")));
             assert!(fine, "{answer}");
         }
     });
@@ -323,7 +365,9 @@ async fn half_sent_by_a_tenant(target: &Target, key: &str) {
         rest(&mut stream).await
     });
     let answers = timeout(Duration::from_secs(25), join_all(attacks)).await.expect("none is held");
-    let told = |status: &str| answers.iter().filter(|answer| answer.starts_with(&format!("HTTP/1.1 {status}"))).count();
+    let told = |status: &str| {
+        answers.iter().filter(|answer| answer.starts_with(&format!("HTTP/1.1 {status}"))).count()
+    };
     let (slow, crowded) = (told("408"), told("429"));
     println!("half-sent bodies of a tenant: 408 {slow}, 429 {crowded}");
     assert!(slow <= 8, "one organization holds no more than its share: {slow}");
@@ -352,10 +396,12 @@ async fn unread_answers(target: &Target, key: &str, task: &str) {
         // No window for any stream.
         let mut bytes = preface(&[(4, 0)]);
         let message = [&[0x0a, u8::try_from(task.len()).unwrap()][..], task.as_bytes()].concat();
-        let body = [&[0, 0, 0, 0, u8::try_from(message.len()).unwrap()][..], message.as_slice()].concat();
+        let body =
+            [&[0, 0, 0, 0, u8::try_from(message.len()).unwrap()][..], message.as_slice()].concat();
         for number in 0..200 {
             let id = 2 * number + 1;
-            let head = call("/construct.v1.MessageService/ListMessages", "application/grpc", Some(key));
+            let head =
+                call("/construct.v1.MessageService/ListMessages", "application/grpc", Some(key));
             bytes.extend(frame(HEADERS, END_HEADERS, id, &head));
             bytes.extend(frame(DATA, END_STREAM, id, &body));
         }
@@ -367,11 +413,13 @@ async fn unread_answers(target: &Target, key: &str, task: &str) {
     assert!(ended.contains(&true), "no connection without window is closed");
 }
 
-/// Connections of the operator protocol that ask for a whole session again and again, and read nothing.
+/// Connections of the operator protocol that ask for a whole session again and again, and read
+/// nothing.
 async fn unread_sessions(target: &Target, key: &str, task: &str) {
     let lines = |wanted: u32| {
         (0..wanted).map(move |number| {
-            json!({"id": number.to_string(), "type": "export_session", "sessionID": task}).to_string()
+            json!({"id": number.to_string(), "type": "export_session", "sessionID": task})
+                .to_string()
         })
     };
     let plain = (0..45).map(|_| async {
@@ -410,11 +458,13 @@ async fn talkative_task(mesh: &Mesh, key: &str) -> String {
         r#"{"turns": [{"text": "Done."}]}"#,
     )
     .await;
-    said(mesh, Some(key), &["model", "create", "m", "--provider", "p", "--model-id", "m"], "").await;
+    said(mesh, Some(key), &["model", "create", "m", "--provider", "p", "--model-id", "m"], "")
+        .await;
     said(mesh, Some(key), &["agent", "create", "worker", "--model", "m"], "").await;
     let http = construct_tests::http::client().build().unwrap();
     let post = async |path: String, body: Value| {
-        let request = http.post(format!("{}{path}", mesh.gateway_url())).bearer_auth(key).json(&body);
+        let request =
+            http.post(format!("{}{path}", mesh.gateway_url())).bearer_auth(key).json(&body);
         let answer = request.send().await.unwrap().error_for_status().unwrap();
         answer.json::<Value>().await.unwrap()
     };
@@ -422,7 +472,8 @@ async fn talkative_task(mesh: &Mesh, key: &str) -> String {
     let id = task["metadata"]["id"].as_str().unwrap().to_owned();
     for number in 0..5 {
         let text = format!("{number}").repeat(900 * 1024);
-        post(format!("/v1/tasks/{id}/messages"), json!({"blocks": [{"text": {"text": text}}]})).await;
+        post(format!("/v1/tasks/{id}/messages"), json!({"blocks": [{"text": {"text": text}}]}))
+            .await;
     }
     id
 }
@@ -435,7 +486,9 @@ mod nightly {
     async fn flooded_gateway_serves_others_within_its_memory() {
         let operator = free_address().unwrap();
         let listen = operator.to_string();
-        let mut mesh = Mesh::prepare(&[REQUIRED, ("CONSTRUCT_GATEWAY_OPERATOR_LISTEN", &listen)]).await.unwrap();
+        let mut mesh = Mesh::prepare(&[REQUIRED, ("CONSTRUCT_GATEWAY_OPERATOR_LISTEN", &listen)])
+            .await
+            .unwrap();
         mesh.spawn(Service::Gateway).unwrap();
         mesh.ready(Service::Gateway).await.unwrap();
         let first = first_key(&mesh).await;
@@ -466,8 +519,8 @@ mod nightly {
         check("half-sent streams");
         made_resets(&target, &attacker).await;
         check("streams that the server has to reset");
-        // At the same time, since each takes half a minute. Those who do not read are known by the time the others come, and leave them the
-        // places for newcomers.
+        // At the same time, since each takes half a minute. Those who do not read are known by the
+        // time the others come, and leave them the places for newcomers.
         let unfinished = async {
             tokio::time::sleep(Duration::from_secs(3)).await;
             tokio::join!(unfinished(&target), half_sent_by_a_tenant(&target, &hoarder));
@@ -481,7 +534,11 @@ mod nightly {
         check("answers that nobody reads, and requests that do not end");
 
         let peak = mesh.peak(Service::Gateway).unwrap();
-        println!("peak: {} MiB, now: {} MiB", peak >> 20, mesh.resident(Service::Gateway).unwrap() >> 20);
+        println!(
+            "peak: {} MiB, now: {} MiB",
+            peak >> 20,
+            mesh.resident(Service::Gateway).unwrap() >> 20
+        );
         assert!(peak < MEMORY, "the gateway took {} MiB", peak >> 20);
         // Who reads again is served again.
         answered(&mesh, &attacker, &["task", "get", &task], "").await;

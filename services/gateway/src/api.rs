@@ -1,5 +1,5 @@
-//! What all methods of the API have in common: who calls, whether the gateway can work at all, how much of it at the same
-//! time, how a write is identified, and how it ends.
+//! What all methods of the API have in common: who calls, whether the gateway can work at all, how
+//! much of it at the same time, how a write is identified, and how it ends.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,7 +11,9 @@ use construct_bus::blob;
 use construct_domain::{OrganizationId, TaskId, UserId};
 use construct_proto::{ApiRequest, IdempotentRequest, PagedRequest};
 use construct_runtime::{Lifecycle, MasterKeys, clock};
-use construct_store::{Audit, Cursor, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written};
+use construct_store::{
+    Audit, Cursor, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written,
+};
 use prost::Message;
 use sha2::{Digest as _, Sha256};
 use tonic::{Request, Status};
@@ -56,7 +58,7 @@ struct Shared {
     pools: Vec<String>,
     /// Where the interpreters see what the scanner has fetched; none where there is no scanner.
     scans_dir: Option<PathBuf>,
-    /// Team organisations that one user may own.
+    /// Team organizations that one user may own.
     organizations_of_one: u32,
     /// Whether whoever is on this machine is the operator.
     is_local: bool,
@@ -84,9 +86,15 @@ pub(crate) struct Backend {
 }
 
 impl Api {
-    pub(crate) fn new(config: &Config, keyrings: Keyrings, gate: Gate, lifecycle: Lifecycle) -> Self {
+    pub(crate) fn new(
+        config: &Config,
+        keyrings: Keyrings,
+        gate: Gate,
+        lifecycle: Lifecycle,
+    ) -> Self {
         let (backend, pools) = (OnceLock::new(), config.gateway_pools.clone());
-        let (scans_dir, is_local) = (config.gateway_scans_dir.clone(), config.gateway_login == Login::Local);
+        let (scans_dir, is_local) =
+            (config.gateway_scans_dir.clone(), config.gateway_login == Login::Local);
         let (trail, quotas) = (Trail::new(), Quotas::new(config));
         let shared = Shared {
             backend,
@@ -147,7 +155,7 @@ impl Api {
         &self.shared.lately
     }
 
-    /// Team organisations that one user may own.
+    /// Team organizations that one user may own.
     pub(crate) fn organizations_of_one(&self) -> u32 {
         self.shared.organizations_of_one
     }
@@ -188,7 +196,7 @@ impl Api {
         &self.shared.trail
     }
 
-    /// How much organisations may do.
+    /// How much organizations may do.
     pub(crate) fn quotas(&self) -> &Quotas {
         &self.shared.quotas
     }
@@ -201,23 +209,32 @@ impl Api {
         self.shared.sums.place(organization).await
     }
 
-    /// Whether a caller's key and organisation may do something that lasts. What was done before is only answered again, whatever there is of
-    /// the quota.
+    /// Whether a caller's key and organization may do something that lasts. What was done before is
+    /// only answered again, whatever there is of the quota.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when a quota is used up; `UNAVAILABLE`.
-    pub(crate) async fn allow(&self, entry: &Entry, write: Option<&Write>, wanted: Wanted) -> Result<(), Status> {
+    pub(crate) async fn allow(
+        &self,
+        entry: &Entry,
+        write: Option<&Write>,
+        wanted: Wanted,
+    ) -> Result<(), Status> {
         // What works for a scan goes on with what was allowed when that was made.
         if entry.caller().confined.is_some() {
             return Ok(());
         }
         let caller = entry.caller();
         let key = caller.key.map(|key| (key, caller.limits));
-        let Some(refusal) = self.quotas().allow(entry.store(), caller.organization, key, wanted).await? else {
+        let Some(refusal) =
+            self.quotas().allow(entry.store(), caller.organization, key, wanted).await?
+        else {
             return Ok(());
         };
         let known = match write {
-            Some(write) => entry.store().write_repeated(write).await.map_err(status::of_store)?.is_some(),
+            Some(write) => {
+                entry.store().write_repeated(write).await.map_err(status::of_store)?.is_some()
+            }
             None => false,
         };
         if known { Ok(()) } else { Err(quotas::refused(&refusal)) }
@@ -237,7 +254,9 @@ impl Api {
     }
 
     fn backend(&self) -> Result<&Arc<Backend>, Status> {
-        let away = || status::unavailable("the gateway is starting and cannot reach PostgreSQL or NATS yet");
+        let away = || {
+            status::unavailable("the gateway is starting and cannot reach PostgreSQL or NATS yet")
+        };
         self.shared.backend.get().ok_or_else(away)
     }
 
@@ -251,7 +270,8 @@ impl Api {
         Ok((entry, request))
     }
 
-    /// Lets a request for a page in that keeps to the contract. The list can be ordered by `columns`.
+    /// Lets a request for a page in that keeps to the contract. The list can be ordered by
+    /// `columns`.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` when it does not.
@@ -267,7 +287,10 @@ impl Api {
 
     /// Lets a request in that is checked by a function of its own in [`requests`], which holds it
     /// against the contract as well.
-    pub(crate) fn enter_unchecked<T: ApiRequest>(&self, request: Request<T>) -> Result<(Entry, T), Status> {
+    pub(crate) fn enter_unchecked<T: ApiRequest>(
+        &self,
+        request: Request<T>,
+    ) -> Result<(Entry, T), Status> {
         let caller = caller::identify(request.extensions())?;
         let (visit, request) = self.visit_unchecked(request)?;
         Ok((Entry { caller, visit }, request))
@@ -285,7 +308,8 @@ impl Api {
 
     fn visit_unchecked<T: ApiRequest>(&self, request: Request<T>) -> Result<(Visit, T), Status> {
         let slip = request.extensions().get::<Arc<Slip>>().cloned();
-        let deadline = Deadline::of(request.extensions()).unwrap_or_else(|| Deadline::new(None, deadline::GRPC));
+        let deadline = Deadline::of(request.extensions())
+            .unwrap_or_else(|| Deadline::new(None, deadline::GRPC));
         if let Some(slip) = &slip {
             slip.read(request.get_ref());
         }
@@ -294,7 +318,8 @@ impl Api {
             Some(caller) => Holder::Organization(caller.organization),
             None => Peer::of(request.extensions()).into(),
         };
-        let share = self.capacity().requests.take(holder, 1).map_err(|full| full.status("requests"))?;
+        let share =
+            self.capacity().requests.take(holder, 1).map_err(|full| full.status("requests"))?;
         Ok((Visit { backend, slip, deadline, _share: share }, request.into_inner()))
     }
 
@@ -304,11 +329,15 @@ impl Api {
     /// `RESOURCE_EXHAUSTED` when none becomes free soon.
     pub(crate) async fn room(&self, organization: OrganizationId) -> Result<Share, Status> {
         let waiting = self.capacity().answers.wait(Holder::Organization(organization), READING);
-        let full = |_| status::exhausted("the organization has too many answers that are not read at the moment");
+        let full = |_| {
+            status::exhausted(
+                "the organization has too many answers that are not read at the moment",
+            )
+        };
         tokio::time::timeout(ROOM_PATIENCE, waiting).await.map_err(full)
     }
 
-    /// A place for one subscription of an organisation, held as long as it lives.
+    /// A place for one subscription of an organization, held as long as it lives.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when there are too many.
@@ -352,7 +381,8 @@ impl Visit {
         self.slip.as_ref().map(|slip| slip.audit())
     }
 
-    /// Notes for the audit trail what the call is about, where neither the request nor an answer of the store says it.
+    /// Notes for the audit trail what the call is about, where neither the request nor an answer of
+    /// the store says it.
     pub(crate) fn touch(&self, id: &str) {
         if let Some(slip) = &self.slip {
             slip.touch(id);
@@ -365,8 +395,9 @@ impl Entry {
         self.caller.organization
     }
 
-    /// Whether the caller's tasks may work in this directory. Every path below the interpreter's roots can be named, whoever works
-    /// there; so only the operator's organisation may name one, and the tasks of others each have a directory of their own.
+    /// Whether the caller's tasks may work in this directory. Every path below the interpreter's
+    /// roots can be named, whoever works there; so only the operator's organization may name one,
+    /// and the tasks of others each have a directory of their own.
     ///
     /// # Errors
     /// `PERMISSION_DENIED`.
@@ -379,9 +410,10 @@ impl Entry {
         ))
     }
 
-    /// Whether the caller may have a model provider of this kind, reached there (empty: at its vendor). The providers service stands where
-    /// others have no business: beside the operator's machines, whose addresses it reaches and whose models it loads. So only the
-    /// operator's organization says where it goes; others use the vendors.
+    /// Whether the caller may have a model provider of this kind, reached there (empty: at its
+    /// vendor). The providers service stands where others have no business: beside the operator's
+    /// machines, whose addresses it reaches and whose models it loads. So only the operator's
+    /// organization says where it goes; others use the vendors.
     ///
     /// # Errors
     /// `PERMISSION_DENIED`.
@@ -427,8 +459,13 @@ impl Entry {
         self.caller.name()
     }
 
-    /// Identifies a write. The request loses its idempotency key, which is not part of what is compared.
-    pub(crate) fn write(&self, method: &'static str, request: &mut impl IdempotentRequest) -> Write {
+    /// Identifies a write. The request loses its idempotency key, which is not part of what is
+    /// compared.
+    pub(crate) fn write(
+        &self,
+        method: &'static str,
+        request: &mut impl IdempotentRequest,
+    ) -> Write {
         let key = std::mem::take(request.idempotency_key());
         let idempotency = (!key.is_empty()).then(|| {
             let request_hash = Sha256::digest(request.encode_to_vec()).into();
@@ -459,7 +496,8 @@ impl Entry {
             }
             Written::Repeated { response } => {
                 let response = R::decode(response.as_slice());
-                let response = response.map_err(|error| status::internal("a stored answer cannot be read", &error))?;
+                let response = response
+                    .map_err(|error| status::internal("a stored answer cannot be read", &error))?;
                 let mut response = tonic::Response::new(response);
                 response.extensions_mut().insert(Repeated);
                 Ok(response)
@@ -471,12 +509,14 @@ impl Entry {
 /// Whether this is Bedrock's own address in some region, and nothing else.
 fn is_of_aws(base_url: &str) -> bool {
     let host = base_url.strip_prefix("https://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
-    let region = host.and_then(|host| host.strip_prefix("bedrock-runtime.")?.strip_suffix(".amazonaws.com"));
+    let region =
+        host.and_then(|host| host.strip_prefix("bedrock-runtime.")?.strip_suffix(".amazonaws.com"));
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     region.is_some_and(|region| !region.is_empty() && region.bytes().all(plain))
 }
 
-/// Stands in the extensions of an answer that was given before, to a request with the same idempotency key. Callers within the process see it.
+/// Stands in the extensions of an answer that was given before, to a request with the same
+/// idempotency key. Callers within the process see it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Repeated;
 
@@ -487,9 +527,10 @@ pub(crate) fn nobody<T>(_: &T) -> Option<(TaskId, &'static str)> {
 
 /// What a write refers to by name or id.
 ///
-/// A repeated request gets its first answer even when what it names is gone or has another name by now. So a reference
-/// that leads nowhere is not refused at once when the request has an idempotency key: the write goes on with an id that
-/// exists nowhere, and either finds its key, or fails with the error kept here.
+/// A repeated request gets its first answer even when what it names is gone or has another name by
+/// now. So a reference that leads nowhere is not refused at once when the request has an
+/// idempotency key: the write goes on with an id that exists nowhere, and either finds its key, or
+/// fails with the error kept here.
 pub(crate) struct Lookup {
     repeatable: bool,
     /// The first reference: what the write is about.
@@ -521,9 +562,13 @@ impl Lookup {
         }
     }
 
-    /// Keeps why the write must not be done, for reasons that lie in what was found: a repeated request still gets its
-    /// first answer.
-    pub(crate) fn refuse<I>(&mut self, reason: Status, nowhere: fn(Uuid) -> I) -> Result<I, Status> {
+    /// Keeps why the write must not be done, for reasons that lie in what was found: a repeated
+    /// request still gets its first answer.
+    pub(crate) fn refuse<I>(
+        &mut self,
+        reason: Status,
+        nowhere: fn(Uuid) -> I,
+    ) -> Result<I, Status> {
         if !self.repeatable {
             return Err(reason);
         }
@@ -535,7 +580,9 @@ impl Lookup {
     pub(crate) fn settle<T>(self, result: Result<Written<T>, Error>) -> Result<Written<T>, Status> {
         match (result, self.refusal) {
             (Ok(written), _) => Ok(written),
-            (Err(error @ (Error::IdempotencyMismatch | Error::Unavailable(_))), _) => Err(status::of_store(error)),
+            (Err(error @ (Error::IdempotencyMismatch | Error::Unavailable(_))), _) => {
+                Err(status::of_store(error))
+            }
             (Err(_), Some(refusal)) => Err(refusal),
             (Err(error), None) => Err(status::about(&self.reference.unwrap_or_default(), error)),
         }
@@ -567,14 +614,23 @@ mod tests {
     #[test]
     fn every_write_of_the_contract_says_what_a_retry_does() {
         for method in construct_proto::methods() {
-            let standard = method.method_descriptor_proto().options.as_ref().map(|options| options.idempotency_level());
+            let standard = method
+                .method_descriptor_proto()
+                .options
+                .as_ref()
+                .map(|options| options.idempotency_level());
             let ways = [
                 standard == Some(IdempotencyLevel::NoSideEffects),
                 standard == Some(IdempotencyLevel::Idempotent),
                 options::is_not_idempotent(&method),
                 method.input().get_field_by_name("idempotency_key").is_some(),
             ];
-            assert_eq!(ways.iter().filter(|way| **way).count(), 1, "{}: {ways:?}", method.full_name());
+            assert_eq!(
+                ways.iter().filter(|way| **way).count(),
+                1,
+                "{}: {ways:?}",
+                method.full_name()
+            );
         }
     }
 }

@@ -1,11 +1,13 @@
 //! The other faces on gRPC's port: Connect, gRPC-Web, REST and server-sent events.
 //!
-//! Each face is a transcoder in front of the gRPC services: its request becomes a gRPC request to them, in process. So
-//! authorisation, validation, limits and tracing exist once, behind the faces, and a face knows nothing of them. It passes on
-//! what a request says of its caller (headers, and the extensions with the connection's peer) unchanged. For whom a trusted proxy asks is
-//! found out before all of them, once.
+//! Each face is a transcoder in front of the gRPC services: its request becomes a gRPC request to
+//! them, in process. So authorization, validation, limits and tracing exist once, behind the faces,
+//! and a face knows nothing of them. It passes on what a request says of its caller (headers, and
+//! the extensions with the connection's peer) unchanged. For whom a trusted proxy asks is found out
+//! before all of them, once.
 //!
-//! A gRPC request doesn't pass through any of this: one look at its content type, and it goes straight on, with its deadline.
+//! A gRPC request doesn't pass through any of this: one look at its content type, and it goes
+//! straight on, with its deadline.
 
 mod call;
 mod codec;
@@ -60,7 +62,8 @@ type Inner = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
 
 /// How long a transcoded call may take until its answer begins. Less than what gRPC's calls may.
 const TIMEOUT: Duration = Duration::from_secs(29);
-/// After which time a request that has no answer yet is given up, whatever it is for. Later than all deadlines.
+/// After which time a request that has no answer yet is given up, whatever it is for. Later than
+/// all deadlines.
 const LATEST: Duration = Duration::from_secs(31);
 
 /// Puts the faces before the gRPC services.
@@ -105,8 +108,8 @@ impl Faces {
         &self.shared.proxies
     }
 
-    /// The same faces on a Unix socket. No browser gets there, and what stands for a host there is nobody's name: so neither origin nor
-    /// host is looked at.
+    /// The same faces on a Unix socket. No browser gets there, and what stands for a host there is
+    /// nobody's name: so neither origin nor host is looked at.
     pub(crate) fn on_socket(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), guarded: false }
     }
@@ -122,7 +125,10 @@ where
 
     fn layer(&self, inner: S) -> Faced<S> {
         // There is one server; a second one's services would be ignored.
-        _ = self.shared.services.set(Mutex::new(BoxCloneService::new(inner.clone().map_err(Into::into))));
+        _ = self
+            .shared
+            .services
+            .set(Mutex::new(BoxCloneService::new(inner.clone().map_err(Into::into))));
         Faced { inner, shared: Arc::clone(&self.shared), guarded: self.guarded }
     }
 }
@@ -159,7 +165,8 @@ where
         request.extensions_mut().insert(account.clone());
         let inbound = Inbound::of(&mut request, account.clone());
         let checked = if self.guarded { self.shared.guard.check(&request) } else { Ok(()) };
-        let entered = checked.and_then(|()| public::enter(self.shared.api.capacity(), account.holder(), &request));
+        let entered = checked
+            .and_then(|()| public::enter(self.shared.api.capacity(), account.holder(), &request));
         let stream = match entered {
             Ok(stream) => stream,
             Err(refusal) => {
@@ -172,7 +179,9 @@ where
         let deadline = match kind {
             Kind::Grpc | Kind::GrpcWeb => Deadline::of_grpc(request.headers()),
             // What cannot be read is refused by the face.
-            Kind::Connect => Deadline::new(connect::timeout(request.headers()).unwrap_or_default(), TIMEOUT),
+            Kind::Connect => {
+                Deadline::new(connect::timeout(request.headers()).unwrap_or_default(), TIMEOUT)
+            }
             Kind::Rest => Deadline::new(None, TIMEOUT),
         };
         request.extensions_mut().insert(deadline);
@@ -180,7 +189,10 @@ where
         let shared = Arc::clone(&self.shared);
         if matches!(kind, Kind::Grpc) {
             let answering = deadline.answer(self.inner.call(request));
-            return async move { Ok(shared.finish(kind, &path, account, stream, answering.await?).await) }.boxed();
+            return async move {
+                Ok(shared.finish(kind, &path, account, stream, answering.await?).await)
+            }
+            .boxed();
         }
         // The one that is ready serves this request, as a service's contract demands.
         let next = self.inner.clone();
@@ -205,7 +217,12 @@ impl Shared {
         // Every request has come over one.
         let connection = request.extensions().get().cloned().unwrap_or_else(Connection::uncounted);
         let network = Peer::of(request.extensions()).into();
-        Account::new(Arc::clone(self.api.capacity()), connection, network, public::is_stream(request))
+        Account::new(
+            Arc::clone(self.api.capacity()),
+            connection,
+            network,
+            public::is_stream(request),
+        )
     }
 
     /// Gives back what a request was given, and charges for its answer.
@@ -230,11 +247,18 @@ impl Shared {
     /// # Errors
     /// `UNAVAILABLE` before the server serves.
     fn services(&self) -> Result<Inner, Status> {
-        let services = self.services.get().ok_or_else(|| Status::unavailable("the gateway is starting"))?;
+        let services =
+            self.services.get().ok_or_else(|| Status::unavailable("the gateway is starting"))?;
         Ok(services.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    async fn serve(&self, kind: Kind, deadline: Deadline, inner: Inner, mut request: Request<Body>) -> Response<Body> {
+    async fn serve(
+        &self,
+        kind: Kind,
+        deadline: Deadline,
+        inner: Inner,
+        mut request: Request<Body>,
+    ) -> Response<Body> {
         let allowed = self.guard.allowed_origin(request.headers());
         if let Some(origin) = &allowed
             && guard::is_preflight(&request)
@@ -252,7 +276,9 @@ impl Shared {
             face = Face::Sse;
             request.extensions_mut().insert(face);
         }
-        let name = method.and_then(|method| audit::methods::of(method.path.path())).map(|method| method.name.as_str());
+        let name = method
+            .and_then(|method| audit::methods::of(method.path.path()))
+            .map(|method| method.name.as_str());
         let transcoded = Transcoded::default();
         request.extensions_mut().insert(transcoded.clone());
         let mut counted = metrics::Call::transcoded(name, face, transcoded);
@@ -260,14 +286,17 @@ impl Shared {
         let mut response = match kind {
             Kind::Grpc | Kind::GrpcWeb => {
                 // Within what transcodes, so that the deadline is told in this form as well.
-                let inner = service_fn(move |request: Request<Body>| deadline.answer(inner.clone().oneshot(request)));
+                let inner = service_fn(move |request: Request<Body>| {
+                    deadline.answer(inner.clone().oneshot(request))
+                });
                 match GrpcWebLayer::new().layer(inner).oneshot(request).await {
                     Ok(response) => response,
                     Err(error) => Status::from_error(error).into_http(),
                 }
             }
             Kind::Connect | Kind::Rest => {
-                // Logging in, which may ask others, is a part of what the client waits for. Boxed, because its future is large.
+                // Logging in, which may ask others, is a part of what the client waits for. Boxed,
+                // because its future is large.
                 let let_in = Box::pin(self.let_in(method, &request));
                 let mut response = match deadline.begin(let_in).await {
                     Ok(metered) => {
@@ -288,7 +317,9 @@ impl Shared {
                         }
                         response
                     }
-                    Err(refusal) if kind == Kind::Connect => connect::refusal(&self.methods, &request, &refusal),
+                    Err(refusal) if kind == Kind::Connect => {
+                        connect::refusal(&self.methods, &request, &refusal)
+                    }
                     Err(refusal) => errors::problem(&refusal),
                 };
                 counted.ended(errors::code(&response));
@@ -319,8 +350,8 @@ impl Shared {
         self.api.trail().refused(&origin, None, origin.entry(name, None, refusal.code()));
     }
 
-    /// Lets a request be transcoded, and says what it was counted against. Its body is read only for who may call the method: what a
-    /// request's head says suffices for that.
+    /// Lets a request be transcoded, and says what it was counted against. Its body is read only
+    /// for who may call the method: what a request's head says suffices for that.
     ///
     /// # Errors
     /// Why the caller may not, or that there are too many requests.
@@ -330,7 +361,8 @@ impl Shared {
         request: &Request<Body>,
     ) -> impl Future<Output = Result<Option<Metered>, Status>> + Send + use<'_> {
         // What is no method has a body that nobody reads.
-        let admitted = method.map(|method| identity::guard::admitted(&self.api, method.path.path(), request));
+        let admitted =
+            method.map(|method| identity::guard::admitted(&self.api, method.path.path(), request));
         let account = request.extensions().get::<Account>().cloned();
         async move {
             match (admitted, account) {
@@ -368,14 +400,17 @@ impl Kind {
         if let Some(rest) = content_type.strip_prefix("application/grpc") {
             return if rest.starts_with("-web") { Self::GrpcWeb } else { Self::Grpc };
         }
-        let service = request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
-        // A resource's first segment is `v1`, or a file at the root, and a service has a package of two parts at least.
+        let service =
+            request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
+        // A resource's first segment is `v1`, or a file at the root, and a service has a package of
+        // two parts at least.
         if service.split('.').count() > 2 { Self::Connect } else { Self::Rest }
     }
 }
 
 /// The media type of a body, without parameters.
 fn content_type(headers: &HeaderMap) -> &str {
-    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let value =
+        headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     value.split(';').next().unwrap_or_default().trim()
 }

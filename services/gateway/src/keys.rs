@@ -7,9 +7,10 @@ use construct_domain::{
     access::{Role, Scope},
 };
 use construct_proto::v1::{
-    self, ApiKeyLimits, ApiKeySpec, ApiKeyUse, CreateApiKeyRequest, CreateApiKeyResponse, CreateSetupCodeRequest,
-    ExchangeSetupCodeRequest, GetApiKeyRequest, ListApiKeysRequest, ListApiKeysResponse, RevokeApiKeyRequest,
-    SetupCode, UpdateApiKeyRequest, key_service_server::KeyService,
+    self, ApiKeyLimits, ApiKeySpec, ApiKeyUse, CreateApiKeyRequest, CreateApiKeyResponse,
+    CreateSetupCodeRequest, ExchangeSetupCodeRequest, GetApiKeyRequest, ListApiKeysRequest,
+    ListApiKeysResponse, RevokeApiKeyRequest, SetupCode, UpdateApiKeyRequest,
+    key_service_server::KeyService,
 };
 use construct_runtime::clock;
 use construct_store::{
@@ -79,8 +80,9 @@ fn granted(entry: &Entry, spec: &ApiKeySpec) -> Result<(Role, Vec<Scope>), Statu
     Err(Status::permission_denied("nobody may make a key that may more than they may themselves"))
 }
 
-/// Until when what a caller makes may be good: no longer than the key they came with. A person who has logged in makes keys that last: their
-/// token is short because it is renewed, and the keys go with their membership.
+/// Until when what a caller makes may be good: no longer than the key they came with. A person who
+/// has logged in makes keys that last: their token is short because it is renewed, and the keys go
+/// with their membership.
 fn capped(entry: &Entry, wanted: Option<Timestamp>) -> Option<Timestamp> {
     let caller = entry.caller();
     match (wanted, caller.until.filter(|_| caller.key.is_some())) {
@@ -118,14 +120,18 @@ impl KeyService for Api {
         Ok(Response::new(CreateApiKeyResponse { api_key: Some(show::api_key(&made)), key }))
     }
 
-    async fn get_api_key(&self, request: Request<GetApiKeyRequest>) -> Result<Response<v1::ApiKey>, Status> {
+    async fn get_api_key(
+        &self,
+        request: Request<GetApiKeyRequest>,
+    ) -> Result<Response<v1::ApiKey>, Status> {
         let (entry, request) = self.enter(request)?;
         let id = validate::id(&request.api_key)?;
         let found = entry.store().api_key_get(entry.organization(), id, reach(&entry)).await;
         let found = found.map_err(|error| status::about(&request.api_key, error))?;
         let periods = self.quotas().periods(clock::now());
         let place = self.sum(entry.organization()).await?;
-        let counts = entry.store().quota_counts_of_keys(entry.organization(), Counted::ALL, &periods).await;
+        let counts =
+            entry.store().quota_counts_of_keys(entry.organization(), Counted::ALL, &periods).await;
         drop(place);
         let used = counts.map_err(status::of_store)?.get(&id).copied().unwrap_or_default();
         let used = ApiKeyUse {
@@ -138,7 +144,10 @@ impl KeyService for Api {
         Ok(Response::new(v1::ApiKey { used: Some(used), ..show::api_key(&found) }))
     }
 
-    async fn update_api_key(&self, request: Request<UpdateApiKeyRequest>) -> Result<Response<v1::ApiKey>, Status> {
+    async fn update_api_key(
+        &self,
+        request: Request<UpdateApiKeyRequest>,
+    ) -> Result<Response<v1::ApiKey>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let (id, limits) = (validate::id(&request.api_key)?, limits(request.limits));
         unlimited(&entry)?;
@@ -146,7 +155,8 @@ impl KeyService for Api {
         let expected = (request.revision != 0).then_some(request.revision);
         let (which, by) = ((id, reach(&entry)), entry.caller().role);
         let render = |key: &_| silent(&show::api_key(key));
-        let written = entry.store().api_key_limit(&write, which, (limits, expected), by, render).await;
+        let written =
+            entry.store().api_key_limit(&write, which, (limits, expected), by, render).await;
         let written = written.map_err(|error| status::about(&request.api_key, error))?;
         tracing::info!(key = %id, by = entry.name(), "the limits of an API key were changed");
         entry.answer(written, nobody, show::api_key).await
@@ -157,24 +167,34 @@ impl KeyService for Api {
         request: Request<ListApiKeysRequest>,
     ) -> Result<Response<ListApiKeysResponse>, Status> {
         let (entry, _, page) = self.enter_list(request, &[Column::CreatedAt])?;
-        let found = entry.store().api_key_list(entry.organization(), reach(&entry), &page.query()).await;
+        let found =
+            entry.store().api_key_list(entry.organization(), reach(&entry), &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (api_keys, info) = page.cut(&found, show::api_key, |key| key.cursor(page.key()));
         Ok(Response::new(ListApiKeysResponse { api_keys, page: Some(info) }))
     }
 
-    async fn revoke_api_key(&self, request: Request<RevokeApiKeyRequest>) -> Result<Response<v1::ApiKey>, Status> {
+    async fn revoke_api_key(
+        &self,
+        request: Request<RevokeApiKeyRequest>,
+    ) -> Result<Response<v1::ApiKey>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let id = validate::id(&request.api_key)?;
         let write = entry.write("RevokeApiKey", &mut request);
         let render = |key: &_| silent(&show::api_key(key));
-        let written = entry.store().api_key_revoke(&write, id, reach(&entry), entry.caller().role, render).await;
+        let written = entry
+            .store()
+            .api_key_revoke(&write, id, reach(&entry), entry.caller().role, render)
+            .await;
         let written = written.map_err(|error| status::about(&request.api_key, error))?;
         tracing::info!(key = %id, by = entry.name(), "an API key was revoked");
         entry.answer(written, nobody, show::api_key).await
     }
 
-    async fn create_setup_code(&self, request: Request<CreateSetupCodeRequest>) -> Result<Response<SetupCode>, Status> {
+    async fn create_setup_code(
+        &self,
+        request: Request<CreateSetupCodeRequest>,
+    ) -> Result<Response<SetupCode>, Status> {
         let (entry, request) = self.enter(request)?;
         let spec = request.spec.unwrap_or_default();
         let (life, key_life) = (life(request.expires_in), life(request.key_expires_in));
@@ -204,7 +224,10 @@ impl KeyService for Api {
         let hash = credential::digest(&request.code);
         let (key, secret) = credential::mint(credential::KEY)?;
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
-        let made = visit.store().setup_code_exchange(&hash, id, &secret, visit.audit().as_ref(), clock::now()).await;
+        let made = visit
+            .store()
+            .setup_code_exchange(&hash, id, &secret, visit.audit().as_ref(), clock::now())
+            .await;
         match made.map_err(status::of_store) {
             Ok(Some(made)) => {
                 tracing::info!(key = %made.id, "a set-up code was exchanged for an API key");

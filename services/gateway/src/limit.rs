@@ -1,11 +1,12 @@
 //! Limits that callers share: how much there is in all, and how much one caller may hold of it.
 //!
-//! Each limit counts one thing: requests, connections, bytes. What is counted is charged to a [`Holder`], and a
-//! [`Share`] gives it back when it is dropped. [`Capacity`] lists the limits of a gateway with their sizes. An
-//! [`Account`] follows one request: it knows whom to charge, and holds what the request was given.
+//! Each limit counts one thing: requests, connections, bytes. What is counted is charged to a
+//! [`Holder`], and a [`Share`] gives it back when it is dropped. [`Capacity`] lists the limits of a
+//! gateway with their sizes. An [`Account`] follows one request: it knows whom to charge, and holds
+//! what the request was given.
 //!
-//! Requests without credentials have limits of their own, so that they take nothing from callers who are known,
-//! however many networks they come from (ADR 47).
+//! Requests without credentials have limits of their own, so that they take nothing from callers
+//! who are known, however many networks they come from (ADR 47).
 
 mod account;
 mod capacity;
@@ -36,7 +37,8 @@ pub(crate) enum Holder {
     Organization(OrganizationId),
     /// An IPv4 address, or a /64 of IPv6, which is what one customer of a provider has.
     Network(IpAddr),
-    /// Many callers at once, as behind a trusted proxy, or a process of this machine. Bounded by the total only.
+    /// Many callers at once, as behind a trusted proxy, or a process of this machine. Bounded by
+    /// the total only.
     Shared,
 }
 
@@ -45,7 +47,9 @@ impl Holder {
     pub(crate) fn network(address: Option<IpAddr>) -> Self {
         match address.map(|address| address.to_canonical()) {
             None => Self::Shared,
-            Some(IpAddr::V6(v6)) => Self::Network(IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64))),
+            Some(IpAddr::V6(v6)) => {
+                Self::Network(IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)))
+            }
             Some(v4) => Self::Network(v4),
         }
     }
@@ -93,8 +97,8 @@ impl Full {
 }
 
 impl Limit {
-    /// `total` in all, of which one holder has `each` at most. The operator's organization may have all: whoever
-    /// owns the machine shares it out.
+    /// `total` in all, of which one holder has `each` at most. The operator's organization may have
+    /// all: whoever owns the machine shares it out.
     pub(crate) fn new(total: usize, each: usize) -> Self {
         Self { total, each, table: Arc::default() }
     }
@@ -111,7 +115,8 @@ impl Limit {
         Ok(Share { limit: self.clone(), holder, amount })
     }
 
-    /// Takes a share whether there is room for it or not: of what is there already, and keeps others from being taken.
+    /// Takes a share whether there is room for it or not: of what is there already, and keeps
+    /// others from being taken.
     pub(crate) fn charge(&self, holder: Holder, amount: usize) -> Share {
         self.table().add(holder, amount);
         Share { limit: self.clone(), holder, amount }
@@ -240,8 +245,12 @@ mod tests {
     #[test]
     fn holder_never_has_more_than_its_share_of_the_total() {
         let limit = Limit::new(10, 4);
-        let mut own: Vec<_> = (0..4).map(|_| limit.take(network(1), 1).expect("there is room")).collect();
-        assert_eq!(limit.take(network(1), 1).expect_err("it has its share"), Full::Holder(network(1)));
+        let mut own: Vec<_> =
+            (0..4).map(|_| limit.take(network(1), 1).expect("there is room")).collect();
+        assert_eq!(
+            limit.take(network(1), 1).expect_err("it has its share"),
+            Full::Holder(network(1))
+        );
         let others: Vec<_> = (2..100).map_while(|n| limit.take(network(n), 1).ok()).collect();
         assert_eq!(own.len() + others.len(), 10);
         assert_eq!(limit.take(network(100), 1).expect_err("all is taken"), Full::Total);
@@ -271,7 +280,10 @@ mod tests {
         assert!(limit.take(organization(1), 3).is_ok());
         // What is there already counts, also beyond the limit.
         share.add(20);
-        assert_eq!(limit.take(organization(2), 1).expect_err("more than all is taken"), Full::Total);
+        assert_eq!(
+            limit.take(organization(2), 1).expect_err("more than all is taken"),
+            Full::Total
+        );
         drop(share);
         assert_eq!(limit.table().total, 0);
     }

@@ -1,4 +1,5 @@
-//! Connections of HTTP/1.1 and HTTP/2, and what each may take of the process before anything is known of its client.
+//! Connections of HTTP/1.1 and HTTP/2, and what each may take of the process before anything is
+//! known of its client.
 //!
 //! tonic's own server is not used: it does not say how much a connection may buffer.
 
@@ -28,29 +29,38 @@ use crate::limit::connection::Connection;
 const CALLS_PER_CONNECTION: usize = 256;
 /// Calls and subscriptions open on one HTTP/2 connection at the same time.
 const STREAMS_PER_CONNECTION: u32 = 1024;
-/// How often a silent HTTP/2 connection is asked whether it is alive, and how long it may take to answer: a client that
-/// is gone holds its subscriptions no longer than both together.
+/// How often a silent HTTP/2 connection is asked whether it is alive, and how long it may take to
+/// answer: a client that is gone holds its subscriptions no longer than both together.
 const KEEPALIVE: Duration = Duration::from_secs(20);
-/// How long the headers of an HTTP/1.1 request may take, and how long such a connection may be idle.
+/// How long the headers of an HTTP/1.1 request may take, and how long such a connection may be
+/// idle.
 const HEADERS: Duration = Duration::from_secs(30);
-/// Bytes that an HTTP/1.1 connection buffers of what it reads, and likewise of what it writes. Headers, with the
-/// request's line, have to fit.
+/// Bytes that an HTTP/1.1 connection buffers of what it reads, and likewise of what it writes.
+/// Headers, with the request's line, have to fit.
 const HTTP1_BUFFER: usize = 64 * 1024;
-/// Bytes of request bodies that an HTTP/2 connection sends before anybody reads them: of one stream, and of all.
+/// Bytes of request bodies that an HTTP/2 connection sends before anybody reads them: of one
+/// stream, and of all.
 const STREAM_WINDOW: u32 = 128 * 1024;
 const CONNECTION_WINDOW: u32 = 256 * 1024;
 /// Bytes of an answer that an HTTP/2 connection takes before the client has window for them.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Streams of one connection that the client may make the server reset by breaking the protocol; then the connection is
-/// closed. A client that is well needs none.
+/// Streams of one connection that the client may make the server reset by breaking the protocol;
+/// then the connection is closed. A client that is well needs none.
 const SERVER_RESETS: usize = 100;
 /// How often a connection is checked for misuse.
 const MISUSE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Serves connections until the process drains; returns when all have ended.
-pub(crate) async fn serve<S, I, IO>(service: S, incoming: I, draining: CancellationToken) -> io::Result<()>
+pub(crate) async fn serve<S, I, IO>(
+    service: S,
+    incoming: I,
+    draining: CancellationToken,
+) -> io::Result<()>
 where
-    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
     S::Future: Send,
     I: Stream<Item = io::Result<(IO, Arc<Connection>)>>,
     IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
@@ -67,7 +77,13 @@ where
             };
             match next {
                 Some(Ok((io, connection))) => {
-                    running.spawn(drive(builder.clone(), service.clone(), io, connection, draining.clone()));
+                    running.spawn(drive(
+                        builder.clone(),
+                        service.clone(),
+                        io,
+                        connection,
+                        draining.clone(),
+                    ));
                 }
                 Some(Err(error)) => tracing::debug!(%error, "a connection could not be accepted"),
                 None => break,
@@ -81,7 +97,11 @@ where
 
 fn builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(HTTP1_BUFFER);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADERS)
+        .max_buf_size(HTTP1_BUFFER);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -103,7 +123,10 @@ async fn drive<S, IO>(
     connection: Arc<Connection>,
     draining: CancellationToken,
 ) where
-    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
     S::Future: Send,
     IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
@@ -115,7 +138,8 @@ async fn drive<S, IO>(
             let extensions = request.extensions_mut();
             extensions.insert(info.clone());
             extensions.insert(Arc::clone(&connection));
-            let (running, service, calls) = (connection.begin(), service.clone(), Arc::clone(&calls));
+            let (running, service, calls) =
+                (connection.begin(), service.clone(), Arc::clone(&calls));
             async move {
                 let _running = running;
                 // Nobody closes it.
@@ -126,7 +150,8 @@ async fn drive<S, IO>(
         }
     });
     let mut serving = pin!(builder.serve_connection(TokioIo::new(io), service));
-    let mut checks = tokio::time::interval_at(Instant::now() + MISUSE_CHECK_INTERVAL, MISUSE_CHECK_INTERVAL);
+    let mut checks =
+        tokio::time::interval_at(Instant::now() + MISUSE_CHECK_INTERVAL, MISUSE_CHECK_INTERVAL);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_draining = false;
     loop {
@@ -150,8 +175,8 @@ async fn drive<S, IO>(
     }
 }
 
-/// The span of a request. It continues the caller's trace, if there is one; everything the request causes on the mesh
-/// belongs to it.
+/// The span of a request. It continues the caller's trace, if there is one; everything the request
+/// causes on the mesh belongs to it.
 fn span<B>(request: &http::Request<B>) -> tracing::Span {
     let is_grpc = request
         .headers()
@@ -160,13 +185,25 @@ fn span<B>(request: &http::Request<B>) -> tracing::Span {
     let span = if is_grpc {
         let mut path = request.uri().path().trim_start_matches('/').splitn(2, '/');
         let (service, method) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
-        tracing::info_span!("gateway.request", rpc.system = "grpc", rpc.service = service, rpc.method = method)
+        tracing::info_span!(
+            "gateway.request",
+            rpc.system = "grpc",
+            rpc.service = service,
+            rpc.method = method
+        )
     } else {
         // The face says which method it is, once it knows.
         let empty = tracing::field::Empty;
-        tracing::info_span!("gateway.request", rpc.system = "http", rpc.service = empty, rpc.method = empty)
+        tracing::info_span!(
+            "gateway.request",
+            rpc.system = "http",
+            rpc.service = empty,
+            rpc.method = empty
+        )
     };
-    let parent = global::get_text_map_propagator(|propagator| propagator.extract(&Headers(request.headers())));
+    let parent = global::get_text_map_propagator(|propagator| {
+        propagator.extract(&Headers(request.headers()))
+    });
     // Fails only when no trace is recorded at all.
     _ = span.set_parent(parent);
     span

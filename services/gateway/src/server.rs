@@ -9,12 +9,15 @@ use construct_proto::{
         audit_service_server::AuditServiceServer, budget_service_server::BudgetServiceServer,
         diagnosis_service_server::DiagnosisServiceServer, event_service_server::EventServiceServer,
         file_service_server::FileServiceServer, key_service_server::KeyServiceServer,
-        message_service_server::MessageServiceServer, model_provider_service_server::ModelProviderServiceServer,
-        model_service_server::ModelServiceServer, model_token_service_server::ModelTokenServiceServer,
-        organization_service_server::OrganizationServiceServer, recovery_service_server::RecoveryServiceServer,
-        scan_service_server::ScanServiceServer, schedule_service_server::ScheduleServiceServer,
-        secret_service_server::SecretServiceServer, state_service_server::StateServiceServer,
-        task_service_server::TaskServiceServer, usage_service_server::UsageServiceServer,
+        message_service_server::MessageServiceServer,
+        model_provider_service_server::ModelProviderServiceServer,
+        model_service_server::ModelServiceServer,
+        model_token_service_server::ModelTokenServiceServer,
+        organization_service_server::OrganizationServiceServer,
+        recovery_service_server::RecoveryServiceServer, scan_service_server::ScanServiceServer,
+        schedule_service_server::ScheduleServiceServer, secret_service_server::SecretServiceServer,
+        state_service_server::StateServiceServer, task_service_server::TaskServiceServer,
+        usage_service_server::UsageServiceServer,
     },
 };
 use construct_runtime::Context;
@@ -40,8 +43,8 @@ use crate::{
 pub(crate) const MAX_REQUEST: usize = 4 * 1024 * 1024;
 /// Bytes of a request to the services that need no credentials: names and symbols.
 const MAX_PUBLIC_REQUEST: usize = 8 * 1024;
-/// After how long a silent connection is asked by TCP whether it is alive. HTTP/1, which has no such question, depends on it; so does the
-/// operator protocol.
+/// After how long a silent connection is asked by TCP whether it is alive. HTTP/1, which has no
+/// such question, depends on it; so does the operator protocol.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 
 macro_rules! limited {
@@ -53,8 +56,8 @@ macro_rules! limited {
     };
 }
 
-/// Serves `api` until the process drains, on a port and, where there is one, on a socket. Gives the faces, for those with ports of
-/// their own.
+/// Serves `api` until the process drains, on a port and, where there is one, on a socket. Gives the
+/// faces, for those with ports of their own.
 pub(crate) async fn spawn(
     api: Api,
     listener: TcpListener,
@@ -73,14 +76,18 @@ pub(crate) async fn spawn(
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET)
-            .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(
+                tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
+            )
             .include_reflection_service(false)
     };
     let (reflection, reflection_before) = (describe().build_v1()?, describe().build_v1alpha()?);
     // A client that compresses does so whatever it calls.
     macro_rules! public {
         ($server:expr) => {
-            $server.max_decoding_message_size(MAX_PUBLIC_REQUEST).accept_compressed(CompressionEncoding::Gzip)
+            $server
+                .max_decoding_message_size(MAX_PUBLIC_REQUEST)
+                .accept_compressed(CompressionEncoding::Gzip)
         };
     }
     let routes = Routes::new(public!(health))
@@ -110,7 +117,8 @@ pub(crate) async fn spawn(
                 .max_decoding_message_size(MAX_REQUEST)
                 .accept_compressed(CompressionEncoding::Gzip),
         )
-        // Deltas are small and wanted at once: compressing them one by one would cost time and save nothing.
+        // Deltas are small and wanted at once: compressing them one by one would cost time and save
+        // nothing.
         .add_service(
             EventServiceServer::new(api.clone())
                 .max_decoding_message_size(MAX_REQUEST)
@@ -119,7 +127,8 @@ pub(crate) async fn spawn(
     // Around the routes themselves, so that whatever leads to them passes it.
     let routes = Routes::from(routes.into_axum_router().layer(GuardLayer::new(api)));
     let lifecycle = context.lifecycle();
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(SILENCE));
+    let incoming =
+        TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(SILENCE));
     let secure = tls.is_some();
     let incoming = accept::connections(incoming, tls, faces.proxies().clone(), lifecycle);
     let routes = routes.prepare();
@@ -132,7 +141,8 @@ pub(crate) async fn spawn(
             }
             UnixListenerStream::new(listener)
         };
-        let incoming = stream::once(begun).flatten().map_ok(|stream| (stream, Connection::uncounted()));
+        let incoming =
+            stream::once(begun).flatten().map_ok(|stream| (stream, Connection::uncounted()));
         let serving = serve(faces.on_socket().layer(routes), incoming, lifecycle.draining());
         lifecycle.spawn("grpc on the socket", serving);
     }
@@ -150,7 +160,8 @@ pub(crate) async fn spawn(
     Ok(faces)
 }
 
-/// Tells who asks for the health of the whole server (the empty name) or of one service. All need the same to work.
+/// Tells who asks for the health of the whole server (the empty name) or of one service. All need
+/// the same to work.
 async fn report(reporter: &HealthReporter, ready: bool) {
     let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
     let services = construct_proto::services().map(|service| service.full_name().to_owned());

@@ -1,5 +1,5 @@
-//! Checks at the edge: a request is held against the contract's rules, and all that is wrong is told
-//! at once, as `INVALID_ARGUMENT` with a `google.rpc.BadRequest` that names each field.
+//! Checks at the edge: a request is held against the contract's rules, and all that is wrong is
+//! told at once, as `INVALID_ARGUMENT` with a `google.rpc.BadRequest` that names each field.
 //!
 //! The limits of single fields stand in `proto/construct/v1`, as the option `rule`, and are checked
 //! for every request that [`Api::enter`](crate::api::Api::enter) lets in. What depends on several
@@ -16,7 +16,8 @@ use construct_proto::ApiRequest;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
-/// How many violations one answer lists. More would only repeat the first, and the answer must fit into trailers.
+/// How many violations one answer lists. More would only repeat the first, and the answer must fit
+/// into trailers.
 const MAX_LISTED: usize = 32;
 
 /// What is wrong with a request, field by field.
@@ -47,7 +48,10 @@ impl Violations {
     /// more are listed.
     pub(crate) fn concern(&self, field: &str) -> bool {
         let is_within = |known: &FieldViolation| {
-            known.field.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+            known
+                .field
+                .strip_prefix(field)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
         };
         self.found.len() == MAX_LISTED || self.found.iter().any(is_within)
     }
@@ -81,7 +85,11 @@ impl Violations {
             1 => format!("{}: {}", first.field, first.description),
             more => format!("{}: {} (and {} more)", first.field, first.description, more - 1),
         };
-        Err(Status::with_error_details(Code::InvalidArgument, message, ErrorDetails::with_bad_request(self.found)))
+        Err(Status::with_error_details(
+            Code::InvalidArgument,
+            message,
+            ErrorDetails::with_bad_request(self.found),
+        ))
     }
 }
 
@@ -105,7 +113,9 @@ pub(crate) fn id<T: FromStr<Err = id::ParseError>>(text: &str) -> Result<T, Stat
 ///
 /// # Errors
 /// Those of [`id`].
-pub(crate) fn optional_id<T: FromStr<Err = id::ParseError>>(text: &str) -> Result<Option<T>, Status> {
+pub(crate) fn optional_id<T: FromStr<Err = id::ParseError>>(
+    text: &str,
+) -> Result<Option<T>, Status> {
     if text.is_empty() { Ok(None) } else { id(text).map(Some) }
 }
 
@@ -133,9 +143,9 @@ pub(crate) mod tests {
     /// The violated fields of a status.
     pub(crate) fn fields(status: &Status) -> Vec<String> {
         let details = status.get_error_details();
-        details
-            .bad_request()
-            .map_or_else(Vec::new, |bad| bad.field_violations.iter().map(|violation| violation.field.clone()).collect())
+        details.bad_request().map_or_else(Vec::new, |bad| {
+            bad.field_violations.iter().map(|violation| violation.field.clone()).collect()
+        })
     }
 
     #[test]
@@ -147,14 +157,20 @@ pub(crate) mod tests {
             max_turns: 1001,
             ..v1::AgentSpec::default()
         };
-        let status = check(&v1::CreateAgentRequest { spec: Some(spec), ..v1::CreateAgentRequest::default() })
-            .expect_err("three things are wrong");
+        let status = check(&v1::CreateAgentRequest {
+            spec: Some(spec),
+            ..v1::CreateAgentRequest::default()
+        })
+        .expect_err("three things are wrong");
         assert_eq!(status.code(), Code::InvalidArgument);
         assert_eq!(fields(&status), ["spec.name", "spec.description", "spec.max_turns"]);
         assert!(status.message().contains("(and 2 more)"), "{}", status.message());
         let details = status.get_error_details();
         let bad = details.bad_request().expect("there are field violations");
-        assert_eq!(bad.field_violations[1].description, "must have at most 1,024 characters, has 1,025");
+        assert_eq!(
+            bad.field_violations[1].description,
+            "must have at most 1,024 characters, has 1,025"
+        );
         assert_eq!(bad.field_violations[2].description, "must be between 0 and 1000, is 1001");
     }
 
@@ -177,19 +193,27 @@ pub(crate) mod tests {
             check(&v1::ListTasksRequest { filter: Some(filter), page: None })
         };
         assert!(list(format!("/{}", "x".repeat(4095))).is_ok());
-        assert_eq!(fields(&list(format!("/{}", "ä".repeat(2048))).expect_err("too long")), ["filter.workspace"]);
+        assert_eq!(
+            fields(&list(format!("/{}", "ä".repeat(2048))).expect_err("too long")),
+            ["filter.workspace"]
+        );
     }
 
     #[test]
     fn secret_values_and_their_lengths_are_not_repeated() {
         let value = "hunter2".repeat(2000);
         let credential = Some(v1::scan_connection_spec::Credential::Token(value.clone()));
-        let spec = v1::ScanConnectionSpec { name: "c".into(), host: 1, credential, ..Default::default() };
-        let status = check(&v1::CreateScanConnectionRequest { spec: Some(spec), ..Default::default() });
+        let spec =
+            v1::ScanConnectionSpec { name: "c".into(), host: 1, credential, ..Default::default() };
+        let status =
+            check(&v1::CreateScanConnectionRequest { spec: Some(spec), ..Default::default() });
         let status = status.expect_err("it is too long");
         assert_eq!(fields(&status), ["spec.token"]);
         let told = format!("{status:?} {:?}", status.get_error_details());
-        assert!(!told.contains("hunter2") && !told.contains("14,000") && !told.contains("14000"), "{told}");
+        assert!(
+            !told.contains("hunter2") && !told.contains("14,000") && !told.contains("14000"),
+            "{told}"
+        );
     }
 
     #[test]
@@ -200,7 +224,11 @@ pub(crate) mod tests {
         for (seconds, nanos) in [(i64::MAX, 0), (0, -1), (0, 1_000_000_000)] {
             let since = Some(prost_types::Timestamp { seconds, nanos });
             let request = v1::GetCostsRequest { since, ..v1::GetCostsRequest::default() };
-            assert_eq!(fields(&check(&request).expect_err("no time")), ["since"], "{seconds} {nanos}");
+            assert_eq!(
+                fields(&check(&request).expect_err("no time")),
+                ["since"],
+                "{seconds} {nanos}"
+            );
         }
     }
 
@@ -208,29 +236,43 @@ pub(crate) mod tests {
     fn durations_are_within_their_bounds_and_written_in_one_way() {
         let hedge = |seconds, nanos| {
             let hedge_after = Some(prost_types::Duration { seconds, nanos });
-            check(&v1::UpdateModelRequest { model: "m".into(), hedge_after, ..v1::UpdateModelRequest::default() })
+            check(&v1::UpdateModelRequest {
+                model: "m".into(),
+                hedge_after,
+                ..v1::UpdateModelRequest::default()
+            })
         };
         for (seconds, nanos) in [(0, 0), (0, 100_000_000), (600, 0)] {
             assert!(hedge(seconds, nanos).is_ok(), "{seconds} {nanos}");
         }
-        for (seconds, nanos) in [(0, 99_999_999), (600, 1), (-1, 0), (1, -1), (0, 1_000_000_000), (i64::MAX, 0)] {
+        for (seconds, nanos) in
+            [(0, 99_999_999), (600, 1), (-1, 0), (1, -1), (0, 1_000_000_000), (i64::MAX, 0)]
+        {
             let status = hedge(seconds, nanos).expect_err("out of bounds");
             assert_eq!(fields(&status), ["hedge_after"], "{seconds} {nanos}");
-            assert!(status.message().ends_with("must be 0, or 100 milliseconds to 10 minutes"), "{status:?}");
+            assert!(
+                status.message().ends_with("must be 0, or 100 milliseconds to 10 minutes"),
+                "{status:?}"
+            );
         }
     }
 
     #[test]
     fn entries_beyond_the_limit_of_a_list_are_counted_and_not_looked_at() {
         let candidates = vec!["none".to_owned(); 100_000];
-        let request = v1::CreateToolsRequest { scan: TASK.replace("task", "scan"), candidates, ..Default::default() };
+        let request = v1::CreateToolsRequest {
+            scan: TASK.replace("task", "scan"),
+            candidates,
+            ..Default::default()
+        };
         let status = check(&request).expect_err("too many");
         let fields = fields(&status);
         assert_eq!((fields.len(), fields[0].as_str()), (MAX_LISTED, "candidates[0]"));
         let agents = vec!["a".repeat(2000); 101];
         let rule = v1::PolicyRule { action: 1, agents, ..v1::PolicyRule::default() };
         let policy = Some(v1::Policy { rules: vec![rule] });
-        let request = v1::UpdateTaskRequest { task: TASK.into(), policy, ..v1::UpdateTaskRequest::default() };
+        let request =
+            v1::UpdateTaskRequest { task: TASK.into(), policy, ..v1::UpdateTaskRequest::default() };
         let status = check(&request).expect_err("too many and too long");
         let last = status.get_error_details().bad_request().map(|bad| bad.field_violations.len());
         assert_eq!(last, Some(MAX_LISTED));

@@ -1,15 +1,17 @@
-//! Taking secrets out of what comes back: every form in which a host or a program is likely to repeat a value is searched
-//! for, and the handle of the secret is put in its place.
+//! Taking secrets out of what comes back: every form in which a host or a program is likely to
+//! repeat a value is searched for, and the handle of the secret is put in its place.
 //!
-//! A scrubber must not become an oracle: a script must not learn anything about a secret by having texts of its choice
-//! scrubbed. Two rules follow.
+//! A scrubber must not become an oracle: a script must not learn anything about a secret by having
+//! texts of its choice scrubbed. Two rules follow.
 //!
-//! - A scrubber knows the secrets of one exchange: those that went out with one request, or to one command.
-//! - It matches whole forms only. At a cut the caller reads on by [`Scrubber::margin`], or leaves that many bytes out
-//!   whatever they are.
+//! - A scrubber knows the secrets of one exchange: those that went out with one request, or to one
+//!   command.
+//! - It matches whole forms only. At a cut the caller reads on by [`Scrubber::margin`], or leaves
+//!   that many bytes out whatever they are.
 //!
-//! This catches what is repeated, not what is disguised: a program that prints a value backwards is not noticed. Whoever
-//! binds a secret to a program trusts it not to (see docs/adr/0012-secrets.md).
+//! This catches what is repeated, not what is disguised: a program that prints a value backwards is
+//! not noticed. Whoever binds a secret to a program trusts it not to (see
+//! docs/adr/0012-secrets.md).
 
 mod forms;
 mod unwrapped;
@@ -22,11 +24,12 @@ use serde_json::Value;
 
 use unwrapped::Unwrapped;
 
-/// How many bytes of a form the automaton knows; the rest is compared where they are found. This keeps the automaton small,
-/// however long secrets are.
+/// How many bytes of a form the automaton knows; the rest is compared where they are found. This
+/// keeps the automaton small, however long secrets are.
 const HEAD: usize = 16;
 
-/// One secret: the forms of its value, and the handle that replaces them. Expensive to make for long values, so it is shared.
+/// One secret: the forms of its value, and the handle that replaces them. Expensive to make for
+/// long values, so it is shared.
 pub(crate) struct Pattern {
     forms: Vec<Form>,
     handle: String,
@@ -39,7 +42,8 @@ struct Form {
     wraps: bool,
 }
 
-/// Finds the secrets of one exchange in texts. One that knows no secrets leaves everything as it is.
+/// Finds the secrets of one exchange in texts. One that knows no secrets leaves everything as it
+/// is.
 #[derive(Default)]
 pub(crate) struct Scrubber {
     heads: Option<AhoCorasick>,
@@ -60,7 +64,8 @@ pub(crate) struct Found {
 impl Pattern {
     /// Everything that `handle` replaces.
     pub(crate) fn new(value: &str, handle: &str) -> Self {
-        let forms = forms::of(value).into_iter().map(|(bytes, wraps)| Form { bytes: bytes.into(), wraps });
+        let forms =
+            forms::of(value).into_iter().map(|(bytes, wraps)| Form { bytes: bytes.into(), wraps });
         Self { forms: forms.collect(), handle: handle.to_owned() }
     }
 
@@ -79,7 +84,11 @@ impl Form {
     /// Most bytes that an occurrence has.
     fn extent(&self) -> usize {
         let length = self.bytes().len();
-        if self.wraps { length + unwrapped::most_breaks(length) * unwrapped::MAX_BREAK } else { length }
+        if self.wraps {
+            length + unwrapped::most_breaks(length) * unwrapped::MAX_BREAK
+        } else {
+            length
+        }
     }
 }
 
@@ -95,8 +104,9 @@ impl Scrubber {
     pub(crate) fn new(patterns: impl IntoIterator<Item = Arc<Pattern>>) -> Self {
         let patterns: Vec<Arc<Pattern>> = patterns.into_iter().collect();
         let numbered = patterns.iter().enumerate();
-        let forms: Vec<(usize, usize)> =
-            numbered.flat_map(|(secret, pattern)| (0..pattern.forms.len()).map(move |form| (secret, form))).collect();
+        let forms: Vec<(usize, usize)> = numbered
+            .flat_map(|(secret, pattern)| (0..pattern.forms.len()).map(move |form| (secret, form)))
+            .collect();
         let form = |&(secret, form): &(usize, usize)| &patterns[secret].forms[form];
         let longest = forms.iter().map(|number| form(number).extent()).max().unwrap_or(0);
         let heads = forms.iter().map(|number| {
@@ -110,13 +120,15 @@ impl Scrubber {
         Self { heads, patterns, forms, longest }
     }
 
-    /// How many bytes on the other side of a cut must be known to tell whether a secret lies across it. Where they cannot be
-    /// known, that many bytes on this side are left out, whatever they are.
+    /// How many bytes on the other side of a cut must be known to tell whether a secret lies across
+    /// it. Where they cannot be known, that many bytes on this side are left out, whatever they
+    /// are.
     pub(crate) fn margin(&self) -> usize {
         self.longest.saturating_sub(1)
     }
 
-    /// Where secrets stand, in order and without overlaps. Takes time in proportion to the text, whatever is in it.
+    /// Where secrets stand, in order and without overlaps. Takes time in proportion to the text,
+    /// whatever is in it.
     pub(crate) fn find(&self, text: &[u8]) -> Vec<Found> {
         let mut found = Vec::new();
         if self.heads.is_none() {
@@ -159,8 +171,15 @@ impl Scrubber {
         }
     }
 
-    /// Appends a part of a text, with a handle for each secret that lies in the part or reaches into it.
-    pub(crate) fn render(&self, text: &[u8], found: &[Found], part: Range<usize>, to: &mut Vec<u8>) {
+    /// Appends a part of a text, with a handle for each secret that lies in the part or reaches
+    /// into it.
+    pub(crate) fn render(
+        &self,
+        text: &[u8],
+        found: &[Found],
+        part: Range<usize>,
+        to: &mut Vec<u8>,
+    ) {
         let mut next = part.start;
         let mut last = None;
         for Found { place, secret } in found {
@@ -168,7 +187,8 @@ impl Scrubber {
                 continue;
             }
             let between = next..place.start.max(next);
-            // A host that repeats a secret without end gets one handle for all, so that the text doesn't grow.
+            // A host that repeats a secret without end gets one handle for all, so that the text
+            // doesn't grow.
             if last != Some(*secret) || !between.is_empty() {
                 to.extend_from_slice(&text[between]);
                 to.extend_from_slice(self.patterns[*secret].handle.as_bytes());
@@ -185,8 +205,8 @@ impl Scrubber {
         self.beginning(text, end)
     }
 
-    /// The first `end` bytes of a text without secrets, also without those that reach beyond; a few less where `end` is
-    /// within a character.
+    /// The first `end` bytes of a text without secrets, also without those that reach beyond; a few
+    /// less where `end` is within a character.
     pub(crate) fn beginning(&self, mut text: String, end: usize) -> String {
         let found = self.find(text.as_bytes());
         let end = text.floor_char_boundary(end);
@@ -197,7 +217,8 @@ impl Scrubber {
         let mut scrubbed = Vec::with_capacity(end);
         self.render(text.as_bytes(), &found, 0..end, &mut scrubbed);
         // What is taken out are whole characters.
-        String::from_utf8(scrubbed).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+        String::from_utf8(scrubbed)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
 
     /// A value without secrets in its texts and names.
@@ -217,10 +238,11 @@ impl Scrubber {
     }
 }
 
-/// The search for one form in one text, by Knuth, Morris and Pratt: it looks at each byte once, however often the form
-/// repeats itself.
+/// The search for one form in one text, by Knuth, Morris and Pratt: it looks at each byte once,
+/// however often the form repeats itself.
 struct Search {
-    /// For each length of a beginning of the form, less one: the longest shorter beginning that is also its end.
+    /// For each length of a beginning of the form, less one: the longest shorter beginning that is
+    /// also its end.
     borders: Vec<u32>,
     /// Everything that begins before this byte has been found.
     next: usize,
@@ -241,7 +263,13 @@ impl Search {
     }
 
     /// Goes on at a byte where the form may begin, for as long as what follows may be a form.
-    fn go_on(&mut self, form: &[u8], text: &[u8], start: usize, mut found: impl FnMut(Range<usize>)) {
+    fn go_on(
+        &mut self,
+        form: &[u8],
+        text: &[u8],
+        start: usize,
+        mut found: impl FnMut(Range<usize>),
+    ) {
         if start < self.next {
             return;
         }
@@ -262,10 +290,14 @@ impl Search {
     }
 }
 
-/// Adds what was found, to the last one where that is of the same secret and overlaps: a text can consist of occurrences.
+/// Adds what was found, to the last one where that is of the same secret and overlaps: a text can
+/// consist of occurrences.
 fn add(found: &mut Vec<Found>, next: Found) {
     match found.last_mut() {
-        Some(last) if last.secret == next.secret && (last.place.start..last.place.end).contains(&next.place.start) => {
+        Some(last)
+            if last.secret == next.secret
+                && (last.place.start..last.place.end).contains(&next.place.start) =>
+        {
             last.place.end = last.place.end.max(next.place.end);
         }
         _ => found.push(next),
@@ -278,7 +310,9 @@ fn merged(mut found: Vec<Found>) -> Vec<Found> {
     let mut merged: Vec<Found> = Vec::with_capacity(found.len());
     for next in found {
         match merged.last_mut() {
-            Some(last) if next.place.start < last.place.end => last.place.end = last.place.end.max(next.place.end),
+            Some(last) if next.place.start < last.place.end => {
+                last.place.end = last.place.end.max(next.place.end)
+            }
             _ => merged.push(next),
         }
     }

@@ -13,14 +13,21 @@ async fn sequences_have_no_gap_under_fifty_concurrent_writers() {
         let store = f.store.clone();
         let model = f.model;
         async move {
-            let new = NewUserMessage { id: message_id(), task, content: text("x"), interrupts: false };
+            let new =
+                NewUserMessage { id: message_id(), task, content: text("x"), interrupts: false };
             let on_task = applied_with_event(
-                store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"),
+                store
+                    .message_create(&write(), new, rendered("message.created"))
+                    .await
+                    .expect("accepted"),
             )
             .1;
             let agent = new_agent(model, &format!("agent{n}"));
             let on_organization = applied_with_event(
-                store.agent_create(&write(), agent, rendered("agent.created")).await.expect("created"),
+                store
+                    .agent_create(&write(), agent, rendered("agent.created"))
+                    .await
+                    .expect("created"),
             )
             .1;
             (on_task.expect("there is an event"), on_organization.expect("there is an event"))
@@ -28,8 +35,16 @@ async fn sequences_have_no_gap_under_fifty_concurrent_writers() {
     });
     let written = join_all(writers).await;
     for (stream, first, mut expected) in [
-        (Stream::task(ORG, task), 1, written.iter().map(|(event, _)| event.clone()).collect::<Vec<_>>()),
-        (Stream::organization(ORG), 3, written.iter().map(|(_, event)| event.clone()).collect::<Vec<_>>()),
+        (
+            Stream::task(ORG, task),
+            1,
+            written.iter().map(|(event, _)| event.clone()).collect::<Vec<_>>(),
+        ),
+        (
+            Stream::organization(ORG),
+            3,
+            written.iter().map(|(_, event)| event.clone()).collect::<Vec<_>>(),
+        ),
     ] {
         expected.sort_by_key(|event| event.sequence);
         let stored = f.store.events_after(stream, first, 1000, u64::MAX).await.expect("read");
@@ -70,11 +85,13 @@ async fn page_of_events_ends_with_the_one_that_reaches_its_bytes() {
         f.message(task, "x").await;
     }
     let page = async |after, bytes| {
-        let events = f.store.events_after(Stream::task(ORG, task), after, 100, bytes).await.expect("read");
+        let events =
+            f.store.events_after(Stream::task(ORG, task), after, 100, bytes).await.expect("read");
         events.iter().map(|event| event.sequence).collect::<Vec<_>>()
     };
     let all = f.store.events_after(Stream::task(ORG, task), 0, 100, u64::MAX).await.expect("read");
-    let size = |count: usize| all[..count].iter().map(|event| event.payload.len() as u64).sum::<u64>();
+    let size =
+        |count: usize| all[..count].iter().map(|event| event.payload.len() as u64).sum::<u64>();
     assert!(all.iter().all(|event| !event.payload.is_empty()));
     assert_eq!(page(0, size(3)).await, [1, 2, 3]);
     assert_eq!(page(0, size(3) + 1).await, [1, 2, 3, 4]);

@@ -7,7 +7,8 @@ use tonic::{
     Code, Status,
     body::Body,
     codegen::http::{
-        Extensions, HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Version, header, request::Parts,
+        Extensions, HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Version, header,
+        request::Parts,
     },
 };
 use tower::ServiceExt as _;
@@ -25,7 +26,8 @@ use crate::{
     status,
 };
 
-/// Bytes of an answer at most. Nothing the services send comes near it: it is a bound, not a limit anybody meets.
+/// Bytes of an answer at most. Nothing the services send comes near it: it is a bound, not a limit
+/// anybody meets.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
 /// Headers that belong to a connection, or to the form of the body, and so not to the call.
@@ -68,7 +70,8 @@ impl Call<'_> {
     /// Calls a method with one message that has one answer.
     pub(super) async fn unary(self, inner: Inner, message: &[u8]) -> Result<Reply, Status> {
         let mut answers = self.open(inner, one(message)).await?;
-        let message = answers.next().await?.ok_or_else(|| Status::internal("the call had no answer"))?;
+        let message =
+            answers.next().await?.ok_or_else(|| Status::internal("the call had no answer"))?;
         if answers.next().await?.is_some() {
             return Err(Status::internal("the call had more than one answer"));
         }
@@ -141,7 +144,14 @@ impl Answers {
     pub(super) fn of(body: Body) -> Self {
         let envelopes = Envelopes::new(MAX_ANSWER);
         let metered = Metered::default();
-        Self { metadata: HeaderMap::new(), metered, repeated: false, trailers: HeaderMap::new(), body, envelopes }
+        Self {
+            metadata: HeaderMap::new(),
+            metered,
+            repeated: false,
+            trailers: HeaderMap::new(),
+            body,
+            envelopes,
+        }
     }
 
     /// The next answer; none at the end of a call that went well.
@@ -192,7 +202,8 @@ pub(super) fn theirs(headers: HeaderMap) -> HeaderMap {
 /// All of a body.
 ///
 /// # Errors
-/// `RESOURCE_EXHAUSTED` when it is too large, which is known as soon as it says so, or the limit is reached.
+/// `RESOURCE_EXHAUSTED` when it is too large, which is known as soon as it says so, or the limit is
+/// reached.
 pub(super) async fn whole(mut body: Body) -> Result<Bytes, Status> {
     let announced = body.size_hint().lower();
     if announced > MAX_REQUEST as u64 {
@@ -209,9 +220,13 @@ pub(super) async fn whole(mut body: Body) -> Result<Bytes, Status> {
     Ok(all.freeze())
 }
 
-/// Why a body has no end: it was refused, or the client's connection ended, or broke its rules, within the request.
+/// Why a body has no end: it was refused, or the client's connection ended, or broke its rules,
+/// within the request.
 pub(super) fn cut_off(error: Status) -> Status {
-    if matches!(error.code(), Code::ResourceExhausted | Code::DeadlineExceeded | Code::InvalidArgument) {
+    if matches!(
+        error.code(),
+        Code::ResourceExhausted | Code::DeadlineExceeded | Code::InvalidArgument
+    ) {
         return error;
     }
     tracing::debug!(%error, "a request's body ended halfway");

@@ -1,9 +1,10 @@
 //! The body of a request on its way in: charged to whoever sends it, and limited in time.
 //!
-//! A request may also be answered before its body is read. After such an answer a connection of HTTP/1.1 is closed, since the next request
-//! begins where this one ends. A client that still sends is told by its system that it is closed (`EPIPE`), which throws the answer away with
-//! it. So a little of the body is read on, and dropped, before the answer: clients that send little read why they are refused, and keep
-//! their connection. With HTTP/2 each request ends by itself.
+//! A request may also be answered before its body is read. After such an answer a connection of
+//! HTTP/1.1 is closed, since the next request begins where this one ends. A client that still sends
+//! is told by its system that it is closed (`EPIPE`), which throws the answer away with it. So a
+//! little of the body is read on, and dropped, before the answer: clients that send little read why
+//! they are refused, and keep their connection. With HTTP/2 each request ends by itself.
 
 use std::{
     error::Error as _,
@@ -36,8 +37,8 @@ use crate::{
     status,
 };
 
-/// Bytes that are read on at most, and those of a caller who is known. Of what is known to be longer nothing is: it would be closed in the
-/// middle all the same.
+/// Bytes that are read on at most, and those of a caller who is known. Of what is known to be
+/// longer nothing is: it would be closed in the middle all the same.
 const MOST: u64 = 64 * 1024;
 const MOST_OF_KNOWN: u64 = 2 * MAX_REQUEST as u64;
 /// How long whoever sends slowly, or nothing, is waited for.
@@ -49,8 +50,9 @@ pub(super) struct Inbound {
     is_http1: bool,
     /// Whether the body was read to its end.
     is_read: Arc<AtomicBool>,
-    /// The body, if whoever it was given to has dropped it without a look. None where there is nothing to read on: no body, HTTP/2, or a client
-    /// that sends none before it is told to (`Expect`), which asking for it would do.
+    /// The body, if whoever it was given to has dropped it without a look. None where there is
+    /// nothing to read on: no body, HTTP/2, or a client that sends none before it is told to
+    /// (`Expect`), which asking for it would do.
     unread: Option<oneshot::Receiver<Body>>,
 }
 
@@ -59,7 +61,12 @@ impl Inbound {
     pub(super) fn of(request: &mut Request<Body>, account: Account) -> Self {
         let is_http1 = request.version() <= Version::HTTP_11;
         let is_read = Arc::new(AtomicBool::new(request.body().is_end_stream()));
-        let mut inbound = Self { account: account.clone(), is_http1, is_read: Arc::clone(&is_read), unread: None };
+        let mut inbound = Self {
+            account: account.clone(),
+            is_http1,
+            is_read: Arc::clone(&is_read),
+            unread: None,
+        };
         if request.body().is_end_stream() {
             return inbound;
         }
@@ -68,7 +75,8 @@ impl Inbound {
         inbound.unread = can_read_on.then_some(unread);
         let body = std::mem::take(request.body_mut());
         let back = can_read_on.then_some(back);
-        *request.body_mut() = Body::new(Charged { body, account, is_read, since: Instant::now(), timer: None, back });
+        *request.body_mut() =
+            Body::new(Charged { body, account, is_read, since: Instant::now(), timer: None, back });
         inbound
     }
 
@@ -92,7 +100,9 @@ async fn read_on(mut unread: oneshot::Receiver<Body>, is_read: &AtomicBool, most
         let mut left = most;
         while left > 0 && body.size_hint().lower() <= left {
             match body.frame().await {
-                Some(Ok(frame)) => left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64)),
+                Some(Ok(frame)) => {
+                    left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64))
+                }
                 Some(Err(_)) => return,
                 None => return is_read.store(true, Ordering::Relaxed),
             }
@@ -102,7 +112,8 @@ async fn read_on(mut unread: oneshot::Receiver<Body>, is_read: &AtomicBool, most
     _ = tokio::time::timeout(PATIENCE, reading).await;
 }
 
-/// A body that is charged as it is read. It goes back when it is dropped before anybody has looked at it.
+/// A body that is charged as it is read. It goes back when it is dropped before anybody has looked
+/// at it.
 struct Charged {
     body: Body,
     account: Account,
@@ -132,7 +143,10 @@ impl http_body::Body for Charged {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         self.back = None;
         let Poll::Ready(next) = Pin::new(&mut self.body).poll_frame(context) else {
             ready!(self.poll_timeout(context));
@@ -213,13 +227,17 @@ mod tests {
     /// The account of an anonymous request, and of one of an organization.
     fn accounts() -> (Account, Account) {
         let capacity = Arc::new(Capacity::new(&Config::default()));
-        let [anonymous, known] =
-            [(); 2].map(|()| Account::new(Arc::clone(&capacity), Connection::uncounted(), Holder::Shared, false));
-        known.identify(OrganizationId::from_uuid(Uuid::from_u128(1))).expect("it has nothing unread");
+        let [anonymous, known] = [(); 2].map(|()| {
+            Account::new(Arc::clone(&capacity), Connection::uncounted(), Holder::Shared, false)
+        });
+        known
+            .identify(OrganizationId::from_uuid(Uuid::from_u128(1)))
+            .expect("it has nothing unread");
         (anonymous, known)
     }
 
-    /// A request over HTTP/1.1 that sends so many pieces, one each time after so long; and how many were taken.
+    /// A request over HTTP/1.1 that sends so many pieces, one each time after so long; and how many
+    /// were taken.
     fn request(pieces: usize, pause: Duration) -> (Request<Body>, Arc<AtomicUsize>) {
         let taken = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&taken);
@@ -241,7 +259,10 @@ mod tests {
         type Data = Bytes;
         type Error = Status;
 
-        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
             Poll::Pending
         }
 
@@ -250,7 +271,8 @@ mod tests {
         }
     }
 
-    /// How long an answer takes that is ready when the request is dropped, and whether it closes the connection.
+    /// How long an answer takes that is ready when the request is dropped, and whether it closes
+    /// the connection.
     async fn answered(mut request: Request<Body>) -> (Duration, bool) {
         let begun = Instant::now();
         let inbound = Inbound::of(&mut request, accounts().0);
@@ -280,8 +302,15 @@ mod tests {
         ] {
             let (request, taken) = request(pieces, pause);
             let (elapsed, closed) = answered(request).await;
-            assert!(elapsed >= took && elapsed < took + millis(9), "{pieces} {pause:?}: {elapsed:?}");
-            assert_eq!((taken.load(Ordering::Relaxed), closed), (expected, closes), "{pieces} {pause:?}");
+            assert!(
+                elapsed >= took && elapsed < took + millis(9),
+                "{pieces} {pause:?}: {elapsed:?}"
+            );
+            assert_eq!(
+                (taken.load(Ordering::Relaxed), closed),
+                (expected, closes),
+                "{pieces} {pause:?}"
+            );
         }
     }
 
@@ -319,7 +348,11 @@ mod tests {
     async fn anonymous_body_has_a_second_and_few_bytes() {
         let slow = request(1000, Duration::from_millis(900)).0;
         let (code, took) = fails(slow, accounts().0).await;
-        assert_eq!((code, took.as_secs()), (Code::ResourceExhausted, 0), "one piece is too much already");
+        assert_eq!(
+            (code, took.as_secs()),
+            (Code::ResourceExhausted, 0),
+            "one piece is too much already"
+        );
         let (code, took) = fails(Request::new(Body::new(Announced(1))), accounts().0).await;
         assert_eq!((code, took.as_secs()), (Code::DeadlineExceeded, 1));
     }
@@ -338,14 +371,20 @@ mod tests {
     async fn organization_holds_no_more_bytes_of_bodies_than_its_share() {
         let capacity = Arc::new(Capacity::new(&Config::default()));
         let account = |organization| {
-            let account = Account::new(Arc::clone(&capacity), Connection::uncounted(), Holder::Shared, false);
-            account.identify(OrganizationId::from_uuid(Uuid::from_u128(organization))).expect("it has nothing unread");
+            let account =
+                Account::new(Arc::clone(&capacity), Connection::uncounted(), Holder::Shared, false);
+            account
+                .identify(OrganizationId::from_uuid(Uuid::from_u128(organization)))
+                .expect("it has nothing unread");
             account
         };
         let (first, second) = (account(1), account(1));
         first.receive(24 << 20).expect("there is room");
         let refused = second.receive(16 << 20).expect_err("the organization holds enough");
-        assert!(refused.code() == Code::ResourceExhausted && refused.message().contains("organization"), "{refused}");
+        assert!(
+            refused.code() == Code::ResourceExhausted && refused.message().contains("organization"),
+            "{refused}"
+        );
         account(2).receive(16 << 20).expect("others have room");
         first.release();
         second.receive(16 << 20).expect("there is room again");

@@ -1,7 +1,8 @@
 //! An answer on its way out: charged to whoever asked for it until they have read it.
 //!
-//! It goes to the connection in small parts, each of which is free when the client has read it. So it is known how much
-//! of all answers is in memory, and which clients do not read ([`crate::limit::connection`]).
+//! It goes to the connection in small parts, each of which is free when the client has read it. So
+//! it is known how much of all answers is in memory, and which clients do not read
+//! ([`crate::limit::connection`]).
 
 use std::{
     pin::Pin,
@@ -18,11 +19,12 @@ use crate::limit::{Account, Share, connection::Answer};
 
 /// Bytes of a part.
 const PART: usize = 16 * 1024;
-/// Bytes up to which an answer is given whether there is room for it or not: the call may have changed something.
+/// Bytes up to which an answer is given whether there is room for it or not: the call may have
+/// changed something.
 pub(super) const SMALL: usize = 64 * 1024;
 
-/// Charges for an answer, and keeps `share` until its end. `is_whole` tells of a body of unknown size whether it has one
-/// message only.
+/// Charges for an answer, and keeps `share` until its end. `is_whole` tells of a body of unknown
+/// size whether it has one message only.
 ///
 /// # Errors
 /// `RESOURCE_EXHAUSTED` when the answer is large, and its caller leaves too much unread already.
@@ -39,8 +41,13 @@ pub(super) async fn charge(
     let has_size = body.size_hint().exact().is_some();
     // What is there now is in memory, whether the client reads or not.
     let first = poll_fn(|context| Poll::Ready(Pin::new(&mut body).poll_frame(context))).await;
-    let mut charged =
-        Charged { rest: Bytes::new(), next: None, body, answer: account.connection().answer(account), _share: share };
+    let mut charged = Charged {
+        rest: Bytes::new(),
+        next: None,
+        body,
+        answer: account.connection().answer(account),
+        _share: share,
+    };
     match first {
         Poll::Pending => charged.answer.wait(),
         Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
@@ -72,7 +79,10 @@ impl http_body::Body for Charged {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
         loop {
             if !this.rest.is_empty() {
@@ -132,8 +142,11 @@ mod tests {
     };
 
     fn account(capacity: &Arc<Capacity>, organization: u128) -> Account {
-        let account = Account::new(Arc::clone(capacity), Connection::uncounted(), Holder::Shared, false);
-        account.identify(OrganizationId::from_uuid(Uuid::from_u128(organization))).expect("it has nothing unread");
+        let account =
+            Account::new(Arc::clone(capacity), Connection::uncounted(), Holder::Shared, false);
+        account
+            .identify(OrganizationId::from_uuid(Uuid::from_u128(organization)))
+            .expect("it has nothing unread");
         account
     }
 
@@ -145,7 +158,10 @@ mod tests {
     async fn answer_is_handed_out_in_parts_and_charged_until_they_are_gone() {
         let capacity = Arc::new(Capacity::new(&Config::default()));
         let account = account(&capacity, 1);
-        let mut answer = charge(&account, None, whole(3 * PART + 1), || true).await.expect("there is room").into_body();
+        let mut answer = charge(&account, None, whole(3 * PART + 1), || true)
+            .await
+            .expect("there is room")
+            .into_body();
         assert_eq!(answer.size_hint().exact(), Some(3 * PART as u64 + 1));
         let mut parts = Vec::new();
         while let Some(frame) = answer.frame().await {
@@ -166,9 +182,13 @@ mod tests {
         let capacity = Arc::new(Capacity::new(&Config::default()));
         let (one, other) = (account(&capacity, 1), account(&capacity, 2));
         let unread = one.answer((24 << 20) - SMALL);
-        let refused = charge(&one, None, whole(SMALL + 1), || true).await.expect_err("there is no room");
+        let refused =
+            charge(&one, None, whole(SMALL + 1), || true).await.expect_err("there is no room");
         assert_eq!(refused.code(), Code::ResourceExhausted);
-        assert!(charge(&one, None, whole(SMALL), || true).await.is_ok(), "a small one may tell what was done");
+        assert!(
+            charge(&one, None, whole(SMALL), || true).await.is_ok(),
+            "a small one may tell what was done"
+        );
         assert!(charge(&other, None, whole(SMALL + 1), || true).await.is_ok(), "others read");
         // What has begun goes on.
         let pieces = stream::iter([Ok::<_, Status>(Frame::data(Bytes::from(vec![7; SMALL + 1])))]);

@@ -19,7 +19,11 @@ pub(super) fn is_stream(request: &Request<Body>) -> bool {
 ///
 /// # Errors
 /// `RESOURCE_EXHAUSTED` when there are too many.
-pub(super) fn enter(capacity: &Capacity, holder: Holder, request: &Request<Body>) -> Result<Option<Share>, Status> {
+pub(super) fn enter(
+    capacity: &Capacity,
+    holder: Holder,
+    request: &Request<Body>,
+) -> Result<Option<Share>, Status> {
     if !is_stream(request) {
         return Ok(None);
     }

@@ -1,4 +1,5 @@
-//! What each method needs, as the contract's option `access` says. A method that does not say is refused.
+//! What each method needs, as the contract's option `access` says. A method that does not say is
+//! refused.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -24,7 +25,8 @@ pub(crate) enum Access {
     Caller,
     /// At least this role, and this scope.
     Role(Role, Scope),
-    /// An owner of the operator's organisation with every scope, because it reaches beyond one organisation.
+    /// An owner of the operator's organization with every scope, because it reaches beyond one
+    /// organization.
     Operator,
 }
 
@@ -43,7 +45,10 @@ const PUBLIC: [&str; 5] = [
 static BY_PATH: LazyLock<HashMap<String, (Access, bool)>> = LazyLock::new(|| {
     let ours = construct_proto::methods().filter_map(|method| {
         let option = options::access(&method)?;
-        Some((path(method.parent_service().full_name(), method.name()), (Access::read(&option)?, option.scan_token)))
+        Some((
+            path(method.parent_service().full_name(), method.name()),
+            (Access::read(&option)?, option.scan_token),
+        ))
     });
     PUBLIC.map(|path| (path.to_owned(), (Access::Public, false))).into_iter().chain(ours).collect()
 });
@@ -65,14 +70,17 @@ pub(crate) fn path(service: &str, method: &str) -> String {
 }
 
 impl Access {
-    /// Reads the option. `None`: it grants nothing to anybody, or names a scope that does not exist.
+    /// Reads the option. `None`: it grants nothing to anybody, or names a scope that does not
+    /// exist.
     fn read(option: &v1::Access) -> Option<Self> {
         let scope = if option.scope.is_empty() { None } else { Some(Scope::parse(&option.scope)?) };
         match (option.grant?, scope) {
             (Grant::Public(true), None) => Some(Self::Public),
             (Grant::Authenticated(true), None) => Some(Self::Caller),
             (Grant::Operator(true), None) => Some(Self::Operator),
-            (Grant::Role(role), Some(scope)) => Some(Self::Role(to_role(v1::Role::try_from(role).ok()?)?, scope)),
+            (Grant::Role(role), Some(scope)) => {
+                Some(Self::Role(to_role(v1::Role::try_from(role).ok()?)?, scope))
+            }
             _ => None,
         }
     }
@@ -83,12 +91,20 @@ impl Access {
         let (role, scope) = match self {
             Self::Public | Self::Caller => return Ok(()),
             Self::Role(role, scope) => (role, scope),
-            Self::Operator if caller.organization == OrganizationId::LOCAL => (Role::Owner, Scope::Admin),
-            Self::Operator => return Err(Status::permission_denied("this is for the operator of the installation")),
+            Self::Operator if caller.organization == OrganizationId::LOCAL => {
+                (Role::Owner, Scope::Admin)
+            }
+            Self::Operator => {
+                return Err(Status::permission_denied(
+                    "this is for the operator of the installation",
+                ));
+            }
         };
         if caller.role < role {
             let (needed, is) = (role.as_str(), caller.role.as_str());
-            return Err(Status::permission_denied(format!("this needs the role `{needed}`; the caller is `{is}`")));
+            return Err(Status::permission_denied(format!(
+                "this needs the role `{needed}`; the caller is `{is}`"
+            )));
         }
         if !scope.is_within(&caller.scopes) {
             let words = format!("this needs a key with the scope `{}`", scope.as_str());
@@ -112,9 +128,13 @@ mod tests {
 
     #[test]
     fn option_that_grants_nothing_or_half_a_rule_refuses_the_method() {
-        let option = |grant, scope: &str| v1::Access { grant, scope: scope.into(), scan_token: true };
+        let option =
+            |grant, scope: &str| v1::Access { grant, scope: scope.into(), scan_token: true };
         let member = Some(Grant::Role(v1::Role::Member.into()));
-        assert_eq!(Access::read(&option(member, "tasks:write")), Some(Access::Role(Role::Member, Scope::TasksWrite)));
+        assert_eq!(
+            Access::read(&option(member, "tasks:write")),
+            Some(Access::Role(Role::Member, Scope::TasksWrite))
+        );
         for (grant, scope) in [
             (None, ""),
             (None, "tasks:write"),
@@ -137,7 +157,8 @@ mod tests {
         let mut rules: Vec<_> = construct_proto::methods()
             .map(|method| {
                 let service = method.parent_service();
-                let access = of(&path(service.full_name(), method.name())).expect("a test of its own finds it");
+                let access = of(&path(service.full_name(), method.name()))
+                    .expect("a test of its own finds it");
                 (service.name().to_owned(), method.name().to_owned(), access)
             })
             .collect();
@@ -155,9 +176,9 @@ mod tests {
                 None => groups.push((service, needs, vec![method])),
             }
         }
-        let rows = groups
-            .iter()
-            .map(|(service, needs, methods)| format!("| {service} | {} | {needs} |\n", methods.join(", ")));
+        let rows = groups.iter().map(|(service, needs, methods)| {
+            format!("| {service} | {} | {needs} |\n", methods.join(", "))
+        });
         let table: String = rows.collect();
         let documentation = include_str!("../../../../docs/identity.md");
         assert!(documentation.ends_with(&table), "docs/identity.md has to end with:\n{table}");
@@ -171,7 +192,8 @@ mod tests {
     fn nothing_is_written_by_viewers_and_nothing_read_needs_a_scope_for_writing() {
         for descriptor in construct_proto::methods() {
             let (service, method) = (descriptor.parent_service(), descriptor.name());
-            let access = of(&path(service.full_name(), method)).expect("a test of its own finds it");
+            let access =
+                of(&path(service.full_name(), method)).expect("a test of its own finds it");
             let reads = ["Get", "List", "Explain", "Subscribe", "Watch", "Compare", "Download"]
                 .iter()
                 .any(|verb| method.starts_with(verb));

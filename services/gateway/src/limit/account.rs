@@ -16,8 +16,8 @@ use super::{
 };
 use crate::status;
 
-/// The account of one request, or of one connection of the operator protocol. Goes with the request among its
-/// extensions; clones are the same. Until it is known who calls, the network is charged.
+/// The account of one request, or of one connection of the operator protocol. Goes with the request
+/// among its extensions; clones are the same. Until it is known who calls, the network is charged.
 #[derive(Clone)]
 pub(crate) struct Account(Arc<Inner>);
 
@@ -50,7 +50,12 @@ pub(crate) enum BodyTimeout {
 }
 
 impl Account {
-    pub(crate) fn new(capacity: Arc<Capacity>, connection: Arc<Connection>, network: Holder, is_endless: bool) -> Self {
+    pub(crate) fn new(
+        capacity: Arc<Capacity>,
+        connection: Arc<Connection>,
+        network: Holder,
+        is_endless: bool,
+    ) -> Self {
         Self(Arc::new(Inner { capacity, connection, network, is_endless, state: Mutex::default() }))
     }
 
@@ -74,10 +79,15 @@ impl Account {
         drop(state);
         self.0.connection.identify();
         let holder = Holder::Organization(organization);
-        self.0.capacity.answers.has_room(holder, 1).map_err(|full| full.status("answers that are not read"))
+        self.0
+            .capacity
+            .answers
+            .has_room(holder, 1)
+            .map_err(|full| full.status("answers that are not read"))
     }
 
-    /// Counts an anonymous request until [`Account::release`]. To be called before its body is read.
+    /// Counts an anonymous request until [`Account::release`]. To be called before its body is
+    /// read.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when there are too many.
@@ -85,12 +95,14 @@ impl Account {
         let mut state = self.state();
         if state.organization.is_none() && state.anonymous.is_none() {
             let share = self.0.capacity.anonymous.take(self.0.network, 1);
-            state.anonymous = Some(share.map_err(|full| full.status("requests without credentials"))?);
+            state.anonymous =
+                Some(share.map_err(|full| full.status("requests without credentials"))?);
         }
         Ok(())
     }
 
-    /// A place for a request whose body is there and has to be translated. An anonymous request has one already.
+    /// A place for a request whose body is there and has to be translated. An anonymous request has
+    /// one already.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when there are too many.
@@ -109,8 +121,8 @@ impl Account {
         let state = &mut *guard;
         state.received += bytes;
         let Some(organization) = state.organization else {
-            // There are few such requests, so that their bodies need not be counted together. The messages of an endless
-            // stream are limited one by one, where they are decoded.
+            // There are few such requests, so that their bodies need not be counted together. The
+            // messages of an endless stream are limited one by one, where they are decoded.
             let fits = self.0.is_endless || state.received <= ANONYMOUS_BODY;
             return if fits { Ok(()) } else { Err(status::too_large(ANONYMOUS_BODY)) };
         };
@@ -118,7 +130,11 @@ impl Account {
             Some(share) => share.grow(bytes),
             body @ None => {
                 let holder = Holder::Organization(organization);
-                self.0.capacity.bodies.take(holder, bytes.max(SMALLEST_BODY)).map(|share| *body = Some(share))
+                self.0
+                    .capacity
+                    .bodies
+                    .take(holder, bytes.max(SMALLEST_BODY))
+                    .map(|share| *body = Some(share))
             }
         };
         charged.map_err(|full| full.status("request bodies"))

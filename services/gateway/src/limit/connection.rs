@@ -17,8 +17,8 @@ const NEWCOMER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The connections of a port. Clones share the limits.
 ///
-/// A connection is a newcomer until credentials were accepted on it. There are few places for newcomers, so that who
-/// has no credentials cannot take those of others.
+/// A connection is a newcomer until credentials were accepted on it. There are few places for
+/// newcomers, so that who has no credentials cannot take those of others.
 #[derive(Debug, Clone)]
 pub(crate) struct Connections {
     newcomers: Limit,
@@ -61,7 +61,13 @@ struct State {
 
 impl State {
     fn new() -> Self {
-        Self { seat: None, running: 0, idle_since: Instant::now(), next_answer: 0, unread: HashMap::new() }
+        Self {
+            seat: None,
+            running: 0,
+            idle_since: Instant::now(),
+            next_answer: 0,
+            unread: HashMap::new(),
+        }
     }
 }
 
@@ -79,7 +85,8 @@ impl Connection {
         Arc::new(Self { state: Mutex::new(State::new()) })
     }
 
-    /// Credentials were accepted: the connection is no newcomer any more. It stays one while there is no room.
+    /// Credentials were accepted: the connection is no newcomer any more. It stays one while there
+    /// is no room.
     pub(crate) fn identify(&self) {
         if let Some(seat) = &mut self.state().seat
             && !seat.is_known
@@ -104,7 +111,11 @@ impl Connection {
         state.next_answer += 1;
         state.unread.insert(id, Instant::now());
         drop(state);
-        Arc::new(Answer { running, id, held: Mutex::new(Held { share: account.answer(0), is_waiting: false }) })
+        Arc::new(Answer {
+            running,
+            id,
+            held: Mutex::new(Held { share: account.answer(0), is_waiting: false }),
+        })
     }
 
     /// Why the connection has to be closed, if it has to.
@@ -137,7 +148,8 @@ impl Drop for Running {
     }
 }
 
-/// An answer on its way to a client: how much of it is in memory, and since when the client has not read of it.
+/// An answer on its way to a client: how much of it is in memory, and since when the client has not
+/// read of it.
 #[derive(Debug)]
 pub(crate) struct Answer {
     running: Running,
@@ -170,8 +182,8 @@ impl Answer {
         }
     }
 
-    /// A part of what was added, to be handed to the connection. It is free when the client has read it, which is when
-    /// the part is dropped.
+    /// A part of what was added, to be handed to the connection. It is free when the client has
+    /// read it, which is when the part is dropped.
     pub(crate) fn part(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         Bytes::from_owner(Part { bytes, answer: Arc::clone(self) })
     }
@@ -237,10 +249,13 @@ mod tests {
         Holder::network(Some(IpAddr::from([192, 0, 2, 1])))
     }
 
-    /// A connection of somebody who is known, an answer on it, and the limits that it is charged to.
+    /// A connection of somebody who is known, an answer on it, and the limits that it is charged
+    /// to.
     fn answer() -> (Arc<Connection>, Arc<Answer>, Arc<Capacity>) {
-        let (connection, capacity) = (Connection::uncounted(), Arc::new(Capacity::new(&Config::default())));
-        let account = Account::new(Arc::clone(&capacity), Arc::clone(&connection), Holder::Shared, false);
+        let (connection, capacity) =
+            (Connection::uncounted(), Arc::new(Capacity::new(&Config::default())));
+        let account =
+            Account::new(Arc::clone(&capacity), Arc::clone(&connection), Holder::Shared, false);
         account.identify(OrganizationId::from_uuid(Uuid::from_u128(1))).expect("nothing is unread");
         let answer = connection.answer(&account);
         (connection, answer, capacity)
@@ -284,7 +299,10 @@ mod tests {
     async fn answer_that_is_not_read_is_charged_and_ends_its_connection() {
         let (connection, answer, capacity) = answer();
         answer.add(25 << 20);
-        let parts = [answer.part(Bytes::from(vec![0; 15 << 20])), answer.part(Bytes::from(vec![0; 10 << 20]))];
+        let parts = [
+            answer.part(Bytes::from(vec![0; 15 << 20])),
+            answer.part(Bytes::from(vec![0; 10 << 20])),
+        ];
         let organization = Holder::Organization(OrganizationId::from_uuid(Uuid::from_u128(1)));
         assert!(capacity.answers.has_room(organization, 1).is_err(), "it has more than its share");
         let [first, second] = parts;

@@ -1,9 +1,11 @@
-//! Sums of what was used, made when somebody asks for them. Each reads as much of the ledger as there is of the time that is asked for, so that
-//! many at once would take the database from those who work with it.
+//! Sums of what was used, made when somebody asks for them. Each reads as much of the ledger as
+//! there is of the time that is asked for, so that many at once would take the database from those
+//! who work with it.
 //!
-//! What is counted: statements that run at the same time in this gateway, whoever has asked. Who finds no place waits a moment for one; who
-//! waits in vain is refused, and told to come back. Counting for what is to be allowed is no such statement: it is done once in two seconds
-//! for each organisation, however many ask.
+//! What is counted: statements that run at the same time in this gateway, whoever has asked. Who
+//! finds no place waits a moment for one; who waits in vain is refused, and told to come back.
+//! Counting for what is to be allowed is no such statement: it is done once in two seconds for each
+//! organization, however many ask.
 
 use std::time::Duration;
 
@@ -40,7 +42,8 @@ impl Sums {
     /// `RESOURCE_EXHAUSTED`.
     pub(crate) async fn place(&self, organization: OrganizationId) -> Result<Share, Status> {
         let waiting = self.places.wait(Holder::Organization(organization), 1);
-        let crowded = |_| status::exhausted("too many ask at the moment for what was used; try again later");
+        let crowded =
+            |_| status::exhausted("too many ask at the moment for what was used; try again later");
         tokio::time::timeout(PATIENCE, waiting).await.map_err(crowded)
     }
 }
@@ -65,7 +68,10 @@ mod tests {
         let before = Instant::now();
         let refused = sums.place(third).await.expect_err("all are taken");
         let waited = before.elapsed();
-        assert_eq!((refused.code(), waited.as_secs()), (Code::ResourceExhausted, PATIENCE.as_secs()));
+        assert_eq!(
+            (refused.code(), waited.as_secs()),
+            (Code::ResourceExhausted, PATIENCE.as_secs())
+        );
         assert!(refused.get_details_retry_info().is_some_and(|info| info.retry_delay.is_some()));
         // Who comes in time gets the one that becomes free.
         let (got, ()) = tokio::join!(sums.place(third), async {
@@ -74,7 +80,10 @@ mod tests {
         });
         assert!(got.is_ok());
         drop(held);
-        let _held = [sums.place(one).await.expect("there is one"), sums.place(one).await.expect("there is one")];
+        let _held = [
+            sums.place(one).await.expect("there is one"),
+            sums.place(one).await.expect("there is one"),
+        ];
         assert!(sums.place(one).await.is_err(), "one organization does not take all");
         assert!(sums.place(other).await.is_ok());
     }

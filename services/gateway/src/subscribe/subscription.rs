@@ -29,12 +29,14 @@ use crate::{
     status,
 };
 
-/// Records read at once, and after how many bytes of them no further one is read. Each can hold a message of a megabyte.
+/// Records read at once, and after how many bytes of them no further one is read. Each can hold a
+/// message of a megabyte.
 const PAGE: u32 = 32;
 const PAGE_BYTES: u64 = 128 * 1024;
 /// Room that is taken before records are read; of what they do not need, the rest is given back.
 const PAGE_ROOM: usize = 1280 * 1024;
-/// How long room may take to become free: others of the organization have to read, or lose their connections.
+/// How long room may take to become free: others of the organization have to read, or lose their
+/// connections.
 const ROOM_PATIENCE: Duration = Duration::from_secs(30);
 /// How long PostgreSQL may be away before the client is told to come back.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -98,7 +100,8 @@ impl Subscription {
                 Ok(Some((event, cursor))) => {
                     let last = self.watched.task.is_some() && event.r#type == "task.deleted";
                     // What happens in a task is the task's.
-                    let theirs = self.watched.task.is_some() || needed(&event.r#type).is_within(&self.scopes);
+                    let theirs = self.watched.task.is_some()
+                        || needed(&event.r#type).is_within(&self.scopes);
                     if theirs && self.types.want(&event.r#type) {
                         self.out.send(Item::Event(event, cursor)).await.map_err(|_| Gone)?;
                     }
@@ -124,7 +127,11 @@ impl Subscription {
                 self.merge.on_head(head).map_err(|Ahead| {
                     let words = "lies behind the end of this stream: it belongs to another one";
                     let details = ErrorDetails::with_bad_request_violation("cursor", words);
-                    Status::with_error_details(Code::InvalidArgument, format!("cursor: {words}"), details)
+                    Status::with_error_details(
+                        Code::InvalidArgument,
+                        format!("cursor: {words}"),
+                        details,
+                    )
                 })?;
             }
             Want::ReadProgress(after) => {
@@ -141,8 +148,11 @@ impl Subscription {
                 room.shrink(PAGE_ROOM.saturating_sub(bytes));
                 self.records = Some(room);
                 let records: Result<Vec<Event>, _> = stored.iter().map(events::read).collect();
-                self.merge
-                    .on_records(records.map_err(|error| status::internal("a stored event cannot be read", &error))?);
+                self.merge.on_records(
+                    records.map_err(|error| {
+                        status::internal("a stored event cannot be read", &error)
+                    })?,
+                );
             }
             Want::Live => {
                 self.sent().await?;
@@ -150,10 +160,13 @@ impl Subscription {
                 self.marks.live(self.merge.cursor(), self.joined.past());
                 match self.joined.live.recv().await {
                     Ok(live) => self.merge.on_live(live),
-                    // Too slow for the feed's buffer: what was missed is read again from where this client stands.
+                    // Too slow for the feed's buffer: what was missed is read again from where this
+                    // client stands.
                     Err(RecvError::Lagged(_)) => self.merge.on_live(Live::Lost),
                     Err(RecvError::Closed) => {
-                        return Err(status::unavailable("the gateway is stopping: connect again with the cursor"));
+                        return Err(status::unavailable(
+                            "the gateway is stopping: connect again with the cursor",
+                        ));
                     }
                 }
             }
@@ -175,7 +188,9 @@ impl Subscription {
     async fn room(&self) -> Result<Share, Status> {
         let waiting = self.answers.wait(self.holder(), PAGE_ROOM);
         tokio::time::timeout(ROOM_PATIENCE, waiting).await.map_err(|_| {
-            status::exhausted("the organization leaves too many answers unread: connect again with the cursor")
+            status::exhausted(
+                "the organization leaves too many answers unread: connect again with the cursor",
+            )
         })
     }
 
@@ -183,8 +198,8 @@ impl Subscription {
         Holder::Organization(self.watched.organization)
     }
 
-    /// The retained progress. While NATS is away there is none to be had: records go on without it, because they tell
-    /// everything that lasts, and what was said meanwhile is lost to this client.
+    /// The retained progress. While NATS is away there is none to be had: records go on without it,
+    /// because they tell everything that lasts, and what was said meanwhile is lost to this client.
     async fn progress(&mut self, after: Option<Position>) -> Vec<Event> {
         let Some(task) = self.watched.task else { return Vec::new() };
         let hub = &self.backend.hub;
@@ -213,7 +228,7 @@ impl Subscription {
     }
 }
 
-/// What one needs to be told of an event of the organisation: the same as to read what it is about.
+/// What one needs to be told of an event of the organization: the same as to read what it is about.
 fn needed(kind: &str) -> Scope {
     match kind.split('.').next().unwrap_or_default() {
         "agent" => Scope::AgentsRead,
@@ -227,12 +242,16 @@ fn needed(kind: &str) -> Scope {
 }
 
 /// Reads from the store, patiently: a restart of PostgreSQL should not end every subscription.
-async fn read<T, F: Future<Output = Result<T, Error>>>(attempt: impl Fn() -> F) -> Result<T, Status> {
+async fn read<T, F: Future<Output = Result<T, Error>>>(
+    attempt: impl Fn() -> F,
+) -> Result<T, Status> {
     let begun = Instant::now();
     loop {
         match attempt().await {
             Ok(value) => return Ok(value),
-            Err(error) if error.is_retryable() && begun.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
+            Err(error) if error.is_retryable() && begun.elapsed() < PATIENCE => {
+                tokio::time::sleep(PAUSE).await
+            }
             Err(error) => return Err(status::of_store(error)),
         }
     }

@@ -24,17 +24,17 @@ use crate::{
 
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes under way at the same time, on all ports. Further connections are closed at once: nothing is known of them, and who
-/// connects slowly must not hold many places.
+/// Handshakes under way at the same time, on all ports. Further connections are closed at once:
+/// nothing is known of them, and who connects slowly must not hold many places.
 const HANDSHAKES: usize = 1024;
 /// Those of one network. Those of trusted proxies are of none, here and below: they are for many.
 const HANDSHAKES_OF_ONE: usize = 128;
-/// Connections of gRPC's port on which no credentials were accepted yet, and those of one network. Further ones are
-/// closed at once.
+/// Connections of gRPC's port on which no credentials were accepted yet, and those of one network.
+/// Further ones are closed at once.
 const NEWCOMERS: usize = 4096;
 const NEWCOMERS_OF_ONE: usize = 256;
-/// Connections of gRPC's port on which credentials were accepted, and those of one network. Behind a proxy that is not
-/// trusted all are of one.
+/// Connections of gRPC's port on which credentials were accepted, and those of one network. Behind
+/// a proxy that is not trusted all are of one.
 const CONNECTIONS: usize = 16_384;
 const CONNECTIONS_OF_ONE: usize = 8_192;
 /// Connections that are ready and not yet taken.
@@ -49,20 +49,27 @@ pub(crate) fn handshakes() -> Limit {
 ///
 /// # Errors
 /// When the client speaks something else, has no certificate that is asked for, or takes too long.
-pub(crate) async fn secure(stream: TcpStream, config: Arc<ServerConfig>, _handshake: Share) -> io::Result<Over> {
+pub(crate) async fn secure(
+    stream: TcpStream,
+    config: Arc<ServerConfig>,
+    _handshake: Share,
+) -> io::Result<Over> {
     let secured = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await;
-    let secured = secured.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the handshake takes too long"))??;
+    let secured = secured
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the handshake takes too long"))??;
     Ok(Over::Tls(Box::new(secured)))
 }
 
-/// The connections of gRPC's port, as they can be spoken over. One that is slow to get there does not hold up the others.
+/// The connections of gRPC's port, as they can be spoken over. One that is slow to get there does
+/// not hold up the others.
 pub(crate) fn connections(
     incoming: TcpIncoming,
     tls: Option<(Tls, Limit)>,
     proxies: Proxies,
     lifecycle: &Lifecycle,
 ) -> stream::BoxStream<'static, io::Result<(Stream, Arc<Connection>)>> {
-    let (newcomers, known) = (Limit::new(NEWCOMERS, NEWCOMERS_OF_ONE), Limit::new(CONNECTIONS, CONNECTIONS_OF_ONE));
+    let (newcomers, known) =
+        (Limit::new(NEWCOMERS, NEWCOMERS_OF_ONE), Limit::new(CONNECTIONS, CONNECTIONS_OF_ONE));
     let connections = Connections::new(newcomers, known);
     let trusted = proxies.clone();
     let incoming = incoming.filter_map(move |accepted| {
@@ -81,7 +88,9 @@ pub(crate) fn connections(
     });
     match tls {
         None => incoming
-            .map(|accepted| accepted.map(|(stream, connection)| (Stream::new(Over::Plain(stream)), connection)))
+            .map(|accepted| {
+                accepted.map(|(stream, connection)| (Stream::new(Over::Plain(stream)), connection))
+            })
             .boxed(),
         Some((tls, handshakes)) => {
             let (sender, receiver) = mpsc::channel(READY);
@@ -117,7 +126,8 @@ async fn shake(
             }
         };
         let peer = stream.peer_addr().ok();
-        let Some(handshake) = peer.and_then(|peer| handshakes.take(proxies.holder(peer), 1).ok()) else {
+        let Some(handshake) = peer.and_then(|peer| handshakes.take(proxies.holder(peer), 1).ok())
+        else {
             tracing::debug!("a connection is closed because too many begin at the moment");
             continue;
         };

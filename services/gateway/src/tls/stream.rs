@@ -17,13 +17,14 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use crate::limit::UNREAD_TIMEOUT;
 
-/// Bytes that the kernel keeps for a client before it is ready to take them. What is on its way comes on top, which
-/// grows with the line.
+/// Bytes that the kernel keeps for a client before it is ready to take them. What is on its way
+/// comes on top, which grows with the line.
 const UNSENT: u32 = 128 * 1024;
 
 /// What a client and the gateway speak over. The layers above see no difference.
 ///
-/// A client that takes nothing for [`UNREAD_TIMEOUT`] while there is something to write loses the connection.
+/// A client that takes nothing for [`UNREAD_TIMEOUT`] while there is something to write loses the
+/// connection.
 #[derive(Debug)]
 pub(crate) struct Stream {
     over: Over,
@@ -54,12 +55,17 @@ impl Stream {
     }
 
     /// Fails a write that has not gone on for too long.
-    fn limit<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn limit<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.blocked = None;
             return written;
         }
-        let blocked = self.blocked.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNREAD_TIMEOUT)));
+        let blocked =
+            self.blocked.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNREAD_TIMEOUT)));
         ready!(blocked.as_mut().poll(context));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
     }
@@ -74,7 +80,11 @@ impl Connected for Stream {
 }
 
 impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         match &mut self.get_mut().over {
             Over::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
             Over::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
@@ -83,7 +93,11 @@ impl AsyncRead for Stream {
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = match &mut this.over {
             Over::Plain(stream) => Pin::new(stream).poll_write(context, bytes),

@@ -124,8 +124,10 @@ impl Contract {
         let mut fields: Vec<_> = message.fields().map(|field| self.field(&field)).collect();
         fields.sort_by_key(|field| field.number);
         let required = message.oneofs().filter(options::is_one_required);
-        let member = |field: FieldDescriptor| fields.iter().position(|known| known.number == field.number());
-        let required_oneofs = required.map(|oneof| oneof.fields().filter_map(member).collect()).collect();
+        let member =
+            |field: FieldDescriptor| fields.iter().position(|known| known.number == field.number());
+        let required_oneofs =
+            required.map(|oneof| oneof.fields().filter_map(member).collect()).collect();
         self.messages[place] = MessageRules { fields, required_oneofs };
         place
     }
@@ -142,14 +144,18 @@ impl Contract {
             prost_reflect::Kind::Message(message) => match message.full_name() {
                 "google.protobuf.Timestamp" => Kind::Time,
                 "google.protobuf.Duration" => Kind::Duration,
-                name if name.starts_with("google.protobuf.") || message.is_map_entry() => Kind::Unchecked,
+                name if name.starts_with("google.protobuf.") || message.is_map_entry() => {
+                    Kind::Unchecked
+                }
                 _ => Kind::Message(self.add(&message)),
             },
             _ => Kind::Unchecked,
         };
         // What doesn't fit is a mistake in the contract, which a test finds.
-        let pattern = (!rule.pattern.is_empty()).then(|| Regex::new(&rule.pattern).expect("a regular expression"));
-        let id = (!rule.id.is_empty()).then(|| id::Kind::with_prefix(&rule.id).expect("a prefix of ids"));
+        let pattern = (!rule.pattern.is_empty())
+            .then(|| Regex::new(&rule.pattern).expect("a regular expression"));
+        let id = (!rule.id.is_empty())
+            .then(|| id::Kind::with_prefix(&rule.id).expect("a prefix of ids"));
         FieldRules {
             number: field.number(),
             name: field.name().to_owned(),
@@ -163,22 +169,32 @@ impl Contract {
         }
     }
 
-    fn check(&self, place: usize, mut message: &[u8], parent: Option<&Path<'_>>, violations: &mut Violations) {
+    fn check(
+        &self,
+        place: usize,
+        mut message: &[u8],
+        parent: Option<&Path<'_>>,
+        violations: &mut Violations,
+    ) {
         let MessageRules { fields, required_oneofs } = &self.messages[place];
         // How often each field is given.
         let mut counts = vec![0_usize; fields.len()];
         while message.has_remaining() {
             // It was encoded in this process, so it can be read to its end.
             let Some((number, value)) = next(&mut message) else { return };
-            let Ok(index) = fields.binary_search_by_key(&number, |field| field.number) else { continue };
+            let Ok(index) = fields.binary_search_by_key(&number, |field| field.number) else {
+                continue;
+            };
             let field = &fields[index];
             for value in field.values(value) {
                 let entry = counts[index];
                 counts[index] += 1;
-                if field.is_list && field.rule.max_items.is_some_and(|most| entry >= most as usize) {
+                if field.is_list && field.rule.max_items.is_some_and(|most| entry >= most as usize)
+                {
                     continue;
                 }
-                let path = Path { parent, name: &field.name, entry: field.is_list.then_some(entry) };
+                let path =
+                    Path { parent, name: &field.name, entry: field.is_list.then_some(entry) };
                 match field.kind {
                     Kind::Message(place) => {
                         if let Value::Bytes(message) = value {
@@ -192,7 +208,13 @@ impl Contract {
         for (field, count) in fields.iter().zip(&counts) {
             let path = Path { parent, name: &field.name, entry: None };
             if field.is_list {
-                field.length(&path, "entries", *count, (field.rule.min_items, field.rule.max_items), violations);
+                field.length(
+                    &path,
+                    "entries",
+                    *count,
+                    (field.rule.min_items, field.rule.max_items),
+                    violations,
+                );
             } else if *count == 0 {
                 field.absent(&path, violations);
                 if let Kind::Message(place) = field.kind
@@ -204,9 +226,13 @@ impl Contract {
         }
         for oneof in required_oneofs {
             if oneof.iter().all(|index| counts[*index] == 0) {
-                let names: Vec<_> = oneof.iter().map(|index| format!("`{}`", fields[*index].name)).collect();
+                let names: Vec<_> =
+                    oneof.iter().map(|index| format!("`{}`", fields[*index].name)).collect();
                 let path = Path { parent, name: &fields[oneof[0]].name, entry: None };
-                violations.add(path.to_string(), format!("is required, or one of {}", names[1..].join(", ")));
+                violations.add(
+                    path.to_string(),
+                    format!("is required, or one of {}", names[1..].join(", ")),
+                );
             }
         }
     }
@@ -215,15 +241,20 @@ impl Contract {
 impl FieldRules {
     /// The values in what stands in one place: several numbers may be packed.
     fn values<'a>(&self, value: Value<'a>) -> impl Iterator<Item = Value<'a>> + use<'a> {
-        let is_packed = self.is_list && matches!(self.kind, Kind::Signed | Kind::Unsigned | Kind::Enum(_));
+        let is_packed =
+            self.is_list && matches!(self.kind, Kind::Signed | Kind::Unsigned | Kind::Enum(_));
         let (mut packed, mut single) = match value {
             Value::Bytes(bytes) if is_packed => (bytes, None),
             value => (&[][..], Some(value)),
         };
         std::iter::from_fn(move || {
-            single
-                .take()
-                .or_else(|| if packed.is_empty() { None } else { decode_varint(&mut packed).ok().map(Value::Varint) })
+            single.take().or_else(|| {
+                if packed.is_empty() {
+                    None
+                } else {
+                    decode_varint(&mut packed).ok().map(Value::Varint)
+                }
+            })
         })
     }
 
@@ -236,14 +267,28 @@ impl FieldRules {
                 }
             }
             (Kind::Bytes, Value::Bytes(bytes)) => {
-                self.length(path, "bytes", bytes.len(), (self.rule.min_bytes, self.rule.max_bytes), violations);
+                self.length(
+                    path,
+                    "bytes",
+                    bytes.len(),
+                    (self.rule.min_bytes, self.rule.max_bytes),
+                    violations,
+                );
             }
-            (Kind::Signed, Value::Varint(value)) => self.number(i128::from(value as i64), path, violations),
-            (Kind::Unsigned, Value::Varint(value)) => self.number(i128::from(value), path, violations),
-            (Kind::Double, Value::Fixed64(bits)) => self.double(f64::from_bits(bits), path, violations),
+            (Kind::Signed, Value::Varint(value)) => {
+                self.number(i128::from(value as i64), path, violations)
+            }
+            (Kind::Unsigned, Value::Varint(value)) => {
+                self.number(i128::from(value), path, violations)
+            }
+            (Kind::Double, Value::Fixed64(bits)) => {
+                self.double(f64::from_bits(bits), path, violations)
+            }
             (Kind::Enum(values), Value::Varint(value)) => {
                 let is_known = values.get_value(value as i32).is_some();
-                violations.require(is_known, path, || format!("is not a known value of `{}`", values.name()));
+                violations.require(is_known, path, || {
+                    format!("is not a known value of `{}`", values.name())
+                });
             }
             (Kind::Time, Value::Bytes(bytes)) => {
                 let time = prost_types::Timestamp::decode(bytes).unwrap_or_default();
@@ -252,7 +297,11 @@ impl FieldRules {
                 violations.require(is_valid, path, || "is not a valid time".into());
             }
             (Kind::Duration, Value::Bytes(bytes)) => {
-                self.duration(prost_types::Duration::decode(bytes).unwrap_or_default(), path, violations);
+                self.duration(
+                    prost_types::Duration::decode(bytes).unwrap_or_default(),
+                    path,
+                    violations,
+                );
             }
             _ => {}
         }
@@ -265,7 +314,9 @@ impl FieldRules {
                 path.to_string(),
                 match self.rule.reference.as_str() {
                     "" => "is required".to_owned(),
-                    reference => format!("is required: the name or id of {}", with_article(reference)),
+                    reference => {
+                        format!("is required: the name or id of {}", with_article(reference))
+                    }
                 },
             );
         }
@@ -282,19 +333,24 @@ impl FieldRules {
         let (rule, before) = (&self.rule, violations.len());
         if !rule.reference.is_empty() {
             let is_name = match rule.reference.as_str() {
-                "secret" => secret::is_name(text) || text.parse::<construct_domain::SecretId>().is_ok(),
+                "secret" => {
+                    secret::is_name(text) || text.parse::<construct_domain::SecretId>().is_ok()
+                }
                 // Ids of everything else have the form of a name.
                 _ => formats::is_name(text),
             };
-            violations
-                .require(is_name, path, || format!("is neither a name nor an id of {}", with_article(&rule.reference)));
+            violations.require(is_name, path, || {
+                format!("is neither a name nor an id of {}", with_article(&rule.reference))
+            });
         }
         if let Some(kind) = self.id
             && let Err(error) = kind.parse(text)
         {
             violations.add(path.to_string(), error.to_string());
         }
-        if let Some(words) = Format::try_from(rule.format).ok().and_then(|format| formats::violation(format, text)) {
+        if let Some(words) =
+            Format::try_from(rule.format).ok().and_then(|format| formats::violation(format, text))
+        {
             violations.add(path.to_string(), words);
         }
         if let Some(pattern) = &self.pattern {
@@ -311,7 +367,9 @@ impl FieldRules {
         violations.require(!is_blank, path, || "must not be blank".into());
         // PostgreSQL stores no U+0000, neither in text nor in JSON.
         if violations.len() == before {
-            violations.require(!text.contains('\0'), path, || "must not contain the character U+0000".into());
+            violations.require(!text.contains('\0'), path, || {
+                "must not contain the character U+0000".into()
+            });
         }
     }
 
@@ -324,8 +382,8 @@ impl FieldRules {
         (least, most): (Option<u32>, Option<u32>),
         violations: &mut Violations,
     ) {
-        let is_within =
-            least.is_none_or(|least| count >= least as usize) && most.is_none_or(|most| count <= most as usize);
+        let is_within = least.is_none_or(|least| count >= least as usize)
+            && most.is_none_or(|most| count <= most as usize);
         violations.require(is_within, path, || {
             let number = |number: Option<u32>| thousands(number.unwrap_or_default() as usize);
             let bounds = match (least.filter(|least| *least > 0), most) {
@@ -333,21 +391,28 @@ impl FieldRules {
                 (Some(_), None) => format!("at least {}", number(least)),
                 (Some(_), Some(_)) => format!("{} to {}", number(least), number(most)),
             };
-            let has = if self.is_redacted { String::new() } else { format!(", has {}", thousands(count)) };
+            let has = if self.is_redacted {
+                String::new()
+            } else {
+                format!(", has {}", thousands(count))
+            };
             format!("must have {bounds} {what}{has}")
         });
     }
 
     fn number(&self, value: i128, path: &Path<'_>, violations: &mut Violations) {
         let (least, most) = (self.rule.min.map(i128::from), self.rule.max.map(i128::from));
-        let is_within = least.is_none_or(|least| value >= least) && most.is_none_or(|most| value <= most);
+        let is_within =
+            least.is_none_or(|least| value >= least) && most.is_none_or(|most| value <= most);
         violations.require(is_within, path, || self.bounds(&value));
     }
 
     fn double(&self, value: f64, path: &Path<'_>, violations: &mut Violations) {
-        let (least, most) = (self.rule.min.map(|least| least as f64), self.rule.max.map(|most| most as f64));
+        let (least, most) =
+            (self.rule.min.map(|least| least as f64), self.rule.max.map(|most| most as f64));
         // A NaN is within no bounds.
-        let is_within = least.is_none_or(|least| value >= least) && most.is_none_or(|most| value <= most);
+        let is_within =
+            least.is_none_or(|least| value >= least) && most.is_none_or(|most| value <= most);
         violations.require(is_within, path, || self.bounds(&value));
     }
 
@@ -365,14 +430,16 @@ impl FieldRules {
     fn duration(&self, value: prost_types::Duration, path: &Path<'_>, violations: &mut Violations) {
         let (shortest, longest) = (exact(self.rule.shortest), exact(self.rule.longest));
         let is_within = exact(Some(value)).is_some_and(|value| {
-            let is_bounded =
-                shortest.is_none_or(|shortest| value >= shortest) && longest.is_none_or(|longest| value <= longest);
+            let is_bounded = shortest.is_none_or(|shortest| value >= shortest)
+                && longest.is_none_or(|longest| value <= longest);
             is_bounded || self.rule.or_zero && value.is_zero()
         });
         violations.require(is_within, path, || {
             let zero = if self.rule.or_zero { "0, or " } else { "" };
             match (shortest, longest) {
-                (Some(shortest), Some(longest)) => format!("must be {zero}{} to {}", spoken(shortest), spoken(longest)),
+                (Some(shortest), Some(longest)) => {
+                    format!("must be {zero}{} to {}", spoken(shortest), spoken(longest))
+                }
                 _ => "is not a valid duration".to_owned(),
             }
         });
@@ -431,23 +498,28 @@ mod tests {
                 let (rule, name) = (&field.rule, format!("{name}.{}", field.name));
                 let is_text = matches!(field.kind, Kind::Text);
                 let is_number = matches!(field.kind, Kind::Signed | Kind::Unsigned | Kind::Double);
-                let of_texts =
-                    [&rule.pattern, &rule.hint, &rule.reference, &rule.id].iter().any(|text| !text.is_empty())
-                        || rule.format != 0
-                        || rule.min_chars.is_some()
-                        || rule.max_chars.is_some()
-                        || rule.one_line
-                        || rule.not_blank;
+                let of_texts = [&rule.pattern, &rule.hint, &rule.reference, &rule.id]
+                    .iter()
+                    .any(|text| !text.is_empty())
+                    || rule.format != 0
+                    || rule.min_chars.is_some()
+                    || rule.max_chars.is_some()
+                    || rule.one_line
+                    || rule.not_blank;
                 let of_bytes = rule.min_bytes.is_some() || rule.max_bytes.is_some();
                 let of_numbers = rule.min.is_some() || rule.max.is_some();
                 let of_lists = rule.min_items.is_some() || rule.max_items.is_some();
-                let of_durations = rule.shortest.is_some() || rule.longest.is_some() || rule.or_zero;
+                let of_durations =
+                    rule.shortest.is_some() || rule.longest.is_some() || rule.or_zero;
                 assert!(!of_texts || is_text, "{name}");
                 assert!(!of_bytes || is_text || matches!(field.kind, Kind::Bytes), "{name}");
                 assert!(!of_numbers || is_number, "{name}");
                 assert!(!of_lists || field.is_list, "{name}");
                 assert!(!of_durations || matches!(field.kind, Kind::Duration), "{name}");
-                assert!(!rule.required || !(is_number || field.is_list), "{name}: `required` says nothing");
+                assert!(
+                    !rule.required || !(is_number || field.is_list),
+                    "{name}: `required` says nothing"
+                );
                 assert_eq!(rule.pattern.is_empty(), rule.hint.is_empty(), "{name}");
                 assert!(Format::try_from(rule.format).is_ok(), "{name}");
                 if field.name == "idempotency_key" {
@@ -463,7 +535,9 @@ mod tests {
 
     #[test]
     fn durations_are_spoken_in_their_largest_whole_unit() {
-        for (millis, expected) in [(60_000, "1 minute"), (90_000, "90 seconds"), (100, "100 milliseconds")] {
+        for (millis, expected) in
+            [(60_000, "1 minute"), (90_000, "90 seconds"), (100, "100 milliseconds")]
+        {
             assert_eq!(spoken(Duration::from_millis(millis)), expected);
         }
         assert_eq!(spoken(Duration::from_secs(7 * 86_400)), "7 days");

@@ -21,20 +21,30 @@ const KEY_BYTES: usize = 128;
 pub(super) fn violation(format: Format, text: &str) -> Option<String> {
     let (is_valid, hint) = match format {
         Format::Unspecified => return None,
-        Format::Name if is_name(text) => (!looks_like_an_id(text), "must not look like an id".to_owned()),
+        Format::Name if is_name(text) => {
+            (!looks_like_an_id(text), "must not look like an id".to_owned())
+        }
         Format::Name => {
-            let hint = "lower-case letters, digits, `.`, `_` and `-`, beginning with a letter or digit";
+            let hint =
+                "lower-case letters, digits, `.`, `_` and `-`, beginning with a letter or digit";
             (false, format!("must be 1 to {NAME_CHARS} characters: {hint}"))
         }
-        Format::NamePrefix => {
-            (is_name(text), format!("must be empty or the beginning of a name, at most {NAME_CHARS} characters"))
-        }
+        Format::NamePrefix => (
+            is_name(text),
+            format!("must be empty or the beginning of a name, at most {NAME_CHARS} characters"),
+        ),
         Format::SecretName => {
             let hint = "upper-case letters, digits and `_`, beginning with a letter";
-            (secret::is_name(text), format!("must be 1 to {} characters: {hint}", secret::NAME_CHARS))
+            (
+                secret::is_name(text),
+                format!("must be 1 to {} characters: {hint}", secret::NAME_CHARS),
+            )
         }
         Format::SecretNamePrefix => {
-            let hint = format!("must be empty or the beginning of a name, at most {} characters", secret::NAME_CHARS);
+            let hint = format!(
+                "must be empty or the beginning of a name, at most {} characters",
+                secret::NAME_CHARS
+            );
             (secret::is_name(text), hint)
         }
         Format::SecretValue if secret::is_value(text) && secret::is_guessable(text) => {
@@ -64,7 +74,9 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
             (is_valid, format!("must have 1 to {KEY_BYTES} visible ASCII characters, or be empty"))
         }
         Format::VisibleAscii => (is_visible(text), "must be visible ASCII characters".to_owned()),
-        Format::Sha256 => (is_sha256(text), "must be 64 hexadecimal digits in lower case, or empty".to_owned()),
+        Format::Sha256 => {
+            (is_sha256(text), "must be 64 hexadecimal digits in lower case, or empty".to_owned())
+        }
         Format::AbsolutePath => {
             let is_valid = text.starts_with('/') && !text.split('/').any(|part| part == "..");
             (is_valid, "must be an absolute path without `..`".to_owned())
@@ -74,7 +86,8 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
             (!is_path, "must be the name of a file, without a folder".to_owned())
         }
         Format::MediaType => {
-            let hint = "must be like `application/pdf`, in lower case and without parameters, of at most";
+            let hint =
+                "must be like `application/pdf`, in lower case and without parameters, of at most";
             (is_media_type(text), format!("{hint} {MEDIA_TYPE_CHARS} characters"))
         }
         Format::MediaRange => {
@@ -88,18 +101,27 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
         }
         Format::HttpsUrl => {
             let is_https = |url: reqwest::Url| url.scheme() == "https" && url.host().is_some();
-            let is_valid = text.len() <= HTTPS_URL_BYTES && reqwest::Url::parse(text).is_ok_and(is_https);
+            let is_valid =
+                text.len() <= HTTPS_URL_BYTES && reqwest::Url::parse(text).is_ok_and(is_https);
             (
                 text.is_empty() || is_valid,
-                format!("must be empty or an `https` address of at most {HTTPS_URL_BYTES} characters"),
+                format!(
+                    "must be empty or an `https` address of at most {HTTPS_URL_BYTES} characters"
+                ),
             )
         }
-        Format::Email => (is_email(text), format!("must be an e-mail address of at most {EMAIL_BYTES} characters")),
+        Format::Email => (
+            is_email(text),
+            format!("must be an e-mail address of at most {EMAIL_BYTES} characters"),
+        ),
         Format::Scope => {
-            let known = Scope::ALL.iter().map(|scope| scope.as_str()).collect::<Vec<_>>().join(", ");
+            let known =
+                Scope::ALL.iter().map(|scope| scope.as_str()).collect::<Vec<_>>().join(", ");
             (Scope::parse(text).is_some(), format!("must be one of {known}"))
         }
-        Format::DocumentName => (state::name(text).is_some(), format!("must be one of: {}", state::NAMES.join(", "))),
+        Format::DocumentName => {
+            (state::name(text).is_some(), format!("must be one of: {}", state::NAMES.join(", ")))
+        }
     };
     (!is_valid).then_some(hint)
 }
@@ -121,7 +143,9 @@ pub(crate) fn pattern(format: Format) -> Option<&'static str> {
         Format::HttpsUrl => "^($|[Hh][Tt][Tt][Pp][Ss]://)",
         Format::Email => "^\\s*[^@\\s]+@[^\\s]+\\s*$",
         Format::Scope => "^(admin|[a-z]+:[a-z]+)$",
-        Format::Unspecified | Format::SecretValue | Format::Host | Format::DocumentName => return None,
+        Format::Unspecified | Format::SecretValue | Format::Host | Format::DocumentName => {
+            return None;
+        }
     })
 }
 
@@ -135,7 +159,8 @@ pub(crate) fn is_name(text: &str) -> bool {
 
 /// Whether `text` is a prefix, an underscore and a UUID.
 fn looks_like_an_id(text: &str) -> bool {
-    text.rsplit_once('_').is_some_and(|(_, tail)| tail.len() == 36 && uuid::Uuid::parse_str(tail).is_ok())
+    text.rsplit_once('_')
+        .is_some_and(|(_, tail)| tail.len() == 36 && uuid::Uuid::parse_str(tail).is_ok())
 }
 
 fn is_visible(text: &str) -> bool {
@@ -153,7 +178,8 @@ fn is_media_type(text: &str) -> bool {
         word.bytes().next().is_some_and(is_alphanumeric)
             && word.bytes().all(|byte| is_alphanumeric(byte) || b"!#$&-^_.+".contains(&byte))
     };
-    text.len() <= MEDIA_TYPE_CHARS && text.split_once('/').is_some_and(|(kind, rest)| is_word(kind) && is_word(rest))
+    text.len() <= MEDIA_TYPE_CHARS
+        && text.split_once('/').is_some_and(|(kind, rest)| is_word(kind) && is_word(rest))
 }
 
 /// The address is shown to everybody who may read what it belongs to, so it has no password.
@@ -165,7 +191,8 @@ fn is_http_url(text: &str) -> bool {
 
 fn is_email(text: &str) -> bool {
     let email = text.trim().to_lowercase();
-    let is_whole = email.split_once('@').is_some_and(|(name, host)| !name.is_empty() && !host.is_empty());
+    let is_whole =
+        email.split_once('@').is_some_and(|(name, host)| !name.is_empty() && !host.is_empty());
     let is_plain = !email.chars().any(|letter| letter.is_whitespace() || letter.is_control());
     is_whole && is_plain && email.len() <= EMAIL_BYTES
 }
@@ -179,8 +206,12 @@ mod tests {
         let (longest, hash) = ("a".repeat(63), "0f".repeat(32));
         let (long_type, long_key) = (format!("a/{}", "b".repeat(98)), "k".repeat(128));
         let id = "agent_01890a5d-ac96-774b-bcce-b302099a8057";
-        let (too_long, long_hash, too_long_type, too_long_key) =
-            (format!("{longest}a"), format!("{hash}0"), format!("{long_type}b"), format!("{long_key}k"));
+        let (too_long, long_hash, too_long_type, too_long_key) = (
+            format!("{longest}a"),
+            format!("{hash}0"),
+            format!("{long_type}b"),
+            format!("{long_key}k"),
+        );
         for (format, valid, invalid) in [
             (
                 Format::Name,
@@ -192,9 +223,17 @@ mod tests {
             (Format::Sha256, &[&hash], &["", "0F", &hash[1..], &long_hash]),
             (Format::IdempotencyKey, &["k", &long_key], &["a b", "ä", "\n", &too_long_key]),
             (Format::VisibleAscii, &["", "~!"], &["a b", "ä", "\t", "a\0"]),
-            (Format::AbsolutePath, &["/", "/home/me", "/a/..b"], &["", "a", "./a", "/a/../b", "/.."]),
+            (
+                Format::AbsolutePath,
+                &["/", "/home/me", "/a/..b"],
+                &["", "a", "./a", "/a/../b", "/.."],
+            ),
             (Format::FileName, &["a.pdf", "...", "Übersicht 2026.txt"], &["a/b", ".", "..", "/"]),
-            (Format::MediaType, &["text/csv", &long_type], &["text", "text/CSV", "*/x", "text/*", &too_long_type]),
+            (
+                Format::MediaType,
+                &["text/csv", &long_type],
+                &["text", "text/CSV", "*/x", "text/*", &too_long_type],
+            ),
             (Format::MediaRange, &["image/*", "image/png"], &["*", "image", "image/**", "*/png"]),
             (
                 Format::HttpUrl,
@@ -208,8 +247,12 @@ mod tests {
         ] {
             for text in valid {
                 assert_eq!(violation(format, text), None, "{format:?} {text:?}");
-                let expression = pattern(format).map(|pattern| regex::Regex::new(pattern).expect("it is one"));
-                assert!(expression.is_none_or(|expression| expression.is_match(text)), "{format:?} {text:?}");
+                let expression =
+                    pattern(format).map(|pattern| regex::Regex::new(pattern).expect("it is one"));
+                assert!(
+                    expression.is_none_or(|expression| expression.is_match(text)),
+                    "{format:?} {text:?}"
+                );
             }
             for text in invalid {
                 assert!(violation(format, text).is_some(), "{format:?} {text:?}");

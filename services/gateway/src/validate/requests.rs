@@ -23,11 +23,15 @@ pub(crate) use entities::{
 };
 pub(crate) use files::{PART_BYTES, create_file, file_filter};
 pub(crate) use money::create_budget;
-pub(crate) use scans::{create_scan, create_scan_connection, path_of, review_candidate, watch_scan};
+pub(crate) use scans::{
+    create_scan, create_scan_connection, path_of, review_candidate, watch_scan,
+};
 pub(crate) use schedules::{create_schedule, timing, update_schedule};
 pub(crate) use secrets::{create_secret, secret_fits, update_secret};
 pub(crate) use states::{put_state, watch_states};
-pub(crate) use tasks::{create_message, create_task, edit_message, subscribe, update_message, update_task};
+pub(crate) use tasks::{
+    create_message, create_task, edit_message, subscribe, update_message, update_task,
+};
 pub(crate) use usage::{list_usage, update_quota};
 
 use super::Violations;

@@ -1,4 +1,5 @@
-//! Reading the output of a command: its beginning and its end are kept, what lies between is counted.
+//! Reading the output of a command: its beginning and its end are kept, what lies between is
+//! counted.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,13 +17,15 @@ pub(crate) const HALF: usize = 1 << 20;
 /// What was kept of one stream.
 #[derive(Debug)]
 pub(crate) struct Captured {
-    /// The text; bytes that are no UTF-8 are replaced, and a marker stands where something was left out.
+    /// The text; bytes that are no UTF-8 are replaced, and a marker stands where something was left
+    /// out.
     pub(crate) text: String,
     /// Something was left out.
     pub(crate) truncated: bool,
     /// Bytes that are no UTF-8 were replaced.
     pub(crate) is_replaced: bool,
-    /// The stream did not end by itself, and its last bytes are left out: they may be a part of a secret.
+    /// The stream did not end by itself, and its last bytes are left out: they may be a part of a
+    /// secret.
     pub(crate) is_withheld: bool,
 }
 
@@ -33,7 +36,8 @@ impl Captured {
     }
 }
 
-/// Of each half a little more than is shown: a secret that lies across a cut must be known whole to be taken out.
+/// Of each half a little more than is shown: a secret that lies across a cut must be known whole to
+/// be taken out.
 #[derive(Debug, Default)]
 struct Kept {
     head: Vec<u8>,
@@ -57,10 +61,12 @@ impl Kept {
         self.omitted += excess;
     }
 
-    /// `complete` says that the command ended the stream by itself. Where it did not, the stream may have broken off within a
-    /// secret. What could be the first part of one is left out then, whatever it is.
+    /// `complete` says that the command ended the stream by itself. Where it did not, the stream
+    /// may have broken off within a secret. What could be the first part of one is left out then,
+    /// whatever it is.
     fn captured(&mut self, complete: bool) -> Captured {
-        let (mut head, tail) = (std::mem::take(&mut self.head), Vec::from(std::mem::take(&mut self.tail)));
+        let (mut head, tail) =
+            (std::mem::take(&mut self.head), Vec::from(std::mem::take(&mut self.tail)));
         let all = head.len() + self.omitted + tail.len();
         let withheld = if complete { 0 } else { self.scrubber.margin().min(all) };
         let mut bytes = Vec::new();
@@ -72,8 +78,11 @@ impl Kept {
         let is_long = all > 2 * HALF;
         if is_long {
             self.scrubber.render(&head, &found, 0..HALF.min(all - withheld), &mut bytes);
-            bytes.extend_from_slice(format!("\n[... {} bytes left out ...]\n", all - 2 * HALF).as_bytes());
-            let (end, found) = if self.omitted == 0 { (&head, found) } else { (&tail, self.scrubber.find(&tail)) };
+            bytes.extend_from_slice(
+                format!("\n[... {} bytes left out ...]\n", all - 2 * HALF).as_bytes(),
+            );
+            let (end, found) =
+                if self.omitted == 0 { (&head, found) } else { (&tail, self.scrubber.find(&tail)) };
             let last = end.len() - HALF..end.len() - withheld.min(HALF);
             self.scrubber.render(end, &found, last, &mut bytes);
         } else {
@@ -96,7 +105,10 @@ pub(super) struct Capture {
 
 impl Capture {
     /// Starts reading.
-    pub(super) fn start(stream: Option<impl AsyncRead + Unpin + Send + 'static>, scrubber: Arc<Scrubber>) -> Self {
+    pub(super) fn start(
+        stream: Option<impl AsyncRead + Unpin + Send + 'static>,
+        scrubber: Arc<Scrubber>,
+    ) -> Self {
         let kept = Arc::new(Mutex::new(Kept::new(scrubber)));
         let shared = Arc::clone(&kept);
         let reading = tokio::spawn(async move {
@@ -105,7 +117,9 @@ impl Capture {
             loop {
                 match stream.read(&mut buffer).await {
                     Ok(0) => return true,
-                    Ok(read) => shared.lock().unwrap_or_else(PoisonError::into_inner).push(&buffer[..read]),
+                    Ok(read) => {
+                        shared.lock().unwrap_or_else(PoisonError::into_inner).push(&buffer[..read])
+                    }
                     Err(_) => return false,
                 }
             }
@@ -113,8 +127,8 @@ impl Capture {
         Self { kept, reading }
     }
 
-    /// What was read until the end of the stream, or until `patience` is over. `complete` says that the command was not
-    /// killed while it may have been writing.
+    /// What was read until the end of the stream, or until `patience` is over. `complete` says that
+    /// the command was not killed while it may have been writing.
     pub(super) async fn finish(mut self, patience: Duration, complete: bool) -> Captured {
         let read = tokio::time::timeout(patience, &mut self.reading).await;
         if read.is_err() {
@@ -175,7 +189,8 @@ mod tests {
     #[test]
     fn a_secret_is_taken_out_wherever_the_output_is_cut() {
         let scrubber = scrubber();
-        let pieces: Vec<&str> = (0..=VALUE.len() - 4).map(|start| &VALUE[start..start + 4]).collect();
+        let pieces: Vec<&str> =
+            (0..=VALUE.len() - 4).map(|start| &VALUE[start..start + 4]).collect();
         // Nothing is left out of what is kept, or little, or much.
         for total in [2 * HALF + 10, 3 * HALF] {
             for cut in [HALF, total - HALF] {
@@ -201,8 +216,13 @@ mod tests {
                 let mut output = vec![b'.'; total];
                 let place = place.min(total - 11);
                 output[place..place + 11].copy_from_slice(&VALUE.as_bytes()[..11]);
-                let (one, other) = (captured(&with, &output, true), captured(&without, &output, true));
-                assert_eq!((one.text, one.truncated), (other.text, other.truncated), "{place} of {total}");
+                let (one, other) =
+                    (captured(&with, &output, true), captured(&without, &output, true));
+                assert_eq!(
+                    (one.text, one.truncated),
+                    (other.text, other.truncated),
+                    "{place} of {total}"
+                );
             }
         }
     }
@@ -218,7 +238,8 @@ mod tests {
             let known = 10.min(total);
             output[total - known..].copy_from_slice(&VALUE.as_bytes()[..known]);
             let whole = captured(&Arc::default(), &plain, true).text;
-            let (one, other) = (captured(&scrubber, &output, false), captured(&scrubber, &plain, false));
+            let (one, other) =
+                (captured(&scrubber, &output, false), captured(&scrubber, &plain, false));
             assert_eq!(one.text, other.text, "{total}");
             assert_eq!(one.text, whole[..whole.len() - margin.min(total)], "{total}");
             assert!(one.is_withheld && other.is_withheld);

@@ -10,9 +10,9 @@ use base64::{
     },
 };
 
-/// Every form of a value, without duplicates: as it is, in base64 (also in the middle of something longer), for URLs and
-/// forms, in JSON, in HTML, in hexadecimal; all that also without white space around it, which headers lose. With each,
-/// whether encoders break lines in it.
+/// Every form of a value, without duplicates: as it is, in base64 (also in the middle of something
+/// longer), for URLs and forms, in JSON, in HTML, in hexadecimal; all that also without white space
+/// around it, which headers lose. With each, whether encoders break lines in it.
 pub(super) fn of(value: &str) -> Vec<(Vec<u8>, bool)> {
     let (mut forms, mut wrapping) = (Vec::new(), Vec::new());
     for value in [value, value.trim()] {
@@ -28,7 +28,8 @@ pub(super) fn of(value: &str) -> Vec<(Vec<u8>, bool)> {
         forms.extend(json(value).into_iter().chain(html(value)).map(String::into_bytes));
     }
     let wrapping = wrapping.into_iter().map(|form| (form, true));
-    let mut forms: Vec<(Vec<u8>, bool)> = wrapping.chain(forms.into_iter().map(|form| (form, false))).collect();
+    let mut forms: Vec<(Vec<u8>, bool)> =
+        wrapping.chain(forms.into_iter().map(|form| (form, false))).collect();
     // Stable, so that of two the one that wraps stays.
     forms.sort_by(|(one, _), (other, _)| one.cmp(other));
     forms.dedup_by(|(one, _), (other, _)| one == other);
@@ -37,8 +38,9 @@ pub(super) fn of(value: &str) -> Vec<(Vec<u8>, bool)> {
     forms
 }
 
-/// Base64 in both alphabets, with and without padding; and what every base64 text contains that has the value somewhere in
-/// it, for each of the three ways in which it can begin within a group of three bytes.
+/// Base64 in both alphabets, with and without padding; and what every base64 text contains that has
+/// the value somewhere in it, for each of the three ways in which it can begin within a group of
+/// three bytes.
 fn base64(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     let alphabets: [&GeneralPurpose; 2] = [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD];
     for alphabet in alphabets {
@@ -81,8 +83,8 @@ fn hexadecimal(value: &str, upper: bool) -> String {
     })
 }
 
-/// As it stands between quotes in JSON, as the usual libraries write it: some escape the slash, some what is not ASCII, some
-/// what means something in HTML.
+/// As it stands between quotes in JSON, as the usual libraries write it: some escape the slash,
+/// some what is not ASCII, some what means something in HTML.
 fn json(value: &str) -> Vec<String> {
     let quoted = serde_json::Value::from(value).to_string();
     let plain = &quoted[1..quoted.len() - 1];
@@ -109,8 +111,10 @@ fn escaped(text: &str, which: fn(char) -> bool) -> String {
 fn html(value: &str) -> Vec<String> {
     let tags = value.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let quotes = [("&quot;", "&#39;"), ("&#34;", "&#39;"), ("&quot;", "&#x27;"), ("&quot;", "'")];
-    let mut forms: Vec<String> =
-        quotes.iter().map(|(double, single)| tags.replace('"', double).replace('\'', single)).collect();
+    let mut forms: Vec<String> = quotes
+        .iter()
+        .map(|(double, single)| tags.replace('"', double).replace('\'', single))
+        .collect();
     forms.push(tags);
     forms
 }

@@ -40,7 +40,10 @@ fn every_usual_way_to_write_a_value_is_found() {
         json[1..json.len() - 1].replace('/', "\\/"),
         json[1..json.len() - 1].replace('é', "\\u00e9"),
         json[1..json.len() - 1].replace('é', "\\u00e9").replace('/', "\\/"),
-        json[1..json.len() - 1].replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"),
+        json[1..json.len() - 1]
+            .replace('<', "\\u003c")
+            .replace('>', "\\u003e")
+            .replace('&', "\\u0026"),
         value
             .replace('&', "&amp;")
             .replace('<', "&lt;")
@@ -51,7 +54,11 @@ fn every_usual_way_to_write_a_value_is_found() {
         value.bytes().map(|byte| format!("{byte:02X}")).collect(),
     ];
     for form in cases {
-        assert_eq!(scrub(value, &format!("before {form} after")), format!("before {HANDLE} after"), "{form}");
+        assert_eq!(
+            scrub(value, &format!("before {form} after")),
+            format!("before {HANDLE} after"),
+            "{form}"
+        );
     }
 }
 
@@ -60,9 +67,10 @@ fn a_value_is_found_in_the_base64_of_something_longer() {
     let value = "t0ken-of-many-letters";
     for before in ["", "a", "ab", "user:", "user:name:"] {
         for after in ["", "x", "xy", "xyz"] {
-            for encoded in
-                [STANDARD.encode(format!("{before}{value}{after}")), URL_SAFE.encode(format!("{before}{value}{after}"))]
-            {
+            for encoded in [
+                STANDARD.encode(format!("{before}{value}{after}")),
+                URL_SAFE.encode(format!("{before}{value}{after}")),
+            ] {
                 let scrubbed = scrub(value, &encoded);
                 assert!(scrubbed.contains(HANDLE), "{before:?} {after:?}: {scrubbed}");
                 // What is left of the value are a few bits at its ends.
@@ -82,8 +90,11 @@ fn white_space_around_a_value_need_not_come_back() {
 
 /// What stands for a value in base64 or hexadecimal digits, in lines.
 fn wrapped(text: &str, columns: usize, line_break: &str) -> String {
-    let lines: Vec<&str> =
-        text.as_bytes().chunks(columns).map(|line| std::str::from_utf8(line).expect("ASCII")).collect();
+    let lines: Vec<&str> = text
+        .as_bytes()
+        .chunks(columns)
+        .map(|line| std::str::from_utf8(line).expect("ASCII"))
+        .collect();
     lines.join(line_break)
 }
 
@@ -99,9 +110,15 @@ fn encoded_value_is_found_across_line_breaks() {
                 for columns in [60, 64, 76] {
                     for line_break in ["\n", "\r\n", "\\n", "\\r\\n"] {
                         let scrubbed = scrubber.text(wrapped(&encoded, columns, line_break));
-                        assert!(scrubbed.contains(HANDLE), "{columns} {line_break:?} {before}: {scrubbed}");
+                        assert!(
+                            scrubbed.contains(HANDLE),
+                            "{columns} {line_break:?} {before}: {scrubbed}"
+                        );
                         let most = encoded.len() - value.len() * 4 / 3 + HANDLE.len() + 8;
-                        assert!(scrubbed.len() <= most + encoded.len() / 15, "{columns} {before}: {scrubbed}");
+                        assert!(
+                            scrubbed.len() <= most + encoded.len() / 15,
+                            "{columns} {before}: {scrubbed}"
+                        );
                     }
                 }
             }
@@ -145,12 +162,10 @@ fn values_that_overlap_leave_nothing_behind() {
 #[test]
 fn a_value_is_found_in_every_text_and_name_of_a_result() {
     let scrubber = scrubber(&[("abcdefgh", HANDLE)]);
-    let mut found =
-        json!({"a": ["1 abcdefgh", {"b": "abcdefgh"}], "abcdefgh": {"x abcdefgh": null}, "c": [1, true, "abcdefg"]});
+    let mut found = json!({"a": ["1 abcdefgh", {"b": "abcdefgh"}], "abcdefgh": {"x abcdefgh": null}, "c": [1, true, "abcdefg"]});
     scrubber.value(&mut found);
     let name = format!("x {HANDLE}");
-    let expected =
-        json!({"a": [format!("1 {HANDLE}"), {"b": HANDLE}], HANDLE: {name: null}, "c": [1, true, "abcdefg"]});
+    let expected = json!({"a": [format!("1 {HANDLE}"), {"b": HANDLE}], HANDLE: {name: null}, "c": [1, true, "abcdefg"]});
     assert_eq!(found, expected);
 }
 
@@ -159,7 +174,10 @@ fn other_text_stays_as_it_is() {
     let text = "ein schöner Text, {{secret:S:0123456789abcdef}}, aGVsbG8=";
     assert_eq!(scrub("something-else", text), text);
     assert_eq!(Scrubber::default().text(text.to_owned()), text);
-    assert_eq!(scrub("something-else", "something-elsx something-els"), "something-elsx something-els");
+    assert_eq!(
+        scrub("something-else", "something-elsx something-els"),
+        "something-elsx something-els"
+    );
 }
 
 /// Neither the time nor the result tells how much of a value a text has.
@@ -178,7 +196,8 @@ fn hostile_repetitions_take_no_longer_than_their_length() {
 }
 
 proptest! {
-    /// Every occurrence of every form is found, and nothing else, in texts that are almost nothing but forms.
+    /// Every occurrence of every form is found, and nothing else, in texts that are almost nothing
+    /// but forms.
     #[test]
     fn found_places_are_those_of_a_plain_search(value in "[ab]{8,40}", text in "[ab612]{0,200}", times in 0..3_usize) {
         let text = format!("{text}{}{text}", value.repeat(times));

@@ -7,7 +7,8 @@ use memchr::memchr2_iter;
 /// Shortest line that an encoder ends: GitHub and `xxd` write 60 characters, PEM 64, MIME 76.
 const MIN_LINE: usize = 60;
 
-/// The ways to break a line, as it stands and in a JSON text; longest first of those that begin alike.
+/// The ways to break a line, as it stands and in a JSON text; longest first of those that begin
+/// alike.
 const ESCAPED: [&[u8]; 2] = [b"\\r\\n", b"\\n"];
 
 /// Bytes of the longest of them.
@@ -32,8 +33,8 @@ struct Break {
 }
 
 impl Unwrapped {
-    /// None when there is no break. A break counts when the line that it ends is long enough to have been ended by an
-    /// encoder; the first line of a text may be the rest of a longer one.
+    /// None when there is no break. A break counts when the line that it ends is long enough to
+    /// have been ended by an encoder; the first line of a text may be the rest of a longer one.
     pub(super) fn of(text: &[u8]) -> Option<Self> {
         let mut bytes = Vec::new();
         let mut breaks: Vec<Break> = Vec::new();
@@ -60,7 +61,8 @@ impl Unwrapped {
     pub(super) fn place(&self, part: Range<usize>) -> Option<Range<usize>> {
         let before = self.breaks.partition_point(|one| one.at <= part.start);
         let within = self.breaks.partition_point(|one| one.at < part.end);
-        let removed = |breaks: usize| breaks.checked_sub(1).map_or(0, |last| self.breaks[last].removed);
+        let removed =
+            |breaks: usize| breaks.checked_sub(1).map_or(0, |last| self.breaks[last].removed);
         (within > before).then(|| part.start + removed(before)..part.end + removed(within))
     }
 }

@@ -14,7 +14,9 @@ async fn value(bench: &Bench, script: &str) -> String {
 #[tokio::test]
 async fn file_that_is_read_changed_and_written_keeps_every_line() {
     let bench = Bench::with_files();
-    let lines: String = std::iter::once("id,v\n".to_owned()).chain((0..100_000).map(|n| format!("{n},1\n"))).collect();
+    let lines: String = std::iter::once("id,v\n".to_owned())
+        .chain((0..100_000).map(|n| format!("{n},1\n")))
+        .collect();
     std::fs::write(bench.work("over.csv"), &lines).expect("written");
     let script = "const rows = read_file('over.csv').trim().split('\\n').slice(1);
         create_file('over.csv', read_file('over.csv').replaceAll(',1\\n', ',2\\n'));
@@ -24,7 +26,8 @@ async fn file_that_is_read_changed_and_written_keeps_every_line() {
     assert!(written == lines.replace(",1\n", ",2\n"));
 
     let numbers: Vec<usize> = (0..150_000).collect();
-    std::fs::write(bench.work("numbers.json"), serde_json::json!(numbers).to_string()).expect("written");
+    std::fs::write(bench.work("numbers.json"), serde_json::json!(numbers).to_string())
+        .expect("written");
     let script = "JSON.parse(read_file('numbers.json')).reduce((sum, n) => sum + n, 0)";
     assert_eq!(value(&bench, script).await, (149_999_usize * 150_000 / 2).to_string());
 }

@@ -57,7 +57,9 @@ impl Encoding {
     /// The text of these bytes, or where the first byte stands that belongs to no character.
     pub(super) fn decode(self, bytes: Vec<u8>) -> Result<String, usize> {
         match self {
-            Self::Utf8 => String::from_utf8(bytes).map_err(|error| error.utf8_error().valid_up_to()),
+            Self::Utf8 => {
+                String::from_utf8(bytes).map_err(|error| error.utf8_error().valid_up_to())
+            }
             Self::Latin1 => Ok(bytes.into_iter().map(char::from).collect()),
             Self::Utf16Le | Self::Utf16Be => {
                 let mut text = String::with_capacity(bytes.len());
@@ -76,7 +78,9 @@ impl Encoding {
     pub(super) fn encode(self, text: String) -> Result<Vec<u8>, char> {
         match self {
             Self::Utf8 => Ok(text.into_bytes()),
-            Self::Latin1 => text.chars().map(|c| u8::try_from(u32::from(c)).map_err(|_| c)).collect(),
+            Self::Latin1 => {
+                text.chars().map(|c| u8::try_from(u32::from(c)).map_err(|_| c)).collect()
+            }
             Self::Utf16Le => Ok(text.encode_utf16().flat_map(u16::to_le_bytes).collect()),
             Self::Utf16Be => Ok(text.encode_utf16().flat_map(u16::to_be_bytes).collect()),
         }
@@ -105,7 +109,8 @@ impl Encoding {
         match self {
             Self::Utf8 | Self::Latin1 => memchr::memchr(b'\n', bytes).map(|at| at + 1),
             Self::Utf16Le | Self::Utf16Be => {
-                let at = bytes.chunks_exact(2).position(|unit| self.unit(unit) == u16::from(b'\n'))?;
+                let at =
+                    bytes.chunks_exact(2).position(|unit| self.unit(unit) == u16::from(b'\n'))?;
                 Some(2 * (at + 1))
             }
         }
@@ -124,7 +129,9 @@ impl Encoding {
         match self {
             Self::Utf8 => bytes.iter().map(|byte| written_byte(*byte)).sum(),
             Self::Latin1 => bytes.iter().map(|byte| of_unit((*byte).into())).sum(),
-            Self::Utf16Le | Self::Utf16Be => bytes.chunks(2).map(|unit| of_unit(self.unit(unit))).sum(),
+            Self::Utf16Le | Self::Utf16Be => {
+                bytes.chunks(2).map(|unit| of_unit(self.unit(unit))).sum()
+            }
         }
     }
 
@@ -148,16 +155,24 @@ impl Encoding {
 mod tests {
     use super::*;
 
-    const ALL: [Encoding; 4] = [Encoding::Utf8, Encoding::Latin1, Encoding::Utf16Le, Encoding::Utf16Be];
+    const ALL: [Encoding; 4] =
+        [Encoding::Utf8, Encoding::Latin1, Encoding::Utf16Le, Encoding::Utf16Be];
 
     #[test]
     fn decoded_text_encodes_to_the_same_bytes() {
         let text = "\u{feff}a\r\n\u{e4}\u{20ac}\u{1f600}\u{0}\u{a0a}\"\\\u{1}";
         for encoding in ALL {
-            let text: String =
-                if encoding == Encoding::Latin1 { (0..=u8::MAX).map(char::from).collect() } else { text.into() };
+            let text: String = if encoding == Encoding::Latin1 {
+                (0..=u8::MAX).map(char::from).collect()
+            } else {
+                text.into()
+            };
             let bytes = encoding.encode(text.clone()).expect("it has all of these");
-            assert_eq!(encoding.written(&bytes) + 2, serde_json::to_string(&text).expect("JSON").len(), "{encoding:?}");
+            assert_eq!(
+                encoding.written(&bytes) + 2,
+                serde_json::to_string(&text).expect("JSON").len(),
+                "{encoding:?}"
+            );
             assert!(bytes.len() <= encoding.most(encoding.written(&bytes)), "{encoding:?}");
             assert_eq!(encoding.decode(bytes), Ok(text), "{encoding:?}");
         }
@@ -168,7 +183,10 @@ mod tests {
     fn bytes_of_no_character_are_refused_with_their_place() {
         assert_eq!(Encoding::Utf8.decode(b"caf\xe9".to_vec()), Err(3));
         // A second half without a first one, a first half without a second one, and half a unit.
-        assert_eq!(Encoding::Utf16Le.decode(vec![0x61, 0, 0x3d, 0xd8, 0x00, 0xde, 0x00, 0xde]), Err(6));
+        assert_eq!(
+            Encoding::Utf16Le.decode(vec![0x61, 0, 0x3d, 0xd8, 0x00, 0xde, 0x00, 0xde]),
+            Err(6)
+        );
         assert_eq!(Encoding::Utf16Be.decode(vec![0, 0x61, 0xd8, 0x3d]), Err(2));
         assert_eq!(Encoding::Utf16Le.decode(vec![0x61, 0, 0x62]), Err(2));
     }
@@ -180,8 +198,8 @@ mod tests {
             let bytes = encoding.encode(text.into()).expect("it has all of these");
             for cut in 0..=bytes.len() {
                 let at = cut + encoding.rest_of_character(&bytes[cut..], cut as u64);
-                let halves =
-                    [&bytes[..at], &bytes[at..]].map(|half| encoding.decode(half.to_vec()).expect("whole characters"));
+                let halves = [&bytes[..at], &bytes[at..]]
+                    .map(|half| encoding.decode(half.to_vec()).expect("whole characters"));
                 assert_eq!(halves.concat(), text, "{encoding:?} at {cut}");
             }
         }

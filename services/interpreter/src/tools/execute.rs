@@ -62,13 +62,22 @@ pub(super) const OPTIONS: Kind = Kind::Object(&[
         "120",
         "After this time everything it started is killed.",
     ),
-    optional("cwd", Kind::Path, "the workspace", "Directory to start in, relative to the workspace."),
+    optional(
+        "cwd",
+        Kind::Path,
+        "the workspace",
+        "Directory to start in, relative to the workspace.",
+    ),
     optional("env", Kind::TextMap, "{}", "Environment variables to set, for this call."),
     STDIN,
 ]);
 
-const STDIN: Parameter =
-    optional("stdin", Kind::Text { min_bytes: 0, max_bytes: 1 << 20 }, "empty", "Its standard input.");
+const STDIN: Parameter = optional(
+    "stdin",
+    Kind::Text { min_bytes: 0, max_bytes: 1 << 20 },
+    "empty",
+    "Its standard input.",
+);
 
 /// What every tool that runs a program returns.
 pub(super) const EXECUTED: Output = Output::Object(&[
@@ -80,7 +89,11 @@ pub(super) const EXECUTED: Output = Output::Object(&[
     field("stdout", Output::Text, "What it wrote to standard output."),
     field("stderr", Output::Text, "What it wrote to standard error."),
     field("timed_out", Output::Boolean, "Whether it was killed because its time was over."),
-    field("signal", Output::Nullable(&Output::Text), "The signal that ended it, for example SIGKILL."),
+    field(
+        "signal",
+        Output::Nullable(&Output::Text),
+        "The signal that ended it, for example SIGKILL.",
+    ),
     field(
         "limit_exceeded",
         Output::Nullable(&Output::OneOf(&["processes", "memory", "cpu"])),
@@ -95,9 +108,11 @@ const OUTPUT_TOO_LARGE: (&str, &str) = (
     "when it has run, but wrote more than 2 MiB; details has the exit code and the ends of each output.",
 );
 
-const UNAVAILABLE: (&str, &str) = ("CommandsUnavailable", "when this host cannot confine commands; nothing ran.");
+const UNAVAILABLE: (&str, &str) =
+    ("CommandsUnavailable", "when this host cannot confine commands; nothing ran.");
 
-const NOT_STARTED: (&str, &str) = ("CommandNotStarted", "when its process or sandbox could not be made; nothing ran.");
+const NOT_STARTED: (&str, &str) =
+    ("CommandNotStarted", "when its process or sandbox could not be made; nothing ran.");
 
 const NO_DIRECTORY: (&str, &str) = ("FileNotFound", "when there is no directory `cwd`.");
 
@@ -166,7 +181,8 @@ pub(super) async fn run(host: Host<'_>, arguments: Arguments) -> Result<Executed
 }
 
 impl Host<'_> {
-    /// Runs a shell script for a tool. `program` is what secrets that the script gets have to be bound to.
+    /// Runs a shell script for a tool. `program` is what secrets that the script gets have to be
+    /// bound to.
     pub(super) async fn run(
         self,
         tool: &'static str,
@@ -196,8 +212,10 @@ impl Host<'_> {
             timeout: Duration::from_secs(options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT)),
             scrubber: secrets.scrubber(&sent),
         };
-        let outcome =
-            sandbox.run(workspace, policy, request, cancel).await.map_err(|e| refused(tool, workspace, &e))?;
+        let outcome = sandbox
+            .run(workspace, policy, request, cancel)
+            .await
+            .map_err(|e| refused(tool, workspace, &e))?;
         let is_cut = outcome.stdout.truncated || outcome.stderr.truncated;
         let is_replaced = outcome.stdout.is_replaced || outcome.stderr.is_replaced;
         let is_withheld = outcome.stdout.is_withheld || outcome.stderr.is_withheld;
@@ -209,7 +227,11 @@ impl Host<'_> {
             signal: outcome.signal,
             limit_exceeded: outcome.limit_exceeded,
             duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
-            note: if is_withheld { Some(note::WITHHELD) } else { is_replaced.then_some(note::REPLACED) },
+            note: if is_withheld {
+                Some(note::WITHHELD)
+            } else {
+                is_replaced.then_some(note::REPLACED)
+            },
         };
         if is_cut || written(&executed.stdout) + written(&executed.stderr) + AROUND > result_bytes {
             return Err(output_too_large(tool, executed, result_bytes));
@@ -256,9 +278,10 @@ fn refused(tool: &str, workspace: &Workspace, error: &CommandError) -> ToolError
             ),
         ),
         CommandError::Directory(error) => path_error(workspace, error),
-        CommandError::Start(source) => {
-            ToolError::new(NOT_STARTED.0, format!("The command did not run: it could not be started ({source})."))
-        }
+        CommandError::Start(source) => ToolError::new(
+            NOT_STARTED.0,
+            format!("The command did not run: it could not be started ({source})."),
+        ),
         CommandError::Setup { message } => ToolError::new(
             NOT_STARTED.0,
             format!("The command did not run: its sandbox could not be set up ({message})."),

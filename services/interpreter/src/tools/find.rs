@@ -1,4 +1,5 @@
-//! `find_file`: files and directories by a glob. The globs of `grep` are the same and live here too.
+//! `find_file`: files and directories by a glob. The globs of `grep` are the same and live here
+//! too.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -103,14 +104,21 @@ pub(super) fn run(
     }
     paths.sort_unstable();
     let truncated = end != WalkEnd::Complete;
-    let enough = || format!("only the first {} are here, as many as one call may return", paths.len());
+    let enough =
+        || format!("only the first {} are here, as many as one call may return", paths.len());
     let why = note::incomplete(end, stopped).or_else(|| truncated.then(enough));
-    let note = why.map(|why| format!("Not all that match are here: {why}. Name a directory to look in with `path`."));
+    let note = why.map(|why| {
+        format!("Not all that match are here: {why}. Name a directory to look in with `path`.")
+    });
     Ok(Found { paths, truncated, note })
 }
 
 /// Compiles globs. One without a slash is about names in any directory.
-pub(super) fn globs(tool: &str, parameter: &str, patterns: &[String]) -> Result<GlobSet, ToolError> {
+pub(super) fn globs(
+    tool: &str,
+    parameter: &str,
+    patterns: &[String],
+) -> Result<GlobSet, ToolError> {
     let mut set = GlobSetBuilder::new();
     for pattern in patterns {
         if !is_bounded_glob(pattern) {
@@ -120,12 +128,18 @@ pub(super) fn globs(tool: &str, parameter: &str, patterns: &[String]) -> Result<
             )));
         }
         let trimmed = pattern.trim_start_matches("./").trim_start_matches('/');
-        let mut glob =
-            if trimmed.trim_end_matches('/').contains('/') { trimmed.to_owned() } else { format!("**/{trimmed}") };
+        let mut glob = if trimmed.trim_end_matches('/').contains('/') {
+            trimmed.to_owned()
+        } else {
+            format!("**/{trimmed}")
+        };
         if glob.ends_with('/') {
             glob.push_str("**");
         }
-        let glob = GlobBuilder::new(&glob).literal_separator(true).build().map_err(|e| invalid(tool, pattern, &e))?;
+        let glob = GlobBuilder::new(&glob)
+            .literal_separator(true)
+            .build()
+            .map_err(|e| invalid(tool, pattern, &e))?;
         set.add(glob);
     }
     set.build().map_err(|e| invalid(tool, parameter, &e))
@@ -133,7 +147,8 @@ pub(super) fn globs(tool: &str, parameter: &str, patterns: &[String]) -> Result<
 
 /// Whether a path matches, taken from the workspace or from the directory that is searched.
 pub(super) fn is_match(globs: &GlobSet, path: &Path, base: &RelativePath) -> bool {
-    globs.is_match(path) || path.strip_prefix(base.as_path()).is_ok_and(|below| globs.is_match(below))
+    globs.is_match(path)
+        || path.strip_prefix(base.as_path()).is_ok_and(|below| globs.is_match(below))
 }
 
 fn invalid(tool: &str, pattern: &str, error: &globset::Error) -> ToolError {

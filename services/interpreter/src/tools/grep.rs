@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 
 use globset::GlobSet;
 use grep_matcher::LineTerminator;
-use grep_searcher::{BinaryDetection, Searcher, SearcherBuilder, Sink, SinkContext, SinkFinish, SinkMatch};
+use grep_searcher::{
+    BinaryDetection, Searcher, SearcherBuilder, Sink, SinkContext, SinkFinish, SinkMatch,
+};
 use serde::{Deserialize, Serialize};
 
 use self::bounded::{Bounded, TOO_LARGE, without_ending};
@@ -44,7 +46,12 @@ pub(super) const DEFINITION: Definition = Definition {
                     "Only files that match one of these globs, for example \"*.rs\".",
                 ),
                 optional("exclude", NAMES, "none", "Not files that match one of these globs."),
-                optional("case_sensitive", Kind::Boolean, "true", "Distinguish upper and lower case."),
+                optional(
+                    "case_sensitive",
+                    Kind::Boolean,
+                    "true",
+                    "Distinguish upper and lower case.",
+                ),
                 optional("literal", Kind::Boolean, "false", "Take the query as plain text."),
                 optional(
                     "context",
@@ -69,10 +76,26 @@ pub(super) const DEFINITION: Definition = Definition {
             Output::List(&Output::Object(&[
                 field("path", Output::Text, "The file, relative to the workspace."),
                 field("line", Output::Integer, "The line, counted from 1."),
-                field("text", Output::Text, "The line; of over 500 characters a part around the match."),
-                optional_field("before", Output::List(&Output::Text), "Lines before it, if asked for."),
-                optional_field("after", Output::List(&Output::Text), "Lines after it, if asked for."),
-                optional_field("clipped", Output::Boolean, "Whether of one of these lines only a part is here."),
+                field(
+                    "text",
+                    Output::Text,
+                    "The line; of over 500 characters a part around the match.",
+                ),
+                optional_field(
+                    "before",
+                    Output::List(&Output::Text),
+                    "Lines before it, if asked for.",
+                ),
+                optional_field(
+                    "after",
+                    Output::List(&Output::Text),
+                    "Lines after it, if asked for.",
+                ),
+                optional_field(
+                    "clipped",
+                    Output::Boolean,
+                    "Whether of one of these lines only a part is here.",
+                ),
             ])),
             "The lines that match, sorted by file.",
         ),
@@ -167,10 +190,17 @@ pub(super) fn run(
         Some(path) => workspace.locate(&path).map_err(refused)?,
         None => RelativePath::root(),
     };
-    let include = options.include.as_deref().map(|list| globs(TOOL, "include", list)).transpose()?;
-    let exclude = options.exclude.as_deref().map(|list| globs(TOOL, "exclude", list)).transpose()?;
+    let include =
+        options.include.as_deref().map(|list| globs(TOOL, "include", list)).transpose()?;
+    let exclude =
+        options.exclude.as_deref().map(|list| globs(TOOL, "exclude", list)).transpose()?;
     let mut search = Search {
-        matcher: Bounded::new(&query, options.literal.unwrap_or(false), options.case_sensitive.unwrap_or(true), stop)?,
+        matcher: Bounded::new(
+            &query,
+            options.literal.unwrap_or(false),
+            options.case_sensitive.unwrap_or(true),
+            stop,
+        )?,
         searcher: searcher(options.context.unwrap_or(0)),
         stop,
         stopped: None,
@@ -213,8 +243,14 @@ pub(super) fn run(
     Ok(search.into_found(end))
 }
 
-fn selected(include: Option<&GlobSet>, exclude: Option<&GlobSet>, path: &Path, base: &RelativePath) -> bool {
-    include.is_none_or(|globs| is_match(globs, path, base)) && !exclude.is_some_and(|globs| is_match(globs, path, base))
+fn selected(
+    include: Option<&GlobSet>,
+    exclude: Option<&GlobSet>,
+    path: &Path,
+    base: &RelativePath,
+) -> bool {
+    include.is_none_or(|globs| is_match(globs, path, base))
+        && !exclude.is_some_and(|globs| is_match(globs, path, base))
 }
 
 fn searcher(context: usize) -> Searcher {
@@ -292,7 +328,8 @@ impl Search<'_> {
             Err(error) => {
                 if self.stopped.is_none() {
                     let too_long = error.kind() == io::ErrorKind::Other;
-                    let why = if too_long { "has a line that is too long" } else { "cannot be read" };
+                    let why =
+                        if too_long { "has a line that is too long" } else { "cannot be read" };
                     self.unsearched.push((path.to_owned(), why));
                 }
                 Searched::InPart
@@ -317,11 +354,17 @@ impl Search<'_> {
             ));
         }
         if !unsearched.is_empty() {
-            let named: Vec<String> =
-                unsearched.iter().take(MAX_NAMED).map(|(path, why)| format!("{} {why}", path.display())).collect();
+            let named: Vec<String> = unsearched
+                .iter()
+                .take(MAX_NAMED)
+                .map(|(path, why)| format!("{} {why}", path.display()))
+                .collect();
             let more = unsearched.len().saturating_sub(MAX_NAMED);
             let more = if more > 0 { format!(", and {more} more") } else { String::new() };
-            notes.push(format!("Not searched to the end: {}{more}. Use a command for such files.", named.join(", ")));
+            notes.push(format!(
+                "Not searched to the end: {}{more}. Use a command for such files.",
+                named.join(", ")
+            ));
         }
         let clipped = found.matches.iter().filter(|found| found.clipped).count();
         if clipped > 0 {
@@ -375,7 +418,8 @@ impl Collector<'_> {
         later.saturating_sub(line) <= self.context as u64
     }
 
-    /// The searcher shows a line between two matches once. It belongs to both, as a line that matches belongs to its neighbours.
+    /// The searcher shows a line between two matches once. It belongs to both, as a line that
+    /// matches belongs to its neighbors.
     fn see(&mut self, number: u64, line: Line) {
         *self.is_replaced |= line.is_replaced;
         if self.context == 0 {
@@ -399,7 +443,10 @@ impl Collector<'_> {
     }
 
     fn before(&self, number: u64) -> impl Iterator<Item = &Line> {
-        self.recent.iter().filter(move |(above, _)| self.is_near(*above, number)).map(|(_, line)| line)
+        self.recent
+            .iter()
+            .filter(move |(above, _)| self.is_near(*above, number))
+            .map(|(_, line)| line)
     }
 }
 
@@ -419,7 +466,8 @@ impl Sink for &mut Collector<'_> {
             + written(&self.path)
             + written(&line.text)
             + before.iter().map(|line| written(&line.text)).sum::<usize>();
-        let before = (self.context > 0).then(|| before.into_iter().map(|line| line.text.clone()).collect());
+        let before =
+            (self.context > 0).then(|| before.into_iter().map(|line| line.text.clone()).collect());
         let Some(left) = self.room.checked_sub(size) else {
             self.found.truncated = true;
             *self.is_full = true;
@@ -429,7 +477,14 @@ impl Sink for &mut Collector<'_> {
         let text = line.text.clone();
         self.see(number, line);
         let after = (self.context > 0).then(Vec::new);
-        self.found.matches.push(Match { path: self.path.clone(), line: number, text, before, after, clipped });
+        self.found.matches.push(Match {
+            path: self.path.clone(),
+            line: number,
+            text,
+            before,
+            after,
+            clipped,
+        });
         Ok(true)
     }
 
@@ -465,8 +520,11 @@ impl Line {
         let line = without_ending(line);
         // Four bytes for a character at most: what is further away cannot be shown. Cuts go between
         // characters.
-        let between = |at: usize| (at.saturating_sub(3)..=at).rev().find(|at| is_boundary(line, *at)).unwrap_or(at);
-        let is_short = line.len() <= 4 * MAX_LINE && String::from_utf8_lossy(line).chars().count() <= MAX_LINE;
+        let between = |at: usize| {
+            (at.saturating_sub(3)..=at).rev().find(|at| is_boundary(line, *at)).unwrap_or(at)
+        };
+        let is_short =
+            line.len() <= 4 * MAX_LINE && String::from_utf8_lossy(line).chars().count() <= MAX_LINE;
         let from = if is_short { 0 } else { between(at.min(line.len()).saturating_sub(LEAD)) };
         let near = &line[from..between(line.len().min(from + 4 * MAX_LINE))];
         let text = String::from_utf8_lossy(near);

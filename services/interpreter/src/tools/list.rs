@@ -37,7 +37,11 @@ pub(super) const DEFINITION: Definition = Definition {
         ),
     ],
     output: Output::List(&Output::Object(&[
-        field("path", Output::Text, "Relative to the workspace. Bytes that are not UTF-8 are shown as U+FFFD."),
+        field(
+            "path",
+            Output::Text,
+            "Relative to the workspace. Bytes that are not UTF-8 are shown as U+FFFD.",
+        ),
         field("type", Output::OneOf(&["file", "directory", "symlink", "other"]), "What it is."),
         field("size", Output::Integer, "Of a file, in bytes; 0 of everything else."),
     ])),

@@ -5,7 +5,8 @@
 use super::stop::Stopped;
 use crate::workspace::{MAX_DEPTH, MAX_VISITED, WalkEnd};
 
-/// Why a walk did not see everything, if it did not, for other reasons than that there were enough results.
+/// Why a walk did not see everything, if it did not, for other reasons than that there were enough
+/// results.
 pub(super) fn incomplete(end: WalkEnd, stopped: Option<Stopped>) -> Option<String> {
     if stopped == Some(Stopped::TimedOut) {
         return Some("the time for it was over, and what comes later was not looked at".to_owned());
@@ -21,8 +22,7 @@ pub(super) fn incomplete(end: WalkEnd, stopped: Option<Stopped>) -> Option<Strin
 pub(super) const REPLACED: &str = "Bytes that are not UTF-8 are shown as U+FFFD here.";
 
 /// The end of an output is left out because it may be a part of a secret.
-pub(super) const WITHHELD: &str =
-    "The command did not end its output by itself; the last bytes are left out, since they may be a part of a secret.";
+pub(super) const WITHHELD: &str = "The command did not end its output by itself; the last bytes are left out, since they may be a part of a secret.";
 
 /// Bytes of a body were no text in the encoding that its headers name.
 pub(super) const UNDECODED: &str = "The body is not all text: bytes that belong to no character are U+FFFD here, so do not save it as the file it was.";

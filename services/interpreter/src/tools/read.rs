@@ -27,7 +27,12 @@ pub(super) const DEFINITION: Definition = Definition {
         required("path", Kind::Path, "File, relative to the workspace."),
         optional("start_line", LINE, "1", "First line to return, counted from 1."),
         optional("end_line", LINE, "the last line", "Last line to return, included."),
-        named("offset", Kind::Integer { min: 0, max: MAX_SAFE_INTEGER }, "0", "First byte; not with lines."),
+        named(
+            "offset",
+            Kind::Integer { min: 0, max: MAX_SAFE_INTEGER },
+            "0",
+            "First byte; not with lines.",
+        ),
         named("limit", LIMIT, "all", "Number of bytes; not with lines."),
         ENCODING,
     ],
@@ -41,7 +46,10 @@ pub(super) const DEFINITION: Definition = Definition {
         ("BinaryFile", "when the file is not text."),
         NOT_ENCODED,
         ("FileTooLarge", "when a call cannot return it all; the message says how to go on."),
-        ("LineOutOfRange", "when `start_line` is after the end; the message says how many lines there are."),
+        (
+            "LineOutOfRange",
+            "when `start_line` is after the end; the message says how many lines there are.",
+        ),
     ],
     effect: Effect::Read,
     permission: Permission::FilesRead,
@@ -100,7 +108,9 @@ pub(super) fn run(
     }
     let (start, end) = (start_line.unwrap_or(1), end_line.unwrap_or(u64::MAX));
     if end < start {
-        return Err(ToolError::invalid(format!("read_file: end_line ({end}) is before start_line ({start}).")));
+        return Err(ToolError::invalid(format!(
+            "read_file: end_line ({end}) is before start_line ({start})."
+        )));
     }
     let path = workspace.locate(&path).map_err(|e| path_error(workspace, &e))?;
     let file = workspace.open_file(&path).map_err(|e| path_error(workspace, &e))?;
@@ -180,7 +190,9 @@ impl Reading<'_> {
         while left > 0 {
             self.look_at()?;
             let block = left.min(BLOCK);
-            let read = (&self.file).take(block).read_to_end(&mut bytes).map_err(|e| self.failed(&e))? as u64;
+            let read =
+                (&self.file).take(block).read_to_end(&mut bytes).map_err(|e| self.failed(&e))?
+                    as u64;
             if read < block {
                 break;
             }
@@ -207,8 +219,11 @@ impl Reading<'_> {
         }
         if start > 1 && lines.first_byte.is_none() {
             let (path, total) = (self.path.shown(), lines.total());
-            let message = format!("read_file: {path:?} has {total} lines; start_line {start} is after its end.");
-            return Err(ToolError::new("LineOutOfRange", message).with(json!({"path": path, "lines": total})));
+            let message = format!(
+                "read_file: {path:?} has {total} lines; start_line {start} is after its end."
+            );
+            return Err(ToolError::new("LineOutOfRange", message)
+                .with(json!({"path": path, "lines": total})));
         }
         let first = lines.first_byte.unwrap_or(0);
         self.encoding.decode(lines.bytes).map_err(|at| self.not_text(first + at as u64))
@@ -267,7 +282,8 @@ impl Reading<'_> {
 
     fn lines_too_large(&self, lines: &Lines) -> ToolError {
         let (path, start, piece) = (self.path.shown(), lines.start, self.piece());
-        let most = format!("too large for one call, which may return {} bytes, as JSON", self.room + 2);
+        let most =
+            format!("too large for one call, which may return {} bytes, as JSON", self.room + 2);
         if lines.line > start {
             let last = lines.line - 1;
             let message = format!(

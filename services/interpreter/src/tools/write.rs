@@ -24,7 +24,11 @@ pub(super) const DEFINITION: Definition = Definition {
     output: Output::Object(&[
         field("path", Output::Text, "The file, relative to the workspace."),
         field("bytes", Output::Integer, "Size of the new content."),
-        field("status", Output::OneOf(&["created", "overwritten"]), "Whether there was such a file before."),
+        field(
+            "status",
+            Output::OneOf(&["created", "overwritten"]),
+            "Whether there was such a file before.",
+        ),
     ]),
     like: None,
     example: "create_file(\"notes/todo.md\", \"# To do\\n\")",
@@ -59,7 +63,11 @@ pub(super) struct Created {
     status: &'static str,
 }
 
-pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Created, ToolError> {
+pub(super) fn run(
+    workspace: &Workspace,
+    arguments: Arguments,
+    stop: &Stop,
+) -> Result<Created, ToolError> {
     let Arguments { path, content, encoding } = arguments;
     let content = encoding.encode(content).map_err(|missing| {
         ToolError::invalid(format!(

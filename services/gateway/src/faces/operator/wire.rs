@@ -1,4 +1,5 @@
-//! How lines travel: over TCP (or TLS) as they are, or as the messages of a WebSocket. The first byte of a connection tells which.
+//! How lines travel: over TCP (or TLS) as they are, or as the messages of a WebSocket. The first
+//! byte of a connection tells which.
 
 use std::{
     io,
@@ -46,7 +47,11 @@ impl Rewound {
 }
 
 impl AsyncRead for Rewound {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if buffer.remaining() > 0
             && let Some(first) = this.first.take()
@@ -65,7 +70,11 @@ impl AsyncRead for Rewound {
 }
 
 impl AsyncWrite for Rewound {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
     }
 
@@ -101,7 +110,8 @@ pub(super) fn plain(mut stream: Rewound, account: Account) -> (Reader, Writer) {
     (Reader { wire: Wire::Tcp(Lines::new(reader, MAX_LINE)), account }, Writer::Tcp(writer))
 }
 
-/// The server's side of a WebSocket, if the guard lets it in, and the headers it was asked for with.
+/// The server's side of a WebSocket, if the guard lets it in, and the headers it was asked for
+/// with.
 ///
 /// # Errors
 /// When it is not let in, or is no WebSocket; the client has been told.
@@ -158,8 +168,11 @@ impl Wire {
                 // They are answered within.
                 Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => continue,
                 Some(Ok(Message::Close(_)) | Err(Error::ConnectionClosed)) | None => Ok(None),
-                // The rest of it would have to be read; the next attempt finds the connection broken.
-                Some(Err(Error::Capacity(CapacityError::MessageTooLong { .. }))) => Ok(Some(Line::TooLong)),
+                // The rest of it would have to be read; the next attempt finds the connection
+                // broken.
+                Some(Err(Error::Capacity(CapacityError::MessageTooLong { .. }))) => {
+                    Ok(Some(Line::TooLong))
+                }
                 Some(Err(error)) => Err(io::Error::other(error)),
             };
         }

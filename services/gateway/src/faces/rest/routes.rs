@@ -21,8 +21,8 @@ pub(crate) struct Route {
     pub(crate) body: Content,
 }
 
-/// What the body of a request holds. Fields that stand neither in it nor in the path are parameters of the query; the
-/// idempotency key is a header.
+/// What the body of a request holds. Fields that stand neither in it nor in the path are parameters
+/// of the query; the idempotency key is a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Content {
     None,
@@ -70,14 +70,18 @@ mod tests {
     fn every_method_of_the_contract_has_a_route() {
         for method in construct_proto::methods() {
             let name = format!("{}/{}", method.parent_service().name(), method.name());
-            assert!(ROUTES.iter().any(|route| route.method == name), "{name} needs the option `google.api.http`");
+            assert!(
+                ROUTES.iter().any(|route| route.method == name),
+                "{name} needs the option `google.api.http`"
+            );
         }
     }
 
     #[test]
     fn places_of_paths_are_single_fields_of_the_request() {
         for route in ROUTES.iter() {
-            let places = route.path.split('/').filter(|part| part.contains(['{', '}', '*', '=', ':']));
+            let places =
+                route.path.split('/').filter(|part| part.contains(['{', '}', '*', '=', ':']));
             assert_eq!(places.count(), route.fields().count(), "{}", route.path);
         }
     }

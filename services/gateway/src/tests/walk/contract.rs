@@ -6,7 +6,10 @@ use tonic_types::StatusExt as _;
 use super::*;
 
 /// Requests of one type, each with one field, at the named path, that the contract refuses.
-fn violating(message: &MessageDescriptor, within: &mut Vec<String>) -> Vec<(String, DynamicMessage)> {
+fn violating(
+    message: &MessageDescriptor,
+    within: &mut Vec<String>,
+) -> Vec<(String, DynamicMessage)> {
     let mut requests = Vec::new();
     if within.iter().any(|known| known == message.full_name()) || message.is_map_entry() {
         return requests;
@@ -17,7 +20,8 @@ fn violating(message: &MessageDescriptor, within: &mut Vec<String>) -> Vec<(Stri
         let entry = if field.is_list() { "[0]" } else { "" };
         let mut put = |path: String, value: Value| {
             let mut request = DynamicMessage::new(message.clone());
-            request.set_field(&field, if field.is_list() { Value::List(vec![value]) } else { value });
+            request
+                .set_field(&field, if field.is_list() { Value::List(vec![value]) } else { value });
             requests.push((path, request));
         };
         let path = format!("{}{entry}", field.name());
@@ -30,7 +34,10 @@ fn violating(message: &MessageDescriptor, within: &mut Vec<String>) -> Vec<(Stri
                 }
             }
             Kind::Int32 | Kind::Int64 | Kind::Uint32 | Kind::Uint64 => {
-                let wrong = rule.max.and_then(|most| most.checked_add(1)).or(rule.min.map(|least| least - 1));
+                let wrong = rule
+                    .max
+                    .and_then(|most| most.checked_add(1))
+                    .or(rule.min.map(|least| least - 1));
                 if let Some(wrong) = wrong {
                     put(path, number(&field.kind(), wrong));
                 }

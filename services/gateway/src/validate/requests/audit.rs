@@ -20,13 +20,19 @@ pub(crate) fn list_audit_entries(
     filter(violations, request.filter.as_ref()).map(|filter| (page, filter))
 }
 
-pub(crate) fn export_audit_entries(request: &ExportAuditEntriesRequest) -> Result<store::AuditFilter, Status> {
+pub(crate) fn export_audit_entries(
+    request: &ExportAuditEntriesRequest,
+) -> Result<store::AuditFilter, Status> {
     filter(Violations::in_request(request), request.filter.as_ref())
 }
 
-fn filter(mut violations: Violations, wanted: Option<&AuditFilter>) -> Result<store::AuditFilter, Status> {
+fn filter(
+    mut violations: Violations,
+    wanted: Option<&AuditFilter>,
+) -> Result<store::AuditFilter, Status> {
     let wanted = wanted.cloned().unwrap_or_default();
-    let code = (0..=16_u8).find(|code| metrics::name(Code::from(i32::from(*code))) == wanted.outcome);
+    let code =
+        (0..=16_u8).find(|code| metrics::name(Code::from(i32::from(*code))) == wanted.outcome);
     violations.require(wanted.outcome.is_empty() || code.is_some(), "filter.outcome", || {
         "is no code of gRPC's, as `OK` or `PERMISSION_DENIED`".into()
     });
@@ -73,13 +79,25 @@ mod tests {
         };
         let request = ExportAuditEntriesRequest { filter: Some(wanted) };
         let status = export_audit_entries(&request).expect_err("all is wrong");
-        let expected =
-            ["filter.since", "filter.user", "filter.api_key", "filter.method", "filter.object", "filter.outcome"];
+        let expected = [
+            "filter.since",
+            "filter.user",
+            "filter.api_key",
+            "filter.method",
+            "filter.object",
+            "filter.outcome",
+        ];
         assert_eq!(fields(&status), expected);
-        let filter = AuditFilter { method: "*/Get_%".into(), outcome: "ABORTED".into(), ..AuditFilter::default() };
-        let read = export_audit_entries(&ExportAuditEntriesRequest { filter: Some(filter) }).expect("it is fine");
+        let filter = AuditFilter {
+            method: "*/Get_%".into(),
+            outcome: "ABORTED".into(),
+            ..AuditFilter::default()
+        };
+        let read = export_audit_entries(&ExportAuditEntriesRequest { filter: Some(filter) })
+            .expect("it is fine");
         assert_eq!((read.method.as_deref(), read.code), (Some("%/Get\\_\\%"), Some(10)));
-        let everything = export_audit_entries(&ExportAuditEntriesRequest::default()).expect("it is fine");
+        let everything =
+            export_audit_entries(&ExportAuditEntriesRequest::default()).expect("it is fine");
         assert_eq!(everything, store::AuditFilter::default());
     }
 }

@@ -2,7 +2,8 @@
 
 use construct_domain::compute;
 use construct_proto::v1::{
-    CreateAgentRequest, CreateModelProviderRequest, ModelProviderSpec, UpdateAgentRequest, UpdateModelProviderRequest,
+    CreateAgentRequest, CreateModelProviderRequest, ModelProviderSpec, UpdateAgentRequest,
+    UpdateModelProviderRequest,
 };
 use construct_store::{ModelProvider, ModelProviderKind};
 use tonic::{Status, codegen::http::Uri};
@@ -36,15 +37,19 @@ pub(super) fn compute(violations: &mut Violations, field: &str, name: &str, pool
     let what = if compute::is_name(name) {
         format!("this installation has no pool `{name}`")
     } else {
-        "must be the name of a pool: at most 32 of a-z, 0-9 and `-`, beginning with a letter".to_owned()
+        "must be the name of a pool: at most 32 of a-z, 0-9 and `-`, beginning with a letter"
+            .to_owned()
     };
     let pools: Vec<String> = pools.iter().map(|pool| format!("`{pool}`")).collect();
-    let hint = "the operator adds one with CONSTRUCT_GATEWAY_POOLS and an interpreter that serves it";
+    let hint =
+        "the operator adds one with CONSTRUCT_GATEWAY_POOLS and an interpreter that serves it";
     violations.add(field, format!("{what}; there are {} ({hint})", pools.join(", ")));
 }
 
 /// Returns the kind of provider that is to be made.
-pub(crate) fn create_model_provider(request: &CreateModelProviderRequest) -> Result<ModelProviderKind, Status> {
+pub(crate) fn create_model_provider(
+    request: &CreateModelProviderRequest,
+) -> Result<ModelProviderKind, Status> {
     let mut violations = Violations::in_request(request);
     let spec = request.spec.clone().unwrap_or_default();
     let kind = convert::to_provider_kind(spec.r#type());
@@ -69,13 +74,21 @@ pub(crate) fn model_provider_fits(
     provider: &ModelProvider,
 ) -> Result<(), Status> {
     let mut violations = Violations::new();
-    fits(&mut violations, "", provider.kind, [request.base_url(), request.api_key(), request.script()]);
+    fits(
+        &mut violations,
+        "",
+        provider.kind,
+        [request.base_url(), request.api_key(), request.script()],
+    );
     if let Some(replacement) = &request.additional_api_keys {
         further_fit(&mut violations, "additional_api_keys.keys", provider.kind, &replacement.keys);
     }
-    // Who may change an address need not know the key. They would if it could be sent to an address of theirs.
-    let moves = request.base_url.as_ref().is_some_and(|url| origin(url) != origin(&provider.base_url));
-    let needs_url = provider.kind == ModelProviderKind::Bedrock && request.base_url.as_deref() == Some("");
+    // Who may change an address need not know the key. They would if it could be sent to an address
+    // of theirs.
+    let moves =
+        request.base_url.as_ref().is_some_and(|url| origin(url) != origin(&provider.base_url));
+    let needs_url =
+        provider.kind == ModelProviderKind::Bedrock && request.base_url.as_deref() == Some("");
     violations.require(!needs_url, "base_url", || "must not be empty: it names the region".into());
     let keeps_key = provider.key.is_some() && request.api_key.is_none();
     violations.require(!(moves && keeps_key), "api_key", || {
@@ -114,7 +127,12 @@ fn origin(base_url: &str) -> Option<(String, String, u16)> {
     Some((scheme, host, port))
 }
 
-fn fits(violations: &mut Violations, path: &str, kind: ModelProviderKind, [base_url, api_key, script]: [&str; 3]) {
+fn fits(
+    violations: &mut Violations,
+    path: &str,
+    kind: ModelProviderKind,
+    [base_url, api_key, script]: [&str; 3],
+) {
     if calls_nobody(kind) {
         for (field, value) in [("base_url", base_url), ("api_key", api_key)] {
             violations.require(value.is_empty(), &format!("{path}{field}"), || NO_VENDOR.into());
@@ -137,8 +155,10 @@ fn fits(violations: &mut Violations, path: &str, kind: ModelProviderKind, [base_
 fn bedrock_key(violations: &mut Violations, field: &str, api_key: &str) {
     // Two or three parts, or a single one that is no access key.
     let parts: Vec<&str> = api_key.split(':').collect();
-    let whole = parts.len() <= 3 && (api_key.is_empty() || parts.iter().all(|part| !part.is_empty()));
-    let secret = parts.len() > 1 || !["AKIA", "ASIA"].iter().any(|prefix| api_key.starts_with(prefix));
+    let whole =
+        parts.len() <= 3 && (api_key.is_empty() || parts.iter().all(|part| !part.is_empty()));
+    let secret =
+        parts.len() > 1 || !["AKIA", "ASIA"].iter().any(|prefix| api_key.starts_with(prefix));
     violations.require(whole && secret, field, || {
         "must be `ACCESS_KEY_ID:SECRET_ACCESS_KEY`, optionally followed by `:SESSION_TOKEN`, or a Bedrock API key"
             .into()
@@ -161,24 +181,30 @@ fn complete(violations: &mut Violations, kind: ModelProviderKind, spec: &ModelPr
         | Kind::Openrouter => (false, spec.base_url.is_empty()),
     };
     violations.require(!needs_url || !spec.base_url.is_empty(), "spec.base_url", || {
-        "is required: it names the region, as in `https://bedrock-runtime.REGION.amazonaws.com`".into()
+        "is required: it names the region, as in `https://bedrock-runtime.REGION.amazonaws.com`"
+            .into()
     });
     violations.require(!needs_key || !spec.api_key.is_empty(), "spec.api_key", || {
         "is required: the vendor answers nobody without a key".into()
     });
 }
 
-/// Whether the address of a Bedrock endpoint tells its region, which the signature of a request needs.
+/// Whether the address of a Bedrock endpoint tells its region, which the signature of a request
+/// needs.
 fn has_region(base_url: &str) -> bool {
     let Ok(uri) = base_url.parse::<Uri>() else { return false };
     let by_query = uri.query().is_some_and(|query| {
         let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
         pairs.any(|(key, value)| key == "region" && !value.is_empty())
     });
-    by_query || uri.host().is_some_and(|host| host.contains("bedrock-runtime") && host.contains(".amazonaws.com"))
+    by_query
+        || uri
+            .host()
+            .is_some_and(|host| host.contains("bedrock-runtime") && host.contains(".amazonaws.com"))
 }
 
-/// What a turn may hold is known to the providers service alone, which refuses the rest at the first call.
+/// What a turn may hold is known to the providers service alone, which refuses the rest at the
+/// first call.
 fn script(violations: &mut Violations, field: &str, script: &str) {
     if script.is_empty() || violations.concern(field) {
         return;

@@ -14,13 +14,19 @@ use crate::{
 pub(crate) const PART_BYTES: usize = 2 * 1024 * 1024;
 
 /// Returns what the content's hash has to be, if the request says so.
-pub(crate) fn create_file(request: &CreateFileRequest, limits: &Limits) -> Result<Option<Sha256>, Status> {
+pub(crate) fn create_file(
+    request: &CreateFileRequest,
+    limits: &Limits,
+) -> Result<Option<Sha256>, Status> {
     let mut violations = Violations::in_request(request);
     let spec = request.spec.clone().unwrap_or_default();
     let kind = &spec.media_type;
     let is_taken = kind.is_empty() || violations.concern("spec.media_type") || limits.takes(kind);
     violations.require(is_taken, "spec.media_type", || {
-        format!("files of this type are not taken here; those that are: {}", limits.types.join(", "))
+        format!(
+            "files of this type are not taken here; those that are: {}",
+            limits.types.join(", ")
+        )
     });
     let fits = u64::try_from(spec.size).is_ok_and(|size| size <= limits.max_bytes);
     violations.require(fits || spec.size < 0, "spec.size", || {
@@ -64,7 +70,8 @@ mod tests {
 
     #[test]
     fn parts_are_as_large_as_the_contract_says() {
-        let part = construct_proto::DESCRIPTORS.get_message_by_name("construct.v1.UploadPartRequest");
+        let part =
+            construct_proto::DESCRIPTORS.get_message_by_name("construct.v1.UploadPartRequest");
         let data = part.and_then(|part| part.get_field_by_name("data")).expect("it has data");
         let most = construct_proto::options::rule(&data).max_bytes.expect("it has a limit");
         assert_eq!(most as usize, PART_BYTES);
@@ -94,7 +101,10 @@ mod tests {
             ("a", "text/csv", 1, "A", "spec.sha256"),
         ] {
             let status = create(name, media_type, size, sha256).expect_err(field);
-            assert!(fields(&status).iter().all(|wrong| wrong == field), "{name} {media_type}: {status:?}");
+            assert!(
+                fields(&status).iter().all(|wrong| wrong == field),
+                "{name} {media_type}: {status:?}"
+            );
         }
     }
 
@@ -112,7 +122,11 @@ mod tests {
         let filter = list("image/png").expect("fine").1;
         assert_eq!((filter.media_type.as_deref(), filter.media_kind), (Some("image/png"), None));
         for wrong in ["*", "image", "image/**", "*/png"] {
-            assert_eq!(fields(&list(wrong).map(drop).expect_err("refused")), ["filter.media_type"], "{wrong}");
+            assert_eq!(
+                fields(&list(wrong).map(drop).expect_err("refused")),
+                ["filter.media_type"],
+                "{wrong}"
+            );
         }
     }
 }

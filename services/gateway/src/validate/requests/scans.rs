@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use construct_domain::{CandidateId, ScanId};
 use construct_proto::v1::{
-    CandidateContent, CandidateState, CreateScanConnectionRequest, CreateScanRequest, ReviewCandidateRequest, ScanHost,
-    WatchScanRequest, scan_connection_spec::Credential, scan_spec::Source,
+    CandidateContent, CandidateState, CreateScanConnectionRequest, CreateScanRequest,
+    ReviewCandidateRequest, ScanHost, WatchScanRequest, scan_connection_spec::Credential,
+    scan_spec::Source,
 };
 use construct_wire::scan::CANDIDATE_SCHEMA;
 use jsonschema::Validator;
@@ -34,7 +35,8 @@ const EDITABLE: [&str; 11] = [
 ];
 /// What each part of a candidate has to be.
 static PARTS: LazyLock<BTreeMap<&str, Validator>> = LazyLock::new(|| {
-    let schema: Value = serde_json::from_str(CANDIDATE_SCHEMA).expect("the schema is part of this program");
+    let schema: Value =
+        serde_json::from_str(CANDIDATE_SCHEMA).expect("the schema is part of this program");
     let part = |name| {
         let part = &schema["properties"][name];
         (name, jsonschema::validator_for(part).expect("the schema is part of this program"))
@@ -48,14 +50,18 @@ pub(crate) fn create_scan_connection(request: &CreateScanConnectionRequest) -> R
     if !spec.base_url.is_empty() && !violations.concern("spec.base_url") {
         let uri: Result<Uri, _> = spec.base_url.parse();
         let is_plain = uri.is_ok_and(|uri| {
-            uri.host().is_some() && uri.query().is_none() && matches!(uri.scheme_str(), Some("http" | "https"))
+            uri.host().is_some()
+                && uri.query().is_none()
+                && matches!(uri.scheme_str(), Some("http" | "https"))
         });
         violations.require(is_plain && !spec.base_url.contains('@'), "spec.base_url", || {
             "must be an address like `https://github.example.com/api/v3`".into()
         });
     }
     let is_app = matches!(spec.credential, Some(Credential::App(_)));
-    violations.require(!is_app || spec.host() == ScanHost::Github, "spec.app", || "is only for GitHub".into());
+    violations.require(!is_app || spec.host() == ScanHost::Github, "spec.app", || {
+        "is only for GitHub".into()
+    });
     violations.finish()
 }
 
@@ -64,14 +70,27 @@ pub(crate) fn create_scan(request: &CreateScanRequest) -> Result<(), Status> {
     let spec = request.spec.clone().unwrap_or_default();
     match &spec.source {
         Some(Source::Github(location)) => {
-            location_of(&mut violations, "spec.github", location, |parts| parts == 2, "`owner/name`");
+            location_of(
+                &mut violations,
+                "spec.github",
+                location,
+                |parts| parts == 2,
+                "`owner/name`",
+            );
         }
         Some(Source::Gitlab(location)) => {
-            location_of(&mut violations, "spec.gitlab", location, |parts| (2..=20).contains(&parts), "`group/project`");
+            location_of(
+                &mut violations,
+                "spec.gitlab",
+                location,
+                |parts| (2..=20).contains(&parts),
+                "`group/project`",
+            );
         }
         Some(Source::Upload(_) | Source::Folder(_)) => {
-            violations
-                .require(spec.connection.is_empty(), "spec.connection", || "is only for GitHub and GitLab".into());
+            violations.require(spec.connection.is_empty(), "spec.connection", || {
+                "is only for GitHub and GitLab".into()
+            });
         }
         None => {}
     }
@@ -79,7 +98,13 @@ pub(crate) fn create_scan(request: &CreateScanRequest) -> Result<(), Status> {
 }
 
 /// The address of a repository, or its name on the host.
-fn location_of(violations: &mut Violations, field: &str, location: &str, parts: impl Fn(usize) -> bool, form: &str) {
+fn location_of(
+    violations: &mut Violations,
+    field: &str,
+    location: &str,
+    parts: impl Fn(usize) -> bool,
+    form: &str,
+) {
     if violations.concern(field) {
         return;
     }
@@ -92,17 +117,22 @@ fn location_of(violations: &mut Violations, field: &str, location: &str, parts: 
         };
         parts(path.split('/').count()) && path.split('/').all(part)
     });
-    violations.require(fits, field, || format!("must be {form}, or the repository's `https://` address"));
+    violations
+        .require(fits, field, || format!("must be {form}, or the repository's `https://` address"));
 }
 
 /// The host of a location, where it says one, and the repository's path there.
 pub(crate) fn path_of(location: &str) -> Option<(Option<String>, String)> {
-    let bare = |path: &str| path.trim_matches('/').strip_suffix(".git").unwrap_or(path.trim_matches('/')).to_owned();
+    let bare = |path: &str| {
+        path.trim_matches('/').strip_suffix(".git").unwrap_or(path.trim_matches('/')).to_owned()
+    };
     if !location.contains("://") {
         return Some((None, bare(location)));
     }
     let uri: Uri = location.parse().ok()?;
-    let host = uri.host().filter(|_| matches!(uri.scheme_str(), Some("https" | "http")) && uri.query().is_none())?;
+    let host = uri
+        .host()
+        .filter(|_| matches!(uri.scheme_str(), Some("https" | "http")) && uri.query().is_none())?;
     let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'))?;
     let host = if authority.port().is_some() { authority.as_str() } else { host };
     Some((Some(host.to_ascii_lowercase()), bare(uri.path())))
@@ -128,10 +158,12 @@ pub(crate) fn review_candidate(request: &ReviewCandidateRequest) -> Result<Candi
         "is required, or `fields` with a `content`".into()
     });
     violations.require(edits == request.content.is_some(), "fields", || {
-        "must be given with `content`, and only then: which parts of it replace what is there".into()
+        "must be given with `content`, and only then: which parts of it replace what is there"
+            .into()
     });
-    violations
-        .require(request.fields.len() <= EDITABLE.len(), "fields", || format!("must be at most {}", EDITABLE.len()));
+    violations.require(request.fields.len() <= EDITABLE.len(), "fields", || {
+        format!("must be at most {}", EDITABLE.len())
+    });
     for (index, field) in request.fields.iter().enumerate().take(EDITABLE.len()) {
         violations.require(EDITABLE.contains(&field.as_str()), &format!("fields[{index}]"), || {
             format!("must be one of: {}", EDITABLE.join(", "))
@@ -154,7 +186,9 @@ fn content(violations: &mut Violations, content: &CandidateContent, fields: &[St
     let Some(mut value) = construct_wire::scan::to_content(content) else {
         return violations.add("content", "cannot be read");
     };
-    for output in value["outputs"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+    for output in
+        value["outputs"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut)
+    {
         // They are of the same message as inputs, and have neither.
         output.retain(|key, _| key != "required" && key != "default");
     }
@@ -224,32 +258,56 @@ mod tests {
             review_candidate(&request).map(|_| ()).map_err(|status| fields(&status))
         };
         let nothing = CandidateContent::default;
-        for field in ["name", "description", "category", "score_reasons", "outputs", "side_effects", "dry_run"] {
+        for field in [
+            "name",
+            "description",
+            "category",
+            "score_reasons",
+            "outputs",
+            "side_effects",
+            "dry_run",
+        ] {
             let told = edit(field, nothing()).expect_err(field);
             assert!(told[0].starts_with(&format!("content.{field}")), "{field}: {told:?}");
         }
         for field in ["inputs", "credentials", "score", "confidence"] {
             assert_eq!(edit(field, nothing()), Ok(()), "{field}");
         }
-        let output = CandidateField { name: "report".into(), r#type: "file".into(), ..CandidateField::default() };
-        assert_eq!(edit("outputs", CandidateContent { outputs: vec![output], ..nothing() }), Ok(()));
+        let output = CandidateField {
+            name: "report".into(),
+            r#type: "file".into(),
+            ..CandidateField::default()
+        };
+        assert_eq!(
+            edit("outputs", CandidateContent { outputs: vec![output], ..nothing() }),
+            Ok(())
+        );
         let secret = CandidateCredential { name: "ghp_ value".into(), purpose: "to read".into() };
         let told = edit("credentials", CandidateContent { credentials: vec![secret], ..nothing() });
         assert_eq!(told, Err(vec!["content.credentials.0.name".to_owned()]));
         let effect = CandidateSideEffect { kind: "x".into(), description: String::new() };
-        let told = edit("side_effects", CandidateContent { side_effects: vec![effect], ..nothing() });
+        let told =
+            edit("side_effects", CandidateContent { side_effects: vec![effect], ..nothing() });
         assert_eq!(told, Err(vec!["content.side_effects.0.kind".to_owned()]));
         assert!(edit("score", CandidateContent { score: 101, ..nothing() }).is_err());
-        assert!(edit("confidence", CandidateContent { confidence: f64::NAN, ..nothing() }).is_err());
+        assert!(
+            edit("confidence", CandidateContent { confidence: f64::NAN, ..nothing() }).is_err()
+        );
         let many = vec![CandidateField::default(); 100_000];
-        assert_eq!(edit("inputs", CandidateContent { inputs: many, ..nothing() }), Err(vec!["content".to_owned()]));
+        assert_eq!(
+            edit("inputs", CandidateContent { inputs: many, ..nothing() }),
+            Err(vec!["content".to_owned()])
+        );
     }
 
     #[test]
     fn of_a_candidate_the_places_and_the_proof_cannot_be_edited() {
         let request = |fields: &[&str]| ReviewCandidateRequest {
             candidate: format!("candidate_{}", uuid::Uuid::nil()),
-            content: Some(CandidateContent { name: "a-tool".into(), ..CandidateContent::default() }),
+            content: Some(CandidateContent {
+                name: "a-tool".into(),
+                ..CandidateContent::default()
+            }),
             fields: fields.iter().map(|field| (*field).to_owned()).collect(),
             ..ReviewCandidateRequest::default()
         };

@@ -22,21 +22,27 @@ pub(crate) struct Checked {
     pub(crate) next: Timestamp,
 }
 
-pub(crate) fn create_schedule(request: &CreateScheduleRequest, now: Timestamp) -> Result<Checked, Status> {
+pub(crate) fn create_schedule(
+    request: &CreateScheduleRequest,
+    now: Timestamp,
+) -> Result<Checked, Status> {
     let mut violations = Violations::in_request(request);
     let spec = request.spec.clone().unwrap_or_default();
     match (spec.task.as_str(), spec.agent.as_str()) {
-        ("", "") => violations.add("spec.agent", "is required: the name or id of an agent, unless there is a task"),
+        ("", "") => violations
+            .add("spec.agent", "is required: the name or id of an agent, unless there is a task"),
         ("", _) | (_, "") => {}
         (_, _) => violations.add("spec.agent", "must be empty when there is a task"),
     }
     let of_tasks = [("spec.title", &spec.title), ("spec.workspace", &spec.workspace)];
     for (field, value) in of_tasks.into_iter().filter(|_| !spec.task.is_empty()) {
-        violations.require(value.is_empty(), field, || "is only for schedules that begin tasks".into());
+        violations
+            .require(value.is_empty(), field, || "is only for schedules that begin tasks".into());
     }
     blocks(&mut violations, "spec.blocks", &spec.blocks);
     let at = spec.at.and_then(convert::to_time);
-    let timing = read(&mut violations, "spec.", spec.at.is_some(), at, &spec.cron, &spec.time_zone, now);
+    let timing =
+        read(&mut violations, "spec.", spec.at.is_some(), at, &spec.cron, &spec.time_zone, now);
     let (timing, next) = checked(violations, timing)?;
     Ok(Checked { task: optional_id(&spec.task)?, timing, next })
 }
@@ -54,7 +60,9 @@ fn read(
     let field = |name: &str| format!("{prefix}{name}");
     let timing = match (has_time, cron) {
         (true, "") => {
-            violations.require(time_zone.is_empty(), &field("time_zone"), || "is only for patterns".into());
+            violations.require(time_zone.is_empty(), &field("time_zone"), || {
+                "is only for patterns".into()
+            });
             Timing::At(at?)
         }
         (true, _) => {
@@ -70,7 +78,9 @@ fn read(
         Ok(Some(next)) => return Some((timing, next)),
         Ok(None) if has_time => violations.add(field("at"), "must be in the future"),
         Ok(None) => violations.add(field("cron"), "has no run within four years"),
-        Err(Invalid::TimeZone(zone)) => violations.add(field("time_zone"), Invalid::TimeZone(zone).to_string()),
+        Err(Invalid::TimeZone(zone)) => {
+            violations.add(field("time_zone"), Invalid::TimeZone(zone).to_string())
+        }
         Err(Invalid::Pattern(why)) => violations.add(field("cron"), why),
     }
     None
@@ -93,7 +103,9 @@ pub(crate) fn timing(
     let mut violations = Violations::new();
     let at = request.at.and_then(convert::to_time);
     let (pattern, zone) = match before {
-        Timing::Cron { pattern, time_zone } if request.at.is_none() => (pattern.as_str(), time_zone.as_str()),
+        Timing::Cron { pattern, time_zone } if request.at.is_none() => {
+            (pattern.as_str(), time_zone.as_str())
+        }
         Timing::Cron { .. } | Timing::At(_) => ("", ""),
     };
     let cron = request.cron.as_deref().unwrap_or(pattern);

@@ -2,8 +2,8 @@
 
 use construct_domain::{MessageId, TaskId};
 use construct_proto::v1::{
-    Attachment, Block, CreateMessageRequest, CreateTaskRequest, EditMessageRequest, SubscribeRequest,
-    UpdateMessageRequest, UpdateTaskRequest, block,
+    Attachment, Block, CreateMessageRequest, CreateTaskRequest, EditMessageRequest,
+    SubscribeRequest, UpdateMessageRequest, UpdateTaskRequest, block,
 };
 use tonic::Status;
 
@@ -18,10 +18,12 @@ use crate::{
 const FACTS_CHARS: usize = 16_000;
 /// Of all blocks of a message together. Larger inputs belong into files of the workspace.
 pub(super) const MESSAGE_BYTES: usize = 1024 * 1024;
-/// Of all attachments of a message together, before they are encoded. A message is stored, and sent to the model with
-/// every later call of its task; together with its text it has to fit into one request.
+/// Of all attachments of a message together, before they are encoded. A message is stored, and sent
+/// to the model with every later call of its task; together with its text it has to fit into one
+/// request.
 pub(super) const ATTACHED_BYTES: usize = 2 * 1024 * 1024;
-/// What may be attached besides `text/...`: what at least one vendor takes, or can be given to any as text.
+/// What may be attached besides `text/...`: what at least one vendor takes, or can be given to any
+/// as text.
 pub(super) const MEDIA_TYPES: [&str; 8] = [
     "image/png",
     "image/jpeg",
@@ -59,7 +61,11 @@ pub(crate) fn update_task(request: &UpdateTaskRequest) -> Result<TaskId, Status>
 fn pinned(violations: &mut Violations, field: &str, facts: &[String]) {
     let chars: usize = facts.iter().map(|fact| fact.chars().count()).sum();
     violations.require(chars <= FACTS_CHARS, field, || {
-        format!("must have at most {} characters together, has {}", thousands(FACTS_CHARS), thousands(chars))
+        format!(
+            "must have at most {} characters together, has {}",
+            thousands(FACTS_CHARS),
+            thousands(chars)
+        )
     });
 }
 
@@ -85,8 +91,9 @@ pub(crate) fn edit_message(request: &EditMessageRequest) -> Result<MessageId, St
     id(&request.message)
 }
 
-/// Users write text and show images and files. Calls and results come from the model and the interpreter only: a user
-/// who could write them could make the model believe that something was done.
+/// Users write text and show images and files. Calls and results come from the model and the
+/// interpreter only: a user who could write them could make the model believe that something was
+/// done.
 pub(super) fn blocks(violations: &mut Violations, field: &str, blocks: &[Block]) {
     let (mut bytes, mut attached, mut said) = (0_usize, 0_usize, false);
     for (index, block) in blocks.iter().enumerate() {
@@ -101,18 +108,26 @@ pub(super) fn blocks(violations: &mut Violations, field: &str, blocks: &[Block])
                 attachment(violations, &format!("{field}[{index}].attachment"), shown);
             }
             Some(_) => {
-                violations.add(format!("{field}[{index}]"), "must be text or an attachment: users send nothing else");
+                violations.add(
+                    format!("{field}[{index}]"),
+                    "must be text or an attachment: users send nothing else",
+                );
             }
             None => violations.add(format!("{field}[{index}]"), "is empty"),
         }
     }
-    violations.require(said, field, || "must contain text that is not blank, or an attachment".into());
+    violations
+        .require(said, field, || "must contain text that is not blank, or an attachment".into());
     violations.require(attached <= ATTACHED_BYTES, field, || {
         let (most, has) = (thousands(ATTACHED_BYTES), thousands(attached));
         format!("must have at most {most} bytes of attachments together, has {has}")
     });
     violations.require(bytes <= MESSAGE_BYTES, field, || {
-        format!("must have at most {} bytes of text together, has {}", thousands(MESSAGE_BYTES), thousands(bytes))
+        format!(
+            "must have at most {} bytes of text together, has {}",
+            thousands(MESSAGE_BYTES),
+            thousands(bytes)
+        )
     });
 }
 
@@ -120,7 +135,9 @@ fn attachment(violations: &mut Violations, field: &str, attachment: &Attachment)
     let Attachment { media_type, data, file, .. } = attachment;
     if !file.is_empty() {
         // What the file is, is known when it is looked up.
-        violations.require(data.is_empty(), &format!("{field}.data"), || "must be empty when there is a file".into());
+        violations.require(data.is_empty(), &format!("{field}.data"), || {
+            "must be empty when there is a file".into()
+        });
         return;
     }
     let known = MEDIA_TYPES.contains(&media_type.as_str());
@@ -135,14 +152,16 @@ fn attachment(violations: &mut Violations, field: &str, attachment: &Attachment)
     // What is given to the model as text has to be one.
     if text || (known && TEXTUAL.contains(&media_type.as_str())) {
         let readable = std::str::from_utf8(data).is_ok_and(|text| !text.contains('\0'));
-        violations.require(readable, &format!("{field}.data"), || "must be UTF-8 text without U+0000".into());
+        violations.require(readable, &format!("{field}.data"), || {
+            "must be UTF-8 text without U+0000".into()
+        });
     }
 }
 
 /// What a subscriber asks for.
 #[derive(Debug)]
 pub(crate) struct Subscribe {
-    /// None: the organisation's entities.
+    /// None: the organization's entities.
     pub(crate) task: Option<TaskId>,
     /// None: from now on.
     pub(crate) cursor: Option<cursor::Cursor>,

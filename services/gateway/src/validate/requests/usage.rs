@@ -20,7 +20,7 @@ use crate::{
 const BACK: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// How long a time is looked at.
 const LONGEST: SignedDuration = SignedDuration::from_hours(400 * 24);
-/// Returns the organisation it names, and what is to stand in the place of its tier's limits.
+/// Returns the organization it names, and what is to stand in the place of its tier's limits.
 pub(crate) fn update_quota(
     request: &UpdateQuotaRequest,
     has_tier: impl Fn(&str) -> bool,
@@ -66,12 +66,14 @@ pub(crate) fn list_usage(
     let page = Page::read(request, organization, &[Column::Day], &mut violations);
     let of = dimensions(&request.dimensions, &mut violations);
     violations.require(!of.tool || filter.model.is_empty(), "filter.model", || {
-        "must be empty with the dimension `TOOL`: which model asked for a call is not recorded".into()
+        "must be empty with the dimension `TOOL`: which model asked for a call is not recorded"
+            .into()
     });
     violations.require(of.tool || filter.tool.is_empty(), "filter.tool", || {
         "needs the dimension `TOOL`: models are not used by a tool".into()
     });
-    let (since, until) = (filter.since.and_then(convert::to_time), filter.until.and_then(convert::to_time));
+    let (since, until) =
+        (filter.since.and_then(convert::to_time), filter.until.and_then(convert::to_time));
     let until = until.unwrap_or(now);
     let since = since.unwrap_or_else(|| until.checked_sub(BACK).unwrap_or(Timestamp::MIN));
     violations.require(until.duration_since(since) <= LONGEST, "filter.since", || {
@@ -83,7 +85,14 @@ pub(crate) fn list_usage(
         "is not a time zone as the IANA calls it, like `Europe/Berlin`".into()
     });
     violations.finish()?;
-    Ok(Usage { page, of, since, until, time_zone: known.unwrap_or_default(), key: optional_id(&filter.api_key)? })
+    Ok(Usage {
+        page,
+        of,
+        since,
+        until,
+        time_zone: known.unwrap_or_default(),
+        key: optional_id(&filter.api_key)?,
+    })
 }
 
 fn dimensions(wanted: &[i32], violations: &mut Violations) -> Dimensions {
@@ -130,7 +139,8 @@ mod tests {
             api_key: "ada".into(),
         };
         let dimensions = vec![UsageDimension::Tool.into(), UsageDimension::Tool.into(), 9, 0];
-        let refused = list(&ListUsageRequest { page: None, filter: Some(filter), dimensions }).err();
+        let refused =
+            list(&ListUsageRequest { page: None, filter: Some(filter), dimensions }).err();
         let mut wrong = fields(&refused.expect("all is wrong"));
         wrong.sort_unstable();
         assert_eq!(
@@ -148,10 +158,12 @@ mod tests {
             ]
         );
         let both = vec![UsageDimension::Model.into(), UsageDimension::Tool.into()];
-        let refused = list(&ListUsageRequest { dimensions: both, ..ListUsageRequest::default() }).err();
+        let refused =
+            list(&ListUsageRequest { dimensions: both, ..ListUsageRequest::default() }).err();
         assert_eq!(fields(&refused.expect("they don't go together")), ["dimensions"]);
         let tool = Filter { tool: "fetch".into(), ..Filter::default() };
-        let refused = list(&ListUsageRequest { filter: Some(tool), ..ListUsageRequest::default() }).err();
+        let refused =
+            list(&ListUsageRequest { filter: Some(tool), ..ListUsageRequest::default() }).err();
         assert_eq!(fields(&refused.expect("models have none")), ["filter.tool"]);
     }
 
@@ -173,6 +185,9 @@ mod tests {
             ..UpdateQuotaRequest::default()
         };
         let refused = update_quota(&request, |_| false).expect_err("all is wrong");
-        assert_eq!(fields(&refused), ["organization", "overrides.tasks_per_day", "revision", "tier"]);
+        assert_eq!(
+            fields(&refused),
+            ["organization", "overrides.tasks_per_day", "revision", "tier"]
+        );
     }
 }

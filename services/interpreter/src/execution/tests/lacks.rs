@@ -17,7 +17,10 @@ async fn what_results_lack_is_told_beside_the_output_also_when_the_script_is_run
     let lines: Vec<&str> = results[0].output.lines().collect();
     assert_eq!(lines.len(), 3, "{lines:?}");
     assert_eq!(lines[0], "[1,1,1]");
-    assert!(lines[1].starts_with("[#1 grep: Of 1 matches a line has more than 500 characters"), "{lines:?}");
+    assert!(
+        lines[1].starts_with("[#1 grep: Of 1 matches a line has more than 500 characters"),
+        "{lines:?}"
+    );
     assert!(lines[2].starts_with("[#3 grep: "), "{lines:?}");
 }
 
@@ -27,7 +30,12 @@ async fn only_the_first_results_that_lack_something_are_told_of() {
     let mut world = World::new(&[script]).await;
     std::fs::write(world.path("wide"), "x".repeat(1_000)).expect("written");
     let results = world.completes().await;
-    let lines: Vec<&str> = results[0].output.lines().filter(|line| line.starts_with("[#")).collect();
+    let lines: Vec<&str> =
+        results[0].output.lines().filter(|line| line.starts_with("[#")).collect();
     assert!(lines.len() == 10 && lines[9].starts_with("[#10 grep: "), "{lines:?}");
-    assert!(results[0].output.contains("the results of 5 more calls lack something"), "{}", results[0].output);
+    assert!(
+        results[0].output.contains("the results of 5 more calls lack something"),
+        "{}",
+        results[0].output
+    );
 }

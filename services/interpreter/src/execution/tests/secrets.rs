@@ -1,4 +1,5 @@
-//! Secrets in whole scripts: in the exchange in which they are used, and where scripts try to find them out.
+//! Secrets in whole scripts: in the exchange in which they are used, and where scripts try to find
+//! them out.
 
 use super::*;
 use crate::tools::tests::{
@@ -37,8 +38,8 @@ async fn command_with_a_secret_shows_the_handle_to_script_and_journal() {
     assert_eq!(world.completes().await, results);
 }
 
-/// The script has a secret that is bound to another host. It has guesses of its beginning, in hexadecimal digits, repeated by a
-/// host that it may reach, and the answer cut behind the guess.
+/// The script has a secret that is bound to another host. It has guesses of its beginning, in
+/// hexadecimal digits, repeated by a host that it may reach, and the answer cut behind the guess.
 #[tokio::test]
 async fn script_finds_out_nothing_by_having_guesses_repeated_and_cut() {
     let repeat = |request: &str| {

@@ -1,4 +1,5 @@
-//! The body of a response: read to its limit, decoded, and made into Markdown when that was asked for.
+//! The body of a response: read to its limit, decoded, and made into Markdown when that was asked
+//! for.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,14 +24,15 @@ use crate::tools::stop::{Stop, Stopped};
 /// How long a page may take to become Markdown. One of 10 MiB takes a fraction of it.
 const CONVERSION: Duration = Duration::from_secs(5);
 
-/// How many pages of all tasks are converted at the same time; more wait. Each occupies a thread and a multiple of its size.
+/// How many pages of all tasks are converted at the same time; more wait. Each occupies a thread
+/// and a multiple of its size.
 static CONVERSIONS: Semaphore = Semaphore::const_new(8);
 
 /// How long a host may take for what is read beyond the cut.
 const LOOK_AHEAD: Duration = Duration::from_secs(2);
 
-/// Most bytes that an encoding takes for one byte of decoded text: ISO-2022-JP has an escape sequence of three before a
-/// letter.
+/// Most bytes that an encoding takes for one byte of decoded text: ISO-2022-JP has an escape
+/// sequence of three before a letter.
 const MOST_BYTES_PER_BYTE: usize = 4;
 
 /// What a body is wanted as.
@@ -69,8 +71,9 @@ pub(super) struct Received {
 
 /// Reads a response, at most `max_bytes` of its body, until `deadline`.
 ///
-/// The body is read by [`Scrubber::margin`] beyond the cut, so that a secret across it is known whole. Where the host sends
-/// no more, so many bytes before the end of what it has sent are left out, whatever they are.
+/// The body is read by [`Scrubber::margin`] beyond the cut, so that a secret across it is known
+/// whole. Where the host sends no more, so many bytes before the end of what it has sent are left
+/// out, whatever they are.
 pub(super) async fn receive(
     mut response: Response,
     url: &Url,
@@ -93,7 +96,8 @@ pub(super) async fn receive(
         let chunk = if body.len() <= max_bytes {
             response.chunk().await.map_err(|e| failed(url, &e))?
         } else {
-            let until = *look_ahead.get_or_insert_with(|| deadline.min(Instant::now() + LOOK_AHEAD));
+            let until =
+                *look_ahead.get_or_insert_with(|| deadline.min(Instant::now() + LOOK_AHEAD));
             match tokio::time::timeout_at(until, response.chunk()).await {
                 Ok(Ok(chunk)) => chunk,
                 Ok(Err(_)) | Err(_) => break,
@@ -137,7 +141,15 @@ pub(super) async fn receive(
     }
     let end = cut.min(known(text.len()));
     let scrubbed = scrubber.beginning(text, end);
-    Ok(Received { status, headers, body: scrubbed, is_replaced, truncated, content, url: url.clone() })
+    Ok(Received {
+        status,
+        headers,
+        body: scrubbed,
+        is_replaced,
+        truncated,
+        content,
+        url: url.clone(),
+    })
 }
 
 /// Appends what the bytes say to `text`. Returns whether some of them belonged to no character.
@@ -177,8 +189,13 @@ impl Received {
                 let _permit = permit;
                 html::to_markdown(&body, &url, limit, &stop)
             });
-            let died = || ToolError::internal(TOOL, "the thread that converted the page ended unexpectedly");
-            let page = converting.await.ok_or_else(died)?.map_err(|stopped| not_converted(stopped, &shown, status))?;
+            let died = || {
+                ToolError::internal(TOOL, "the thread that converted the page ended unexpectedly")
+            };
+            let page = converting
+                .await
+                .ok_or_else(died)?
+                .map_err(|stopped| not_converted(stopped, &shown, status))?;
             // What a character reference was is text now, so that there may be secrets again.
             body = page.text;
             // The line feed at its end is no part of the page.
@@ -190,9 +207,17 @@ impl Received {
             truncated |= end < body.len();
             body = scrubber.beginning(body, end);
         }
-        let headers = headers.into_iter().map(|(name, value)| (scrubber.text(name), scrubber.text(value)));
+        let headers =
+            headers.into_iter().map(|(name, value)| (scrubber.text(name), scrubber.text(value)));
         let note = is_replaced.then_some(note::UNDECODED);
-        Ok(Fetched { status, headers: headers.collect(), body, truncated, url: scrubber.text(address), note })
+        Ok(Fetched {
+            status,
+            headers: headers.collect(),
+            body,
+            truncated,
+            url: scrubber.text(address),
+            note,
+        })
     }
 }
 
@@ -211,13 +236,17 @@ fn headers(response: &Response) -> BTreeMap<String, String> {
     headers
 }
 
-/// The type of the content in lower case, without parameters, and its character encoding. Errors show a part of it.
+/// The type of the content in lower case, without parameters, and its character encoding. Errors
+/// show a part of it.
 fn content_type(response: &Response, scrubber: &Scrubber) -> (String, Option<String>) {
-    let value = response.headers().get(CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let value =
+        response.headers().get(CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let value = scrubber.text(value.unwrap_or_default().into_owned()).to_ascii_lowercase();
     let mut parts = value.split(';').map(str::trim);
     let kind = parts.next().unwrap_or_default().to_owned();
-    let charset = parts.find_map(|part| part.strip_prefix("charset=")).map(|name| name.trim_matches('"').to_owned());
+    let charset = parts
+        .find_map(|part| part.strip_prefix("charset="))
+        .map(|name| name.trim_matches('"').to_owned());
     (kind, charset)
 }
 
@@ -241,14 +270,17 @@ fn content(kind: &str) -> Content {
         "" => Content::Unknown,
         "text/html" | "application/xhtml+xml" => Content::Html,
         _ if kind.starts_with("text/") || TEXT.contains(&kind) => Content::Text,
-        _ if kind.ends_with("+json") || kind.ends_with("+xml") || kind.ends_with("+yaml") => Content::Text,
+        _ if kind.ends_with("+json") || kind.ends_with("+xml") || kind.ends_with("+yaml") => {
+            Content::Text
+        }
         _ => Content::Other,
     }
 }
 
 /// What a body without a type begins like.
 fn sniffed(start: &[u8]) -> Content {
-    let text = String::from_utf8_lossy(&start[..start.len().min(512)]).trim_start().to_ascii_lowercase();
+    let text =
+        String::from_utf8_lossy(&start[..start.len().min(512)]).trim_start().to_ascii_lowercase();
     if start.contains(&0) {
         Content::Other
     } else if text.starts_with("<!doctype html") || text.starts_with("<html") {

@@ -1,4 +1,5 @@
-//! Handles: where secrets are put in their place, where they are not, and that they never come back.
+//! Handles: where secrets are put in their place, where they are not, and that they never come
+//! back.
 
 use construct_proto::mesh::v1::{GrantedSecret, SealedSecret};
 use construct_runtime::MasterKeys;
@@ -27,10 +28,13 @@ pub(crate) fn keys() -> MasterKeys {
 /// A secret as the gateway seals it.
 pub(crate) fn granted(name: &str, value: &str, hosts: &[&str], commands: &[&str]) -> GrantedSecret {
     let id = format!("secret_{name}");
-    let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, keys().active().expose()).expect("32 bytes"));
+    let key = LessSafeKey::new(
+        UnboundKey::new(&AES_256_GCM, keys().active().expose()).expect("32 bytes"),
+    );
     let mut ciphertext = value.as_bytes().to_vec();
     let nonce = Nonce::assume_unique_for_key([7; 12]);
-    key.seal_in_place_append_tag(nonce, Aad::from(id.as_bytes()), &mut ciphertext).expect("a short text");
+    key.seal_in_place_append_tag(nonce, Aad::from(id.as_bytes()), &mut ciphertext)
+        .expect("a short text");
     GrantedSecret {
         id,
         name: name.to_owned(),
@@ -44,7 +48,8 @@ pub(crate) fn granted(name: &str, value: &str, hosts: &[&str], commands: &[&str]
 fn bench(secrets: &[GrantedSecret]) -> Bench {
     let mut policy = Policy { hosts: vec!["*".parse().expect("a host")], ..Policy::default() };
     policy.commands.confinement = Confinement::AllowUnconfined;
-    let Bench { directory, tools } = Bench::with(policy, Egress::new(&[LOCAL]).expect("an HTTP client"));
+    let Bench { directory, tools } =
+        Bench::with(policy, Egress::new(&[LOCAL]).expect("an HTTP client"));
     Bench { directory, tools: tools.with_secrets(Secrets::open(secrets, Some(&keys()), SEED)) }
 }
 
@@ -66,16 +71,20 @@ fn assert_clean(what: &impl ToString, value: &str) {
 async fn a_header_has_the_value_on_the_wire_and_the_handle_everywhere_else() {
     let value = "gh/s3cr3t+0123456789=x";
     let (address, mut requests) = server(|request| {
-        let sent = request.lines().find_map(|line| line.strip_prefix("authorization: ")).unwrap_or_default().to_owned();
+        let sent = request
+            .lines()
+            .find_map(|line| line.strip_prefix("authorization: "))
+            .unwrap_or_default()
+            .to_owned();
         let body = format!("{request}{sent}");
-        let head = format!("HTTP/1.1 401 {sent}\r\nX-Echo: {sent}\r\nContent-Length: {}", body.len());
+        let head =
+            format!("HTTP/1.1 401 {sent}\r\nX-Echo: {sent}\r\nContent-Length: {}", body.len());
         format!("{head}\r\nConnection: close\r\n\r\n{body}").into()
     })
     .await;
     let bench = bench(&[granted("TOKEN", value, &["127.0.0.1"], &[])]);
     let handle = handle(&bench, "TOKEN").await;
-    let options =
-        json!({"headers": {"Authorization": format!("Bearer {handle}"), "X-Twice": format!("{handle}:{handle}")}});
+    let options = json!({"headers": {"Authorization": format!("Bearer {handle}"), "X-Twice": format!("{handle}:{handle}")}});
     let result = bench.call("fetch", json!([format!("http://{address}/"), options])).await;
     let request = requests.recv().await.expect("a request");
     assert!(request.contains(&format!("authorization: Bearer {value}\r\n")), "{request}");
@@ -83,7 +92,10 @@ async fn a_header_has_the_value_on_the_wire_and_the_handle_everywhere_else() {
     assert_clean(&result, value);
     assert_eq!(result["headers"]["x-echo"], json!(format!("Bearer {handle}")));
     assert!(
-        result["body"].as_str().expect("a text").contains(&format!("authorization: Bearer {handle}\r\n")),
+        result["body"]
+            .as_str()
+            .expect("a text")
+            .contains(&format!("authorization: Bearer {handle}\r\n")),
         "{result}"
     );
 }
@@ -97,7 +109,11 @@ async fn a_secret_goes_to_bound_hosts_only_and_over_https_only() {
         granted("PLAIN", "12345678", &["example.net"], &[]),
     ]);
     for (name, url, why) in [
-        ("TOKEN", format!("http://{address}/"), "bound to these hosts: api.example.com, *.example.org"),
+        (
+            "TOKEN",
+            format!("http://{address}/"),
+            "bound to these hosts: api.example.com, *.example.org",
+        ),
         ("TOKEN", "https://example.org/".to_owned(), "bound to these hosts"),
         ("TOKEN", "https://api.example.com.evil.org/".to_owned(), "bound to these hosts"),
         ("COMMANDS_ONLY", format!("http://{address}/"), "and commands: git"),
@@ -106,7 +122,10 @@ async fn a_secret_goes_to_bound_hosts_only_and_over_https_only() {
         let handle = handle(&bench, name).await;
         let error = bench.fails("fetch", json!([url, {"headers": {"x-key": handle}}])).await;
         assert_eq!(error.name, "SecretNotAllowed", "{error}");
-        assert!(error.message.contains(why) && error.message.contains("nothing was sent"), "{error}");
+        assert!(
+            error.message.contains(why) && error.message.contains("nothing was sent"),
+            "{error}"
+        );
     }
     assert!(requests.try_recv().is_err(), "a request went out");
 }
@@ -119,8 +138,7 @@ async fn a_redirect_takes_a_secret_to_no_other_origin() {
     let bench = bench(&[granted("TOKEN", "12345678-abc", &["127.0.0.1"], &[])]);
     let handle = handle(&bench, "TOKEN").await;
     // Also in a header that is otherwise sent on.
-    let options =
-        json!({"headers": {"Authorization": handle, "User-Agent": format!("a/{handle}"), "Accept": "text/plain"}});
+    let options = json!({"headers": {"Authorization": handle, "User-Agent": format!("a/{handle}"), "Accept": "text/plain"}});
     let result = bench.call("fetch", json!([format!("http://{outer}/"), options])).await;
     assert_eq!(result["body"], json!("there"));
     assert!(requests.recv().await.expect("a request").contains("authorization: 12345678-abc\r\n"));
@@ -141,7 +159,9 @@ async fn a_body_that_is_cut_within_the_value_does_not_show_its_beginning() {
         let whole = format!("text {value} more text");
         let mut expected = whole[..max_bytes.min(whole.len())].to_owned();
         if max_bytes > 5 {
-            let after = expected.split_off(5).split_off(value.len().min(max_bytes - 5).min(whole.len() - 5));
+            let after = expected
+                .split_off(5)
+                .split_off(value.len().min(max_bytes - 5).min(whole.len() - 5));
             expected = format!("text {handle}{after}");
         }
         assert_eq!(result["body"], json!(expected), "{max_bytes}");
@@ -160,7 +180,11 @@ async fn reflecting() -> SocketAddr {
 
 /// What a script may take for the value: it in three forms that an address leaves alone.
 fn guesses(value: &str) -> [String; 3] {
-    [value.to_owned(), value.bytes().map(|byte| format!("{byte:02x}")).collect(), STANDARD.encode(value)]
+    [
+        value.to_owned(),
+        value.bytes().map(|byte| format!("{byte:02x}")).collect(),
+        STANDARD.encode(value),
+    ]
 }
 
 const TOKEN: &str = "ghpx7Qw9Zk2Lm4Vt8Rp1eNdY";
@@ -168,7 +192,10 @@ const TOKEN: &str = "ghpx7Qw9Zk2Lm4Vt8Rp1eNdY";
 #[tokio::test]
 async fn secret_that_was_not_sent_changes_nothing_in_a_response() {
     let address = reflecting().await;
-    let secrets = [granted("TOKEN", TOKEN, &["api.github.com"], &["git"]), granted("SENT", VALUE, &["127.0.0.1"], &[])];
+    let secrets = [
+        granted("TOKEN", TOKEN, &["api.github.com"], &["git"]),
+        granted("SENT", VALUE, &["127.0.0.1"], &[]),
+    ];
     let bench = bench(&secrets);
     // Also asked for, and in an exchange of another secret.
     handle(&bench, "TOKEN").await;
@@ -177,7 +204,8 @@ async fn secret_that_was_not_sent_changes_nothing_in_a_response() {
         for length in 1..=text.len() {
             let headers = if length % 2 == 0 { json!({}) } else { json!({"x-key": sent}) };
             let options = json!({"max_bytes": length, "headers": headers});
-            let result = bench.call("fetch", json!([format!("http://{address}/{text}"), options])).await;
+            let result =
+                bench.call("fetch", json!([format!("http://{address}/{text}"), options])).await;
             assert_eq!(result["body"], json!(text[..length]));
             assert!(result["url"].as_str().expect("a text").ends_with(&text));
         }
@@ -194,15 +222,20 @@ async fn part_of_a_secret_that_was_sent_comes_back_as_any_text() {
         for length in 1..text.len() {
             // Whether the next character is the right one cannot be told.
             let right = &text[..length];
-            let result = bench.call("fetch", json!([format!("http://{address}/{right}"), options(length)])).await;
+            let result = bench
+                .call("fetch", json!([format!("http://{address}/{right}"), options(length)]))
+                .await;
             assert_eq!(result["body"], json!(right));
         }
-        let result = bench.call("fetch", json!([format!("http://{address}/{text}"), options(text.len())])).await;
+        let result = bench
+            .call("fetch", json!([format!("http://{address}/{text}"), options(text.len())]))
+            .await;
         assert_eq!(result["body"], json!(handle), "the whole value is found");
     }
 }
 
-/// Where the host sends nothing more, or breaks off, what could be a part of the value is not shown, whatever it is.
+/// Where the host sends nothing more, or breaks off, what could be a part of the value is not
+/// shown, whatever it is.
 #[tokio::test]
 async fn body_that_stops_behind_the_cut_lacks_its_end_whatever_it_is() {
     let margin = Scrubber::new([Arc::new(Pattern::new(TOKEN, ""))]).margin();
@@ -216,9 +249,18 @@ async fn body_that_stops_behind_the_cut_lacks_its_end_whatever_it_is() {
                 let mut request = [0; 4096];
                 let read = stream.read(&mut request).await.unwrap_or_default();
                 let request = String::from_utf8_lossy(&request[..read]).into_owned();
-                let path = request.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
+                let path = request
+                    .split(' ')
+                    .nth(1)
+                    .unwrap_or_default()
+                    .trim_start_matches('/')
+                    .to_owned();
                 let head = "HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n";
-                drop(stream.write_all(format!("{head}{}{path}", "-".repeat(padding)).as_bytes()).await);
+                drop(
+                    stream
+                        .write_all(format!("{head}{}{path}", "-".repeat(padding)).as_bytes())
+                        .await,
+                );
                 if !breaks {
                     open.push(stream);
                 }
@@ -268,18 +310,25 @@ async fn response_depends_on_a_secret_only_where_it_was_sent_and_came_back_whole
     let response = Arc::new(Mutex::new(Vec::new()));
     let shared = Arc::clone(&response);
     let (address, _requests) = server(move |_| shared.lock().expect("unpoisoned").clone()).await;
-    let alphabets = ["ab", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", "x/+=&\"<'é%~"];
+    let alphabets =
+        ["ab", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", "x/+=&\"<'é%~"];
     let (mut whole, mut parts, mut withheld) = (0, 0, 0);
     for seed in 0..400 {
         let random = &mut fastrand::Rng::with_seed(seed);
         let alphabet: Vec<char> = alphabets[random.usize(0..alphabets.len())].chars().collect();
-        let value: String = (0..random.usize(8..40)).filter_map(|_| random.choice(&alphabet)).collect();
+        let value: String =
+            (0..random.usize(8..40)).filter_map(|_| random.choice(&alphabet)).collect();
         let text = content(random, &value, &alphabet);
         let breaks_off = random.u8(0..4) == 0 && !text.is_empty();
         let is_page = random.u8(0..4) == 0;
         let (kind, body) = match random.u8(0..3) {
-            _ if is_page => ("text/html; charset=utf-8", format!("<p>{text}<p>{text}").into_bytes()),
-            0 => ("text/plain; charset=utf-16le", text.encode_utf16().flat_map(u16::to_le_bytes).collect()),
+            _ if is_page => {
+                ("text/html; charset=utf-8", format!("<p>{text}<p>{text}").into_bytes())
+            }
+            0 => (
+                "text/plain; charset=utf-16le",
+                text.encode_utf16().flat_map(u16::to_le_bytes).collect(),
+            ),
             _ => ("text/plain; charset=utf-8", text.clone().into_bytes()),
         };
         let mut sent = of_type(kind, &body);
@@ -309,9 +358,12 @@ async fn response_depends_on_a_secret_only_where_it_was_sent_and_came_back_whole
                 continue;
             }
         };
-        let (got, shown) = (plain["body"].as_str().expect("a text"), scrubbed["body"].as_str().expect("a text"));
+        let (got, shown) =
+            (plain["body"].as_str().expect("a text"), scrubbed["body"].as_str().expect("a text"));
         let pattern = Arc::new(Pattern::new(&value, ""));
-        let has = |text: &str| pattern.forms().any(|form| memchr::memmem::find(text.as_bytes(), form).is_some());
+        let has = |text: &str| {
+            pattern.forms().any(|form| memchr::memmem::find(text.as_bytes(), form).is_some())
+        };
         if [text.as_str(), got].iter().any(|text| has(text) || has(&text.replace('\n', ""))) {
             whole += 1;
             assert!(!has(&shown.replace(&token, " ")), "{seed}: {shown}");
@@ -323,9 +375,13 @@ async fn response_depends_on_a_secret_only_where_it_was_sent_and_came_back_whole
         }
         withheld += 1;
         assert!(breaks_off || is_page, "{seed}: {shown:?} for {got:?}");
-        // Of a page both the source and the text, and a few bytes for what is closed and for a divided character.
+        // Of a page both the source and the text, and a few bytes for what is closed and for a
+        // divided character.
         let most = Scrubber::new([pattern]).margin() * (1 + usize::from(is_page)) + 12;
-        assert!(got.starts_with(shown) && got.len() - shown.len() <= most, "{seed}: {shown:?} for {got:?}");
+        assert!(
+            got.starts_with(shown) && got.len() - shown.len() <= most,
+            "{seed}: {shown:?} for {got:?}"
+        );
         assert_eq!(scrubbed["truncated"], json!(true));
     }
     assert!(whole > 50 && parts > 100 && withheld > 10, "{whole} {parts} {withheld}");
@@ -341,7 +397,8 @@ async fn error_about_a_redirect_has_the_handle() {
         }
     }
     let (address, _requests) = server(|request| {
-        let sent = request.lines().find_map(|line| line.strip_prefix("x-key: ")).unwrap_or_default();
+        let sent =
+            request.lines().find_map(|line| line.strip_prefix("x-key: ")).unwrap_or_default();
         redirect(302, &format!("http://example.com/{sent}?again={sent}"))
     })
     .await;
@@ -374,10 +431,14 @@ fn gzip(data: &[u8]) -> Vec<u8> {
 #[tokio::test]
 async fn compressed_body_is_scrubbed_or_refused() {
     let (address, _requests) = server(|request| {
-        let sent = request.lines().find_map(|line| line.strip_prefix("x-key: ")).unwrap_or_default();
+        let sent =
+            request.lines().find_map(|line| line.strip_prefix("x-key: ")).unwrap_or_default();
         let encoding = if request.starts_with("GET /br ") { "br" } else { "gzip" };
         let body = gzip(format!("you sent {sent}").as_bytes());
-        let head = format!("HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: {}", body.len());
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: {}",
+            body.len()
+        );
         [format!("{head}\r\nConnection: close\r\n\r\n").into_bytes(), body].concat()
     })
     .await;
@@ -395,18 +456,25 @@ async fn compressed_body_is_scrubbed_or_refused() {
 /// A list of guesses, printed by a command that was not given the secret, comes back as it is.
 #[tokio::test]
 async fn secret_that_a_command_was_not_given_changes_nothing_in_its_output() {
-    let secrets = [granted("TOKEN", "48112345", &["api.example.com"], &["seq"]), granted("SENT", TOKEN, &[], &["seq"])];
+    let secrets = [
+        granted("TOKEN", "48112345", &["api.example.com"], &["seq"]),
+        granted("SENT", TOKEN, &[], &["seq"]),
+    ];
     let bench = bench(&secrets);
     handle(&bench, "TOKEN").await;
     let sent = handle(&bench, "SENT").await;
     for env in [json!({}), json!({"KEY": sent})] {
-        let result = bench.call("execute_command", json!(["seq 48112300 48112399", {"env": env}])).await;
+        let result =
+            bench.call("execute_command", json!(["seq 48112300 48112399", {"env": env}])).await;
         let lines: String = (48_112_300..48_112_400).map(|number| format!("{number}\n")).collect();
         assert_eq!(result["stdout"], json!(lines));
     }
     // Nor do files that hold a guess.
     bench.write("guess.txt", format!("48112345 {TOKEN}"));
-    assert_eq!(bench.call("read_file", json!(["guess.txt"])).await, json!(format!("48112345 {TOKEN}")));
+    assert_eq!(
+        bench.call("read_file", json!(["guess.txt"])).await,
+        json!(format!("48112345 {TOKEN}"))
+    );
 }
 
 #[tokio::test]
@@ -447,18 +515,28 @@ async fn handles_stand_in_headers_and_environments_and_nowhere_else() {
 
 #[tokio::test]
 async fn a_command_gets_the_value_and_its_output_has_the_handle() {
-    let bench = bench(&[granted("TOKEN", VALUE, &[], &["printenv"]), granted("OTHER", "another-value", &[], &["sh"])]);
+    let bench = bench(&[
+        granted("TOKEN", VALUE, &[], &["printenv"]),
+        granted("OTHER", "another-value", &[], &["sh"]),
+    ]);
     let handle = handle(&bench, "TOKEN").await;
     let script = "printenv TOKEN";
-    let result = bench.call("execute_command", json!([script, {"env": {"TOKEN": format!("<{handle}>")}}])).await;
+    let result = bench
+        .call("execute_command", json!([script, {"env": {"TOKEN": format!("<{handle}>")}}]))
+        .await;
     assert_eq!(result["stdout"], json!(format!("<{handle}>\n")));
     // That it did get the value shows in the length, in a program that is bound as well.
     let other = self::handle(&bench, "OTHER").await;
-    let script = "sh -c 'printf %s \"$OTHER\" | wc -c; printf %s \"$OTHER\" | base64 >\\&2'".replace("\\&", "&");
+    let script = "sh -c 'printf %s \"$OTHER\" | wc -c; printf %s \"$OTHER\" | base64 >\\&2'"
+        .replace("\\&", "&");
     let refused = bench.fails("execute_command", json!([script, {"env": {"OTHER": other}}])).await;
-    assert!(refused.name == "SecretNotAllowed" && refused.message.contains("more than one program"), "{refused}");
+    assert!(
+        refused.name == "SecretNotAllowed" && refused.message.contains("more than one program"),
+        "{refused}"
+    );
     bench.write("count.sh", "printf %s \"$OTHER\" | wc -c; printf %s \"x$OTHER\" | base64 >&2");
-    let result = bench.call("execute_command", json!(["sh count.sh", {"env": {"OTHER": other}}])).await;
+    let result =
+        bench.call("execute_command", json!(["sh count.sh", {"env": {"OTHER": other}}])).await;
     assert_eq!(result["stdout"].as_str().map(str::trim), Some("13"));
     assert!(result["stderr"].as_str().expect("a text").contains(&other), "{result}");
     assert_clean(&result, "another-value");
@@ -473,11 +551,17 @@ async fn a_command_that_is_not_bound_or_may_be_another_does_not_run() {
         ("execute_command", json!(["touch ran", {"env": env}])),
         ("execute_command", json!(["printenv TOKEN; touch ran", {"env": env}])),
         ("execute_command", json!(["printenv TOKEN | rev >ran", {"env": env}])),
-        ("execute_command", json!(["printenv $[x]", {"env": {"TOKEN": handle, "x": "a[$(touch ran)]"}}])),
+        (
+            "execute_command",
+            json!(["printenv $[x]", {"env": {"TOKEN": handle, "x": "a[$(touch ran)]"}}]),
+        ),
         ("execute_command", json!(["./printenv TOKEN", {"env": env}])),
         ("execute_command", json!(["PATH=. printenv TOKEN", {"env": env}])),
         ("execute_command", json!(["printenv TOKEN", {"env": {"TOKEN": handle, "PATH": "."}}])),
-        ("execute_command", json!(["printenv TOKEN", {"env": {"TOKEN": handle, "LD_PRELOAD": "./x.so"}}])),
+        (
+            "execute_command",
+            json!(["printenv TOKEN", {"env": {"TOKEN": handle, "LD_PRELOAD": "./x.so"}}]),
+        ),
         ("execute_command", json!(["printenv TOKEN", {"env": {"TOKEN": handle, "BASH_ENV": "x"}}])),
         ("git", json!([["status"], {"env": env}])),
         ("node", json!(["1", {"env": env}])),
@@ -497,31 +581,51 @@ async fn a_variable_that_is_set_holds_the_handle_and_commands_that_are_bound_get
     assert_eq!(set, json!({"name": "TOKEN", "value": handle}));
     assert_eq!(bench.call("getenv", json!(["TOKEN"])).await, json!(handle));
     bench.write("length.sh", "expr length \"$TOKEN\"");
-    assert_eq!(bench.call("execute_command", json!(["sh length.sh"])).await["stdout"], json!("23\n"));
-    assert_eq!(bench.call("execute_command", json!(["printenv TOKEN"])).await["stdout"], json!(format!("{handle}\n")));
+    assert_eq!(
+        bench.call("execute_command", json!(["sh length.sh"])).await["stdout"],
+        json!("23\n")
+    );
+    assert_eq!(
+        bench.call("execute_command", json!(["printenv TOKEN"])).await["stdout"],
+        json!(format!("{handle}\n"))
+    );
     let error = bench.fails("execute_command", json!(["ls"])).await;
-    assert!(error.name == "SecretNotAllowed" && error.message.contains("setenv(\"TOKEN\")"), "{error}");
+    assert!(
+        error.name == "SecretNotAllowed" && error.message.contains("setenv(\"TOKEN\")"),
+        "{error}"
+    );
     bench.call("setenv", json!(["TOKEN"])).await;
     assert_eq!(bench.call("execute_command", json!(["ls"])).await["stdout"], json!("length.sh\n"));
 }
 
 #[tokio::test]
 async fn a_handle_is_that_of_its_execution_and_cannot_be_made_up() {
-    let secrets = [granted("TOKEN", VALUE, &["127.0.0.1"], &[]), granted("B", VALUE, &[], &["git"])];
+    let secrets =
+        [granted("TOKEN", VALUE, &["127.0.0.1"], &[]), granted("B", VALUE, &[], &["git"])];
     let (first, again) = (bench(&secrets), bench(&secrets));
     let handle = handle(&first, "TOKEN").await;
     assert_eq!(handle.len(), "{{secret:TOKEN:0123456789abcdef}}".len());
-    assert_eq!(handle, self::handle(&again, "TOKEN").await, "a script that is run again gets the same");
+    assert_eq!(
+        handle,
+        self::handle(&again, "TOKEN").await,
+        "a script that is run again gets the same"
+    );
     let other = Secrets::open(&secrets, Some(&keys()), b"another seed");
     let Bench { directory, tools } = again;
     let later = Bench { directory, tools: tools.with_secrets(other) };
     let forged = "{{secret:TOKEN:0123456789abcdef}}";
-    for (bench, handle) in [(&later, handle.as_str()), (&first, forged), (&first, "{{secret:NONE:0123456789abcdef}}")] {
-        let error = bench.fails("fetch", json!(["https://127.0.0.1/", {"headers": {"x": handle}}])).await;
+    for (bench, handle) in
+        [(&later, handle.as_str()), (&first, forged), (&first, "{{secret:NONE:0123456789abcdef}}")]
+    {
+        let error =
+            bench.fails("fetch", json!(["https://127.0.0.1/", {"headers": {"x": handle}}])).await;
         assert_eq!(error.name, "SecretNotFound", "{error}");
     }
     let unknown = first.fails("secrets.get", json!(["TOKEM"])).await;
-    assert!(unknown.name == "SecretNotFound" && unknown.message.contains("There are: TOKEN, B."), "{unknown}");
+    assert!(
+        unknown.name == "SecretNotFound" && unknown.message.contains("There are: TOKEN, B."),
+        "{unknown}"
+    );
     let none = bench(&[]).fails("secrets.get", json!(["TOKEN"])).await;
     assert!(none.name == "SecretNotFound" && none.message.contains("may use none"), "{none}");
 }
@@ -534,11 +638,14 @@ async fn a_secret_that_cannot_be_opened_says_so() {
     foreign.value.as_mut().expect("sealed").key_id = "s2".to_owned();
     let split = granted("SPLIT", "12345678\u{0}--bind", &[], &["git"]);
     let bench = bench(&[broken, foreign, split]);
-    for (name, why) in [("BROKEN", "set again"), ("FOREIGN", "CONSTRUCT_SECRETS_KEY"), ("SPLIT", "set again")] {
+    for (name, why) in
+        [("BROKEN", "set again"), ("FOREIGN", "CONSTRUCT_SECRETS_KEY"), ("SPLIT", "set again")]
+    {
         let error = bench.fails("secrets.get", json!([name])).await;
         assert!(error.name == "SecretUnavailable" && error.message.contains(why), "{error}");
     }
-    let large = ["A", "B", "C", "D", "E"].map(|name| granted(name, &"x".repeat(60_000), &[], &["git"]));
+    let large =
+        ["A", "B", "C", "D", "E"].map(|name| granted(name, &"x".repeat(60_000), &[], &["git"]));
     let large = self::bench(&large);
     handle(&large, "D").await;
     let error = large.fails("secrets.get", json!(["E"])).await;

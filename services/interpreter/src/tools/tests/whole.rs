@@ -22,7 +22,8 @@ impl Bench {
     async fn pieces(&self, path: &str, limit: usize, encoding: &str) -> String {
         let (mut text, mut offset) = (String::new(), 0);
         loop {
-            let args = json!({"path": path, "offset": offset, "limit": limit, "encoding": encoding});
+            let args =
+                json!({"path": path, "offset": offset, "limit": limit, "encoding": encoding});
             let piece = self.text(args).await;
             if piece.is_empty() {
                 return text;
@@ -40,13 +41,16 @@ impl Bench {
 #[tokio::test]
 async fn large_file_is_read_whole() {
     let bench = Bench::new();
-    let lines: String = std::iter::once("id,v\n".to_owned()).chain((0..100_000).map(|n| format!("{n},1\n"))).collect();
+    let lines: String = std::iter::once("id,v\n".to_owned())
+        .chain((0..100_000).map(|n| format!("{n},1\n")))
+        .collect();
     bench.write("over.csv", &lines);
     assert!(bench.text(json!(["over.csv"])).await == lines);
     // One line of 900 KB, and one of 100 KB between others.
     let array: Vec<usize> = (0..150_000).collect();
     bench.write("array.json", json!(array).to_string());
-    let parsed: Vec<usize> = serde_json::from_str(&bench.text(json!(["array.json"])).await).expect("JSON");
+    let parsed: Vec<usize> =
+        serde_json::from_str(&bench.text(json!(["array.json"])).await).expect("JSON");
     assert!(parsed == array);
     let wide = format!("{}\n", "\u{1f600}x".repeat(20_000));
     bench.write("wide", format!("one\n{wide}three"));
@@ -59,15 +63,19 @@ async fn file_beyond_the_bound_is_refused_and_read_in_pieces() {
     let bench = small();
     // Characters of every length, line feeds and control characters, which are longer as JSON, and
     // no line feed for long.
-    let text =
-        format!("{}{}\n\u{1}\u{2}\n", "a\n\u{e4}\u{20ac}\u{1f600}\"\\".repeat(400), "\u{1f600}z\u{e4}".repeat(1_500));
+    let text = format!(
+        "{}{}\n\u{1}\u{2}\n",
+        "a\n\u{e4}\u{20ac}\u{1f600}\"\\".repeat(400),
+        "\u{1f600}z\u{e4}".repeat(1_500)
+    );
     bench.write("big", &text);
     let refused = bench.fails("read_file", json!(["big"])).await;
     assert_eq!(refused.name, "FileTooLarge");
     let details = refused.details.expect("details");
     assert_eq!((&details["size"], &details["limit"]), (&json!(text.len()), &json!(SMALL)));
     assert!(
-        refused.message.contains("{ offset: 0, limit: 1024 }") && refused.message.contains("offset 1024"),
+        refused.message.contains("{ offset: 0, limit: 1024 }")
+            && refused.message.contains("offset 1024"),
         "{}",
         refused.message
     );
@@ -82,7 +90,10 @@ async fn file_beyond_the_bound_is_refused_and_read_in_pieces() {
     let much = bench.fails("read_file", json!({"path": "big", "limit": 9_999})).await;
     assert!(much.name == "FileTooLarge" && much.message.contains("9999 bytes"), "{much}");
     let rest = bench.fails("read_file", json!({"path": "big", "offset": 3})).await;
-    assert!(rest.name == "FileTooLarge" && rest.message.contains("offset: 3, limit: 1024"), "{rest}");
+    assert!(
+        rest.name == "FileTooLarge" && rest.message.contains("offset: 3, limit: 1024"),
+        "{rest}"
+    );
 }
 
 #[tokio::test]
@@ -93,12 +104,23 @@ async fn file_that_just_fits_is_whole_and_one_byte_more_is_refused() {
         bench.write("fits", content.repeat(fitting));
         assert!(bench.text(json!(["fits"])).await == content.repeat(fitting));
         bench.write("over", content.repeat(fitting + 1));
-        assert_eq!(bench.fails("read_file", json!(["over"])).await.name, "FileTooLarge", "{content:?}");
-        assert_eq!(bench.fails("read_file", json!(["over", 1])).await.name, "FileTooLarge", "{content:?}");
+        assert_eq!(
+            bench.fails("read_file", json!(["over"])).await.name,
+            "FileTooLarge",
+            "{content:?}"
+        );
+        assert_eq!(
+            bench.fails("read_file", json!(["over", 1])).await.name,
+            "FileTooLarge",
+            "{content:?}"
+        );
     }
     // From within a character on, all that is left has to fit, too.
     bench.write("shifted", format!("\u{1f600}{}", "x".repeat(SMALL - 1)));
-    assert_eq!(bench.fails("read_file", json!({"path": "shifted", "offset": 1})).await.name, "FileTooLarge");
+    assert_eq!(
+        bench.fails("read_file", json!({"path": "shifted", "offset": 1})).await.name,
+        "FileTooLarge"
+    );
 }
 
 #[tokio::test]
@@ -110,7 +132,10 @@ async fn lines_that_are_asked_for_are_whole_or_refused_with_those_that_fit() {
     assert_eq!(refused.name, "FileTooLarge");
     let last = refused.details.as_ref().expect("details")["last_line"].as_u64().expect("a number");
     assert!(refused.message.contains(&format!("read_file(\"lines\", 11, {last})")), "{refused}");
-    assert_eq!(bench.text(json!(["lines", 11, last])).await, line.repeat((last - 10).try_into().expect("small")));
+    assert_eq!(
+        bench.text(json!(["lines", 11, last])).await,
+        line.repeat((last - 10).try_into().expect("small"))
+    );
     assert_eq!(bench.fails("read_file", json!(["lines", 11, last + 1])).await.name, "FileTooLarge");
     // A line that alone is too large is reached by its place.
     let wide = format!("{}\n", "\u{20ac}\"".repeat(5_000));
@@ -120,7 +145,8 @@ async fn lines_that_are_asked_for_are_whole_or_refused_with_those_that_fit() {
     assert_eq!((refused.name, &details["offset"]), ("FileTooLarge", &json!(8)));
     assert!(bench.pieces("wide", 1_024, "utf-8").await == format!("one\ntwo\n{wide}four\n"));
     assert_eq!(bench.text(json!(["wide", 4, 4])).await, "four\n");
-    let both = bench.fails("read_file", json!({"path": "lines", "start_line": 1, "limit": 5})).await;
+    let both =
+        bench.fails("read_file", json!({"path": "lines", "start_line": 1, "limit": 5})).await;
     assert_eq!(both.name, "InvalidArguments");
 }
 
@@ -145,7 +171,10 @@ async fn gigabyte_of_one_line_is_refused_at_once_and_reached_anywhere() {
 async fn text_in_another_encoding_is_refused_and_survives_reading_and_writing_it_with_its_own() {
     let bench = Bench::new();
     let all: Vec<u8> = (0..=u8::MAX).collect();
-    let utf16: Vec<u8> = "\u{feff}eins\r\nzw\u{f6}lf \u{1f600}\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let utf16: Vec<u8> = "\u{feff}eins\r\nzw\u{f6}lf \u{1f600}\n"
+        .encode_utf16()
+        .flat_map(u16::to_le_bytes)
+        .collect();
     for (name, bytes, error, encoding) in [
         ("latin", b"caf\xe9\n".as_slice(), "WrongEncoding", "latin1"),
         ("binary", &all, "BinaryFile", "latin1"),
@@ -155,7 +184,9 @@ async fn text_in_another_encoding_is_refused_and_survives_reading_and_writing_it
         let refused = bench.fails("read_file", json!([name])).await;
         assert!(refused.name == error && refused.message.contains(encoding), "{refused}");
         let text = bench.text(json!({"path": name, "encoding": encoding})).await;
-        bench.call("create_file", json!({"path": name, "content": text, "encoding": encoding})).await;
+        bench
+            .call("create_file", json!({"path": name, "content": text, "encoding": encoding}))
+            .await;
         assert_eq!(bench.bytes(name), bytes, "{name}");
     }
     let place = bench.fails("read_file", json!(["latin"])).await.details.expect("details");
@@ -163,9 +194,13 @@ async fn text_in_another_encoding_is_refused_and_survives_reading_and_writing_it
     // Only what is asked for has to be text.
     bench.write("mixed", b"one\n\xff\nthree\n");
     assert_eq!(bench.text(json!(["mixed", 3])).await, "three\n");
-    assert_eq!(bench.fails("read_file", json!(["mixed", 2, 2])).await.details.expect("details")["at"], json!(4));
-    let missing =
-        bench.fails("create_file", json!({"path": "new", "content": "5 \u{20ac}", "encoding": "latin1"})).await;
+    assert_eq!(
+        bench.fails("read_file", json!(["mixed", 2, 2])).await.details.expect("details")["at"],
+        json!(4)
+    );
+    let missing = bench
+        .fails("create_file", json!({"path": "new", "content": "5 \u{20ac}", "encoding": "latin1"}))
+        .await;
     assert!(missing.name == "InvalidArguments" && missing.message.contains("U+20AC"), "{missing}");
     assert!(!bench.path("new").exists());
 }
@@ -174,14 +209,18 @@ async fn text_in_another_encoding_is_refused_and_survives_reading_and_writing_it
 async fn pieces_of_utf16_are_whole_characters() {
     let bench = small();
     let text = format!("\u{feff}{}", "a\u{1f600}\u{a0a}\n".repeat(1_200));
-    for (name, to_bytes) in [("utf-16le", u16::to_le_bytes as fn(u16) -> [u8; 2]), ("utf-16be", u16::to_be_bytes)] {
+    for (name, to_bytes) in
+        [("utf-16le", u16::to_le_bytes as fn(u16) -> [u8; 2]), ("utf-16be", u16::to_be_bytes)]
+    {
         bench.write(name, text.encode_utf16().flat_map(to_bytes).collect::<Vec<u8>>());
         let refused = bench.fails("read_file", json!({"path": name, "encoding": name})).await;
         assert!(refused.name == "FileTooLarge" && refused.message.contains(name), "{refused}");
         for limit in [1_024, 5, 14] {
             assert!(bench.pieces(name, limit, name).await == text, "{name}, pieces of {limit}");
         }
-        let line = bench.text(json!({"path": name, "start_line": 2, "end_line": 2, "encoding": name})).await;
+        let line = bench
+            .text(json!({"path": name, "start_line": 2, "end_line": 2, "encoding": name}))
+            .await;
         assert_eq!(line, "a\u{1f600}\u{a0a}\n");
     }
 }
@@ -195,9 +234,15 @@ async fn listing_and_search_give_all_there_is() {
     let listed = bench.call("list_files", json!([])).await;
     assert_eq!(listed.as_array().map(Vec::len), Some(2_100));
     let found = bench.call("find_file", json!(["*"])).await;
-    assert_eq!((found["paths"].as_array().map(Vec::len), &found["truncated"]), (Some(2_100), &json!(false)));
+    assert_eq!(
+        (found["paths"].as_array().map(Vec::len), &found["truncated"]),
+        (Some(2_100), &json!(false))
+    );
     let found = bench.call("grep", json!(["hit"])).await;
-    assert_eq!((found["matches"].as_array().map(Vec::len), &found["truncated"]), (Some(2_100), &json!(false)));
+    assert_eq!(
+        (found["matches"].as_array().map(Vec::len), &found["truncated"]),
+        (Some(2_100), &json!(false))
+    );
     assert_eq!(found.get("note"), None);
 }
 
@@ -209,8 +254,13 @@ async fn listing_beyond_the_bound_is_refused_and_a_search_says_that_there_is_mor
     }
     let refused = bench.fails("list_files", json!(["d"])).await;
     assert_eq!(refused.name, "TooManyEntries");
-    assert!(refused.message.contains("\"d\"") && refused.message.contains("find_file"), "{refused}");
-    for (tool, args, all) in [("find_file", json!(["*-*"]), "paths"), ("grep", json!(["hit"]), "matches")] {
+    assert!(
+        refused.message.contains("\"d\"") && refused.message.contains("find_file"),
+        "{refused}"
+    );
+    for (tool, args, all) in
+        [("find_file", json!(["*-*"]), "paths"), ("grep", json!(["hit"]), "matches")]
+    {
         let found = bench.call(tool, args).await;
         let count = found[all].as_array().map_or(0, Vec::len);
         assert!((50..400).contains(&count) && found.to_string().len() <= SMALL, "{tool}: {count}");
@@ -221,7 +271,10 @@ async fn listing_beyond_the_bound_is_refused_and_a_search_says_that_there_is_mor
     }
     // What was asked for needs no note.
     let few = bench.call("grep", json!(["hit", "d", {"max_results": 3}])).await;
-    assert_eq!((few["matches"].as_array().map(Vec::len), &few["truncated"]), (Some(3), &json!(true)));
+    assert_eq!(
+        (few["matches"].as_array().map(Vec::len), &few["truncated"]),
+        (Some(3), &json!(true))
+    );
     assert_eq!(few.get("note"), None);
 }
 
@@ -236,9 +289,18 @@ async fn line_of_a_match_is_whole_or_marked_beside_it() {
     assert_eq!((found["matches"][0].get("clipped"), found.get("note")), (None, None));
     let found = bench.call("grep", json!(["needle", "wide", {"context": 1}])).await;
     let text = found["matches"][0]["text"].as_str().expect("text");
-    assert!(text.contains("needle") && text.chars().count() <= 500 && !text.contains('\u{2026}'), "{text}");
-    assert_eq!((&found["matches"][0]["clipped"], &found["truncated"]), (&json!(true), &json!(false)));
-    assert!(found["note"].as_str().expect("a note").contains("read_file(path, line, line)"), "{found}");
+    assert!(
+        text.contains("needle") && text.chars().count() <= 500 && !text.contains('\u{2026}'),
+        "{text}"
+    );
+    assert_eq!(
+        (&found["matches"][0]["clipped"], &found["truncated"]),
+        (&json!(true), &json!(false))
+    );
+    assert!(
+        found["note"].as_str().expect("a note").contains("read_file(path, line, line)"),
+        "{found}"
+    );
     // A long line beside the match counts as well.
     let beside = bench.call("grep", json!(["before", "wide", {"context": 1}])).await;
     assert_eq!(beside["matches"][0]["clipped"], json!(true));
@@ -250,8 +312,12 @@ async fn line_of_a_match_is_whole_or_marked_beside_it() {
 async fn diff_that_is_too_long_ends_with_a_line_and_a_note_beside_it() {
     let bench = Bench::new();
     bench.write("big", "x".repeat(400_000));
-    let edited =
-        bench.call("edit_file", json!(["big", [{"old": "x".repeat(400_000), "new": "line\n".repeat(100_000)}]])).await;
+    let edited = bench
+        .call(
+            "edit_file",
+            json!(["big", [{"old": "x".repeat(400_000), "new": "line\n".repeat(100_000)}]]),
+        )
+        .await;
     let diff = edited["diff"].as_str().expect("text");
     assert!(diff.len() <= 256 * 1024 && !diff.contains("more bytes"), "{} bytes", diff.len());
     assert!(edited["note"].as_str().expect("a note").contains("All edits were made"), "{edited}");
@@ -264,20 +330,37 @@ async fn output_of_a_command_is_whole_or_an_error_that_tells_how_it_ended() {
     let bench = Bench::with(policy, Egress::new(&[]).expect("an HTTP client"));
     let whole = bench.call("execute_command", json!(["seq 200000; seq 100000 >&2"])).await;
     let lines = |name: &str| {
-        whole[name].as_str().expect("text").lines().map(|line| line.parse::<u64>().expect("a number")).sum::<u64>()
+        whole[name]
+            .as_str()
+            .expect("text")
+            .lines()
+            .map(|line| line.parse::<u64>().expect("a number"))
+            .sum::<u64>()
     };
     assert_eq!((lines("stdout"), lines("stderr")), (20_000_100_000, 5_000_050_000));
-    let refused =
-        bench.fails("execute_command", json!(["echo first; seq 1000000; echo last; touch done; exit 3"])).await;
-    assert!(refused.name == "OutputTooLarge" && refused.message.contains("ended with exit code 3"), "{refused}");
+    let refused = bench
+        .fails("execute_command", json!(["echo first; seq 1000000; echo last; touch done; exit 3"]))
+        .await;
+    assert!(
+        refused.name == "OutputTooLarge" && refused.message.contains("ended with exit code 3"),
+        "{refused}"
+    );
     let details = refused.details.expect("details");
     let stdout = details["stdout"].as_str().expect("text");
     assert_eq!(details["exit_code"], json!(3));
-    assert!(stdout.starts_with("first\n1\n") && stdout.ends_with("\n1000000\nlast\n") && stdout.len() < 20_000);
+    assert!(
+        stdout.starts_with("first\n1\n")
+            && stdout.ends_with("\n1000000\nlast\n")
+            && stdout.len() < 20_000
+    );
     assert!(bench.path("done").exists());
     // Each alone is small enough, as JSON both are not.
-    let quotes =
-        bench.fails("execute_command", json!(["yes '\"' | head -c 1500000; yes '\"' | head -c 1500000 >&2"])).await;
+    let quotes = bench
+        .fails(
+            "execute_command",
+            json!(["yes '\"' | head -c 1500000; yes '\"' | head -c 1500000 >&2"]),
+        )
+        .await;
     assert_eq!(quotes.name, "OutputTooLarge");
     let bytes = bench.call("execute_command", json!([r"printf 'caf\351'"])).await;
     assert_eq!(bytes["stdout"], json!("caf\u{fffd}"));

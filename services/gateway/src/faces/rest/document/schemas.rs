@@ -34,7 +34,8 @@ impl<'a> Schemas<'a> {
         self.comments.of(field.parent_file().name(), field.path()).to_owned()
     }
 
-    /// The schema of a message: what refers to it, except for well-known ones, which JSON writes in its own ways.
+    /// The schema of a message: what refers to it, except for well-known ones, which JSON writes in
+    /// its own ways.
     pub(super) fn message(&mut self, kind: &MessageDescriptor) -> Value {
         match kind.full_name() {
             "google.protobuf.Timestamp" => return json!({"type": "string", "format": "date-time"}),
@@ -58,8 +59,9 @@ impl<'a> Schemas<'a> {
                 schema["properties"] = properties.into();
             }
             // What is redacted is left out of answers, which have the same schema.
-            let in_body =
-                |field: &FieldDescriptor| !options::is_redacted(field) && !self.bound.contains(field.full_name());
+            let in_body = |field: &FieldDescriptor| {
+                !options::is_redacted(field) && !self.bound.contains(field.full_name())
+            };
             require(&mut schema, kind.fields().filter(in_body));
             self.known.insert(name.clone(), schema);
         }
@@ -96,9 +98,15 @@ impl<'a> Schemas<'a> {
     fn one(&mut self, kind: Kind) -> Value {
         match kind {
             Kind::Double | Kind::Float => json!({"type": "number"}),
-            Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => json!({"type": "integer", "format": "int32"}),
-            Kind::Uint32 | Kind::Fixed32 => json!({"type": "integer", "minimum": 0, "maximum": u32::MAX}),
-            Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => json!({"type": "string", "pattern": "^-?[0-9]+$"}),
+            Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => {
+                json!({"type": "integer", "format": "int32"})
+            }
+            Kind::Uint32 | Kind::Fixed32 => {
+                json!({"type": "integer", "minimum": 0, "maximum": u32::MAX})
+            }
+            Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => {
+                json!({"type": "string", "pattern": "^-?[0-9]+$"})
+            }
             Kind::Uint64 | Kind::Fixed64 => json!({"type": "string", "pattern": "^[0-9]+$"}),
             Kind::Bool => json!({"type": "boolean"}),
             Kind::String => json!({"type": "string"}),
@@ -108,7 +116,10 @@ impl<'a> Schemas<'a> {
                 let name = short(kind.full_name());
                 let values: Vec<_> = kind.values().map(|value| value.name().to_owned()).collect();
                 let mut schema = json!({"type": "string", "enum": values});
-                super::describe(&mut schema, self.comments.of(kind.parent_file().name(), kind.path()));
+                super::describe(
+                    &mut schema,
+                    self.comments.of(kind.parent_file().name(), kind.path()),
+                );
                 self.known.entry(name.clone()).or_insert(schema);
                 refer(&name)
             }
@@ -124,8 +135,8 @@ pub(super) fn require(schema: &mut Value, fields: impl Iterator<Item = FieldDesc
     }
 }
 
-/// Adds to the schema of a value what its field's rule says, as far as JSON Schema has words for it.
-/// 64-bit integers are texts in JSON, which have no bounds.
+/// Adds to the schema of a value what its field's rule says, as far as JSON Schema has words for
+/// it. 64-bit integers are texts in JSON, which have no bounds.
 fn constrain(schema: &mut Value, field: &FieldDescriptor, rule: &FieldRule) {
     match field.kind() {
         Kind::String => {
@@ -135,11 +146,14 @@ fn constrain(schema: &mut Value, field: &FieldDescriptor, rule: &FieldRule) {
             if let Some(pattern) = pattern(rule) {
                 // What is empty is not given.
                 let may_be_empty = !rule.required && !field.supports_presence() && !field.is_list();
-                schema["pattern"] = if may_be_empty { format!("^$|{pattern}") } else { pattern }.into();
+                schema["pattern"] =
+                    if may_be_empty { format!("^$|{pattern}") } else { pattern }.into();
             }
         }
         // In base64, three bytes are four characters.
-        Kind::Bytes => set(schema, "maxLength", rule.max_bytes.map(|most| u64::from(most).div_ceil(3) * 4)),
+        Kind::Bytes => {
+            set(schema, "maxLength", rule.max_bytes.map(|most| u64::from(most).div_ceil(3) * 4))
+        }
         Kind::Int32 | Kind::Uint32 | Kind::Double => {
             set(schema, "minimum", rule.min);
             set(schema, "maximum", rule.max);
