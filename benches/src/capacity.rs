@@ -1,5 +1,6 @@
-//! What an installation needs: the memory of each process when it has nothing to do and while tasks are at work on a slow model, and the processor time
-//! that a task costs, by who spends it. For docs/operations.md, "Sizes".
+//! What an installation needs: the memory of each process when it has nothing to do and while tasks
+//! are at work on a slow model, and the processor time that a task costs, by who spends it. For
+//! docs/operations.md, "Sizes".
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +9,9 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use construct_proto::v1::{self, message_service_client::MessageServiceClient, task_service_client::TaskServiceClient};
+use construct_proto::v1::{
+    self, message_service_client::MessageServiceClient, task_service_client::TaskServiceClient,
+};
 use sqlx::{Connection as _, PgConnection};
 use tonic::transport::Channel;
 
@@ -18,7 +21,8 @@ use crate::{
     services::{Services, scripted_agent},
 };
 
-/// Tasks at work at the same time. The model is called for as many as `reconciler_model_calls` and `providers_concurrency` let; the others wait.
+/// Tasks at work at the same time. The model is called for as many as `reconciler_model_calls` and
+/// `providers_concurrency` let; the others wait.
 const WAITING: usize = 1_000;
 /// How long that model takes: until all have been begun and the memory was read.
 const MODEL: Duration = Duration::from_secs(120);
@@ -31,15 +35,20 @@ const TICK: Duration = Duration::from_millis(10);
 
 /// Measures memory, then what tasks cost.
 pub(crate) async fn measure(concurrency: usize, duration: Duration) -> anyhow::Result<Figures> {
-    let setting =
-        |name: &str| std::env::var(name).with_context(|| format!("{name} is not set; use ./dev bench capacity"));
+    let setting = |name: &str| {
+        std::env::var(name).with_context(|| format!("{name} is not set; use ./dev bench capacity"))
+    };
     let (database, nats) = (setting("CONSTRUCT_DATABASE_URL")?, setting("CONSTRUCT_NATS_URL")?);
     let (home, workspace) = (tempfile::tempdir()?, tempfile::tempdir()?);
     fs::write(workspace.path().join("notes.txt"), "one\ntwo\nthree\n")?;
     let services = Services::start(home.path(), workspace.path()).await?;
-    let mut who =
-        Who { services: services.pids(), nats: nats_of(&nats)?, database: PgConnection::connect(&database).await? };
-    let mesh = Mesh::prepare(&services.gateway, workspace.path().to_string_lossy().into_owned()).await?;
+    let mut who = Who {
+        services: services.pids(),
+        nats: nats_of(&nats)?,
+        database: PgConnection::connect(&database).await?,
+    };
+    let mesh =
+        Mesh::prepare(&services.gateway, workspace.path().to_string_lossy().into_owned()).await?;
     mesh.serial(WARM).await?;
     let idle = who.memory().await?;
 
@@ -58,11 +67,17 @@ pub(crate) async fn measure(concurrency: usize, duration: Duration) -> anyhow::R
     }
     for (name, bytes) in &waiting {
         let more = bytes.saturating_sub(calm.get(name).copied().unwrap_or_default());
-        rows.push(Row::new(format!("more with {WAITING} tasks at work: {name}"), "MiB", mebibytes(more)));
+        rows.push(Row::new(
+            format!("more with {WAITING} tasks at work: {name}"),
+            "MiB",
+            mebibytes(more),
+        ));
     }
     let mut all = 0.0;
     for (name, spent) in &after {
-        let spent = spent.saturating_sub(before.get(name).copied().unwrap_or_default()).as_secs_f64() * 1e3 / tasks;
+        let spent =
+            spent.saturating_sub(before.get(name).copied().unwrap_or_default()).as_secs_f64() * 1e3
+                / tasks;
         all += spent;
         rows.push(Row::new(format!("processor time of a task: {name}"), "ms", spent));
     }
@@ -81,12 +96,18 @@ pub(crate) async fn measure(concurrency: usize, duration: Duration) -> anyhow::R
 async fn wait_for_models(gateway: &str) -> anyhow::Result<()> {
     let channel = Channel::from_shared(gateway.to_owned())?.connect().await?;
     let delay = u64::try_from(MODEL.as_millis())?;
-    scripted_agent(&channel, "slow", &serde_json::json!([{"text": "done", "delay_ms": delay}])).await?;
+    scripted_agent(&channel, "slow", &serde_json::json!([{"text": "done", "delay_ms": delay}]))
+        .await?;
     for _ in 0..WAITING {
-        let spec = v1::TaskSpec { agent: "slow".to_owned(), title: "bench".to_owned(), ..Default::default() };
+        let spec = v1::TaskSpec {
+            agent: "slow".to_owned(),
+            title: "bench".to_owned(),
+            ..Default::default()
+        };
         let request = v1::CreateTaskRequest { spec: Some(spec), ..Default::default() };
         let task = TaskServiceClient::new(channel.clone()).create_task(request).await?.into_inner();
-        let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
+        let text =
+            v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
         let task = task.metadata.context("a task without metadata")?.id;
         let spec = v1::MessageSpec { task, blocks: vec![text], ..Default::default() };
         let request = v1::CreateMessageRequest { spec: Some(spec), ..Default::default() };
@@ -123,9 +144,10 @@ struct Who {
 
 impl Who {
     async fn processes(&mut self) -> anyhow::Result<Vec<(String, u32)>> {
-        let backends: Vec<i32> = sqlx::query_scalar("SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
-            .fetch_all(&mut self.database)
-            .await?;
+        let backends: Vec<i32> =
+            sqlx::query_scalar("SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+                .fetch_all(&mut self.database)
+                .await?;
         let mut all = self.services.clone();
         all.push(("nats".to_owned(), self.nats));
         for backend in backends {
@@ -142,7 +164,8 @@ impl Who {
             let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { continue };
             let field = |wanted: &str| {
                 let line = status.lines().find_map(|line| line.strip_prefix(wanted));
-                line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or_default()
+                line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok())
+                    .unwrap_or_default()
             };
             *sums.entry(name).or_default() += (field("RssAnon:") + field("RssFile:")) * 1024;
         }
@@ -154,8 +177,11 @@ impl Who {
         let mut sums: BTreeMap<String, Duration> = BTreeMap::new();
         for (name, pid) in self.processes().await? {
             let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-            let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-            let ticks = |field: usize| fields.get(field).and_then(|text| text.parse::<u32>().ok()).unwrap_or_default();
+            let fields: Vec<&str> =
+                stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+            let ticks = |field: usize| {
+                fields.get(field).and_then(|text| text.parse::<u32>().ok()).unwrap_or_default()
+            };
             *sums.entry(name).or_default() += TICK * (ticks(11) + ticks(12));
         }
         Ok(sums)
@@ -166,13 +192,16 @@ impl Who {
 fn nats_of(url: &str) -> anyhow::Result<u32> {
     let port = url.rsplit(':').next().unwrap_or_default().trim_end_matches('/');
     for entry in fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
         let read = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
         if read("comm").trim() != "nats-server" {
             continue;
         }
         let arguments = read("cmdline");
-        let configured = arguments.split('\0').filter_map(|argument| fs::read_to_string(argument).ok());
+        let configured =
+            arguments.split('\0').filter_map(|argument| fs::read_to_string(argument).ok());
         if configured.into_iter().any(|text| text.contains(&format!(":{port}\n"))) {
             return Ok(pid);
         }

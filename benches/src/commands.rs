@@ -1,4 +1,5 @@
-//! What confining a command costs: the shortest there is, run without confinement, under bubblewrap, and under Landlock in addition.
+//! What confining a command costs: the shortest there is, run without confinement, under
+//! bubblewrap, and under Landlock in addition.
 
 use std::{
     path::Path,
@@ -35,7 +36,8 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
             let toolbox = toolbox.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))?;
             for _ in 0..COMMANDS {
                 let started = Instant::now();
-                let result = toolbox.call("execute_command", json!(["true"]), &CallContext::default()).await;
+                let result =
+                    toolbox.call("execute_command", json!(["true"]), &CallContext::default()).await;
                 times.push(started.elapsed());
                 let result = result.context("the command is not run")?;
                 ensure!(result["exit_code"] == 0, "the command fails: {result}");
@@ -48,10 +50,15 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
         let floor = percentile(&mut free, share);
         let without = percentile(&mut bubblewrap, share);
         rows.push(
-            Row::millis(format!("`true` under bubblewrap and Landlock, {name}"), percentile(&mut landlock, share))
-                .floor(floor),
+            Row::millis(
+                format!("`true` under bubblewrap and Landlock, {name}"),
+                percentile(&mut landlock, share),
+            )
+            .floor(floor),
         );
-        rows.push(Row::millis(format!("`true` under bubblewrap alone, {name}"), without).floor(floor));
+        rows.push(
+            Row::millis(format!("`true` under bubblewrap alone, {name}"), without).floor(floor),
+        );
     }
     let what = format!(
         "{} commands each way, one after the other; the floor is the same without confinement",
@@ -61,7 +68,8 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
 }
 
 fn toolbox(folder: &Path, sandbox: CommandSandbox) -> anyhow::Result<Toolbox> {
-    let commands = CommandPolicy { confinement: Confinement::AllowUnconfined, ..CommandPolicy::default() };
+    let commands =
+        CommandPolicy { confinement: Confinement::AllowUnconfined, ..CommandPolicy::default() };
     let policy = Policy { commands, ..Policy::default() };
     Ok(Toolbox::new(Workspace::open(folder)?, policy, Egress::new(&[])?, sandbox))
 }

@@ -1,12 +1,13 @@
-//! How soon a person's word takes effect on a task that is at work: from the call of the API to the event that says so, by a client that follows
-//! the task. A turn is said to be cancelled when its worker has said that it stopped, or can do nothing any more.
+//! How soon a person's word takes effect on a task that is at work: from the call of the API to the
+//! event that says so, by a client that follows the task. A turn is said to be cancelled when its
+//! worker has said that it stopped, or can do nothing any more.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use construct_proto::v1::{
-    self, event::Payload, event_service_client::EventServiceClient, message_service_client::MessageServiceClient,
-    task_service_client::TaskServiceClient,
+    self, event::Payload, event_service_client::EventServiceClient,
+    message_service_client::MessageServiceClient, task_service_client::TaskServiceClient,
 };
 use serde_json::json;
 use tonic::{Streaming, transport::Channel};
@@ -27,11 +28,16 @@ const UNDER_WAY: Duration = Duration::from_millis(150);
 /// What it is told: the turn ends, the task rests, it goes on, another message ends the turn.
 const WORDS: [&str; 4] = ["cancel", "suspend", "resume", "interrupt"];
 
-/// What a task is doing: its name, the script of the model, and the type of event that says that it does it.
+/// What a task is doing: its name, the script of the model, and the type of event that says that it
+/// does it.
 fn works() -> [(&'static str, serde_json::Value, &'static str); 4] {
     let script = |code: &str| json!([{ "code": code }, { "text": "done" }]);
     [
-        ("a model that speaks", json!([{ "text": "word ".repeat(4_000), "tokens_per_second": 20 }]), "message.delta"),
+        (
+            "a model that speaks",
+            json!([{ "text": "word ".repeat(4_000), "tokens_per_second": 20 }]),
+            "message.delta",
+        ),
         ("a script that computes", script("list_files('.'); for (;;) {}"), "tool.result"),
         ("a script that waits for a command", script("execute_command('sleep 60')"), "tool.called"),
         (
@@ -44,8 +50,9 @@ fn works() -> [(&'static str, serde_json::Value, &'static str); 4] {
 
 /// Measures in `rounds` rounds, alternating with the floor, because the machine's speed drifts.
 pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
-    let setting =
-        |name: &str| std::env::var(name).with_context(|| format!("{name} is not set; use ./dev bench control"));
+    let setting = |name: &str| {
+        std::env::var(name).with_context(|| format!("{name} is not set; use ./dev bench control"))
+    };
     let (database, nats) = (setting("CONSTRUCT_DATABASE_URL")?, setting("CONSTRUCT_NATS_URL")?);
     let (home, workspace) = (tempfile::tempdir()?, tempfile::tempdir()?);
     let floor = Floor::prepare(&database, &nats, CONNECTIONS).await?;
@@ -53,7 +60,8 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
     let channel = Channel::from_shared(services.gateway.clone())?.connect().await?;
     let workspace = workspace.path().to_string_lossy().into_owned();
 
-    let (mut times, mut bare) = (vec![[const { Vec::new() }; WORDS.len()]; works().len()], Vec::new());
+    let (mut times, mut bare) =
+        (vec![[const { Vec::new() }; WORDS.len()]; works().len()], Vec::new());
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
         bare.extend(floor.cancels(TASKS).await?);
@@ -80,7 +88,10 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
     for (number, word) in WORDS.iter().enumerate() {
         for ((name, ..), times) in works().iter().zip(&mut times) {
             for (which, share) in [("p50", 0.5), ("p99", 0.99)] {
-                let row = Row::millis(format!("{word} {name}, {which}"), percentile(&mut times[number], share));
+                let row = Row::millis(
+                    format!("{word} {name}, {which}"),
+                    percentile(&mut times[number], share),
+                );
                 rows.push(row.floor(percentile(&mut bare, share)));
             }
         }
@@ -102,7 +113,12 @@ struct Task {
 
 impl Task {
     /// Begins one and waits until an event of the type `sign` says that it is at work.
-    async fn at_work(channel: &Channel, agent: &str, workspace: &str, sign: &str) -> anyhow::Result<Self> {
+    async fn at_work(
+        channel: &Channel,
+        agent: &str,
+        workspace: &str,
+        sign: &str,
+    ) -> anyhow::Result<Self> {
         let spec = v1::TaskSpec {
             agent: agent.to_owned(),
             workspace: workspace.to_owned(),
@@ -114,7 +130,8 @@ impl Task {
         let id = task.metadata.context("a task without metadata")?.id;
         let types = [sign, "turn.completed", "task.phase_changed"].map(str::to_owned).to_vec();
         let subscribe = v1::SubscribeRequest { task: id.clone(), cursor: "0".to_owned(), types };
-        let events = EventServiceClient::new(channel.clone()).subscribe(subscribe).await?.into_inner();
+        let events =
+            EventServiceClient::new(channel.clone()).subscribe(subscribe).await?.into_inner();
         let mut task = Self { channel: channel.clone(), id, events };
         task.say(v1::MessagePriority::AfterTurn).await?;
         while task.event().await?.r#type != sign {}
@@ -127,7 +144,8 @@ impl Task {
     }
 
     async fn say(&self, priority: v1::MessagePriority) -> anyhow::Result<()> {
-        let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
+        let text =
+            v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
         let (task, priority) = (self.id.clone(), priority.into());
         let spec = v1::MessageSpec { task, blocks: vec![text], priority };
         let request = v1::CreateMessageRequest { spec: Some(spec), ..Default::default() };

@@ -1,5 +1,6 @@
-//! How soon a thousand subscribers of one gateway are told what happens in the tasks they watch, and what those who do not listen change for the
-//! others. Floor: the same messages from one NATS client to as many subscriptions of others, with nothing in between.
+//! How soon a thousand subscribers of one gateway are told what happens in the tasks they watch,
+//! and what those who do not listen change for the others. Floor: the same messages from one NATS
+//! client to as many subscriptions of others, with nothing in between.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -8,8 +9,8 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use construct_proto::v1::{
-    self, event::Payload, event_service_client::EventServiceClient, message_service_client::MessageServiceClient,
-    task_service_client::TaskServiceClient,
+    self, event::Payload, event_service_client::EventServiceClient,
+    message_service_client::MessageServiceClient, task_service_client::TaskServiceClient,
 };
 use futures::StreamExt as _;
 use jiff::Timestamp;
@@ -37,7 +38,8 @@ const WINDOW: u32 = 1024;
 
 /// Measures while nobody stalls, while some do, and the floor.
 pub(crate) async fn measure(duration: Duration) -> anyhow::Result<Figures> {
-    let nats = std::env::var("CONSTRUCT_NATS_URL").context("CONSTRUCT_NATS_URL is not set; use ./dev bench events")?;
+    let nats = std::env::var("CONSTRUCT_NATS_URL")
+        .context("CONSTRUCT_NATS_URL is not set; use ./dev bench events")?;
     let (home, workspace) = (tempfile::tempdir()?, tempfile::tempdir()?);
     let services = Services::start(home.path(), workspace.path()).await?;
     let channel = Channel::from_shared(services.gateway.clone())?.connect().await?;
@@ -52,10 +54,18 @@ pub(crate) async fn measure(duration: Duration) -> anyhow::Result<Figures> {
     let mut bare = bare(&nats, all.len() / SUBSCRIBERS, duration).await?;
     let told = all.len() as f64 / duration.as_secs_f64();
     let rows = vec![
-        Row::millis("told of an event, p50", percentile(&mut all, 0.5)).floor(percentile(&mut bare, 0.5)),
-        Row::millis("told of an event, p99", percentile(&mut all, 0.99)).floor(percentile(&mut bare, 0.99)),
-        Row::millis(format!("the same with {STALLED} more that do not read, p50"), percentile(&mut beside, 0.5)),
-        Row::millis(format!("the same with {STALLED} more that do not read, p99"), percentile(&mut beside, 0.99)),
+        Row::millis("told of an event, p50", percentile(&mut all, 0.5))
+            .floor(percentile(&mut bare, 0.5)),
+        Row::millis("told of an event, p99", percentile(&mut all, 0.99))
+            .floor(percentile(&mut bare, 0.99)),
+        Row::millis(
+            format!("the same with {STALLED} more that do not read, p50"),
+            percentile(&mut beside, 0.5),
+        ),
+        Row::millis(
+            format!("the same with {STALLED} more that do not read, p99"),
+            percentile(&mut beside, 0.99),
+        ),
         Row::new("events told", "1/s", told),
     ];
     let what = format!(
@@ -67,19 +77,32 @@ pub(crate) async fn measure(duration: Duration) -> anyhow::Result<Figures> {
     Ok(Figures { bench: "events", what, rows })
 }
 
-/// How long it took each subscriber to be told of each piece of text. Fails when somebody misses one.
-async fn watched(gateway: &str, channel: &Channel, stalled: usize) -> anyhow::Result<Vec<Duration>> {
+/// How long it took each subscriber to be told of each piece of text. Fails when somebody misses
+/// one.
+async fn watched(
+    gateway: &str,
+    channel: &Channel,
+    stalled: usize,
+) -> anyhow::Result<Vec<Duration>> {
     let mut tasks = Vec::new();
     for _ in 0..TASKS {
-        let spec = v1::TaskSpec { agent: "talker".to_owned(), title: "bench".to_owned(), ..Default::default() };
+        let spec = v1::TaskSpec {
+            agent: "talker".to_owned(),
+            title: "bench".to_owned(),
+            ..Default::default()
+        };
         let request = v1::CreateTaskRequest { spec: Some(spec), ..Default::default() };
         let task = TaskServiceClient::new(channel.clone()).create_task(request).await?.into_inner();
         tasks.push(task.metadata.context("a task without metadata")?.id);
     }
-    // Held, and never read: the little that their connections take is there soon, and all else is the gateway's to deal with.
+    // Held, and never read: the little that their connections take is there soon, and all else is
+    // the gateway's to deal with.
     let mut deaf = Vec::new();
     for number in 0..stalled {
-        let connection = Channel::from_shared(gateway.to_owned())?.initial_stream_window_size(WINDOW).connect().await?;
+        let connection = Channel::from_shared(gateway.to_owned())?
+            .initial_stream_window_size(WINDOW)
+            .connect()
+            .await?;
         deaf.push(subscribe(&connection, &tasks[number % TASKS]).await?);
     }
     let times = Arc::new(Mutex::new(Vec::new()));
@@ -116,7 +139,8 @@ async fn watched(gateway: &str, channel: &Channel, stalled: usize) -> anyhow::Re
         all_ready.recv().await.context("a subscriber ended")?;
     }
     for task in tasks {
-        let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
+        let text =
+            v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
         let spec = v1::MessageSpec { task, blocks: vec![text], ..Default::default() };
         let request = v1::CreateMessageRequest { spec: Some(spec), ..Default::default() };
         MessageServiceClient::new(channel.clone()).create_message(request).await?;
@@ -125,7 +149,10 @@ async fn watched(gateway: &str, channel: &Channel, stalled: usize) -> anyhow::Re
     while let Some(ended) = watching.join_next().await {
         let (task, count) = ended??;
         let first = *told[task].get_or_insert(count);
-        ensure!(count > 0 && count == first, "of one task somebody was told {first} pieces and somebody else {count}");
+        ensure!(
+            count > 0 && count == first,
+            "of one task somebody was told {first} pieces and somebody else {count}"
+        );
     }
     drop(deaf);
     let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
@@ -133,7 +160,8 @@ async fn watched(gateway: &str, channel: &Channel, stalled: usize) -> anyhow::Re
 }
 
 async fn subscribe(channel: &Channel, task: &str) -> anyhow::Result<tonic::Streaming<v1::Event>> {
-    let request = v1::SubscribeRequest { task: task.to_owned(), cursor: "0".to_owned(), types: Vec::new() };
+    let request =
+        v1::SubscribeRequest { task: task.to_owned(), cursor: "0".to_owned(), types: Vec::new() };
     Ok(EventServiceClient::new(channel.clone()).subscribe(request).await?.into_inner())
 }
 
@@ -157,7 +185,9 @@ async fn bare(nats: &str, messages: usize, duration: Duration) -> anyhow::Result
             let mut own = Vec::with_capacity(messages);
             for _ in 0..messages {
                 let message = heard.next().await.context("the floor's subscription ended")?;
-                let sent = u64::from_be_bytes(*message.payload.first_chunk().context("a message without a time")?);
+                let sent = u64::from_be_bytes(
+                    *message.payload.first_chunk().context("a message without a time")?,
+                );
                 own.push(began.elapsed().saturating_sub(Duration::from_nanos(sent)));
             }
             anyhow::Ok(own)

@@ -72,7 +72,15 @@ impl Figures {
     pub(crate) fn table(&self) -> String {
         let mut table = Table::new();
         table.load_style(UTF8_FULL_CONDENSED);
-        table.set_header(["figure", "unit", "ours", "floor", "ours / floor", "peer", "ours / peer"]);
+        table.set_header([
+            "figure",
+            "unit",
+            "ours",
+            "floor",
+            "ours / floor",
+            "peer",
+            "ours / peer",
+        ]);
         for row in &self.rows {
             let beside = |other: Option<f64>| match other {
                 Some(other) => (format!("{other:.2}"), format!("{:.2}", row.ours / other)),

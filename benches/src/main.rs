@@ -1,5 +1,5 @@
-//! `construct-bench NAME [--json]`: measures one thing and prints our figure beside the floor measured in the same run.
-//! Started by `./dev bench`, which provides PostgreSQL and NATS.
+//! `construct-bench NAME [--json]`: measures one thing and prints our figure beside the floor
+//! measured in the same run. Started by `./dev bench`, which provides PostgreSQL and NATS.
 
 mod capacity;
 mod commands;
@@ -41,7 +41,8 @@ struct Arguments {
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Bench {
-    /// A two-turn task with an instant scripted model: model call, one script with three tool calls, model call.
+    /// A two-turn task with an instant scripted model: model call, one script with three tool
+    /// calls, model call.
     Mesh,
     /// Scripts in the sandbox: starting, calling the host, computing, waiting.
     Sandbox,
@@ -49,7 +50,8 @@ enum Bench {
     Commands,
     /// How soon a cancel and a suspend take effect on a task that is at work.
     Control,
-    /// How soon a thousand subscribers of one gateway are told what happens, also while some of them do not listen.
+    /// How soon a thousand subscribers of one gateway are told what happens, also while some of
+    /// them do not listen.
     Events,
     /// What an installation needs: memory and processor time, by who spends them.
     Capacity,

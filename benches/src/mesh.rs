@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use construct_proto::v1::{
-    self, event::Payload, event_service_client::EventServiceClient, message_service_client::MessageServiceClient,
-    task_service_client::TaskServiceClient,
+    self, event::Payload, event_service_client::EventServiceClient,
+    message_service_client::MessageServiceClient, task_service_client::TaskServiceClient,
 };
 use tonic::transport::Channel;
 
@@ -32,19 +32,23 @@ const CONNECTIONS: u32 = 36;
 
 /// Measures latency and throughput, alternating between the mesh and the floor.
 pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
-    let setting = |name: &str| std::env::var(name).with_context(|| format!("{name} is not set; use ./dev bench mesh"));
+    let setting = |name: &str| {
+        std::env::var(name).with_context(|| format!("{name} is not set; use ./dev bench mesh"))
+    };
     let (database, nats) = (setting("CONSTRUCT_DATABASE_URL")?, setting("CONSTRUCT_NATS_URL")?);
     let (home, workspace) = (tempfile::tempdir()?, tempfile::tempdir()?);
     std::fs::write(workspace.path().join("notes.txt"), "one\ntwo\nthree\n")?;
 
     let floor = Floor::prepare(&database, &nats, CONNECTIONS).await?;
     let services = Services::start(home.path(), workspace.path()).await?;
-    let mesh = Mesh::prepare(&services.gateway, workspace.path().to_string_lossy().into_owned()).await?;
+    let mesh =
+        Mesh::prepare(&services.gateway, workspace.path().to_string_lossy().into_owned()).await?;
     // The first tasks fill caches and connection pools on both sides.
     mesh.serial(20).await?;
     floor.serial(20).await?;
 
-    let (mut ours, mut bare, mut our_rates, mut bare_rates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut ours, mut bare, mut our_rates, mut bare_rates) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 0..plan.rounds {
         eprintln!("round {} of {}", round + 1, plan.rounds);
         ours.extend(mesh.serial(plan.serial / plan.rounds).await?);
@@ -53,9 +57,12 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
         bare_rates.push(floor.saturated(plan.concurrency, plan.duration).await?);
     }
     let rows = vec![
-        Row::millis("two-turn task, p50", percentile(&mut ours, 0.5)).floor(percentile(&mut bare, 0.5)),
-        Row::millis("two-turn task, p99", percentile(&mut ours, 0.99)).floor(percentile(&mut bare, 0.99)),
-        Row::new("tasks at saturation", "1/s", median(&mut our_rates)).floor_value(median(&mut bare_rates)),
+        Row::millis("two-turn task, p50", percentile(&mut ours, 0.5))
+            .floor(percentile(&mut bare, 0.5)),
+        Row::millis("two-turn task, p99", percentile(&mut ours, 0.99))
+            .floor(percentile(&mut bare, 0.99)),
+        Row::new("tasks at saturation", "1/s", median(&mut our_rates))
+            .floor_value(median(&mut bare_rates)),
     ];
     let what = format!(
         "model call, one script with three tool calls, model call; {} tasks one after the other, {} at once for {} s in each of \
@@ -102,8 +109,13 @@ impl Mesh {
         Ok(times)
     }
 
-    /// Tasks per second with `concurrency` at once. That each is begun and followed is part of it, as it is of the floor's.
-    pub(crate) async fn saturated(&self, concurrency: usize, duration: Duration) -> anyhow::Result<f64> {
+    /// Tasks per second with `concurrency` at once. That each is begun and followed is part of it,
+    /// as it is of the floor's.
+    pub(crate) async fn saturated(
+        &self,
+        concurrency: usize,
+        duration: Duration,
+    ) -> anyhow::Result<f64> {
         let began = Instant::now();
         let done = std::sync::Arc::new(AtomicUsize::new(0));
         let mut running = tokio::task::JoinSet::new();
@@ -123,7 +135,8 @@ impl Mesh {
         Ok(done.load(Relaxed) as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// From sending the message to seeing that its turn is complete, by a client that follows the task.
+    /// From sending the message to seeing that its turn is complete, by a client that follows the
+    /// task.
     async fn task(&self) -> anyhow::Result<Duration> {
         let spec = v1::TaskSpec {
             agent: format!("bench-{}", std::process::id()),
@@ -132,17 +145,20 @@ impl Mesh {
             ..Default::default()
         };
         let request = v1::CreateTaskRequest { spec: Some(spec), ..Default::default() };
-        let task = TaskServiceClient::new(self.channel.clone()).create_task(request).await?.into_inner();
+        let task =
+            TaskServiceClient::new(self.channel.clone()).create_task(request).await?.into_inner();
         let task = task.metadata.context("a task without metadata")?.id;
         let subscribe = v1::SubscribeRequest {
             task: task.clone(),
             cursor: "0".to_owned(),
             types: vec!["task.created".to_owned(), "turn.completed".to_owned()],
         };
-        let mut events = EventServiceClient::new(self.channel.clone()).subscribe(subscribe).await?.into_inner();
+        let mut events =
+            EventServiceClient::new(self.channel.clone()).subscribe(subscribe).await?.into_inner();
         // Who follows a conversation does so before it says something.
         events.message().await?.context("the task's creation is not told")?;
-        let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
+        let text =
+            v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
         let spec = v1::MessageSpec { task, blocks: vec![text], ..Default::default() };
         let request = v1::CreateMessageRequest { spec: Some(spec), ..Default::default() };
         let began = Instant::now();

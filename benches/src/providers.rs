@@ -1,5 +1,5 @@
-//! What calling a model through us costs: over the proxy and over the mesh, beside calling it directly and beside proxies by
-//! others.
+//! What calling a model through us costs: over the proxy and over the mesh, beside calling it
+//! directly and beside proxies by others.
 
 mod http;
 mod peers;
@@ -44,7 +44,12 @@ struct Costs {
 }
 
 impl Costs {
-    async fn add(&mut self, target: &Target, streams: bool, duration: Duration) -> anyhow::Result<()> {
+    async fn add(
+        &mut self,
+        target: &Target,
+        streams: bool,
+        duration: Duration,
+    ) -> anyhow::Result<()> {
         self.whole.extend(serial(target, false, SERIAL).await?);
         if streams {
             self.first.extend(serial(target, true, SERIAL).await?);
@@ -68,21 +73,28 @@ impl Costs {
 
 /// Measures in rounds, alternating, because the machine's speed drifts.
 pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
-    let setting =
-        |name: &str| std::env::var(name).with_context(|| format!("{name} is not set; use ./dev bench providers"));
+    let setting = |name: &str| {
+        std::env::var(name).with_context(|| format!("{name} is not set; use ./dev bench providers"))
+    };
     let work = tempfile::tempdir()?;
     let upstream = http::upstream().await?;
     let nats = setting("CONSTRUCT_NATS_URL")?;
-    let bus = Bus::connect(&nats, ConnectOptions::new("bench").blobs(work.path().join("data/blobs"))).await?;
+    let bus =
+        Bus::connect(&nats, ConnectOptions::new("bench").blobs(work.path().join("data/blobs")))
+            .await?;
     bus.ensure_topology().await?;
     let stop = CancellationToken::new();
     let _stopping = stop.clone().drop_guard();
     answer(&bus, upstream, &stop);
 
     let listen = format!("127.0.0.1:{}", free_port()?);
-    let _service = Service::start("providers", work.path(), &[("CONSTRUCT_PROVIDERS_PROXY_LISTEN", &listen)]).await?;
-    let common =
-        Common { token_key_file: Some(PathBuf::from(setting("CONSTRUCT_TOKEN_KEY_FILE")?)), ..Common::default() };
+    let _service =
+        Service::start("providers", work.path(), &[("CONSTRUCT_PROVIDERS_PROXY_LISTEN", &listen)])
+            .await?;
+    let common = Common {
+        token_key_file: Some(PathBuf::from(setting("CONSTRUCT_TOKEN_KEY_FILE")?)),
+        ..Common::default()
+    };
     let keys = common.token_keys()?.context("there is no key for tokens")?;
     let token = ModelToken {
         id: Uuid::now_v7().to_string(),
@@ -94,8 +106,12 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
         expires_at: Timestamp::now() + Duration::from_secs(3600),
     };
     let bearer = format!("Bearer {}", token.sign(&keys).expose());
-    let chat =
-        |address, headers| Target { address, path: "/v1/chat/completions".to_owned(), headers, model: "m".to_owned() };
+    let chat = |address, headers| Target {
+        address,
+        path: "/v1/chat/completions".to_owned(),
+        headers,
+        model: "m".to_owned(),
+    };
     let ours = chat(listen.parse::<SocketAddr>()?, vec![("authorization".to_owned(), bearer)]);
     let direct = chat(upstream, Vec::new());
     let folder = std::env::var("CONSTRUCT_BENCH_PEERS").map(PathBuf::from).unwrap_or_default();
@@ -137,35 +153,60 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
     Ok(Figures { bench: "providers", what, rows })
 }
 
-fn rows(ours: &mut Costs, direct: &mut Costs, peers: &mut [(Peer, Costs)], over_mesh: &mut Costs) -> Vec<Row> {
+fn rows(
+    ours: &mut Costs,
+    direct: &mut Costs,
+    peers: &mut [(Peer, Costs)],
+    over_mesh: &mut Costs,
+) -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
         let floor = direct.whole(share);
         rows.push(Row::millis(format!("a whole answer, {name}"), ours.whole(share)).floor(floor));
-        rows.push(Row::millis(format!("added by the proxy, {name}"), ours.whole(share).saturating_sub(floor)));
+        rows.push(Row::millis(
+            format!("added by the proxy, {name}"),
+            ours.whole(share).saturating_sub(floor),
+        ));
     }
     let floor = direct.first();
     rows.push(Row::millis("a stream's first text, p50", ours.first()).floor(floor));
     rows.push(Row::millis("added to it by the proxy, p50", ours.first().saturating_sub(floor)));
-    rows.push(Row::new(format!("calls over {CONNECTIONS} connections"), "1/s", ours.rate()).floor_value(direct.rate()));
+    rows.push(
+        Row::new(format!("calls over {CONNECTIONS} connections"), "1/s", ours.rate())
+            .floor_value(direct.rate()),
+    );
     for (peer, costs) in peers {
         let name = peer.name;
         let mut beside = |figure: &str, share: f64, ours: &mut Costs| {
-            Row::millis(format!("{figure} (peer: {name})"), ours.whole(share)).peer(Some(costs.whole(share)))
+            Row::millis(format!("{figure} (peer: {name})"), ours.whole(share))
+                .peer(Some(costs.whole(share)))
         };
         rows.push(beside("a whole answer, p50", 0.5, ours));
         rows.push(beside("a whole answer, p99", 0.99, ours));
         let first = peer.streams.then(|| costs.first());
-        rows.push(Row::millis(format!("a stream's first text, p50 (peer: {name})"), ours.first()).peer(first));
-        let rate = Row::new(format!("calls over {CONNECTIONS} connections (peer: {name})"), "1/s", ours.rate());
+        rows.push(
+            Row::millis(format!("a stream's first text, p50 (peer: {name})"), ours.first())
+                .peer(first),
+        );
+        let rate = Row::new(
+            format!("calls over {CONNECTIONS} connections (peer: {name})"),
+            "1/s",
+            ours.rate(),
+        );
         rows.push(Row { peer: Some(costs.rate()), ..rate });
     }
     for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
         let floor = direct.whole(share);
-        rows.push(Row::millis(format!("over the mesh, {name}"), over_mesh.whole(share)).floor(floor));
-        rows.push(Row::millis(format!("added by the mesh, {name}"), over_mesh.whole(share).saturating_sub(floor)));
+        rows.push(
+            Row::millis(format!("over the mesh, {name}"), over_mesh.whole(share)).floor(floor),
+        );
+        rows.push(Row::millis(
+            format!("added by the mesh, {name}"),
+            over_mesh.whole(share).saturating_sub(floor),
+        ));
     }
-    let rate = Row::new(format!("calls with {CONNECTIONS} commands in flight"), "1/s", over_mesh.rate());
+    let rate =
+        Row::new(format!("calls with {CONNECTIONS} commands in flight"), "1/s", over_mesh.rate());
     rows.push(rate.floor_value(direct.rate()));
     rows
 }
@@ -196,12 +237,18 @@ fn answer(bus: &Bus, upstream: SocketAddr, stop: &CancellationToken) {
     tokio::spawn(async move {
         let found = |_| async move {
             let (provider, model) = provider(upstream);
-            Some(mesh::ModelFound { provider: Some(provider), model: Some(model), ..mesh::ModelFound::default() })
+            Some(mesh::ModelFound {
+                provider: Some(provider),
+                model: Some(model),
+                ..mesh::ModelFound::default()
+            })
         };
         models.answer(&subject::Models, one, found).await
     });
     tokio::spawn(async move {
-        budgets.answer(&subject::Budgets, other, |_| async { Some(mesh::BudgetReserved::default()) }).await
+        budgets
+            .answer(&subject::Budgets, other, |_| async { Some(mesh::BudgetReserved::default()) })
+            .await
     });
 }
 
@@ -209,7 +256,8 @@ fn answer(bus: &Bus, upstream: SocketAddr, stop: &CancellationToken) {
 struct MeshPath {
     bus: Bus,
     upstream: SocketAddr,
-    /// All of one partition, so that their results come the same way. Of each there is one command at a time.
+    /// All of one partition, so that their results come the same way. Of each there is one command
+    /// at a time.
     tasks: Vec<TaskId>,
     results: Consumer<TaskMessage>,
     number: u64,
@@ -218,7 +266,8 @@ struct MeshPath {
 impl MeshPath {
     fn prepare(bus: &Bus, upstream: SocketAddr) -> Self {
         let ids = std::iter::repeat_with(|| TaskId::from_uuid(Uuid::now_v7()));
-        let tasks: Vec<TaskId> = ids.filter(|task| partition::of(*task) == 0).take(CONNECTIONS).collect();
+        let tasks: Vec<TaskId> =
+            ids.filter(|task| partition::of(*task) == 0).take(CONNECTIONS).collect();
         let options = ConsumeOptions::new(2 * CONNECTIONS, CancellationToken::new());
         let results = bus.consume_tasks(0, options);
         Self { bus: bus.clone(), upstream, tasks, results, number: 0 }
@@ -280,11 +329,17 @@ impl MeshPath {
     }
 
     /// The next command of a task: its step, and what publishes it.
-    fn send(&mut self, task: TaskId) -> (String, impl Future<Output = anyhow::Result<()>> + Send + use<>) {
+    fn send(
+        &mut self,
+        task: TaskId,
+    ) -> (String, impl Future<Output = anyhow::Result<()>> + Send + use<>) {
         self.number += 1;
         let (provider, model) = provider(self.upstream);
-        let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "Say hello.".to_owned() })) };
-        let message = mesh::ChatMessage { source: v1::MessageSource::User.into(), blocks: vec![text] };
+        let text = v1::Block {
+            block: Some(v1::block::Block::Text(v1::Text { text: "Say hello.".to_owned() })),
+        };
+        let message =
+            mesh::ChatMessage { source: v1::MessageSource::User.into(), blocks: vec![text] };
         let step = StepId::from_uuid(Uuid::now_v7()).to_string();
         let command = mesh::ModelInvoke {
             step: Some(mesh::StepRef {

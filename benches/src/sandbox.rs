@@ -29,11 +29,13 @@ const PROGRAMS: [(&str, &str); 4] = [
 const TYPESCRIPT: &str = include_str!("programs/types.ts");
 /// Runs of each program in a round.
 const PROGRAM_RUNS: usize = 10;
-/// Host calls of one run when their round trip is measured: a sample is what one of them takes on average.
+/// Host calls of one run when their round trip is measured: a sample is what one of them takes on
+/// average.
 const CALLS: u32 = 1_000;
 /// Such runs of each host call in a round.
 const CALL_RUNS: usize = 40;
-/// A host call without arguments, and one with arguments by name; beside each, the same in native QuickJS and in Node.
+/// A host call without arguments, and one with arguments by name; beside each, the same in native
+/// QuickJS and in Node.
 const ROUND_TRIPS: [(&str, &str, &str); 2] = [
     ("host call, there and back", "pwd()", "noop(i)"),
     (
@@ -52,7 +54,8 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
     ensure!(rounds > 0, "without a round nothing is measured");
     let folder = tempfile::tempdir()?;
     let cache = folder.path().join("cache");
-    let engine = tokio::task::spawn_blocking(move || Engine::new(&cache, EngineConfig::default())).await??;
+    let engine =
+        tokio::task::spawn_blocking(move || Engine::new(&cache, EngineConfig::default())).await??;
     let sandbox = Arc::new(Sandbox { engine, host: Tools::new() });
     let node = node_is_installed().await;
 
@@ -82,7 +85,9 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
             let times = NodeTimes::measure().await?;
             fresh.node.extend(times.fresh.into_iter().map(Duration::from_nanos));
             for (times, samples) in times.calls.into_iter().zip(&mut calls) {
-                samples.node.extend(times.into_iter().map(|whole| Duration::from_nanos(whole) / CALLS));
+                samples
+                    .node
+                    .extend(times.into_iter().map(|whole| Duration::from_nanos(whole) / CALLS));
             }
             for (times, samples) in times.programs.into_iter().zip(&mut programs) {
                 samples.node.extend(times.into_iter().map(Duration::from_nanos));
@@ -146,9 +151,14 @@ struct Sandbox {
 
 impl Sandbox {
     async fn run(&self, script: &str) -> anyhow::Result<Outcome> {
-        let limits = Limits { host_calls: u32::MAX, cpu: Duration::from_secs(60), ..Limits::default() };
+        let limits =
+            Limits { host_calls: u32::MAX, cpu: Duration::from_secs(60), ..Limits::default() };
         let outcome = self.engine.run(script, &self.host, &limits, CancellationToken::new()).await;
-        ensure!(matches!(outcome.status, Status::Completed { .. }), "the script went wrong: {:?}", outcome.status);
+        ensure!(
+            matches!(outcome.status, Status::Completed { .. }),
+            "the script went wrong: {:?}",
+            outcome.status
+        );
         Ok(outcome)
     }
 
@@ -207,14 +217,17 @@ impl Sandbox {
         Ok(done.load(Relaxed) as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// KiB that an instance needs which waits in a host call, with all that the host keeps for it (its task, its stack, the call): its share of the
-    /// process's memory, pages that instances share counted once.
+    /// KiB that an instance needs which waits in a host call, with all that the host keeps for it
+    /// (its task, its stack, the call): its share of the process's memory, pages that instances
+    /// share counted once.
     async fn parked(self: &Arc<Self>) -> anyhow::Result<f64> {
         let before = proportional_kib()?;
         let mut running = tokio::task::JoinSet::new();
         for _ in 0..PARKED {
             let sandbox = Arc::clone(self);
-            running.spawn(async move { sandbox.run("const text = 'x'.repeat(100); read_file(text);").await.map(drop) });
+            running.spawn(async move {
+                sandbox.run("const text = 'x'.repeat(100); read_file(text);").await.map(drop)
+            });
         }
         while self.host.parked.load(Relaxed) < PARKED {
             tokio::task::yield_now().await;
@@ -230,11 +243,15 @@ impl Sandbox {
 
 fn proportional_kib() -> anyhow::Result<f64> {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup")?;
-    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).context("the kernel tells no Pss")?;
+    let line = rollup
+        .lines()
+        .find_map(|line| line.strip_prefix("Pss:"))
+        .context("the kernel tells no Pss")?;
     Ok(line.trim().trim_end_matches("kB").trim().parse()?)
 }
 
-/// The product's tools in name, each of which answers at once, but `read_file`, which keeps the script waiting.
+/// The product's tools in name, each of which answers at once, but `read_file`, which keeps the
+/// script waiting.
 struct Tools {
     table: ToolTable,
     parked: AtomicUsize,
@@ -276,11 +293,13 @@ impl Host for Tools {
 }
 
 async fn node_is_installed() -> bool {
-    let version = tokio::process::Command::new("node").arg("--version").stdout(Stdio::null()).status().await;
+    let version =
+        tokio::process::Command::new("node").arg("--version").stdout(Stdio::null()).status().await;
     version.is_ok_and(|status| status.success())
 }
 
-/// What the peer needed, in nanoseconds: of each fresh context, and by host call and program of each run.
+/// What the peer needed, in nanoseconds: of each fresh context, and by host call and program of
+/// each run.
 #[derive(serde::Deserialize)]
 struct NodeTimes {
     fresh: Vec<u64>,
@@ -342,11 +361,14 @@ mod native {
     pub(super) fn call(call: &str, calls: u32) -> rquickjs::Result<Duration> {
         with(|ctx| {
             let answer = |arguments: String| -> String {
-                let arguments: serde_json::Value = serde_json::from_str(&arguments).unwrap_or_default();
+                let arguments: serde_json::Value =
+                    serde_json::from_str(&arguments).unwrap_or_default();
                 if arguments.is_null() { String::new() } else { "null".to_owned() }
             };
             ctx.globals().set("native", Function::new(ctx.clone(), answer)?)?;
-            ctx.eval::<(), _>("globalThis.noop = (value) => JSON.parse(native(JSON.stringify([value])));")?;
+            ctx.eval::<(), _>(
+                "globalThis.noop = (value) => JSON.parse(native(JSON.stringify([value])));",
+            )?;
             let timed = |body: &str| {
                 let began = Instant::now();
                 ctx.eval::<(), _>(format!("for (let i = 0; i < {calls}; i++) {body};"))?;

@@ -9,7 +9,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use construct_proto::v1::{
-    self, agent_service_client::AgentServiceClient, model_provider_service_client::ModelProviderServiceClient,
+    self, agent_service_client::AgentServiceClient,
+    model_provider_service_client::ModelProviderServiceClient,
     model_service_client::ModelServiceClient,
 };
 use tonic::transport::Channel;
@@ -29,8 +30,10 @@ impl Services {
         // The reconciler makes the streams that the others wait for.
         for service in ["reconciler", "gateway", "interpreter", "providers"] {
             let workspace = workspace.to_string_lossy();
-            let settings =
-                [("CONSTRUCT_GATEWAY_LISTEN", gateway.as_str()), ("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", &workspace)];
+            let settings = [
+                ("CONSTRUCT_GATEWAY_LISTEN", gateway.as_str()),
+                ("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", &workspace),
+            ];
             services.running.push(Service::start(service, home, &settings).await?);
         }
         Ok(services)
@@ -51,8 +54,15 @@ pub(crate) struct Service {
 
 impl Service {
     /// Starts it with the settings of the environment and these, and waits until it is ready.
-    pub(crate) async fn start(service: &str, home: &Path, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
-        let folder = std::env::current_exe()?.parent().map(Path::to_owned).context("this binary lies nowhere")?;
+    pub(crate) async fn start(
+        service: &str,
+        home: &Path,
+        settings: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
+        let folder = std::env::current_exe()?
+            .parent()
+            .map(Path::to_owned)
+            .context("this binary lies nowhere")?;
         // Another part of the process may have chosen one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().build()?;
@@ -89,7 +99,11 @@ impl Drop for Service {
 }
 
 /// An agent whose model plays a script.
-pub(crate) async fn scripted_agent(channel: &Channel, name: &str, script: &serde_json::Value) -> anyhow::Result<()> {
+pub(crate) async fn scripted_agent(
+    channel: &Channel,
+    name: &str,
+    script: &serde_json::Value,
+) -> anyhow::Result<()> {
     let provider = v1::ModelProviderSpec {
         name: name.to_owned(),
         r#type: v1::ModelProviderType::Scripted.into(),
@@ -98,10 +112,12 @@ pub(crate) async fn scripted_agent(channel: &Channel, name: &str, script: &serde
     };
     let request = v1::CreateModelProviderRequest { spec: Some(provider), ..Default::default() };
     ModelProviderServiceClient::new(channel.clone()).create_model_provider(request).await?;
-    let model = v1::ModelSpec { name: name.to_owned(), provider: name.to_owned(), ..Default::default() };
+    let model =
+        v1::ModelSpec { name: name.to_owned(), provider: name.to_owned(), ..Default::default() };
     let request = v1::CreateModelRequest { spec: Some(model), ..Default::default() };
     ModelServiceClient::new(channel.clone()).create_model(request).await?;
-    let agent = v1::AgentSpec { name: name.to_owned(), model: name.to_owned(), ..Default::default() };
+    let agent =
+        v1::AgentSpec { name: name.to_owned(), model: name.to_owned(), ..Default::default() };
     let request = v1::CreateAgentRequest { spec: Some(agent), ..Default::default() };
     AgentServiceClient::new(channel.clone()).create_agent(request).await?;
     Ok(())

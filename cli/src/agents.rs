@@ -8,7 +8,8 @@ use crate::{
     page,
 };
 
-/// Names the agent when the command line does not. Not an argument's own variable: it would contradict `--task`.
+/// Names the agent when the command line does not. Not an argument's own variable: it would
+/// contradict `--task`.
 const VARIABLE: &str = "CONSTRUCT_AGENT";
 
 /// All agents, by name.

@@ -1,5 +1,5 @@
-//! Files that go with a message. What is small and of a kind that models take stands in the message itself; everything else is uploaded first,
-//! and the message names it.
+//! Files that go with a message. What is small and of a kind that models take stands in the message
+//! itself; everything else is uploaded first, and the message names it.
 
 use std::{
     io::ErrorKind,
@@ -19,8 +19,9 @@ const ROOM: u64 = 2 << 20;
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct AttachArgs {
-    /// A file for the model: it is shown PNG, JPEG, GIF, WebP, PDF and text, and has scripts look into other kinds and what is large. Can be
-    /// given several times; also the id of a file that was uploaded.
+    /// A file for the model: it is shown PNG, JPEG, GIF, WebP, PDF and text, and has scripts look
+    /// into other kinds and what is large. Can be given several times; also the id of a file that
+    /// was uploaded.
     #[arg(long, value_name = "FILE")]
     attach: Vec<PathBuf>,
 }
@@ -38,7 +39,9 @@ impl AttachArgs {
                 Some(file) => Attachment { file, ..Attachment::default() },
                 None => match small(path, room)? {
                     Some(attachment) => attachment,
-                    None => Attachment { file: upload(gateway, path).await?, ..Attachment::default() },
+                    None => {
+                        Attachment { file: upload(gateway, path).await?, ..Attachment::default() }
+                    }
                 },
             };
             room -= attachment.data.len() as u64;
@@ -86,7 +89,11 @@ fn small(path: &Path, room: u64) -> Result<Option<Attachment>, Failure> {
 
 /// What kind of file it is, as far as its name tells.
 fn kind(path: &Path) -> Option<&'static str> {
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default().to_ascii_lowercase();
+    let extension = path
+        .extension()
+        .and_then(|extension| extension.to_str())
+        .unwrap_or_default()
+        .to_ascii_lowercase();
     Some(match extension.as_str() {
         "png" => "image/png",
         "jpg" | "jpeg" => "image/jpeg",
@@ -128,19 +135,29 @@ mod tests {
         let read = |name: &str, content: &[u8], room: u64| {
             let path = folder.path().join(name);
             std::fs::write(&path, content).expect("written");
-            small(&path, room).expect("it can be read").map(|shown| (shown.media_type, shown.name, shown.data))
+            small(&path, room)
+                .expect("it can be read")
+                .map(|shown| (shown.media_type, shown.name, shown.data))
         };
-        let shown = |kind: &str, name: &str, data: &[u8]| Some((kind.to_owned(), name.to_owned(), data.to_vec()));
+        let shown = |kind: &str, name: &str, data: &[u8]| {
+            Some((kind.to_owned(), name.to_owned(), data.to_vec()))
+        };
         assert_eq!(read("a.PNG", b"\x89PNG", ROOM), shown("image/png", "a.PNG", b"\x89PNG"));
         assert_eq!(read("t.csv", b"1;2", 3), shown("text/csv", "t.csv", b"1;2"));
-        assert_eq!(read("main.rs", b"fn main() {}", ROOM), shown("text/plain", "main.rs", b"fn main() {}"));
+        assert_eq!(
+            read("main.rs", b"fn main() {}", ROOM),
+            shown("text/plain", "main.rs", b"fn main() {}")
+        );
         // All of these are uploaded.
         assert_eq!(read("t.csv", b"1;23", 3), None);
         assert_eq!(read("a.zip", b"PK\x03\x04\xFF", ROOM), None);
         assert_eq!(read("latin.csv", b"caf\xe9", ROOM), None);
         assert_eq!(read("nul.txt", b"a\0b", ROOM), None);
         assert_eq!(read("empty.txt", b"", ROOM), None);
-        assert!(small(folder.path(), ROOM).is_err() && small(&folder.path().join("none"), ROOM).is_err());
+        assert!(
+            small(folder.path(), ROOM).is_err()
+                && small(&folder.path().join("none"), ROOM).is_err()
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::{
-    console::Colour,
+    console::Color,
     context::{self, TlsArgs, Wanted},
     conversation, costs, daemon, dead, doctor, entity, events, exec,
     failure::{EXIT_CODES, Exit, Failure},
@@ -14,8 +14,8 @@ use crate::{
 #[derive(Debug, Parser)]
 #[command(name = "construct", version, propagate_version = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// Where the gateway is; when not given, where the context says, or else on this machine: at the daemon's socket where there is one
-    /// (construct daemon), or at http://127.0.0.1:60080.
+    /// Where the gateway is; when not given, where the context says, or else on this machine: at
+    /// the daemon's socket where there is one (construct daemon), or at http://127.0.0.1:60080.
     #[arg(long, global = true, env = "CONSTRUCT_GATEWAY_URL", value_name = "URL")]
     gateway: Option<String>,
     /// Which of the remembered gateways to use (construct context).
@@ -26,9 +26,9 @@ pub(crate) struct Cli {
     organization: Option<String>,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Whether to colour what people read.
-    #[arg(long, global = true, value_enum, default_value_t = Colour::Auto, value_name = "WHEN")]
-    color: Colour,
+    /// Whether to color what people read.
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN")]
+    color: Color,
     #[command(subcommand)]
     command: Command,
 }
@@ -121,7 +121,8 @@ enum Command {
     Why(why::WhyArgs),
     /// Print what happens, as it happens.
     Events(events::EventsArgs),
-    /// Print the messages on the mesh, decoded: for operators, because it listens on NATS, past all log-in.
+    /// Print the messages on the mesh, decoded: for operators, because it listens on NATS, past all
+    /// log-in.
     Tap(tap::TapArgs),
     /// Start the mesh on this machine (in a checkout: ./dev up).
     Up,
@@ -157,7 +158,8 @@ impl Cli {
                 return output::print(&String::from_utf8_lossy(&script)).map(done);
             }
             Command::Version => {
-                return output::print(concat!("construct ", env!("CARGO_PKG_VERSION"), "\n")).map(done);
+                return output::print(concat!("construct ", env!("CARGO_PKG_VERSION"), "\n"))
+                    .map(done);
             }
             command => command,
         };
@@ -252,7 +254,7 @@ mod tests {
             "construct dead list --after 7 -o json",
             "construct dead redrive 8",
             "construct task retry task_1",
-            "construct model catalogue anthropic",
+            "construct model catalog anthropic",
             "construct schedule create morning --agent demo --cron 0_9_*_*_1 --time-zone Europe/Berlin words",
             "construct message create task_1 --interrupt words",
             "construct task rewind task_1 msg_1 --keep",
@@ -318,13 +320,17 @@ mod tests {
     fn what_the_runbook_says_is_understood() {
         let runbook = include_str!("../../docs/runbook.md");
         let blocks = runbook.lines().filter(|line| line.starts_with("construct "));
-        let inline = runbook.split('`').filter(|code| code.starts_with("construct ") && !code.contains('\n'));
+        let inline = runbook
+            .split('`')
+            .filter(|code| code.starts_with("construct ") && !code.contains('\n'));
         let mut count = 0;
         for line in blocks.chain(inline) {
-            let command = line.split('#').next().unwrap_or_default().replace('\'', "").replace("LETTER", "7");
+            let command =
+                line.split('#').next().unwrap_or_default().replace('\'', "").replace("LETTER", "7");
             if let Err(error) = Cli::try_parse_from(command.split_whitespace()) {
                 // In a sentence a command may be named without what it is about.
-                let named = error.kind() == clap::error::ErrorKind::MissingRequiredArgument && !line.contains("TASK");
+                let named = error.kind() == clap::error::ErrorKind::MissingRequiredArgument
+                    && !line.contains("TASK");
                 assert!(named, "{line}: {error}");
             }
             count += 1;

@@ -1,24 +1,29 @@
-//! Where output goes: answers to one place, everything about them to another, styled if a person looks.
+//! Where output goes: answers to one place, everything about them to another, styled if a person
+//! looks.
 
 use std::io::{self, IsTerminal as _, Write};
 
 use crate::words::printable;
 
-/// Whether output is coloured.
+/// Whether output is colored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Colour {
+pub(crate) enum Color {
     /// When a person looks, and neither NO_COLOR nor TERM=dumb say otherwise.
     Auto,
     Always,
     Never,
 }
 
-impl Colour {
-    /// Whether to colour what goes to a place that is a terminal or not.
+impl Color {
+    /// Whether to color what goes to a place that is a terminal or not.
     pub(crate) fn applies(self, terminal: bool) -> bool {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         match self {
-            Self::Auto => terminal && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb"),
+            Self::Auto => {
+                terminal
+                    && !set("NO_COLOR")
+                    && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+            }
             Self::Always => true,
             Self::Never => false,
         }
@@ -55,8 +60,8 @@ impl Style {
     }
 
     /// The text in this style.
-    pub(crate) fn paint(self, text: &str, colour: bool) -> String {
-        match self.on().filter(|_| colour && !text.is_empty()) {
+    pub(crate) fn paint(self, text: &str, color: bool) -> String {
+        match self.on().filter(|_| color && !text.is_empty()) {
             Some(on) => format!("{on}{text}\x1b[0m"),
             None => text.to_owned(),
         }
@@ -72,8 +77,8 @@ pub(crate) enum Channel {
     Aside,
 }
 
-/// Takes output, piece by piece. Text that leaves its line open is continued by text on the same channel, and ended by
-/// anything else.
+/// Takes output, piece by piece. Text that leaves its line open is continued by text on the same
+/// channel, and ended by anything else.
 pub(crate) trait Sink {
     /// Writes text, which may leave the line open.
     fn text(&mut self, channel: Channel, style: Style, text: &str) -> io::Result<()>;
@@ -104,32 +109,40 @@ pub(crate) struct Console {
 struct Place {
     to: Box<dyn Write + Send>,
     terminal: bool,
-    colour: bool,
+    color: bool,
 }
 
 impl Console {
     /// Answers go to standard output, the rest to standard error.
-    pub(crate) fn standard(colour: Colour) -> Self {
+    pub(crate) fn standard(color: Color) -> Self {
         let (out, err) = (io::stdout(), io::stderr());
         let (out_terminal, err_terminal) = (out.is_terminal(), err.is_terminal());
-        Self::new((Box::new(out), out_terminal), (Box::new(err), err_terminal), colour)
+        Self::new((Box::new(out), out_terminal), (Box::new(err), err_terminal), color)
     }
 
     /// Everything goes to standard output.
-    pub(crate) fn merged(colour: Colour) -> Self {
+    pub(crate) fn merged(color: Color) -> Self {
         let terminal = io::stdout().is_terminal();
-        Self::new((Box::new(io::stdout()), terminal), (Box::new(io::stdout()), terminal), colour)
+        Self::new((Box::new(io::stdout()), terminal), (Box::new(io::stdout()), terminal), color)
     }
 
     /// Writers, each with whether it is a terminal.
     pub(crate) fn new(
         (answer, answer_terminal): (Box<dyn Write + Send>, bool),
         (aside, aside_terminal): (Box<dyn Write + Send>, bool),
-        colour: Colour,
+        color: Color,
     ) -> Self {
         Self {
-            answer: Place { to: answer, terminal: answer_terminal, colour: colour.applies(answer_terminal) },
-            aside: Place { to: aside, terminal: aside_terminal, colour: colour.applies(aside_terminal) },
+            answer: Place {
+                to: answer,
+                terminal: answer_terminal,
+                color: color.applies(answer_terminal),
+            },
+            aside: Place {
+                to: aside,
+                terminal: aside_terminal,
+                color: color.applies(aside_terminal),
+            },
             open: None,
         }
     }
@@ -159,8 +172,12 @@ impl Sink for Console {
             Channel::Aside => &mut self.aside,
         };
         // What goes to a file or another program is given as it is.
-        let shown = if place.terminal || channel == Channel::Aside { printable(text) } else { text.to_owned() };
-        place.to.write_all(style.paint(&shown, place.colour).as_bytes())?;
+        let shown = if place.terminal || channel == Channel::Aside {
+            printable(text)
+        } else {
+            text.to_owned()
+        };
+        place.to.write_all(style.paint(&shown, place.color).as_bytes())?;
         place.to.flush()?;
         self.open = (!shown.ends_with('\n')).then_some(channel);
         Ok(())
@@ -210,16 +227,24 @@ pub(crate) mod tests {
     }
 
     /// A console on paper: answers and the rest.
-    pub(crate) fn paper(terminal: bool, colour: Colour) -> (Console, Paper, Paper) {
+    pub(crate) fn paper(terminal: bool, color: Color) -> (Console, Paper, Paper) {
         let (answer, aside) = (Paper::default(), Paper::default());
-        let console = Console::new((Box::new(answer.clone()), terminal), (Box::new(aside.clone()), terminal), colour);
+        let console = Console::new(
+            (Box::new(answer.clone()), terminal),
+            (Box::new(aside.clone()), terminal),
+            color,
+        );
         (console, answer, aside)
     }
 
     #[test]
     fn a_line_of_the_other_channel_ends_the_open_one() {
         let both = Paper::default();
-        let mut console = Console::new((Box::new(both.clone()), true), (Box::new(both.clone()), true), Colour::Never);
+        let mut console = Console::new(
+            (Box::new(both.clone()), true),
+            (Box::new(both.clone()), true),
+            Color::Never,
+        );
         console.text(Channel::Answer, Style::Plain, "half ").unwrap();
         console.text(Channel::Answer, Style::Plain, "a line").unwrap();
         console.line(&[(Style::Good, "✓"), (Style::Plain, " done")]).unwrap();
@@ -229,8 +254,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn colours_surround_text_only_when_wanted() {
-        let (mut console, _, aside) = paper(true, Colour::Always);
+    fn colors_surround_text_only_when_wanted() {
+        let (mut console, _, aside) = paper(true, Color::Always);
         console.line(&[(Style::Bad, "✗"), (Style::Plain, " no")]).unwrap();
         assert_eq!(aside.text(), "\x1b[31m✗\x1b[0m no\n");
     }

@@ -1,5 +1,6 @@
-//! Contexts: where a gateway is and how to log in there, by name. They are kept in a file that only its owner may read; their keys in the
-//! keyring where there is one, and no command prints a key. A person who has logged in ([`crate::login`]) has a session in a key's place.
+//! Contexts: where a gateway is and how to log in there, by name. They are kept in a file that only
+//! its owner may read; their keys in the keyring where there is one, and no command prints a key. A
+//! person who has logged in ([`crate::login`]) has a session in a key's place.
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +31,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ContextCommand {
-    /// Remember a gateway, or replace what is remembered. The first one is used from then on. With --organization, that one is worked in.
+    /// Remember a gateway, or replace what is remembered. The first one is used from then on. With
+    /// --organization, that one is worked in.
     Add(Add),
     /// Use this one from now on.
     Use {
@@ -54,11 +56,23 @@ pub(crate) struct TlsArgs {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ca: Option<PathBuf>,
     /// The certificate (PEM) to show to a gateway that asks for one.
-    #[arg(long, global = true, env = "CONSTRUCT_CLIENT_CERTIFICATE", value_name = "FILE", requires = "client_key")]
+    #[arg(
+        long,
+        global = true,
+        env = "CONSTRUCT_CLIENT_CERTIFICATE",
+        value_name = "FILE",
+        requires = "client_key"
+    )]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) client_certificate: Option<PathBuf>,
     /// Its private key (PEM).
-    #[arg(long, global = true, env = "CONSTRUCT_CLIENT_KEY", value_name = "FILE", requires = "client_certificate")]
+    #[arg(
+        long,
+        global = true,
+        env = "CONSTRUCT_CLIENT_KEY",
+        value_name = "FILE",
+        requires = "client_certificate"
+    )]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) client_key: Option<PathBuf>,
 }
@@ -81,12 +95,18 @@ impl TlsArgs {
         let whole = |path: Option<PathBuf>| {
             path.map(|path| {
                 let found = fs::canonicalize(&path);
-                found.map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
+                found.map_err(|error| {
+                    Failure::usage(format!("{} cannot be read: {error}", path.display()))
+                })
             })
             .transpose()
         };
         let Self { ca, client_certificate, client_key } = self;
-        Ok(Self { ca: whole(ca)?, client_certificate: whole(client_certificate)?, client_key: whole(client_key)? })
+        Ok(Self {
+            ca: whole(ca)?,
+            client_certificate: whole(client_certificate)?,
+            client_key: whole(client_key)?,
+        })
     }
 }
 
@@ -105,7 +125,8 @@ pub(crate) struct Add {
     /// Ask for the API key, or read it from standard input.
     #[arg(long)]
     key_stdin: bool,
-    /// Whether to put the API key into the keyring of this session: when there is one that takes it, always, or never.
+    /// Whether to put the API key into the keyring of this session: when there is one that takes
+    /// it, always, or never.
     #[arg(long, value_enum, default_value_t = keyring::Wanted::Auto, env = "CONSTRUCT_KEYRING", value_name = "WHEN")]
     keyring: keyring::Wanted,
 }
@@ -132,7 +153,8 @@ struct Context {
     tls: TlsArgs,
 }
 
-/// Where a person has logged in, and as which program: what it takes to renew their session, but for the session itself.
+/// Where a person has logged in, and as which program: what it takes to renew their session, but
+/// for the session itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Login {
     pub(crate) issuer: String,
@@ -147,7 +169,8 @@ struct Key {
     /// Here.
     #[serde(default, rename = "key", skip_serializing_if = "Option::is_none")]
     text: Option<String>,
-    /// In the keyring, under this name. Each key has a new one, so that none is ever in the place of another.
+    /// In the keyring, under this name. Each key has a new one, so that none is ever in the place
+    /// of another.
     #[serde(default, rename = "keyring", skip_serializing_if = "Option::is_none")]
     item: Option<String>,
 }
@@ -159,7 +182,7 @@ pub(crate) struct Wanted {
     pub(crate) gateway: Option<String>,
     /// A context by name.
     pub(crate) context: Option<String>,
-    /// An organisation by id.
+    /// An organization by id.
     pub(crate) organization: Option<String>,
     /// Certificates.
     pub(crate) tls: TlsArgs,
@@ -172,7 +195,7 @@ pub(crate) struct Target {
     pub(crate) address: String,
     /// The API key.
     pub(crate) key: Option<String>,
-    /// The organisation.
+    /// The organization.
     pub(crate) organization: Option<String>,
     /// Certificates.
     pub(crate) tls: TlsArgs,
@@ -181,17 +204,22 @@ pub(crate) struct Target {
 }
 
 impl Wanted {
-    /// What is wanted, filled up from the context that is named or used. A context's key goes to the context's address and nowhere
-    /// else: who names another address has to bring a key for it.
+    /// What is wanted, filled up from the context that is named or used. A context's key goes to
+    /// the context's address and nowhere else: who names another address has to bring a key for it.
     ///
     /// # Errors
     /// When there is no such context, or the file cannot be read.
     pub(crate) fn target(self) -> Result<Target, Failure> {
-        let key = std::env::var(KEY).ok().map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
+        let key =
+            std::env::var(KEY).ok().map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
         self.target_of(&path(), key)
     }
 
-    fn target_of(self, path: &Result<PathBuf, Failure>, key: Option<String>) -> Result<Target, Failure> {
+    fn target_of(
+        self,
+        path: &Result<PathBuf, Failure>,
+        key: Option<String>,
+    ) -> Result<Target, Failure> {
         let context = match (&self.context, &self.gateway, path) {
             (Some(name), _, Ok(path)) => Some((name.clone(), Contexts::read(path)?.get(name)?)),
             (Some(name), _, Err(_)) => return Err(unknown(name)),
@@ -214,7 +242,9 @@ impl Wanted {
                 session = Some(name);
                 (None, context.organization, context.tls)
             }
-            Some((name, context)) => (context.key.get("key", &name)?, context.organization, context.tls),
+            Some((name, context)) => {
+                (context.key.get("key", &name)?, context.organization, context.tls)
+            }
             None => (None, None, TlsArgs::default()),
         };
         Ok(Target {
@@ -247,9 +277,11 @@ impl Kept {
             Some(name) => Some((name.to_owned(), all.get(name)?)),
             None => all.used(),
         };
-        let none = || Failure::usage("no context is used, and what it takes to log in is kept in one");
+        let none =
+            || Failure::usage("no context is used, and what it takes to log in is kept in one");
         let (name, Context { address, tls, .. }) = found.ok_or_else(|| {
-            none().hint("add one: construct context add work --address https://construct.example.com")
+            none()
+                .hint("add one: construct context add work --address https://construct.example.com")
         })?;
         Ok(Self { path, name, address, tls })
     }
@@ -260,14 +292,16 @@ impl Kept {
         self
     }
 
-    /// Keeps others from changing what is remembered, until the file is dropped. Who renews a session holds this meanwhile: an issuer that
-    /// gives a new refresh token with each renewal takes the second use of an old one for a theft.
+    /// Keeps others from changing what is remembered, until the file is dropped. Who renews a
+    /// session holds this meanwhile: an issuer that gives a new refresh token with each renewal
+    /// takes the second use of an old one for a theft.
     ///
     /// # Errors
     /// When the file of the lock cannot be had.
     pub(crate) async fn lock(&self) -> Result<File, Failure> {
         let file = lock_file(&self.path)?;
-        // Asked for again and again: a command that has nothing else to do any more ends, whoever has it.
+        // Asked for again and again: a command that has nothing else to do any more ends, whoever
+        // has it.
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(file),
@@ -287,14 +321,17 @@ impl Kept {
             return Ok(());
         }
         let failure = Failure::usage(format!("the context {} has an API key", self.name));
-        Err(failure
-            .hint(format!("add another one to log in with: construct context add NAME --address {}", self.address)))
+        Err(failure.hint(format!(
+            "add another one to log in with: construct context add NAME --address {}",
+            self.address
+        )))
     }
 
     /// Where somebody has logged in, if somebody has, and the session.
     ///
     /// # Errors
-    /// When the keyring does not give it, or the context is of another gateway by now, which no session of this one is for.
+    /// When the keyring does not give it, or the context is of another gateway by now, which no
+    /// session of this one is for.
     pub(crate) fn session(&self) -> Result<Option<(Login, String)>, Failure> {
         let context = Contexts::read(&self.path)?.get(&self.name)?;
         if context.address != self.address {
@@ -308,7 +345,12 @@ impl Kept {
     ///
     /// # Errors
     /// When it cannot be kept.
-    pub(crate) fn begin(&self, login: Login, session: String, wanted: keyring::Wanted) -> Result<(), Failure> {
+    pub(crate) fn begin(
+        &self,
+        login: Login,
+        session: String,
+        wanted: keyring::Wanted,
+    ) -> Result<(), Failure> {
         self.takes_session()?;
         let key = Key::keep("log-in", &self.name, session, wanted, &self.path)?;
         self.replace(Some(login), key)?.forget_or_warn();
@@ -322,7 +364,8 @@ impl Kept {
     pub(crate) fn renew(&self, session: String) -> Result<(), Failure> {
         let context = Contexts::read(&self.path)?.get(&self.name)?;
         let key = match context.key.item {
-            Some(_) => Key::put(&self.name, &session).map_err(|why| Key::refused("log-in", &why, &self.path))?,
+            Some(_) => Key::put(&self.name, &session)
+                .map_err(|why| Key::refused("log-in", &why, &self.path))?,
             None => Key { text: Some(session), item: None },
         };
         self.replace(context.login, key)?.forget_or_warn();
@@ -350,8 +393,10 @@ impl Kept {
     /// Puts a session into the file, and gives what was there.
     fn swap(&self, login: Option<Login>, key: Key) -> Result<Key, Failure> {
         let mut all = Contexts::read(&self.path)?;
-        // A session goes to the address it was made for, and to no other that took the name meanwhile.
-        let context = all.contexts.get_mut(&self.name).filter(|context| context.address == self.address);
+        // A session goes to the address it was made for, and to no other that took the name
+        // meanwhile.
+        let context =
+            all.contexts.get_mut(&self.name).filter(|context| context.address == self.address);
         let context = context.ok_or_else(|| unknown(&self.name))?;
         context.login = login;
         let replaced = std::mem::replace(&mut context.key, key);
@@ -368,7 +413,12 @@ fn lock(path: &Path) -> Result<File, Failure> {
 
 fn lock_file(path: &Path) -> Result<File, Failure> {
     create_folder(path)?;
-    Ok(OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path.with_extension("lock"))?)
+    Ok(OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path.with_extension("lock"))?)
 }
 
 fn create_folder(path: &Path) -> Result<(), Failure> {
@@ -394,10 +444,15 @@ impl ContextCommand {
                 // What is read is not old when it is written, however long the person took to type.
                 let _lock = lock(&path)?;
                 let mut all = Contexts::read(&path)?;
-                let key = key.map(|key| Key::keep("key", &name, key, keyring, &path)).transpose()?.unwrap_or_default();
+                let key = key
+                    .map(|key| Key::keep("key", &name, key, keyring, &path))
+                    .transpose()?
+                    .unwrap_or_default();
                 let item = key.item.clone();
                 all.current.get_or_insert_with(|| name.clone());
-                let replaced = all.contexts.insert(name, Context { address, key, login: None, organization, tls });
+                let replaced = all
+                    .contexts
+                    .insert(name, Context { address, key, login: None, organization, tls });
                 if let Err(failure) = all.write(&path) {
                     _ = Key { text: None, item }.forget();
                     return Err(failure);
@@ -425,11 +480,18 @@ impl ContextCommand {
 }
 
 impl Key {
-    /// Puts a key, or what is in a key's place, where it is wanted, and says where that is. `what` it is called.
+    /// Puts a key, or what is in a key's place, where it is wanted, and says where that is. `what`
+    /// it is called.
     ///
     /// # Errors
     /// When it is wanted in the keyring alone, which does not take it.
-    fn keep(what: &str, name: &str, key: String, wanted: keyring::Wanted, path: &Path) -> Result<Self, Failure> {
+    fn keep(
+        what: &str,
+        name: &str,
+        key: String,
+        wanted: keyring::Wanted,
+        path: &Path,
+    ) -> Result<Self, Failure> {
         let kept = match wanted {
             keyring::Wanted::Never => Err(String::new()),
             keyring::Wanted::Auto | keyring::Wanted::Always => Self::put(name, &key),
@@ -442,7 +504,10 @@ impl Key {
             Err(why) if wanted == keyring::Wanted::Always => Err(Self::refused(what, &why, path)),
             Err(why) => {
                 let why = if why.is_empty() { why } else { format!(" ({why})") };
-                eprintln!("the {what} of {name} is in {}, which only you may read{why}", path.display());
+                eprintln!(
+                    "the {what} of {name} is in {}, which only you may read{why}",
+                    path.display()
+                );
                 Ok(Self { text: Some(key), item: None })
             }
         }
@@ -460,7 +525,10 @@ impl Key {
 
     fn refused(what: &str, why: &str, path: &Path) -> Failure {
         let failure = Failure::failed(format!("the keyring does not take the {what}: {why}"));
-        failure.hint(format!("--keyring never keeps it in {}, which only you may read", path.display()))
+        failure.hint(format!(
+            "--keyring never keeps it in {}, which only you may read",
+            path.display()
+        ))
     }
 
     /// The key of this context, or what is in its place, if there is one.
@@ -470,13 +538,15 @@ impl Key {
     fn get(self, what: &str, name: &str) -> Result<Option<String>, Failure> {
         let Some(item) = self.item else { return Ok(self.text) };
         let found = Keyring::find().and_then(|keyring| keyring.get(&item));
-        let key =
-            found.map_err(|why| Failure::failed(format!("the keyring does not give the {what} of {name}: {why}")))?;
+        let key = found.map_err(|why| {
+            Failure::failed(format!("the keyring does not give the {what} of {name}: {why}"))
+        })?;
         let again = match what {
             "key" => format!("give it again: construct context add {name} --key-stdin …"),
             _ => format!("log in again: construct login --context {name}"),
         };
-        let missing = || Failure::usage(format!("the {what} of {name} is not in the keyring any more"));
+        let missing =
+            || Failure::usage(format!("the {what} of {name} is not in the keyring any more"));
         key.map(Some).ok_or_else(|| missing().hint(again))
     }
 
@@ -488,8 +558,9 @@ impl Key {
         let Some(item) = self.item else { return Ok(()) };
         let done = Keyring::find().and_then(|keyring| keyring.remove(&item));
         let failed = |why| {
-            let failure =
-                Failure::failed(format!("the context is changed, but its old key stays in the keyring: {why}"));
+            let failure = Failure::failed(format!(
+                "the context is changed, but its old key stays in the keyring: {why}"
+            ));
             failure.hint(format!(
                 "it is the one of the service construct with the item {item}; revoke it, or remove it there"
             ))
@@ -522,9 +593,11 @@ fn unknown(name: &str) -> Failure {
 
 /// Where contexts are kept.
 fn path() -> Result<PathBuf, Failure> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let set =
+        |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let base = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")));
-    let base = base.ok_or_else(|| Failure::usage("contexts are kept below HOME, which is not set"))?;
+    let base =
+        base.ok_or_else(|| Failure::usage("contexts are kept below HOME, which is not set"))?;
     Ok(base.join("construct").join("contexts.json"))
 }
 
@@ -542,17 +615,21 @@ impl Contexts {
                 .hint(format!("chmod 600 {shown}")));
         }
         // What cannot be read is not quoted: it may be a key.
-        serde_json::from_slice(&text).map_err(|_| Failure::usage(format!("{shown} is not what this program wrote")))
+        serde_json::from_slice(&text)
+            .map_err(|_| Failure::usage(format!("{shown} is not what this program wrote")))
     }
 
     fn write(&self, path: &Path) -> Result<(), Failure> {
         create_folder(path)?;
         let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
         // Whole or not at all, and never readable for others.
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+        let mut file =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
         let text = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";
-        let done =
-            file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&unfinished, path));
+        let done = file
+            .write_all(text.as_bytes())
+            .and_then(|()| file.sync_all())
+            .and_then(|()| fs::rename(&unfinished, path));
         if done.is_err() {
             _ = fs::remove_file(&unfinished);
         }
@@ -573,7 +650,10 @@ impl Contexts {
             let star = if self.current.as_ref() == Some(name) { '*' } else { ' ' };
             let key = context.key.place(context.login.is_some());
             let organization = context.organization.as_deref().unwrap_or_default();
-            format!("{star} {name:<16} {:<32} {key:<21} {organization}", context.address).trim_end().to_owned() + "\n"
+            format!("{star} {name:<16} {:<32} {key:<21} {organization}", context.address)
+                .trim_end()
+                .to_owned()
+                + "\n"
         };
         self.contexts.iter().map(line).collect()
     }
@@ -584,7 +664,8 @@ mod tests {
     use super::*;
 
     fn folder() -> PathBuf {
-        let path = std::env::temp_dir().join(format!("construct-contexts-{}", uuid::Uuid::now_v7()));
+        let path =
+            std::env::temp_dir().join(format!("construct-contexts-{}", uuid::Uuid::now_v7()));
         fs::create_dir(&path).unwrap();
         path
     }
@@ -624,7 +705,8 @@ mod tests {
             organization: Some(format!("org_{key}")),
             tls: TlsArgs { ca: Some(format!("/{key}.pem").into()), ..TlsArgs::default() },
         };
-        let contexts = BTreeMap::from([("a".to_owned(), context("a")), ("b".to_owned(), context("b"))]);
+        let contexts =
+            BTreeMap::from([("a".to_owned(), context("a")), ("b".to_owned(), context("b"))]);
         Contexts { current: Some("a".into()), contexts }.write(&path).unwrap();
         let path = Ok(path);
         let target = |gateway: Option<&str>, name: Option<&str>, key: Option<&str>| {
@@ -636,13 +718,19 @@ mod tests {
             assert_eq!(tls.ca.is_some(), organization.is_some());
             (address, key.unwrap_or_default(), organization.unwrap_or_default())
         };
-        let expected = |address: &str, key: &str, organization: &str| (address.into(), key.into(), organization.into());
+        let expected = |address: &str, key: &str, organization: &str| {
+            (address.into(), key.into(), organization.into())
+        };
         assert_eq!(target(None, None, None), expected("http://a:1", "ct_a", "org_a"));
         assert_eq!(target(None, Some("b"), None), expected("http://b:1", "ct_b", "org_b"));
         assert_eq!(target(None, None, Some("ct_own")), expected("http://a:1", "ct_own", "org_a"));
         assert_eq!(target(Some("http://x:1"), None, None), expected("http://x:1", "", ""));
         assert_eq!(target(Some("http://x:1"), Some("b"), None), expected("http://x:1", "", ""));
-        assert!(Wanted { context: Some("c".into()), ..Wanted::default() }.target_of(&path, None).is_err());
+        assert!(
+            Wanted { context: Some("c".into()), ..Wanted::default() }
+                .target_of(&path, None)
+                .is_err()
+        );
         fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -17,7 +17,7 @@ use self::talk::Talk;
 use crate::{
     agents,
     attach::AttachArgs,
-    console::Colour,
+    console::Color,
     exec,
     failure::{Exit, Failure},
     gateway::{Gateway, call},
@@ -48,37 +48,43 @@ pub(crate) struct ResumeArgs {
 ///
 /// # Errors
 /// When the gateway refuses or stays away.
-pub(crate) async fn new(args: NewArgs, gateway: Gateway, colour: Colour) -> Result<Exit, Failure> {
+pub(crate) async fn new(args: NewArgs, gateway: Gateway, color: Color) -> Result<Exit, Failure> {
     let workspace = args.workspace.as_deref().map(exec::workspace).transpose()?.unwrap_or_default();
     let names: Vec<String> = agents::all(&gateway).await?.iter().map(agents::name).collect();
     let agent = match (agents::named(args.agent), names.first()) {
         // Looked up, so that a name that nobody has is refused before a message is typed.
-        (Some(agent), _) => agents::name(&call(gateway.agents().get_agent(GetAgentRequest { agent })).await?),
+        (Some(agent), _) => {
+            agents::name(&call(gateway.agents().get_agent(GetAgentRequest { agent })).await?)
+        }
         (None, Some(first)) if is_interactive() => first.clone(),
         (None, _) => agents::choose(&gateway, None).await?,
     };
     let attached = args.attach.blocks(&gateway).await?;
-    run(Talk::new(gateway, names, agent, workspace).showing(attached), colour).await
+    run(Talk::new(gateway, names, agent, workspace).showing(attached), color).await
 }
 
 /// Goes on with one.
 ///
 /// # Errors
 /// When there is none, or the gateway refuses or stays away.
-pub(crate) async fn resume(args: ResumeArgs, gateway: Gateway, colour: Colour) -> Result<Exit, Failure> {
+pub(crate) async fn resume(
+    args: ResumeArgs,
+    gateway: Gateway,
+    color: Color,
+) -> Result<Exit, Failure> {
     let task = match args.task.filter(|_| !args.last) {
         Some(task) => call(gateway.tasks().get_task(GetTaskRequest { task })).await?,
         None => last(&gateway).await?,
     };
     let names = agents::all(&gateway).await?.iter().map(agents::name).collect();
-    run(Talk::resume(gateway, names, task).await?, colour).await
+    run(Talk::resume(gateway, names, task).await?, color).await
 }
 
-async fn run(talk: Talk, colour: Colour) -> Result<Exit, Failure> {
+async fn run(talk: Talk, color: Color) -> Result<Exit, Failure> {
     if is_interactive() {
-        Box::pin(terminal::run(talk, colour)).await
+        Box::pin(terminal::run(talk, color)).await
     } else {
-        Box::pin(piped::run(talk, colour)).await
+        Box::pin(piped::run(talk, color)).await
     }
 }
 
@@ -87,8 +93,14 @@ fn is_interactive() -> bool {
 }
 
 async fn last(gateway: &Gateway) -> Result<Task, Failure> {
-    let page = PageRequest { page_size: 1, order_by: "updated_at desc".to_owned(), page_token: String::new() };
-    let response = call(gateway.tasks().list_tasks(ListTasksRequest { page: Some(page), filter: None })).await?;
+    let page = PageRequest {
+        page_size: 1,
+        order_by: "updated_at desc".to_owned(),
+        page_token: String::new(),
+    };
+    let response =
+        call(gateway.tasks().list_tasks(ListTasksRequest { page: Some(page), filter: None }))
+            .await?;
     response
         .tasks
         .into_iter()

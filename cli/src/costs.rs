@@ -89,8 +89,9 @@ fn words(response: &GetCostsResponse) -> String {
     if let Some(total) = &response.total {
         rows.push(row("total", total));
     }
-    let widths: [usize; 5] =
-        std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    let widths: [usize; 5] = std::array::from_fn(|column| {
+        rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+    });
     let line = |row: &[String; 5]| {
         let [name, calls, input, output, cost] = row;
         let [w0, w1, w2, w3, w4] = widths;
@@ -109,7 +110,10 @@ fn name(cost: &Cost) -> String {
 
 fn row(name: &str, cost: &Cost) -> [String; 5] {
     let usage = cost.usage.unwrap_or_default();
-    let input = usage.input_tokens.saturating_add(usage.cache_read_tokens).saturating_add(usage.cache_write_tokens);
+    let input = usage
+        .input_tokens
+        .saturating_add(usage.cache_read_tokens)
+        .saturating_add(usage.cache_write_tokens);
     [
         name.to_owned(),
         thousands(cost.calls),
@@ -127,7 +131,12 @@ mod tests {
 
     #[test]
     fn costs_are_lines_with_the_total_last() {
-        let usage = |cost_pico_usd| Usage { input_tokens: 1_200, output_tokens: 30, cost_pico_usd, ..Usage::default() };
+        let usage = |cost_pico_usd| Usage {
+            input_tokens: 1_200,
+            output_tokens: 30,
+            cost_pico_usd,
+            ..Usage::default()
+        };
         let cost = |key: &str, name: &str, cost| Cost {
             key: key.into(),
             name: name.into(),

@@ -1,8 +1,9 @@
 //! The mesh on this machine as a service of the person who uses it.
 //!
-//! `construct daemon run` is the service: it has the checkout's `dev` script start the mesh, waits until a process of it ends or somebody
-//! says stop, and has the script stop the rest. `construct daemon install` has systemd listen on the gateway's socket from log-in on, and run
-//! that at the first connection; launchd runs it from log-in on (`docs/daemon.md`).
+//! `construct daemon run` is the service: it has the checkout's `dev` script start the mesh, waits
+//! until a process of it ends or somebody says stop, and has the script stop the rest. `construct
+//! daemon install` has systemd listen on the gateway's socket from log-in on, and run that at the
+//! first connection; launchd runs it from log-in on (`docs/daemon.md`).
 
 mod launchd;
 mod lock;
@@ -38,7 +39,8 @@ use crate::{
     output,
 };
 
-/// How long the mesh may take to stop: what the script grants its processes, and a little for itself.
+/// How long the mesh may take to stop: what the script grants its processes, and a little for
+/// itself.
 const STOP: Duration = Duration::from_secs(90);
 /// How often is looked whether it has.
 const LOOK: Duration = Duration::from_millis(50);
@@ -48,7 +50,8 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) struct DaemonArgs {
     #[command(subcommand)]
     command: DaemonCommand,
-    /// As on macOS, where launchd runs services and not systemd; elsewhere to look at its file (install --print --launchd).
+    /// As on macOS, where launchd runs services and not systemd; elsewhere to look at its file
+    /// (install --print --launchd).
     #[arg(long, global = true)]
     launchd: bool,
 }
@@ -56,13 +59,15 @@ pub(crate) struct DaemonArgs {
 /// What can be done with the service.
 #[derive(Debug, Subcommand)]
 enum DaemonCommand {
-    /// Have systemd listen for you, and start the mesh at the first request. On macOS: have launchd start it, now and at each log-in.
+    /// Have systemd listen for you, and start the mesh at the first request. On macOS: have launchd
+    /// start it, now and at each log-in.
     Install(Install),
     /// Undo that. The data stays.
     Uninstall(Uninstall),
     /// Run the mesh here, as it was built, until SIGTERM or Ctrl-C. The service does this.
     Run,
-    /// Stop the mesh. Where systemd listens, the next request starts it again; on macOS, the next log-in does.
+    /// Stop the mesh. Where systemd listens, the next request starts it again; on macOS, the next
+    /// log-in does.
     Stop,
     /// Say what listens and what runs (exit 0: the mesh runs, 3: not).
     Status,
@@ -111,7 +116,8 @@ impl DaemonArgs {
 
 /// Where systemd listens for the gateway, where there are folders for such things.
 pub(crate) fn socket() -> Option<PathBuf> {
-    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute())?;
+    let runtime =
+        env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute())?;
     Some(runtime.join("construct").join("gateway.socket"))
 }
 
@@ -129,7 +135,9 @@ impl Install {
         let folder = units::folder()?;
         let units = settings.units()?;
         if self.print {
-            let shown = units.iter().map(|unit| format!("# {}\n{}", folder.join(unit.name).display(), unit.text));
+            let shown = units
+                .iter()
+                .map(|unit| format!("# {}\n{}", folder.join(unit.name).display(), unit.text));
             return output::print(&shown.collect::<Vec<_>>().join("\n"));
         }
         let systemd = if self.no_start { None } else { Some(Systemd::find()?) };
@@ -184,7 +192,8 @@ impl Install {
         output::print("launchd starts the mesh, now and at each log-in\n")
     }
 
-    /// Builds what is run, unless nothing is to be started, and writes the files that are out of date. Whether one of them was there.
+    /// Builds what is run, unless nothing is to be started, and writes the files that are out of
+    /// date. Whether one of them was there.
     fn put(&self, folder: &Path, units: &[Unit]) -> Result<bool, Failure> {
         // Whatever is in the way is found before anything is changed.
         let found: Vec<_> = units.iter().map(|unit| unit.state(folder)).collect();
@@ -235,13 +244,16 @@ impl Uninstall {
         let systemd = Systemd::find();
         match &systemd {
             Ok(systemd) => {
-                // The socket first, or the next request would start the service again. Of a unit without its file systemd knows nothing.
+                // The socket first, or the next request would start the service again. Of a unit
+                // without its file systemd knows nothing.
                 if there.iter().any(|path| path.ends_with(SOCKET)) {
                     systemd.run(&["disable", "--now", SOCKET])?;
                 }
                 systemd.run(&["stop", SERVICE])?;
             }
-            Err(failure) => eprintln!("warning: {}, so only the files are removed", failure.message()),
+            Err(failure) => {
+                eprintln!("warning: {}, so only the files are removed", failure.message())
+            }
         }
         for path in there {
             remove(&path)?;
@@ -270,7 +282,9 @@ impl Uninstall {
                     launchd.remove()?;
                 }
             }
-            Err(failure) => eprintln!("warning: {}, so only the file is removed", failure.message()),
+            Err(failure) => {
+                eprintln!("warning: {}, so only the file is removed", failure.message())
+            }
         }
         remove(&path)?;
         match data {
@@ -288,12 +302,15 @@ fn remove(path: &Path) -> Result<(), Failure> {
 }
 
 fn foreign(path: &Path, does: &str) -> Failure {
-    let failure =
-        Failure::failed(format!("{} is there, and was not written by construct daemon install", path.display()));
+    let failure = Failure::failed(format!(
+        "{} is there, and was not written by construct daemon install",
+        path.display()
+    ));
     failure.hint(format!("look at it; --force {does} it"))
 }
 
-/// Stops what runs: by systemd, which would otherwise take it for a failure or start it anew, or by itself.
+/// Stops what runs: by systemd, which would otherwise take it for a failure or start it anew, or by
+/// itself.
 async fn stop() -> Result<(), Failure> {
     if let Ok(systemd) = Systemd::find()
         && systemd.runs(SERVICE)?
@@ -336,13 +353,15 @@ async fn stop_agent() -> Result<(), Failure> {
 
 /// Tells the daemon to stop, and waits until it has.
 async fn end(home: &Path, pid: i32) -> Result<(), Failure> {
-    let target =
-        Pid::from_raw(pid).ok_or_else(|| Failure::failed("the daemon runs, and does not say as which process"))?;
+    let target = Pid::from_raw(pid)
+        .ok_or_else(|| Failure::failed("the daemon runs, and does not say as which process"))?;
     match kill_process(target, Signal::TERM) {
         // It has ended just now.
         Ok(()) | Err(Errno::SRCH) => {}
         Err(error) => {
-            return Err(Failure::failed(format!("the daemon (process {pid}) cannot be told to stop: {error}")));
+            return Err(Failure::failed(format!(
+                "the daemon (process {pid}) cannot be told to stop: {error}"
+            )));
         }
     }
     let deadline = Instant::now() + STOP;
@@ -368,7 +387,8 @@ fn status(launchd: bool) -> Result<Exit, Failure> {
     // Where there is no checkout, nothing runs but what was installed.
     if let Some(home) = installed.or_else(|| Place::find().ok().map(|place| place.home)) {
         let holder = lock::holder(&home)?;
-        let state = holder.map_or_else(|| "does not run".to_owned(), |pid| format!("runs (process {pid})"));
+        let state =
+            holder.map_or_else(|| "does not run".to_owned(), |pid| format!("runs (process {pid})"));
         output::print(&format!("daemon   {state}, data in {}\n", home.display()))?;
         runs |= holder.is_some();
     }
@@ -391,8 +411,12 @@ fn status_of_units() -> Result<bool, Failure> {
     match Systemd::find() {
         Ok(systemd) => {
             let enabled = systemd.state("is-enabled", SOCKET)?;
-            let address = address().map_or_else(|| "nowhere".to_owned(), |address| format!("at {address}"));
-            output::print(&format!("socket   {} ({enabled}), {address}\n", systemd.state("is-active", SOCKET)?))?;
+            let address =
+                address().map_or_else(|| "nowhere".to_owned(), |address| format!("at {address}"));
+            output::print(&format!(
+                "socket   {} ({enabled}), {address}\n",
+                systemd.state("is-active", SOCKET)?
+            ))?;
             let service = systemd.state("is-active", SERVICE)?;
             output::print(&format!("service  {service}\n"))?;
             Ok(service == "active")

@@ -2,7 +2,8 @@
 
 use clap::Subcommand;
 use construct_proto::v1::{
-    DeadLetter, DropDeadLetterRequest, GetDeadLetterRequest, ListDeadLettersRequest, RedriveDeadLetterRequest,
+    DeadLetter, DropDeadLetterRequest, GetDeadLetterRequest, ListDeadLettersRequest,
+    RedriveDeadLetterRequest,
 };
 use jiff::Timestamp;
 
@@ -56,11 +57,12 @@ impl DeadCommand {
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::List { limit, after, output } => output.list(&list(gateway, limit, after).await?),
-            Self::Show { letter, output } => {
-                output.one(&call(gateway.recovery().get_dead_letter(GetDeadLetterRequest { letter })).await?)
-            }
+            Self::Show { letter, output } => output.one(
+                &call(gateway.recovery().get_dead_letter(GetDeadLetterRequest { letter })).await?,
+            ),
             Self::Redrive { letter } => {
-                call(gateway.recovery().redrive_dead_letter(RedriveDeadLetterRequest { letter })).await?;
+                call(gateway.recovery().redrive_dead_letter(RedriveDeadLetterRequest { letter }))
+                    .await?;
                 print(&format!("dead letter {letter} was published again\n"))
             }
             Self::Drop { letter } => {
@@ -71,14 +73,20 @@ impl DeadCommand {
     }
 }
 
-async fn list(gateway: &Gateway, limit: u32, mut after: u64) -> Result<Listed<DeadLetter>, Failure> {
+async fn list(
+    gateway: &Gateway,
+    limit: u32,
+    mut after: u64,
+) -> Result<Listed<DeadLetter>, Failure> {
     let mut items: Vec<DeadLetter> = Vec::new();
     loop {
-        let missing = limit.saturating_sub(u32::try_from(items.len()).unwrap_or(u32::MAX)).min(PAGE);
+        let missing =
+            limit.saturating_sub(u32::try_from(items.len()).unwrap_or(u32::MAX)).min(PAGE);
         if missing == 0 {
             return Ok(Listed { items, next_page_token: String::new() });
         }
-        let request = ListDeadLettersRequest { after, limit: i32::try_from(missing).unwrap_or(i32::MAX) };
+        let request =
+            ListDeadLettersRequest { after, limit: i32::try_from(missing).unwrap_or(i32::MAX) };
         let letters = call(gateway.recovery().list_dead_letters(request)).await?.letters;
         match letters.last() {
             Some(last) => after = last.id,
@@ -94,14 +102,19 @@ impl Entity for DeadLetter {
     const COLUMNS: &'static [&'static str] = &["ID", "SUBJECT", "REASON", "AGE"];
 
     fn row(&self, now: Timestamp) -> Vec<String> {
-        let age = time::read(self.time.as_ref()).map(|time| time::distance(time, now)).unwrap_or_default();
+        let age = time::read(self.time.as_ref())
+            .map(|time| time::distance(time, now))
+            .unwrap_or_default();
         vec![self.id.to_string(), self.subject.clone(), clip(&one_line(&self.reason), 80), age]
     }
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
         let at = time::read(self.time.as_ref());
-        let at = at.map(|at| format!("{} ({})", time::local(at), time::relative(at, now))).unwrap_or_default();
-        let redriven = if self.redrivable { "" } else { "no: it is a command, or does not say enough" };
+        let at = at
+            .map(|at| format!("{} ({})", time::local(at), time::relative(at, now)))
+            .unwrap_or_default();
+        let redriven =
+            if self.redrivable { "" } else { "no: it is a command, or does not say enough" };
         vec![
             ("id", self.id.to_string()),
             ("stream", self.stream.clone()),

@@ -64,7 +64,8 @@ pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
     if path == Path::new("-") {
         return read_stdin();
     }
-    fs::read_to_string(path).map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
+    fs::read_to_string(path)
+        .map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
 }
 
 /// All of standard input.
@@ -90,7 +91,9 @@ fn age(metadata: Option<&Metadata>, now: Timestamp) -> String {
 fn metadata_details(metadata: Option<&Metadata>, now: Timestamp) -> Vec<(&'static str, String)> {
     let Some(metadata) = metadata else { return Vec::new() };
     let at = |time: Option<&prost_types::Timestamp>| {
-        time::read(time).map(|at| format!("{} ({})", time::local(at), time::relative(at, now))).unwrap_or_default()
+        time::read(time)
+            .map(|at| format!("{} ({})", time::local(at), time::relative(at, now)))
+            .unwrap_or_default()
     };
     vec![
         ("created", at(metadata.created_at.as_ref())),

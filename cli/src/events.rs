@@ -5,7 +5,7 @@ use std::time::Duration;
 use construct_proto::v1::SubscribeRequest;
 
 use crate::{
-    console::{Colour, Console},
+    console::{Color, Console},
     failure::Failure,
     follow::{Follow, News, is_last},
     gateway::Gateway,
@@ -46,17 +46,18 @@ impl EventsArgs {
     ///
     /// # Errors
     /// When the gateway refuses or stays away, or nobody reads any more.
-    pub(crate) async fn run(self, gateway: Gateway, colour: Colour) -> Result<(), Failure> {
+    pub(crate) async fn run(self, gateway: Gateway, color: Color) -> Result<(), Failure> {
         let request = SubscribeRequest { task: self.task, cursor: self.cursor, types: self.types };
         let mut follow = Follow::open(gateway, request, Duration::ZERO, self.reconnect).await?;
-        let mut console = Console::merged(colour);
+        let mut console = Console::merged(color);
         let live = console.is_live();
         let mut renderer = Renderer::new(Options { live, people: true, entities: true });
         loop {
             match follow.next().await? {
                 News::Event(event) => {
                     match self.output {
-                        Output::Ndjson => console.record(&json::message("construct.v1.Event", &*event).to_string())?,
+                        Output::Ndjson => console
+                            .record(&json::message("construct.v1.Event", &*event).to_string())?,
                         Output::Text => renderer.event(&event, &mut console)?,
                     }
                     if is_last(&event) {
@@ -66,10 +67,14 @@ impl EventsArgs {
                 News::Lost(why) => {
                     eprintln!("the connection is lost ({why}); reconnecting");
                     if follow.cursor().is_empty() {
-                        eprintln!("nothing had happened yet; what happens before it is back is not shown");
+                        eprintln!(
+                            "nothing had happened yet; what happens before it is back is not shown"
+                        );
                     }
                 }
-                News::Back if self.output == Output::Text => render::note("connected again", &mut console)?,
+                News::Back if self.output == Output::Text => {
+                    render::note("connected again", &mut console)?
+                }
                 News::Back => {}
             }
         }

@@ -9,9 +9,9 @@ use std::{
 };
 
 use construct_proto::v1::{
-    Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest, GetTaskRequest, ListMessagesRequest, Message,
-    MessageSource, MessageSpec, SubscribeRequest, Task, TaskError, TaskPhase, TaskSpec, TurnOutcome,
-    list_messages_request,
+    Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest, GetTaskRequest,
+    ListMessagesRequest, Message, MessageSource, MessageSpec, SubscribeRequest, Task, TaskError,
+    TaskPhase, TaskSpec, TurnOutcome, list_messages_request,
 };
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, time::Instant};
@@ -20,7 +20,7 @@ use self::watch::{Seen, Watch};
 use crate::{
     agents,
     attach::{self, AttachArgs},
-    console::{Colour, Console, Sink as _, Style},
+    console::{Color, Console, Sink as _, Style},
     entity::budget,
     failure::{Exit, Failure},
     follow::{Follow, News},
@@ -36,7 +36,8 @@ use crate::{
 /// Columns of a title made from a prompt.
 const TITLE: usize = 60;
 
-/// How long a cancelled turn has to end before we leave. A script that was told to stop has 10 s for its last words.
+/// How long a cancelled turn has to end before we leave. A script that was told to stop has 10 s
+/// for its last words.
 pub(crate) const LAST_WORDS: Duration = Duration::from_secs(12);
 
 /// How long telling the gateway to cancel may take.
@@ -48,8 +49,8 @@ const NOT_GIVEN: &str = "interrupted before the job was given; nothing runs";
 /// What is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Output {
-    /// The answer to standard output, everything else to standard error. A terminal shows the answer as it is written;
-    /// a pipe or file gets each of the model's messages when it is whole.
+    /// The answer to standard output, everything else to standard error. A terminal shows the
+    /// answer as it is written; a pipe or file gets each of the model's messages when it is whole.
     Text,
     /// One JSON object at the end.
     Json,
@@ -75,7 +76,8 @@ pub(crate) struct ExecArgs {
     /// The most model calls the job may take.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
-    /// Where the agent's scripts run: cpu-2, cpu-4, cpu-8, or another pool of the installation; the agent's when not given.
+    /// Where the agent's scripts run: cpu-2, cpu-4, cpu-8, or another pool of the installation; the
+    /// agent's when not given.
     #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
     compute: String,
     /// Dollars the job may cost.
@@ -99,10 +101,10 @@ pub(crate) struct ExecArgs {
 ///
 /// # Errors
 /// When the job could not be given, or not be watched to its end.
-pub(crate) async fn exec(args: ExecArgs, gateway: Gateway, colour: Colour) -> Result<Exit, Failure> {
+pub(crate) async fn exec(args: ExecArgs, gateway: Gateway, color: Color) -> Result<Exit, Failure> {
     let prompt = read_prompt(args.prompt.as_deref())?;
     let interrupts = interrupts()?;
-    let mut console = Console::standard(colour);
+    let mut console = Console::standard(color);
     Box::pin(run(&args, prompt, gateway, &mut console, interrupts)).await
 }
 
@@ -148,8 +150,13 @@ async fn run(
     let message = send(&gateway, spec, idempotency_key(), args.reconnect).await?;
     // From here on a lost connection means to look for the message from the beginning.
     follow.rewind_if_lost();
-    // Also when nothing was going on a moment ago: somebody else may have sent a message just before ours.
-    let ahead = if args.task.is_some() { ahead(&gateway, &id, &message, args.reconnect).await? } else { Vec::new() };
+    // Also when nothing was going on a moment ago: somebody else may have sent a message just
+    // before ours.
+    let ahead = if args.task.is_some() {
+        ahead(&gateway, &id, &message, args.reconnect).await?
+    } else {
+        Vec::new()
+    };
     if text && !ahead.is_empty() {
         note("· earlier messages of this task are answered first", console)?;
     }
@@ -157,7 +164,11 @@ async fn run(
     let mut job = Job {
         gateway,
         task: id,
-        renderer: Renderer::new(Options { live: console.is_live(), people: false, entities: false }),
+        renderer: Renderer::new(Options {
+            live: console.is_live(),
+            people: false,
+            entities: false,
+        }),
         watch: Watch::new(message, ahead),
         output: args.output,
         stopping: None,
@@ -229,7 +240,9 @@ impl Job {
         if self.watch.is_ours() || matches!(seen, Seen::Ended { .. }) {
             match self.output {
                 Output::Text => self.renderer.event(&event, console)?,
-                Output::Ndjson => console.record(&json::message("construct.v1.Event", &*event).to_string())?,
+                Output::Ndjson => {
+                    console.record(&json::message("construct.v1.Event", &*event).to_string())?
+                }
                 Output::Json => {}
             }
         }
@@ -238,8 +251,11 @@ impl Job {
             Seen::Ended { outcome, error } => Some(self.ended(outcome, error)),
             Seen::Gone => Some(self.ended(TurnOutcome::Cancelled, None)),
             Seen::TaskDeleted => Some(End { exit: Exit::Failed, outcome: "deleted", error: None }),
-            // Whoever cancels a suspended task must resume it for that, so our own wish does not matter.
-            Seen::Suspended => Some(End { exit: Exit::Suspended, outcome: "suspended", error: None }),
+            // Whoever cancels a suspended task must resume it for that, so our own wish does not
+            // matter.
+            Seen::Suspended => {
+                Some(End { exit: Exit::Suspended, outcome: "suspended", error: None })
+            }
         })
     }
 
@@ -260,7 +276,12 @@ impl Job {
     }
 
     /// Cancels the turn; its end comes as an event like any other.
-    async fn stop(&mut self, exit: Exit, reason: &str, console: &mut Console) -> Result<(), Failure> {
+    async fn stop(
+        &mut self,
+        exit: Exit,
+        reason: &str,
+        console: &mut Console,
+    ) -> Result<(), Failure> {
         self.stopping = Some(exit);
         if self.output == Output::Text {
             console.line(&[(Style::Bad, &format!("■ {reason}; cancelling"))])?;
@@ -276,10 +297,11 @@ impl Job {
         });
         match tokio::time::timeout(CANCEL, cancelled).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(failure)) => {
-                Ok(console.line(&[(Style::Bad, &format!("✗ the turn could not be cancelled: {failure}"))])?)
+            Ok(Err(failure)) => Ok(console
+                .line(&[(Style::Bad, &format!("✗ the turn could not be cancelled: {failure}"))])?),
+            Err(_) => {
+                Ok(console.line(&[(Style::Bad, "✗ the turn could not be cancelled in time")])?)
             }
-            Err(_) => Ok(console.line(&[(Style::Bad, "✗ the turn could not be cancelled in time")])?),
         }
     }
 
@@ -287,10 +309,15 @@ impl Job {
         match self.output {
             Output::Text => {
                 let next = match end.exit {
-                    Exit::Suspended => format!("· suspended; go on with: construct resume {}", self.task),
+                    Exit::Suspended => {
+                        format!("· suspended; go on with: construct resume {}", self.task)
+                    }
                     _ if end.outcome == "deleted" => "· the task was deleted".to_owned(),
                     _ if end.outcome == "cancelling" => {
-                        format!("· left before the turn had ended; look again with: construct why {}", self.task)
+                        format!(
+                            "· left before the turn had ended; look again with: construct why {}",
+                            self.task
+                        )
                     }
                     _ => format!("· go on with: construct resume {}", self.task),
                 };
@@ -305,8 +332,11 @@ impl Job {
     async fn report(&self, end: &End) -> Value {
         let tally = self.watch.tally();
         // What the task came to in all is good to know, and nothing to fail for.
-        let task = call(self.gateway.tasks().get_task(GetTaskRequest { task: self.task.clone() })).await.ok();
-        let task_usage = task.and_then(|task| task.status).and_then(|status| status.usage).unwrap_or_default();
+        let task = call(self.gateway.tasks().get_task(GetTaskRequest { task: self.task.clone() }))
+            .await
+            .ok();
+        let task_usage =
+            task.and_then(|task| task.status).and_then(|status| status.usage).unwrap_or_default();
         json!({
             "task": self.task,
             "message": self.watch.message(),
@@ -342,19 +372,30 @@ async fn task(args: &ExecArgs, prompt: &str, gateway: &Gateway) -> Result<(Task,
     Ok((task, "0".to_owned()))
 }
 
-/// The directory as the interpreter knows it. A relative one is meant from here, so it must exist here.
+/// The directory as the interpreter knows it. A relative one is meant from here, so it must exist
+/// here.
 ///
 /// # Errors
 /// When it can't be told.
 pub(crate) fn workspace(dir: &std::path::Path) -> Result<String, Failure> {
     let found = match dir.canonicalize() {
-        Ok(found) if !found.is_dir() => return Err(Failure::usage(format!("{} is no directory", dir.display()))),
+        Ok(found) if !found.is_dir() => {
+            return Err(Failure::usage(format!("{} is no directory", dir.display())));
+        }
         Ok(found) => found,
         // The interpreter may run on another machine.
         Err(_) if dir.is_absolute() => dir.to_owned(),
-        Err(error) => return Err(Failure::usage(format!("the workspace {} cannot be used: {error}", dir.display()))),
+        Err(error) => {
+            return Err(Failure::usage(format!(
+                "the workspace {} cannot be used: {error}",
+                dir.display()
+            )));
+        }
     };
-    found.into_os_string().into_string().map_err(|_| Failure::usage("the workspace's path is not UTF-8"))
+    found
+        .into_os_string()
+        .into_string()
+        .map_err(|_| Failure::usage("the workspace's path is not UTF-8"))
 }
 
 /// A message to a task.
@@ -362,7 +403,8 @@ pub(crate) fn message(task: &str, blocks: Vec<Block>) -> MessageSpec {
     MessageSpec { task: task.to_owned(), blocks, ..MessageSpec::default() }
 }
 
-/// Gives the message to its task, however often the connection breaks meanwhile. Under one key it is given once.
+/// Gives the message to its task, however often the connection breaks meanwhile. Under one key it
+/// is given once.
 ///
 /// # Errors
 /// When the gateway refuses it, or stays away; in the second case it may have been given.
@@ -382,10 +424,19 @@ pub(crate) async fn send(
 }
 
 /// The messages that are answered before ours.
-async fn ahead(gateway: &Gateway, task: &str, ours: &str, patience: Duration) -> Result<Vec<String>, Failure> {
+async fn ahead(
+    gateway: &Gateway,
+    task: &str,
+    ours: &str,
+    patience: Duration,
+) -> Result<Vec<String>, Failure> {
     let messages: Vec<Message> = page::all("", |page| async move {
-        let filter = list_messages_request::Filter { source: MessageSource::User.into(), ..Default::default() };
-        let request = ListMessagesRequest { task: task.to_owned(), page: Some(page), filter: Some(filter) };
+        let filter = list_messages_request::Filter {
+            source: MessageSource::User.into(),
+            ..Default::default()
+        };
+        let request =
+            ListMessagesRequest { task: task.to_owned(), page: Some(page), filter: Some(filter) };
         let list = || {
             let (mut messages, request) = (gateway.messages(), request.clone());
             async move { messages.list_messages(request).await }
@@ -394,9 +445,11 @@ async fn ahead(gateway: &Gateway, task: &str, ours: &str, patience: Duration) ->
         Ok((response.messages, response.page))
     })
     .await?;
-    let waiting =
-        messages.iter().filter(|message| message.status.as_ref().is_none_or(|status| status.processed_at.is_none()));
-    let ids = waiting.filter_map(|message| message.metadata.as_ref().map(|metadata| metadata.id.clone()));
+    let waiting = messages.iter().filter(|message| {
+        message.status.as_ref().is_none_or(|status| status.processed_at.is_none())
+    });
+    let ids =
+        waiting.filter_map(|message| message.metadata.as_ref().map(|metadata| metadata.id.clone()));
     // Transcript order, those in the queue last: what comes after ours is none of our business.
     Ok(ids.take_while(|id| id != ours).collect())
 }
@@ -410,7 +463,9 @@ fn read_prompt(given: Option<&str>) -> Result<String, Failure> {
     let prompt = match given {
         Some(words) if words != "-" => words.to_owned(),
         None if io::stdin().is_terminal() => {
-            return Err(Failure::usage("what is to be done? give the job in words, or write it to standard input"));
+            return Err(Failure::usage(
+                "what is to be done? give the job in words, or write it to standard input",
+            ));
         }
         _ => {
             let mut prompt = String::new();
@@ -424,13 +479,15 @@ fn read_prompt(given: Option<&str>) -> Result<String, Failure> {
     Ok(prompt)
 }
 
-/// Each Ctrl-C or SIGTERM. Listening begins before anything is sent, so that none is answered by just dying.
+/// Each Ctrl-C or SIGTERM. Listening begins before anything is sent, so that none is answered by
+/// just dying.
 pub(crate) fn interrupts() -> Result<mpsc::Receiver<()>, Failure> {
     let (send, receive) = mpsc::channel(4);
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let (mut interrupt, mut terminate) =
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         tokio::spawn(async move {
             loop {
                 tokio::select! {
@@ -444,7 +501,9 @@ pub(crate) fn interrupts() -> Result<mpsc::Receiver<()>, Failure> {
         });
     }
     #[cfg(not(unix))]
-    tokio::spawn(async move { while tokio::signal::ctrl_c().await.is_ok() && send.send(()).await.is_ok() {} });
+    tokio::spawn(async move {
+        while tokio::signal::ctrl_c().await.is_ok() && send.send(()).await.is_ok() {}
+    });
     Ok(receive)
 }
 

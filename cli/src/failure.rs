@@ -6,8 +6,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
 /// What a person can do when nothing answers.
-const UNREACHABLE_HINT: &str =
-    "is the mesh running? `construct up` (or ./dev up) starts it; --gateway or CONSTRUCT_GATEWAY_URL says where it is";
+const UNREACHABLE_HINT: &str = "is the mesh running? `construct up` (or ./dev up) starts it; --gateway or CONSTRUCT_GATEWAY_URL says where it is";
 
 /// The exit codes, as `--help` tells them.
 pub(crate) const EXIT_CODES: &str = "\
@@ -115,7 +114,8 @@ impl From<Status> for Failure {
                 .hint(UNREACHABLE_HINT);
         }
         let message = status.message();
-        let violations = status.get_details_bad_request().map(|bad| bad.field_violations).unwrap_or_default();
+        let violations =
+            status.get_details_bad_request().map(|bad| bad.field_violations).unwrap_or_default();
         match status.code() {
             Code::Unavailable => {
                 Self::new(Exit::Unreachable, format!("the gateway answers, but cannot do this now: {message}"))
@@ -144,7 +144,8 @@ impl From<Status> for Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        let exit = if error.kind() == io::ErrorKind::BrokenPipe { Exit::BrokenPipe } else { Exit::Failed };
+        let exit =
+            if error.kind() == io::ErrorKind::BrokenPipe { Exit::BrokenPipe } else { Exit::Failed };
         Self::new(exit, error.to_string())
     }
 }
@@ -152,7 +153,10 @@ impl From<io::Error> for Failure {
 /// Whether the status was made on this side, because no answer came.
 fn never_arrived(status: &Status) -> bool {
     status.source().is_some()
-        && matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled)
+        && matches!(
+            status.code(),
+            Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled
+        )
 }
 
 /// Whether another try may help: the connection broke, or the gateway cannot work right now.
@@ -160,7 +164,11 @@ pub(crate) fn may_pass(status: &Status) -> bool {
     never_arrived(status)
         || matches!(
             status.code(),
-            Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled | Code::DeadlineExceeded
+            Code::Unavailable
+                | Code::Unknown
+                | Code::Internal
+                | Code::Cancelled
+                | Code::DeadlineExceeded
         )
 }
 
@@ -182,9 +190,15 @@ mod tests {
     #[test]
     fn violated_fields_are_listed() {
         let details = ErrorDetails::with_bad_request_violation("spec.name", "must not be empty");
-        let failure =
-            Failure::from(Status::with_error_details(Code::InvalidArgument, "spec.name: must not be empty", details));
-        assert_eq!(failure.to_string(), "the gateway refuses this as invalid\n  - spec.name: must not be empty");
+        let failure = Failure::from(Status::with_error_details(
+            Code::InvalidArgument,
+            "spec.name: must not be empty",
+            details,
+        ));
+        assert_eq!(
+            failure.to_string(),
+            "the gateway refuses this as invalid\n  - spec.name: must not be empty"
+        );
         assert_eq!(failure.exit(), Exit::Usage);
     }
 
@@ -198,7 +212,10 @@ mod tests {
         ] {
             assert_eq!(Failure::from(status.clone()).exit(), exit, "{status}");
         }
-        assert_eq!(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).exit(), Exit::BrokenPipe);
+        assert_eq!(
+            Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).exit(),
+            Exit::BrokenPipe
+        );
     }
 
     #[tokio::test]
@@ -216,6 +233,9 @@ mod tests {
         let failure = Failure::from(gateway.agents().list_agents(request).await.unwrap_err());
         assert_eq!(failure.exit(), Exit::Unreachable);
         let text = failure.to_string();
-        assert!(text.contains("cannot be reached") && text.contains("is the mesh running?"), "{text}");
+        assert!(
+            text.contains("cannot be reached") && text.contains("is the mesh running?"),
+            "{text}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! A gateway in the test's own process: it plays a list of events, and can break a connection where it is told to.
+//! A gateway in the test's own process: it plays a list of events, and can break a connection where
+//! it is told to.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -108,7 +109,9 @@ impl Fake {
     pub(crate) fn stop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             // On a thread that may block: when this returns, the port is free.
-            std::thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(5))).join().unwrap();
+            std::thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(5)))
+                .join()
+                .unwrap();
         }
     }
 }
@@ -120,7 +123,8 @@ impl Drop for Fake {
 }
 
 fn serve(shared: &Shared, listener: TcpListener, tls: Option<ServerTlsConfig>) -> Runtime {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let mut server = tonic::transport::Server::builder();
     if let Some(tls) = tls {
         server = server.tls_config(tls).unwrap();
@@ -156,7 +160,9 @@ impl Shared {
         }
         let sent = state.calls.iter().any(|call| call.starts_with("create_message"));
         match state.events.get(at).filter(|_| sent) {
-            Some(event) => Next::Event(Box::new(Event { cursor: (at + 1).to_string(), ..event.clone() })),
+            Some(event) => {
+                Next::Event(Box::new(Event { cursor: (at + 1).to_string(), ..event.clone() }))
+            }
             None => Next::Wait,
         }
     }
@@ -215,45 +221,72 @@ fn no<T>() -> Result<Response<T>, Status> {
 
 #[tonic::async_trait]
 impl TaskService for Shared {
-    async fn create_task(&self, request: Request<v1::CreateTaskRequest>) -> Result<Response<Task>, Status> {
+    async fn create_task(
+        &self,
+        request: Request<v1::CreateTaskRequest>,
+    ) -> Result<Response<Task>, Status> {
         let spec = request.into_inner().spec.unwrap_or_default();
         drop(self.called(format!("create_task {} {}", spec.agent, spec.title)));
         Ok(self.task())
     }
 
-    async fn get_task(&self, request: Request<v1::GetTaskRequest>) -> Result<Response<Task>, Status> {
+    async fn get_task(
+        &self,
+        request: Request<v1::GetTaskRequest>,
+    ) -> Result<Response<Task>, Status> {
         match request.into_inner().task.as_str() {
             TASK => Ok(self.task()),
             other => Err(Status::not_found(format!("there is no task {other}"))),
         }
     }
 
-    async fn cancel_task(&self, request: Request<v1::CancelTaskRequest>) -> Result<Response<Task>, Status> {
+    async fn cancel_task(
+        &self,
+        request: Request<v1::CancelTaskRequest>,
+    ) -> Result<Response<Task>, Status> {
         drop(self.called(format!("cancel_task {}", request.into_inner().reason)));
         Ok(self.task())
     }
 
-    async fn list_tasks(&self, _: Request<v1::ListTasksRequest>) -> Result<Response<v1::ListTasksResponse>, Status> {
+    async fn list_tasks(
+        &self,
+        _: Request<v1::ListTasksRequest>,
+    ) -> Result<Response<v1::ListTasksResponse>, Status> {
         no()
     }
 
-    async fn update_task(&self, _: Request<v1::UpdateTaskRequest>) -> Result<Response<Task>, Status> {
+    async fn update_task(
+        &self,
+        _: Request<v1::UpdateTaskRequest>,
+    ) -> Result<Response<Task>, Status> {
         no()
     }
 
-    async fn delete_task(&self, _: Request<v1::DeleteTaskRequest>) -> Result<Response<v1::DeleteTaskResponse>, Status> {
+    async fn delete_task(
+        &self,
+        _: Request<v1::DeleteTaskRequest>,
+    ) -> Result<Response<v1::DeleteTaskResponse>, Status> {
         no()
     }
 
-    async fn suspend_task(&self, _: Request<v1::SuspendTaskRequest>) -> Result<Response<Task>, Status> {
+    async fn suspend_task(
+        &self,
+        _: Request<v1::SuspendTaskRequest>,
+    ) -> Result<Response<Task>, Status> {
         no()
     }
 
-    async fn resume_task(&self, _: Request<v1::ResumeTaskRequest>) -> Result<Response<Task>, Status> {
+    async fn resume_task(
+        &self,
+        _: Request<v1::ResumeTaskRequest>,
+    ) -> Result<Response<Task>, Status> {
         no()
     }
 
-    async fn rewind_task(&self, _: Request<v1::RewindTaskRequest>) -> Result<Response<Task>, Status> {
+    async fn rewind_task(
+        &self,
+        _: Request<v1::RewindTaskRequest>,
+    ) -> Result<Response<Task>, Status> {
         no()
     }
 
@@ -261,14 +294,20 @@ impl TaskService for Shared {
         no()
     }
 
-    async fn explain_task(&self, _: Request<v1::ExplainTaskRequest>) -> Result<Response<v1::TaskExplanation>, Status> {
+    async fn explain_task(
+        &self,
+        _: Request<v1::ExplainTaskRequest>,
+    ) -> Result<Response<v1::TaskExplanation>, Status> {
         no()
     }
 }
 
 #[tonic::async_trait]
 impl MessageService for Shared {
-    async fn create_message(&self, request: Request<v1::CreateMessageRequest>) -> Result<Response<Message>, Status> {
+    async fn create_message(
+        &self,
+        request: Request<v1::CreateMessageRequest>,
+    ) -> Result<Response<Message>, Status> {
         let request = request.into_inner();
         let mut state = self.state.lock().unwrap();
         if state.refusals > 0 {
@@ -282,11 +321,17 @@ impl MessageService for Shared {
         Ok(Response::new(Message { metadata: Some(metadata), spec: request.spec, status: None }))
     }
 
-    async fn edit_message(&self, _: Request<v1::EditMessageRequest>) -> Result<Response<Message>, Status> {
+    async fn edit_message(
+        &self,
+        _: Request<v1::EditMessageRequest>,
+    ) -> Result<Response<Message>, Status> {
         no()
     }
 
-    async fn get_message(&self, _: Request<v1::GetMessageRequest>) -> Result<Response<Message>, Status> {
+    async fn get_message(
+        &self,
+        _: Request<v1::GetMessageRequest>,
+    ) -> Result<Response<Message>, Status> {
         no()
     }
 
@@ -297,7 +342,10 @@ impl MessageService for Shared {
         no()
     }
 
-    async fn update_message(&self, _: Request<v1::UpdateMessageRequest>) -> Result<Response<Message>, Status> {
+    async fn update_message(
+        &self,
+        _: Request<v1::UpdateMessageRequest>,
+    ) -> Result<Response<Message>, Status> {
         no()
     }
 
@@ -311,21 +359,33 @@ impl MessageService for Shared {
 
 #[tonic::async_trait]
 impl AgentService for Shared {
-    async fn list_agents(&self, _: Request<v1::ListAgentsRequest>) -> Result<Response<v1::ListAgentsResponse>, Status> {
+    async fn list_agents(
+        &self,
+        _: Request<v1::ListAgentsRequest>,
+    ) -> Result<Response<v1::ListAgentsResponse>, Status> {
         let spec = v1::AgentSpec { name: "coder".to_owned(), ..v1::AgentSpec::default() };
         let agents = vec![v1::Agent { spec: Some(spec), ..v1::Agent::default() }];
         Ok(Response::new(v1::ListAgentsResponse { agents, page: None }))
     }
 
-    async fn create_agent(&self, _: Request<v1::CreateAgentRequest>) -> Result<Response<v1::Agent>, Status> {
+    async fn create_agent(
+        &self,
+        _: Request<v1::CreateAgentRequest>,
+    ) -> Result<Response<v1::Agent>, Status> {
         no()
     }
 
-    async fn get_agent(&self, _: Request<v1::GetAgentRequest>) -> Result<Response<v1::Agent>, Status> {
+    async fn get_agent(
+        &self,
+        _: Request<v1::GetAgentRequest>,
+    ) -> Result<Response<v1::Agent>, Status> {
         no()
     }
 
-    async fn update_agent(&self, _: Request<v1::UpdateAgentRequest>) -> Result<Response<v1::Agent>, Status> {
+    async fn update_agent(
+        &self,
+        _: Request<v1::UpdateAgentRequest>,
+    ) -> Result<Response<v1::Agent>, Status> {
         no()
     }
 

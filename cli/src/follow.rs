@@ -1,4 +1,5 @@
-//! A stream of events that outlives its connections: when the gateway goes away, it goes on behind the last event.
+//! A stream of events that outlives its connections: when the gateway goes away, it goes on behind
+//! the last event.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ pub(crate) fn is_last(event: &Event) -> bool {
     event.r#type == "task.deleted"
 }
 
-/// Follows a task's events, or the organisation's.
+/// Follows a task's events, or the organization's.
 #[derive(Debug)]
 pub(crate) struct Follow {
     gateway: Gateway,
@@ -52,8 +53,9 @@ struct Away {
 }
 
 impl Follow {
-    /// Subscribes: when this returns, nothing that happens from then on is missed. Without an answer it is tried again
-    /// for at most `first`, and later, whenever the connection breaks, for at most `patience`.
+    /// Subscribes: when this returns, nothing that happens from then on is missed. Without an
+    /// answer it is tried again for at most `first`, and later, whenever the connection breaks, for
+    /// at most `patience`.
     ///
     /// # Errors
     /// When the gateway stays away, or refuses.
@@ -63,7 +65,14 @@ impl Follow {
         first: Duration,
         patience: Duration,
     ) -> Result<Self, Failure> {
-        let mut follow = Self { gateway, request, patience: first, stream: None, opened: Instant::now(), away: None };
+        let mut follow = Self {
+            gateway,
+            request,
+            patience: first,
+            stream: None,
+            opened: Instant::now(),
+            away: None,
+        };
         while follow.stream.is_none() {
             follow.connect().await?;
         }
@@ -72,8 +81,8 @@ impl Follow {
         Ok(follow)
     }
 
-    /// When the connection breaks before anything has come, goes on from the beginning and not from the moment of the
-    /// next connection.
+    /// When the connection breaks before anything has come, goes on from the beginning and not from
+    /// the moment of the next connection.
     pub(crate) fn rewind_if_lost(&mut self) {
         if self.request.cursor.is_empty() {
             "0".clone_into(&mut self.request.cursor);
@@ -113,7 +122,9 @@ impl Follow {
                     }
                     return Ok(News::Event(Box::new(event)));
                 }
-                Ok(None) => self.lost(Failure::new(Exit::Unreachable, "the gateway ended the stream"))?,
+                Ok(None) => {
+                    self.lost(Failure::new(Exit::Unreachable, "the gateway ended the stream"))?
+                }
                 Err(status) => self.lost(passing(status)?)?,
             }
         }
@@ -155,7 +166,11 @@ impl Follow {
             return Ok(());
         }
         // Whatever went wrong on the way, what it means is that the gateway is away.
-        Err(if why.exit() == Exit::Unreachable { why } else { Failure::new(Exit::Unreachable, why.message()) })
+        Err(if why.exit() == Exit::Unreachable {
+            why
+        } else {
+            Failure::new(Exit::Unreachable, why.message())
+        })
     }
 }
 

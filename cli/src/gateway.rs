@@ -16,12 +16,14 @@ use construct_proto::v1::{
     audit_service_client::AuditServiceClient, budget_service_client::BudgetServiceClient,
     diagnosis_service_client::DiagnosisServiceClient, event_service_client::EventServiceClient,
     file_service_client::FileServiceClient, key_service_client::KeyServiceClient,
-    message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
+    message_service_client::MessageServiceClient,
+    model_provider_service_client::ModelProviderServiceClient,
     model_service_client::ModelServiceClient, model_token_service_client::ModelTokenServiceClient,
-    organization_service_client::OrganizationServiceClient, recovery_service_client::RecoveryServiceClient,
-    scan_service_client::ScanServiceClient, schedule_service_client::ScheduleServiceClient,
-    secret_service_client::SecretServiceClient, state_service_client::StateServiceClient,
-    task_service_client::TaskServiceClient, usage_service_client::UsageServiceClient,
+    organization_service_client::OrganizationServiceClient,
+    recovery_service_client::RecoveryServiceClient, scan_service_client::ScanServiceClient,
+    schedule_service_client::ScheduleServiceClient, secret_service_client::SecretServiceClient,
+    state_service_client::StateServiceClient, task_service_client::TaskServiceClient,
+    usage_service_client::UsageServiceClient,
 };
 use tonic::{
     Request, Status,
@@ -43,7 +45,8 @@ const MAX_ANSWER: usize = 64 * 1024 * 1024;
 /// How long one call may take before it is given up; streams are not bounded by it.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The same over a socket of this machine: whom the call is for may first have to be started (`construct daemon`), which includes servers.
+/// The same over a socket of this machine: whom the call is for may first have to be started
+/// (`construct daemon`), which includes servers.
 const START_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Whether calls go over such a socket. A process talks to one gateway.
@@ -52,14 +55,16 @@ static OVER_SOCKET: AtomicBool = AtomicBool::new(false);
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Where the mesh's public API is. Cheap to clone; connects when first used, and again whenever needed.
+/// Where the mesh's public API is. Cheap to clone; connects when first used, and again whenever
+/// needed.
 #[derive(Debug, Clone)]
 pub(crate) struct Gateway {
     line: Line,
     authorization: Option<Authorization>,
 }
 
-/// What a request says of who calls. It is shared, so that a session can be renewed while commands run.
+/// What a request says of who calls. It is shared, so that a session can be renewed while commands
+/// run.
 type Authorization = Arc<RwLock<MetadataValue<Ascii>>>;
 
 /// A connection that says who calls.
@@ -75,7 +80,8 @@ pub(crate) struct Credentials {
 impl Interceptor for Credentials {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         if let Some(authorization) = &self.authorization {
-            let authorization = authorization.read().unwrap_or_else(PoisonError::into_inner).clone();
+            let authorization =
+                authorization.read().unwrap_or_else(PoisonError::into_inner).clone();
             request.metadata_mut().insert("authorization", authorization);
         }
         if let Some(organization) = &self.organization {
@@ -87,16 +93,24 @@ impl Interceptor for Credentials {
 
 impl Gateway {
     /// # Errors
-    /// When the address is none, or the key or the organisation cannot be sent.
+    /// When the address is none, or the key or the organization cannot be sent.
     pub(crate) fn new(target: &Target) -> Result<Self, Failure> {
         let mut endpoint = Self::check(&target.address)?;
         let secure = endpoint.uri().scheme_str() == Some("https");
         if secure {
-            let wrong = |error| Failure::usage(format!("the certificates cannot be used: {}", causes(&error)));
+            let wrong = |error| {
+                Failure::usage(format!("the certificates cannot be used: {}", causes(&error)))
+            };
             endpoint = endpoint.tls_config(certificates(&target.tls)?).map_err(wrong)?;
         }
-        let authorization = target.key.as_deref().map(bearer).transpose()?.map(|value| Arc::new(RwLock::new(value)));
-        let organization = target.organization.as_deref().map(|id| header("organization", id)).transpose()?;
+        let authorization = target
+            .key
+            .as_deref()
+            .map(bearer)
+            .transpose()?
+            .map(|value| Arc::new(RwLock::new(value)));
+        let organization =
+            target.organization.as_deref().map(|id| header("organization", id)).transpose()?;
         if authorization.is_some() && !secure && !stays_here(&target.address) {
             eprintln!(
                 "warning: the API key goes to {} in plain text; everybody on the way can read it",
@@ -105,7 +119,8 @@ impl Gateway {
         }
         let credentials = Credentials { authorization: authorization.clone(), organization };
         let mut endpoint = endpoint.connect_timeout(Duration::from_secs(3)).tcp_nodelay(true);
-        // Nobody vanishes from a socket of this machine without being noticed; but who listens there may first have to be started.
+        // Nobody vanishes from a socket of this machine without being noticed; but who listens
+        // there may first have to be started.
         if target.address.starts_with("unix:") {
             OVER_SOCKET.store(true, Ordering::Relaxed);
         } else {
@@ -115,7 +130,10 @@ impl Gateway {
                 .keep_alive_timeout(Duration::from_secs(5))
                 .keep_alive_while_idle(true);
         }
-        Ok(Self { line: InterceptedService::new(endpoint.connect_lazy(), credentials), authorization })
+        Ok(Self {
+            line: InterceptedService::new(endpoint.connect_lazy(), credentials),
+            authorization,
+        })
     }
 
     /// From now on calls come with this token, in the place of the one before it.
@@ -140,7 +158,9 @@ impl Gateway {
             ))
         };
         let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| invalid())?;
-        if !url.starts_with("unix:") && !matches!(endpoint.uri().scheme_str(), Some("http" | "https")) {
+        if !url.starts_with("unix:")
+            && !matches!(endpoint.uri().scheme_str(), Some("http" | "https"))
+        {
             return Err(invalid());
         }
         Ok(endpoint)
@@ -254,7 +274,8 @@ fn certificates(args: &TlsArgs) -> Result<ClientTlsConfig, Failure> {
 /// # Errors
 /// When it cannot be read.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(path).map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
+    fs::read(path)
+        .map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
 }
 
 /// An error with what caused it.
@@ -269,7 +290,8 @@ pub(crate) fn stays_here(url: &str) -> bool {
     let authority = authority.split('/').next().unwrap_or_default().parse::<Authority>();
     authority.is_ok_and(|authority| {
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-        host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+        host.eq_ignore_ascii_case("localhost")
+            || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
     })
 }
 
@@ -277,16 +299,21 @@ pub(crate) fn stays_here(url: &str) -> bool {
 ///
 /// # Errors
 /// What the gateway says, or that it says nothing.
-pub(crate) async fn call<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Failure> {
+pub(crate) async fn call<T>(
+    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, Failure> {
     Ok(bounded(call).await?)
 }
 
-/// A call that is repeated while the gateway is away, for at most `patience`. Writes are repeated too: their idempotency
-/// key makes that one write.
+/// A call that is repeated while the gateway is away, for at most `patience`. Writes are repeated
+/// too: their idempotency key makes that one write.
 ///
 /// # Errors
 /// What the gateway says last.
-pub(crate) async fn patiently<T, F>(patience: Duration, mut attempt: impl FnMut() -> F) -> Result<T, Failure>
+pub(crate) async fn patiently<T, F>(
+    patience: Duration,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T, Failure>
 where
     F: Future<Output = Result<tonic::Response<T>, Status>>,
 {
@@ -297,7 +324,10 @@ where
 ///
 /// # Errors
 /// What the gateway says last.
-pub(crate) async fn persistently<T, F>(patience: Duration, mut attempt: impl FnMut() -> F) -> Result<T, Failure>
+pub(crate) async fn persistently<T, F>(
+    patience: Duration,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Status>>,
 {
@@ -318,7 +348,9 @@ where
 ///
 /// # Errors
 /// As [`call`].
-pub(crate) async fn bounded<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
+pub(crate) async fn bounded<T>(
+    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, Status> {
     let limit = if OVER_SOCKET.load(Ordering::Relaxed) { START_TIMEOUT } else { CALL_TIMEOUT };
     match tokio::time::timeout(limit, call).await {
         Ok(answer) => answer.map(tonic::Response::into_inner),
@@ -370,12 +402,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_gateway_over_tls_is_spoken_to_when_its_certificate_is_vouched_for_and_ours_is_shown() {
+    async fn a_gateway_over_tls_is_spoken_to_when_its_certificate_is_vouched_for_and_ours_is_shown()
+    {
         let ca = |name: &str| {
             let mut params = rcgen::CertificateParams::default();
             params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
             params.distinguished_name.push(rcgen::DnType::CommonName, name);
-            rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap()
+            rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap())
+                .unwrap()
         };
         let (ca, other) = (ca("ca"), ca("other"));
         let made = || {
@@ -402,9 +436,15 @@ mod tests {
         };
         let ask = async |tls: &TlsArgs| {
             let address = format!("https://localhost:{}", fake.address().port());
-            let gateway =
-                Gateway::new(&Target { address, key: None, organization: None, tls: tls.clone(), session: None })?;
-            call(gateway.tasks().get_task(v1::GetTaskRequest { task: crate::fake::TASK.into() })).await
+            let gateway = Gateway::new(&Target {
+                address,
+                key: None,
+                organization: None,
+                tls: tls.clone(),
+                session: None,
+            })?;
+            call(gateway.tasks().get_task(v1::GetTaskRequest { task: crate::fake::TASK.into() }))
+                .await
         };
         ask(&good).await.expect("it answers");
         let distrusted = TlsArgs { ca: file("other.pem", &other.pem()), ..good.clone() };

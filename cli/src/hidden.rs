@@ -9,7 +9,8 @@ use crossterm::{
 
 use crate::failure::Failure;
 
-/// A text that is typed unseen, or all of standard input when that is no terminal; without the line break at its end.
+/// A text that is typed unseen, or all of standard input when that is no terminal; without the line
+/// break at its end.
 ///
 /// # Errors
 /// When it can't be read, is no text, or the person gives up.
@@ -52,7 +53,9 @@ fn typed(prompt: &str) -> Result<String, Failure> {
     io::stderr().flush()?;
     let mut text = String::new();
     loop {
-        let Event::Key(KeyEvent { code, modifiers, kind, .. }) = crossterm::event::read()? else { continue };
+        let Event::Key(KeyEvent { code, modifiers, kind, .. }) = crossterm::event::read()? else {
+            continue;
+        };
         if kind == KeyEventKind::Release {
             continue;
         }
@@ -75,7 +78,9 @@ mod tests {
 
     #[test]
     fn one_line_break_at_the_end_belongs_to_the_shell_and_not_to_the_value() {
-        for (given, expected) in [("a", "a"), ("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), (" a ", " a ")] {
+        for (given, expected) in
+            [("a", "a"), ("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), (" a ", " a ")]
+        {
             assert_eq!(without_line_break(given.to_owned()), expected);
         }
     }

@@ -15,7 +15,8 @@ pub(crate) enum Error {
 
 /// Any message, of which the full name is `name`.
 pub(crate) fn message(name: &str, message: &impl prost::Message) -> Value {
-    // Names come from this crate and bytes from an encoder, so that nothing is left to go wrong but a wrong name.
+    // Names come from this crate and bytes from an encoder, so that nothing is left to go wrong but
+    // a wrong name.
     decode(name, &message.encode_to_vec()).unwrap_or(Value::Null)
 }
 

@@ -1,7 +1,8 @@
 //! The keyring of the person's session, where keys of contexts lie when there is one.
 //!
-//! It is asked through the program that comes with it: `secret-tool` for the Secret Service of GNOME, KDE and KeePassXC, `security` for
-//! macOS's keychain. A secret goes through a pipe and never stands on a command line (`docs/adr/0037-keyring.md`).
+//! It is asked through the program that comes with it: `secret-tool` for the Secret Service of
+//! GNOME, KDE and KeePassXC, `security` for macOS's keychain. A secret goes through a pipe and
+//! never stands on a command line (`docs/adr/0037-keyring.md`).
 
 use std::{
     env,
@@ -63,14 +64,17 @@ impl Keyring {
     pub(crate) fn find() -> Result<Self, String> {
         let kind = if cfg!(target_os = "macos") { Kind::Security } else { Kind::SecretTool };
         let folders = env::var_os("PATH").unwrap_or_default();
-        let mut programs =
-            env::split_paths(&folders).filter(|folder| folder.is_absolute()).map(|it| it.join(kind.name()));
+        let mut programs = env::split_paths(&folders)
+            .filter(|folder| folder.is_absolute())
+            .map(|it| it.join(kind.name()));
         let program = programs.find(|program| program.is_file());
-        let program = program.ok_or_else(|| format!("{}, which opens a keyring, is not installed", kind.name()))?;
+        let program = program
+            .ok_or_else(|| format!("{}, which opens a keyring, is not installed", kind.name()))?;
         Ok(Self { program, kind })
     }
 
-    /// Puts a secret there under a name that nobody else uses, and looks whether it is there. `label` is what people see of it.
+    /// Puts a secret there under a name that nobody else uses, and looks whether it is there.
+    /// `label` is what people see of it.
     ///
     /// # Errors
     /// When the keyring does not take it, in words.
@@ -80,10 +84,13 @@ impl Keyring {
                 let label = format!("--label={label}");
                 self.run(&["store", &label, "service", SERVICE, "item", item], secret)?
             }
-            // Its own words for a secret on standard input ask for it on the terminal; as a command it takes one from there, in hexadecimal.
+            // Its own words for a secret on standard input ask for it on the terminal; as a command
+            // it takes one from there, in hexadecimal.
             Kind::Security => {
-                let hexadecimal = secret.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
-                let command = format!("add-generic-password -U -s {SERVICE} -a {item} -X {hexadecimal}\n");
+                let hexadecimal =
+                    secret.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
+                let command =
+                    format!("add-generic-password -U -s {SERVICE} -a {item} -X {hexadecimal}\n");
                 self.run(&["-i"], &command)?
             }
         };
@@ -106,11 +113,16 @@ impl Keyring {
     pub(crate) fn get(&self, item: &str) -> Result<Option<String>, String> {
         let done = match self.kind {
             Kind::SecretTool => self.run(&["lookup", "service", SERVICE, "item", item], "")?,
-            Kind::Security => self.run(&["find-generic-password", "-s", SERVICE, "-a", item, "-w"], "")?,
+            Kind::Security => {
+                self.run(&["find-generic-password", "-s", SERVICE, "-a", item, "-w"], "")?
+            }
         };
         if done.status.success() {
-            let secret = String::from_utf8(done.stdout).map_err(|_| "what is there is no text".to_owned())?;
-            return Ok(Some(secret.trim_end_matches('\n').to_owned()).filter(|secret| !secret.is_empty()));
+            let secret = String::from_utf8(done.stdout)
+                .map_err(|_| "what is there is no text".to_owned())?;
+            return Ok(
+                Some(secret.trim_end_matches('\n').to_owned()).filter(|secret| !secret.is_empty())
+            );
         }
         if self.is_absent(&done) { Ok(None) } else { Err(self.complaint(&done)) }
     }
@@ -122,9 +134,15 @@ impl Keyring {
     pub(crate) fn remove(&self, item: &str) -> Result<(), String> {
         let done = match self.kind {
             Kind::SecretTool => self.run(&["clear", "service", SERVICE, "item", item], "")?,
-            Kind::Security => self.run(&["delete-generic-password", "-s", SERVICE, "-a", item], "")?,
+            Kind::Security => {
+                self.run(&["delete-generic-password", "-s", SERVICE, "-a", item], "")?
+            }
         };
-        if done.status.success() || self.is_absent(&done) { Ok(()) } else { Err(self.complaint(&done)) }
+        if done.status.success() || self.is_absent(&done) {
+            Ok(())
+        } else {
+            Err(self.complaint(&done))
+        }
     }
 
     /// Whether the program says that there is no such entry. `secret-tool` says nothing then.
@@ -161,7 +179,8 @@ impl Keyring {
         }
     }
 
-    /// The first line of what the program complained about; nothing of its output, which may be a secret.
+    /// The first line of what the program complained about; nothing of its output, which may be a
+    /// secret.
     fn complaint(&self, done: &Output) -> String {
         let errors = String::from_utf8_lossy(&done.stderr);
         let line = errors.lines().map(str::trim).find(|line| !line.is_empty());
@@ -180,7 +199,11 @@ mod tests {
         let folder = env::temp_dir().join(format!("construct-keyring-{}", uuid::Uuid::now_v7()));
         fs::create_dir(&folder).unwrap();
         let program = folder.join(kind.name());
-        fs::write(&program, format!("#!/bin/sh\ncd '{}'\necho \"$*\" >>calls\n{script}\n", folder.display())).unwrap();
+        fs::write(
+            &program,
+            format!("#!/bin/sh\ncd '{}'\necho \"$*\" >>calls\n{script}\n", folder.display()),
+        )
+        .unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
         Keyring { program, kind }
     }
@@ -206,7 +229,8 @@ esac";
         for keyring in [fake(Kind::SecretTool, SECRET_TOOL), fake(Kind::Security, SECURITY)] {
             let folder = folder(&keyring);
             assert_eq!(keyring.get("i").unwrap(), None);
-            // The fake of `security` does not turn hexadecimal digits back: it says what it was given.
+            // The fake of `security` does not turn hexadecimal digits back: it says what it was
+            // given.
             let secret = "ct_s3cret";
             let stored = keyring.store("i", "Construct: work", secret);
             if keyring.kind == Kind::SecretTool {
@@ -215,7 +239,10 @@ esac";
             } else {
                 assert!(stored.unwrap_err().contains("does not give it back"));
                 let line = fs::read_to_string(folder.join("line")).unwrap();
-                assert_eq!(line, "add-generic-password -U -s construct -a i -X 63745f733363726574\n");
+                assert_eq!(
+                    line,
+                    "add-generic-password -U -s construct -a i -X 63745f733363726574\n"
+                );
             }
             keyring.remove("i").unwrap();
             assert_eq!(keyring.get("i").unwrap(), None);
@@ -228,10 +255,15 @@ esac";
 
     #[test]
     fn a_keyring_that_does_not_answer_says_why() {
-        let keyring = fake(Kind::SecretTool, "echo 'Cannot autolaunch D-Bus without X11 $DISPLAY' >&2; exit 1");
-        for told in
-            [keyring.store("i", "l", "s").unwrap_err(), keyring.get("i").unwrap_err(), keyring.remove("i").unwrap_err()]
-        {
+        let keyring = fake(
+            Kind::SecretTool,
+            "echo 'Cannot autolaunch D-Bus without X11 $DISPLAY' >&2; exit 1",
+        );
+        for told in [
+            keyring.store("i", "l", "s").unwrap_err(),
+            keyring.get("i").unwrap_err(),
+            keyring.remove("i").unwrap_err(),
+        ] {
             assert!(told.contains("Cannot autolaunch D-Bus"), "{told}");
         }
         fs::remove_dir_all(folder(&keyring)).unwrap();

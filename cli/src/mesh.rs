@@ -1,4 +1,5 @@
-//! The mesh on this machine: in a checkout, its `dev` script runs it, or on macOS the one that has Docker do so.
+//! The mesh on this machine: in a checkout, its `dev` script runs it, or on macOS the one that has
+//! Docker do so.
 
 use std::{
     env, fs,
@@ -26,7 +27,10 @@ const PARTS: &str = "scripts/dev/mesh.sh";
 /// When there is no checkout, or the script can't be started.
 pub(crate) fn dev(command: &str) -> Result<Exit, Failure> {
     let script = script()?;
-    let status = process::Command::new(&script).arg(command).status().map_err(|error| unusable(&script, &error))?;
+    let status = process::Command::new(&script)
+        .arg(command)
+        .status()
+        .map_err(|error| unusable(&script, &error))?;
     if status.success() {
         Ok(Exit::Completed)
     } else {

@@ -36,9 +36,12 @@ pub(crate) fn parse_limit(text: &str) -> Result<Limit, String> {
         Some("day") => Some(BudgetPeriod::Day),
         Some("month") => Some(BudgetPeriod::Month),
         Some("call") => Some(BudgetPeriod::Call),
-        Some(_) => return Err("write total, day, month or call behind the amount, like 5/month".to_owned()),
+        Some(_) => {
+            return Err("write total, day, month or call behind the amount, like 5/month".to_owned());
+        }
     };
-    let micros = parse_price(amount).map_err(|_| "write dollars, like 5, 2.50/month or 0.10/call".to_owned())?;
+    let micros = parse_price(amount)
+        .map_err(|_| "write dollars, like 5, 2.50/month or 0.10/call".to_owned())?;
     let pico_usd = micros.checked_mul(1_000_000).ok_or("the amount is too large")?;
     Ok(Limit { pico_usd, period })
 }
@@ -100,7 +103,9 @@ mod tests {
 
     #[test]
     fn what_is_no_price_is_refused() {
-        for text in ["", "-1", "1.", ".5", "1e3", "0.0000001", "1,5", "NaN", "99999999999999999999", "$"] {
+        for text in
+            ["", "-1", "1.", ".5", "1e3", "0.0000001", "1,5", "NaN", "99999999999999999999", "$"]
+        {
             assert!(parse_price(text).is_err(), "{text}");
         }
     }

@@ -81,7 +81,8 @@ impl OutputArgs {
                 Ok(())
             }
             Format::Json | Format::Yaml => {
-                let items: Vec<Value> = listed.items.iter().map(|item| json::message(T::NAME, item)).collect();
+                let items: Vec<Value> =
+                    listed.items.iter().map(|item| json::message(T::NAME, item)).collect();
                 let mut whole = json!({ T::PLURAL: items });
                 if !listed.next_page_token.is_empty() {
                     whole["page"] = json!({ "nextPageToken": listed.next_page_token });
@@ -106,7 +107,12 @@ impl OutputArgs {
     ///
     /// # Errors
     /// When standard output can't be written.
-    pub(crate) fn words(self, name: &str, message: &impl prost::Message, lines: &str) -> Result<(), Failure> {
+    pub(crate) fn words(
+        self,
+        name: &str,
+        message: &impl prost::Message,
+        lines: &str,
+    ) -> Result<(), Failure> {
         print(&match self.output {
             Format::Table => lines.to_owned(),
             Format::Json | Format::Yaml => self.value(&json::message(name, message)),
@@ -117,7 +123,9 @@ impl OutputArgs {
         match self.output {
             // Neither can fail for a value that is already plain data.
             Format::Yaml => serde_yaml_ng::to_string(value).unwrap_or_default(),
-            Format::Table | Format::Json => serde_json::to_string_pretty(value).unwrap_or_default() + "\n",
+            Format::Table | Format::Json => {
+                serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
+            }
         }
     }
 }
@@ -175,14 +183,21 @@ mod tests {
 
     #[test]
     fn details_are_aligned_and_long_texts_indented() {
-        let fields =
-            [("name", "coder".to_owned()), ("title", String::new()), ("instructions", "one\n\ntwo\n".to_owned())];
+        let fields = [
+            ("name", "coder".to_owned()),
+            ("title", String::new()),
+            ("instructions", "one\n\ntwo\n".to_owned()),
+        ];
         assert_eq!(details(&fields), "name:         coder\ninstructions:\n  one\n\n  two\n");
     }
 
     #[test]
     fn tables_are_plain() {
-        let rows = vec![vec!["a".to_owned(), "1\n2".to_owned()], vec!["longer".to_owned(), String::new()]];
-        assert_eq!(table(&["NAME", "VALUE"], rows.into_iter()), "NAME    VALUE\na       1 2\nlonger\n");
+        let rows =
+            vec![vec!["a".to_owned(), "1\n2".to_owned()], vec!["longer".to_owned(), String::new()]];
+        assert_eq!(
+            table(&["NAME", "VALUE"], rows.into_iter()),
+            "NAME    VALUE\na       1 2\nlonger\n"
+        );
     }
 }

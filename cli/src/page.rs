@@ -16,7 +16,8 @@ pub(crate) struct ListArgs {
     /// Go on where an earlier list ended: its next page token.
     #[arg(long, value_name = "TOKEN", default_value = "", hide_default_value = true)]
     page_token: String,
-    /// `created_at`, `updated_at` or `name`, with ` asc` or ` desc`. Messages: `position asc` or `position desc`.
+    /// `created_at`, `updated_at` or `name`, with ` asc` or ` desc`. Messages: `position asc` or
+    /// `position desc`.
     #[arg(long, value_name = "FIELD", default_value = "", hide_default_value = true)]
     order_by: String,
 }
@@ -34,7 +35,10 @@ impl ListArgs {
     ///
     /// # Errors
     /// What `page` fails with.
-    pub(crate) async fn collect<T, F>(&self, mut page: impl FnMut(PageRequest) -> F) -> Result<Listed<T>, Failure>
+    pub(crate) async fn collect<T, F>(
+        &self,
+        mut page: impl FnMut(PageRequest) -> F,
+    ) -> Result<Listed<T>, Failure>
     where
         F: Future<Output = Result<(Vec<T>, Option<PageInfo>), Failure>>,
     {
@@ -43,7 +47,9 @@ impl ListArgs {
         loop {
             let missing = self.limit.saturating_sub(u32::try_from(items.len()).unwrap_or(u32::MAX));
             let page_size = i32::try_from(missing.min(PAGE)).unwrap_or(i32::MAX);
-            let (more, info) = page(PageRequest { page_size, page_token, order_by: self.order_by.clone() }).await?;
+            let (more, info) =
+                page(PageRequest { page_size, page_token, order_by: self.order_by.clone() })
+                    .await?;
             let empty = more.is_empty();
             items.extend(more);
             page_token = info.map(|info| info.next_page_token).unwrap_or_default();
@@ -58,11 +64,15 @@ impl ListArgs {
 ///
 /// # Errors
 /// What `page` fails with.
-pub(crate) async fn all<T, F>(order_by: &str, page: impl FnMut(PageRequest) -> F) -> Result<Vec<T>, Failure>
+pub(crate) async fn all<T, F>(
+    order_by: &str,
+    page: impl FnMut(PageRequest) -> F,
+) -> Result<Vec<T>, Failure>
 where
     F: Future<Output = Result<(Vec<T>, Option<PageInfo>), Failure>>,
 {
-    let everything = ListArgs { limit: u32::MAX, page_token: String::new(), order_by: order_by.to_owned() };
+    let everything =
+        ListArgs { limit: u32::MAX, page_token: String::new(), order_by: order_by.to_owned() };
     Ok(everything.collect(page).await?.items)
 }
 
@@ -80,7 +90,9 @@ mod tests {
 
     #[tokio::test]
     async fn pages_are_followed_up_to_the_limit() {
-        for (limit, token, items, next) in [(5, "", 0..5, "5"), (120, "", 0..120, "120"), (900, "20", 20..250, "")] {
+        for (limit, token, items, next) in
+            [(5, "", 0..5, "5"), (120, "", 0..120, "120"), (900, "20", 20..250, "")]
+        {
             let args = ListArgs { limit, page_token: token.to_owned(), order_by: String::new() };
             let listed = args.collect(numbers).await.unwrap();
             assert_eq!((listed.items, listed.next_page_token.as_str()), (items.collect(), next));

@@ -10,8 +10,9 @@ use crate::{entity::read_text, failure::Failure};
 /// What scripts may call.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct PolicyArgs {
-    /// What scripts may call: a YAML or JSON list of rules; `-` is standard input. Each has an `action` (allow, ask,
-    /// deny), and may have `tools`, `paths`, `commands`, `hosts`, `methods`, `agents` and a `reason`. It replaces the whole policy.
+    /// What scripts may call: a YAML or JSON list of rules; `-` is standard input. Each has an
+    /// `action` (allow, ask, deny), and may have `tools`, `paths`, `commands`, `hosts`, `methods`,
+    /// `agents` and a `reason`. It replaces the whole policy.
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 }
@@ -57,8 +58,9 @@ impl PolicyArgs {
 
 fn parse(text: &str, path: &Path) -> Result<Policy, Failure> {
     // JSON is YAML as well.
-    let rules: Vec<Rule> = serde_yaml_ng::from_str(text)
-        .map_err(|error| Failure::usage(format!("{} is no list of rules: {error}", path.display())))?;
+    let rules: Vec<Rule> = serde_yaml_ng::from_str(text).map_err(|error| {
+        Failure::usage(format!("{} is no list of rules: {error}", path.display()))
+    })?;
     Ok(Policy { rules: rules.into_iter().map(Rule::into_message).collect() })
 }
 
@@ -92,8 +94,10 @@ pub(crate) fn words(rules: &[PolicyRule]) -> String {
             ("agents", &rule.agents),
         ];
         let given = lists.into_iter().filter(|(_, patterns)| !patterns.is_empty());
-        let given: String = given.map(|(name, patterns)| format!(" {name} {}", patterns.join(", "))).collect();
-        let reason = if rule.reason.is_empty() { String::new() } else { format!(" ({})", rule.reason) };
+        let given: String =
+            given.map(|(name, patterns)| format!(" {name} {}", patterns.join(", "))).collect();
+        let reason =
+            if rule.reason.is_empty() { String::new() } else { format!(" ({})", rule.reason) };
         format!("{action}{given}{reason}")
     });
     rules.collect::<Vec<_>>().join("\n")
@@ -109,7 +113,10 @@ mod tests {
         let json = r#"[{"action":"ask","tools":["create_file"],"paths":["secrets/**"],"reason":"it is secret"},{"action":"deny","agents":["lawyer"]}]"#;
         let policy = parse(yaml, Path::new("p.yaml")).unwrap();
         assert_eq!(policy, parse(json, Path::new("p.json")).unwrap());
-        assert_eq!(words(&policy.rules), "ask tools create_file paths secrets/** (it is secret)\ndeny agents lawyer");
+        assert_eq!(
+            words(&policy.rules),
+            "ask tools create_file paths secrets/** (it is secret)\ndeny agents lawyer"
+        );
     }
 
     #[test]

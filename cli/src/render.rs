@@ -1,5 +1,6 @@
-//! Events as a person reads them: the model's words as they come, its JavaScript, each tool call with its result, phase
-//! changes, errors, and what the turn cost. Knows nothing of terminals; writes to a [`Sink`].
+//! Events as a person reads them: the model's words as they come, its JavaScript, each tool call
+//! with its result, phase changes, errors, and what the turn cost. Knows nothing of terminals;
+//! writes to a [`Sink`].
 
 mod answer;
 mod tool;
@@ -7,8 +8,8 @@ mod tool;
 use std::io;
 
 use construct_proto::v1::{
-    Approval, ApprovalState, Event, Message, MessageSource, PhaseChanged, Task, TaskPhase, TurnCompleted, TurnOutcome,
-    Usage, block::Block, event::Payload,
+    Approval, ApprovalState, Event, Message, MessageSource, PhaseChanged, Task, TaskPhase,
+    TurnCompleted, TurnOutcome, Usage, block::Block, event::Payload,
 };
 
 use crate::{
@@ -24,7 +25,8 @@ const OUTPUT_LINES: usize = 6;
 /// What is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// Text as it is written. Otherwise each answer when it is whole, so that nothing void is ever printed.
+    /// Text as it is written. Otherwise each answer when it is whole, so that nothing void is ever
+    /// printed.
     pub(crate) live: bool,
     /// What people said, too.
     pub(crate) people: bool,
@@ -61,7 +63,9 @@ impl Renderer {
         self.tally.event(event);
         match &event.payload {
             Some(Payload::MessageDelta(delta)) => self.answer.delta(event.step, delta, sink),
-            Some(Payload::MessageRestarted(restarted)) => self.answer.restart(&restarted.reason, sink),
+            Some(Payload::MessageRestarted(restarted)) => {
+                self.answer.restart(&restarted.reason, sink)
+            }
             Some(Payload::ToolCalled(called)) => {
                 self.tools.called(called);
                 Ok(())
@@ -81,31 +85,46 @@ impl Renderer {
             Some(Payload::Model(model)) => {
                 self.entity(event, model.spec.as_ref().map_or("", |spec| spec.name.as_str()), sink)
             }
-            Some(Payload::ModelProvider(provider)) => {
-                self.entity(event, provider.spec.as_ref().map_or("", |spec| spec.name.as_str()), sink)
-            }
+            Some(Payload::ModelProvider(provider)) => self.entity(
+                event,
+                provider.spec.as_ref().map_or("", |spec| spec.name.as_str()),
+                sink,
+            ),
             Some(Payload::Secret(secret)) => {
                 self.entity(event, secret.spec.as_ref().map_or("", |spec| spec.name.as_str()), sink)
             }
-            Some(Payload::Schedule(schedule)) => {
-                self.entity(event, schedule.spec.as_ref().map_or("", |spec| spec.name.as_str()), sink)
-            }
-            Some(Payload::Budget(budget)) => {
-                self.entity(event, budget.metadata.as_ref().map_or("", |metadata| metadata.id.as_str()), sink)
-            }
+            Some(Payload::Schedule(schedule)) => self.entity(
+                event,
+                schedule.spec.as_ref().map_or("", |spec| spec.name.as_str()),
+                sink,
+            ),
+            Some(Payload::Budget(budget)) => self.entity(
+                event,
+                budget.metadata.as_ref().map_or("", |metadata| metadata.id.as_str()),
+                sink,
+            ),
             Some(Payload::Deleted(deleted)) => {
                 sink.line(&[(Style::Dim, &format!("· {} {}", event.r#type, deleted.id))])
             }
             Some(Payload::Approval(approval)) => self.approval(approval, sink),
             Some(Payload::Subtask(subtask)) => {
-                let title =
-                    if subtask.title.is_empty() { String::new() } else { format!(": {}", one_line(&subtask.title)) };
-                sink.line(&[(Style::Dim, &format!("· subtask {} of {}{title}", subtask.task, subtask.agent))])
+                let title = if subtask.title.is_empty() {
+                    String::new()
+                } else {
+                    format!(": {}", one_line(&subtask.title))
+                };
+                sink.line(&[(
+                    Style::Dim,
+                    &format!("· subtask {} of {}{title}", subtask.task, subtask.agent),
+                )])
             }
             Some(Payload::Rewound(rewound)) => {
                 let (from, last) = (rewound.from_position, rewound.last_position);
                 self.answer.abandon(sink)?;
-                sink.line(&[(Style::Dim, &format!("· taken back: messages {from} to {last} are put aside"))])
+                sink.line(&[(
+                    Style::Dim,
+                    &format!("· taken back: messages {from} to {last} are put aside"),
+                )])
             }
             Some(Payload::ContextCompacted(compacted)) => {
                 let what = if compacted.summary { "summed up" } else { "left out" };
@@ -122,7 +141,8 @@ impl Renderer {
     }
 
     fn message(&mut self, event: &Event, message: &Message, sink: &mut dyn Sink) -> io::Result<()> {
-        let source = message.status.as_ref().map_or(MessageSource::Unspecified, |status| status.source());
+        let source =
+            message.status.as_ref().map_or(MessageSource::Unspecified, |status| status.source());
         let blocks = message.spec.as_ref().map_or(&[][..], |spec| &spec.blocks);
         if event.r#type != "message.created" {
             return if self.options.people {
@@ -134,7 +154,10 @@ impl Renderer {
         match source {
             MessageSource::User if self.options.people => {
                 for (index, line) in text_of(blocks).lines().enumerate() {
-                    sink.line(&[(Style::Person, &format!("{}{line}", if index == 0 { "❯ " } else { "  " }))])?;
+                    sink.line(&[(
+                        Style::Person,
+                        &format!("{}{line}", if index == 0 { "❯ " } else { "  " }),
+                    )])?;
                 }
                 Ok(())
             }
@@ -149,7 +172,12 @@ impl Renderer {
                             output(&result.error, Style::Bad, sink)?;
                         }
                         Some(Block::Text(text)) => output(&text.text, Style::Dim, sink)?,
-                        Some(Block::CodeInterpreterCall(_) | Block::Thinking(_) | Block::Attachment(_)) | None => {}
+                        Some(
+                            Block::CodeInterpreterCall(_)
+                            | Block::Thinking(_)
+                            | Block::Attachment(_),
+                        )
+                        | None => {}
                     }
                 }
                 self.tools.end_step();
@@ -161,23 +189,42 @@ impl Renderer {
     /// What a person is asked, and what became of it.
     fn approval(&mut self, approval: &Approval, sink: &mut dyn Sink) -> io::Result<()> {
         let (Some(spec), Some(status)) = (&approval.spec, &approval.status) else { return Ok(()) };
-        let words = if status.words.is_empty() { String::new() } else { format!(": {}", one_line(&status.words)) };
-        let by = if status.decided_by.is_empty() { String::new() } else { format!(" by {}", status.decided_by) };
+        let words = if status.words.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", one_line(&status.words))
+        };
+        let by = if status.decided_by.is_empty() {
+            String::new()
+        } else {
+            format!(" by {}", status.decided_by)
+        };
         match status.state() {
             ApprovalState::Pending => {}
             ApprovalState::Approved => {
-                return sink
-                    .line(&[(Style::Good, &format!("✓ {} approved{by}", one_line(&spec.tool))), (Style::Dim, &words)]);
+                return sink.line(&[
+                    (Style::Good, &format!("✓ {} approved{by}", one_line(&spec.tool))),
+                    (Style::Dim, &words),
+                ]);
             }
             state => {
                 let state = crate::entity::approval::state_name(state);
-                return sink
-                    .line(&[(Style::Bad, &format!("✗ {} {state}{by}", one_line(&spec.tool))), (Style::Dim, &words)]);
+                return sink.line(&[
+                    (Style::Bad, &format!("✗ {} {state}{by}", one_line(&spec.tool))),
+                    (Style::Dim, &words),
+                ]);
             }
         }
         self.answer.abandon(sink)?;
-        let reason = if spec.reason.is_empty() { String::new() } else { format!(": {}", one_line(&spec.reason)) };
-        sink.line(&[(Style::Accent, &format!("? {} needs approval{reason}", one_line(&spec.tool)))])?;
+        let reason = if spec.reason.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", one_line(&spec.reason))
+        };
+        sink.line(&[(
+            Style::Accent,
+            &format!("? {} needs approval{reason}", one_line(&spec.tool)),
+        )])?;
         // All of it: what is not seen cannot be approved in good conscience.
         for line in asked_arguments(&spec.arguments) {
             sink.line(&[(Style::Plain, &format!("    {line}"))])?;
@@ -208,9 +255,8 @@ impl Renderer {
         };
         sink.line(&[(style, word), (Style::Dim, &format!(" · {}", parts.join(" · ")))])?;
         match &turn.error {
-            Some(error) if turn.outcome() == TurnOutcome::Failed => {
-                sink.line(&[(Style::Bad, &format!("  {}: {}", error.code, one_line(&error.message)))])
-            }
+            Some(error) if turn.outcome() == TurnOutcome::Failed => sink
+                .line(&[(Style::Bad, &format!("  {}: {}", error.code, one_line(&error.message)))]),
             _ => Ok(()),
         }
     }
@@ -236,9 +282,14 @@ impl Renderer {
 pub(crate) fn usage(usage: &Usage) -> String {
     let cached = usage.cache_read_tokens.saturating_add(usage.cache_write_tokens);
     let all = usage.input_tokens.saturating_add(cached);
-    let cached = if cached > 0 { format!(" ({} cached)", thousands(cached)) } else { String::new() };
+    let cached =
+        if cached > 0 { format!(" ({} cached)", thousands(cached)) } else { String::new() };
     let out = thousands(usage.output_tokens);
-    format!("{} in{cached} + {out} out tokens · {}", thousands(all), money::cost(usage.cost_pico_usd))
+    format!(
+        "{} in{cached} + {out} out tokens · {}",
+        thousands(all),
+        money::cost(usage.cost_pico_usd)
+    )
 }
 
 /// The name of a phase as people say it.
@@ -274,9 +325,13 @@ pub(crate) fn text_of(blocks: &[construct_proto::v1::Block]) -> String {
 }
 
 fn phase(changed: &PhaseChanged, sink: &mut dyn Sink) -> io::Result<()> {
-    let waits = matches!(changed.phase(), TaskPhase::Suspended | TaskPhase::AwaitApproval | TaskPhase::AwaitSubtasks);
+    let waits = matches!(
+        changed.phase(),
+        TaskPhase::Suspended | TaskPhase::AwaitApproval | TaskPhase::AwaitSubtasks
+    );
     let sign = if waits { "‖" } else { "·" };
-    let reason = if changed.reason.is_empty() { String::new() } else { format!(": {}", changed.reason) };
+    let reason =
+        if changed.reason.is_empty() { String::new() } else { format!(": {}", changed.reason) };
     sink.line(&[(Style::Dim, &format!("{sign} {}{reason}", phase_name(changed.phase())))])
 }
 

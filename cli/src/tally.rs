@@ -15,7 +15,9 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(crate) fn event(&mut self, event: &Event) {
-        if let (Some(Payload::Message(message)), "message.created") = (&event.payload, event.r#type.as_str()) {
+        if let (Some(Payload::Message(message)), "message.created") =
+            (&event.payload, event.r#type.as_str())
+        {
             self.message(message);
         }
     }
@@ -34,7 +36,8 @@ impl Tally {
                         *self.tool_uses.entry(tool.name.clone()).or_default() += 1;
                     }
                 }
-                Some(Block::CodeInterpreterCall(_) | Block::Thinking(_) | Block::Attachment(_)) | None => {}
+                Some(Block::CodeInterpreterCall(_) | Block::Thinking(_) | Block::Attachment(_))
+                | None => {}
             }
         }
         if status.source() == MessageSource::Assistant && !text.is_empty() {

@@ -9,7 +9,7 @@ use futures::StreamExt as _;
 
 use self::show::{Payload, Shown};
 use crate::{
-    console::{Colour, Console},
+    console::{Color, Console},
     failure::{Exit, Failure},
 };
 
@@ -54,7 +54,7 @@ impl TapArgs {
     ///
     /// # Errors
     /// When NATS can't be reached, refuses the subject, or nobody reads any more.
-    pub(crate) async fn run(self, colour: Colour) -> Result<(), Failure> {
+    pub(crate) async fn run(self, color: Color) -> Result<(), Failure> {
         let tls = Tls { ca: self.nats_ca, certificate: None };
         let mut options = ConnectOptions::new("construct-tap").user(User::Tap).tls(tls);
         // Only a folder that is there: who looks creates nothing.
@@ -62,10 +62,12 @@ impl TapArgs {
             options = options.blobs(blobs);
         }
         let bus = Bus::connect(&self.nats, options).await.map_err(|error| {
-            Failure::new(Exit::Unreachable, chain(&error)).hint("--nats or CONSTRUCT_NATS_URL says where NATS is")
+            Failure::new(Exit::Unreachable, chain(&error))
+                .hint("--nats or CONSTRUCT_NATS_URL says where NATS is")
         })?;
-        let mut messages = bus.tap(&self.filter).await.map_err(|error| Failure::failed(chain(&error)))?;
-        let mut console = Console::merged(colour);
+        let mut messages =
+            bus.tap(&self.filter).await.map_err(|error| Failure::failed(chain(&error)))?;
+        let mut console = Console::merged(color);
         loop {
             let message = tokio::select! {
                 message = messages.next() => message,
@@ -74,7 +76,11 @@ impl TapArgs {
             let Some(message) = message else { break };
             let shown = Shown {
                 time: jiff::Timestamp::now(),
-                payload: Payload::read(message.type_name.as_deref(), message.blob.as_deref(), &message.payload),
+                payload: Payload::read(
+                    message.type_name.as_deref(),
+                    message.blob.as_deref(),
+                    &message.payload,
+                ),
                 subject: message.subject,
                 type_name: message.type_name,
                 headers: message.headers,
@@ -91,7 +97,9 @@ impl TapArgs {
 /// An error and what caused it, as far as that says more.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
-    for cause in std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string) {
+    for cause in
+        std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string)
+    {
         if !text.contains(&cause) {
             text = format!("{text}: {cause}");
         }

@@ -22,8 +22,9 @@ pub(crate) fn parse_past(text: &str) -> Result<Timestamp, String> {
     if let Ok(time) = text.parse() {
         return Ok(time);
     }
-    let ago = parse_duration(text)
-        .map_err(|_| "write a time like 2026-11-21T22:55:00Z, or how long ago: 2h, 7d".to_owned())?;
+    let ago = parse_duration(text).map_err(|_| {
+        "write a time like 2026-11-21T22:55:00Z, or how long ago: 2h, 7d".to_owned()
+    })?;
     Timestamp::now().checked_sub(ago).map_err(|_| "that is too long ago".to_owned())
 }
 
@@ -88,7 +89,9 @@ pub(crate) fn measured(micros: i64) -> String {
     match micros {
         ..1_000 => format!("{micros} µs"),
         1_000..1_000_000 => format!("{} ms", micros / 1_000),
-        1_000_000..60_000_000 => format!("{}.{} s", micros / 1_000_000, micros % 1_000_000 / 100_000),
+        1_000_000..60_000_000 => {
+            format!("{}.{} s", micros / 1_000_000, micros % 1_000_000 / 100_000)
+        }
         _ => format!("{} min {} s", micros / 60_000_000, micros % 60_000_000 / 1_000_000),
     }
 }
@@ -119,6 +122,9 @@ mod tests {
 
     #[test]
     fn measured_times_have_a_fitting_unit() {
-        assert_eq!([820, 12_345, 1_234_567, 125_000_000].map(measured), ["820 µs", "12 ms", "1.2 s", "2 min 5 s"]);
+        assert_eq!(
+            [820, 12_345, 1_234_567, 125_000_000].map(measured),
+            ["820 µs", "12 ms", "1.2 s", "2 min 5 s"]
+        );
     }
 }

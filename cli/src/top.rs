@@ -12,12 +12,15 @@ use crossterm::{
     cursor::{Hide, MoveTo, Show},
     event::{Event, EventStream, KeyCode, KeyEventKind, KeyModifiers},
     execute, queue,
-    terminal::{self, Clear, ClearType, DisableLineWrap, EnableLineWrap, EnterAlternateScreen, LeaveAlternateScreen},
+    terminal::{
+        self, Clear, ClearType, DisableLineWrap, EnableLineWrap, EnterAlternateScreen,
+        LeaveAlternateScreen,
+    },
 };
 use futures::StreamExt as _;
 
 use crate::{
-    console::{Colour, Style},
+    console::{Color, Style},
     failure::{Exit, Failure},
     gateway::{Gateway, call},
     money,
@@ -50,13 +53,14 @@ impl TopArgs {
     /// Shows the installation until `q` is pressed.
     ///
     /// # Errors
-    /// What the gateway fails with at the first look; later it is shown in its place. When the terminal is gone.
-    pub(crate) async fn run(self, gateway: &Gateway, colour: Colour) -> Result<Exit, Failure> {
+    /// What the gateway fails with at the first look; later it is shown in its place. When the
+    /// terminal is gone.
+    pub(crate) async fn run(self, gateway: &Gateway, color: Color) -> Result<Exit, Failure> {
         let first = look(gateway, Duration::ZERO).await?;
         let terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
-        let coloured = colour.applies(terminal);
+        let colored = color.applies(terminal);
         if self.once || !terminal || self.output.format() != Format::Table {
-            self.output.words("construct.v1.Overview", &first, &frame(&first, None, coloured))?;
+            self.output.words("construct.v1.Overview", &first, &frame(&first, None, colored))?;
             return Ok(Exit::Completed);
         }
         let _screen = Screen::enter()?;
@@ -64,7 +68,7 @@ impl TopArgs {
         let mut inputs = EventStream::new();
         let mut next = Box::pin(look(gateway, self.interval));
         loop {
-            draw(&shown(&now, before.as_ref(), trouble.as_deref(), coloured))?;
+            draw(&shown(&now, before.as_ref(), trouble.as_deref(), colored))?;
             tokio::select! {
                 answer = &mut next => {
                     match answer {
@@ -138,19 +142,24 @@ fn draw(text: &str) -> io::Result<()> {
 }
 
 /// A frame, and below it what is to be said about it.
-fn shown(now: &Overview, before: Option<&Overview>, trouble: Option<&str>, coloured: bool) -> String {
-    let mut text = frame(now, before, coloured);
+fn shown(
+    now: &Overview,
+    before: Option<&Overview>,
+    trouble: Option<&str>,
+    colored: bool,
+) -> String {
+    let mut text = frame(now, before, colored);
     let (columns, _) = terminal::size().unwrap_or((80, 24));
     let below = match trouble {
-        Some(trouble) => Style::Bad.paint(&clip(&one_line(trouble), usize::from(columns)), coloured),
-        None => Style::Dim.paint("q ends it", coloured),
+        Some(trouble) => Style::Bad.paint(&clip(&one_line(trouble), usize::from(columns)), colored),
+        None => Style::Dim.paint("q ends it", colored),
     };
     _ = writeln!(text, "\n{below}");
     text
 }
 
 /// All that is known, in lines. What happened since the look before is told as a rate.
-fn frame(now: &Overview, before: Option<&Overview>, coloured: bool) -> String {
+fn frame(now: &Overview, before: Option<&Overview>, colored: bool) -> String {
     let spent = now.spent.unwrap_or_default();
     let at = time::read(now.time.as_ref()).map(time::clock).unwrap_or_default();
     let mut text = format!(
@@ -171,19 +180,24 @@ fn frame(now: &Overview, before: Option<&Overview>, coloured: bool) -> String {
         ]
     });
     let workers = table(&["WORKERS", "AT WORK", "WAITING", "REDELIVERED", "PER SECOND", ""], rows);
-    for (line, load) in workers.lines().zip(std::iter::once(None).chain(now.workers.iter().map(Some))) {
+    for (line, load) in
+        workers.lines().zip(std::iter::once(None).chain(now.workers.iter().map(Some)))
+    {
         let style = match load {
             Some(load) if !load.served => Style::Bad,
             Some(load) if load.waiting > 0 => Style::Accent,
             Some(_) => Style::Plain,
             None => Style::Dim,
         };
-        _ = writeln!(text, "{}", style.paint(line, coloured));
+        _ = writeln!(text, "{}", style.paint(line, colored));
     }
-    let phases: Vec<String> =
-        now.tasks.iter().map(|task| format!("{} {}", thousands(task.count), phase(task.phase()))).collect();
+    let phases: Vec<String> = now
+        .tasks
+        .iter()
+        .map(|task| format!("{} {}", thousands(task.count), phase(task.phase())))
+        .collect();
     let tasks = if phases.is_empty() { "all at rest".to_owned() } else { phases.join(", ") };
-    _ = writeln!(text, "\n{} {tasks}", Style::Dim.paint("TASKS", coloured));
+    _ = writeln!(text, "\n{} {tasks}", Style::Dim.paint("TASKS", colored));
     let attention: Vec<String> = [
         (now.overdue, "overdue"),
         (now.parked, "put aside"),
@@ -195,13 +209,19 @@ fn frame(now: &Overview, before: Option<&Overview>, coloured: bool) -> String {
     .collect();
     if !attention.is_empty() {
         let words = format!("{}: see construct doctor", attention.join(", "));
-        _ = writeln!(text, "{}", Style::Bad.paint(&words, coloured));
+        _ = writeln!(text, "{}", Style::Bad.paint(&words, colored));
     }
     if !now.spenders.is_empty() {
-        let spenders = table(&["SPENT BY", "OF", "CALLS", "TOKENS", "COST"], now.spenders.iter().map(spender));
+        let spenders =
+            table(&["SPENT BY", "OF", "CALLS", "TOKENS", "COST"], now.spenders.iter().map(spender));
         for (number, line) in spenders.lines().enumerate() {
             let style = if number == 0 { Style::Dim } else { Style::Plain };
-            _ = writeln!(text, "{}{}", if number == 0 { "\n" } else { "" }, style.paint(line, coloured));
+            _ = writeln!(
+                text,
+                "{}{}",
+                if number == 0 { "\n" } else { "" },
+                style.paint(line, colored)
+            );
         }
     }
     text
@@ -219,7 +239,8 @@ fn spender(spender: &Spender) -> Vec<String> {
     ]
 }
 
-/// How many messages a second workers were handed between two looks; nothing is known after the first, and when queues were made anew.
+/// How many messages a second workers were handed between two looks; nothing is known after the
+/// first, and when queues were made anew.
 fn rate(load: &WorkerLoad, now: &Overview, before: Option<&Overview>) -> String {
     let known = before.and_then(|before| {
         let earlier = before.workers.iter().find(|earlier| earlier.worker == load.worker)?;
@@ -250,13 +271,23 @@ mod tests {
     use super::*;
 
     fn load(worker: &str, served: bool, waiting: u64, delivered: u64) -> WorkerLoad {
-        WorkerLoad { worker: worker.to_owned(), served, waiting, taken: 1, redelivered: 0, delivered }
+        WorkerLoad {
+            worker: worker.to_owned(),
+            served,
+            waiting,
+            taken: 1,
+            redelivered: 0,
+            delivered,
+        }
     }
 
     fn overview(second: i64, delivered: u64) -> Overview {
         Overview {
             time: Some(prost_types::Timestamp { seconds: 1_800_000_000 + second, nanos: 0 }),
-            workers: vec![load("reconciler", true, 3, delivered), load("interpreter.cpu-2", false, 0, 7)],
+            workers: vec![
+                load("reconciler", true, 3, delivered),
+                load("interpreter.cpu-2", false, 0, 7),
+            ],
             ..Overview::default()
         }
     }
@@ -300,7 +331,11 @@ agent_1   Acme  1      2,500   $1.50
             assert!(line.ends_with('-'), "{line}");
         }
         assert!(frame(&overview(0, 0), None, false).contains("TASKS all at rest"));
-        assert!(frame(&now, None, true).contains("\u{1b}[31minterpreter.cpu-2"), "{}", frame(&now, None, true));
+        assert!(
+            frame(&now, None, true).contains("\u{1b}[31minterpreter.cpu-2"),
+            "{}",
+            frame(&now, None, true)
+        );
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use clap::ValueEnum;
 use construct_proto::v1::{
-    ListUsageRequest, ListUsageResponse, PageInfo, UsageDimension, UsageRow, list_usage_request::Filter,
+    ListUsageRequest, ListUsageResponse, PageInfo, UsageDimension, UsageRow,
+    list_usage_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -89,7 +90,8 @@ impl UsageArgs {
             time_zone: self.time_zone,
             api_key: self.key,
         };
-        let dimensions: Vec<i32> = self.by.iter().map(|by| UsageDimension::from(*by).into()).collect();
+        let dimensions: Vec<i32> =
+            self.by.iter().map(|by| UsageDimension::from(*by).into()).collect();
         let listed = self
             .list
             .collect(|page| {
@@ -122,16 +124,23 @@ fn words(by: &[By], rows: &[UsageRow]) -> String {
         By::Model => "MODEL",
         By::Tool => "TOOL",
     });
-    let numbers: &[&str] = if tools { &["CALLS", "FAILED", "TIME"] } else { &["CALLS", "IN", "OUT", "COST"] };
+    let numbers: &[&str] =
+        if tools { &["CALLS", "FAILED", "TIME"] } else { &["CALLS", "IN", "OUT", "COST"] };
     let heading = names.chain(numbers.iter().copied()).map(str::to_owned).collect();
-    let lines: Vec<Vec<String>> = std::iter::once(heading).chain(rows.iter().map(|row| line(by, tools, row))).collect();
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let lines: Vec<Vec<String>> =
+        std::iter::once(heading).chain(rows.iter().map(|row| line(by, tools, row))).collect();
+    let width =
+        |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..by.len() + numbers.len()).map(width).collect();
     let mut text = String::new();
     for line in &lines {
         for (column, (cell, width)) in line.iter().zip(&widths).enumerate() {
             let gap = if column == 0 { "" } else { "  " };
-            let cell = if column < by.len() { format!("{cell:<width$}") } else { format!("{cell:>width$}") };
+            let cell = if column < by.len() {
+                format!("{cell:<width$}")
+            } else {
+                format!("{cell:>width$}")
+            };
             text.push_str(&format!("{gap}{cell}"));
         }
         text.push('\n');
@@ -161,8 +170,15 @@ fn line(by: &[By], tools: bool, row: &UsageRow) -> Vec<String> {
         return cells;
     }
     let usage = row.usage.unwrap_or_default();
-    let input = usage.input_tokens.saturating_add(usage.cache_read_tokens).saturating_add(usage.cache_write_tokens);
-    cells.extend([thousands(input), thousands(usage.output_tokens), money::cost(usage.cost_pico_usd)]);
+    let input = usage
+        .input_tokens
+        .saturating_add(usage.cache_read_tokens)
+        .saturating_add(usage.cache_write_tokens);
+    cells.extend([
+        thousands(input),
+        thousands(usage.output_tokens),
+        money::cost(usage.cost_pico_usd),
+    ]);
     cells
 }
 
@@ -174,8 +190,12 @@ mod tests {
 
     #[test]
     fn usage_is_lines_of_what_is_told_apart() {
-        let usage =
-            Usage { input_tokens: 1_200, output_tokens: 30, cost_pico_usd: 1_200_000_000_000, ..Usage::default() };
+        let usage = Usage {
+            input_tokens: 1_200,
+            output_tokens: 30,
+            cost_pico_usd: 1_200_000_000_000,
+            ..Usage::default()
+        };
         let row = |day: &str, agent: &str| UsageRow {
             day: day.into(),
             agent: agent.into(),
@@ -190,8 +210,20 @@ mod tests {
              2026-11-22  none       2  1,200   30  $1.20\n"
         );
         let keyed = UsageRow { api_key_id: "key_1".into(), usage: None, ..row("", "") };
-        assert_eq!(words(&[By::Key], &[keyed]), "KEY    CALLS  IN  OUT   COST\nkey_1      2   0    0  $0.00\n");
-        let tool = UsageRow { tool: "fetch".into(), calls: 3, failed: 1, duration_ms: 1_250, ..UsageRow::default() };
-        assert_eq!(words(&[By::Tool], &[tool]), "TOOL   CALLS  FAILED   TIME\nfetch      3       1  1.2 s\n");
+        assert_eq!(
+            words(&[By::Key], &[keyed]),
+            "KEY    CALLS  IN  OUT   COST\nkey_1      2   0    0  $0.00\n"
+        );
+        let tool = UsageRow {
+            tool: "fetch".into(),
+            calls: 3,
+            failed: 1,
+            duration_ms: 1_250,
+            ..UsageRow::default()
+        };
+        assert_eq!(
+            words(&[By::Tool], &[tool]),
+            "TOOL   CALLS  FAILED   TIME\nfetch      3       1  1.2 s\n"
+        );
     }
 }

@@ -24,7 +24,8 @@ impl WhyArgs {
     /// # Errors
     /// What the gateway fails with.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        let explanation = call(gateway.tasks().explain_task(ExplainTaskRequest { task: self.task })).await?;
+        let explanation =
+            call(gateway.tasks().explain_task(ExplainTaskRequest { task: self.task })).await?;
         let words = words(&explanation, Timestamp::now());
         self.output.words("construct.v1.TaskExplanation", &explanation, &words)
     }
@@ -33,9 +34,11 @@ impl WhyArgs {
 /// The explanation for a person, in lines.
 pub(crate) fn words(explanation: &TaskExplanation, now: Timestamp) -> String {
     let at = |field: &Option<prost_types::Timestamp>| {
-        time::read(field.as_ref()).map(|at| format!("{} ({})", time::relative(at, now), time::local(at)))
+        time::read(field.as_ref())
+            .map(|at| format!("{} ({})", time::relative(at, now), time::local(at)))
     };
-    let mut text = format!("The task waits for {}.\n", explanation.waiting_for.trim_end_matches('.'));
+    let mut text =
+        format!("The task waits for {}.\n", explanation.waiting_for.trim_end_matches('.'));
     let mut line = |name: &str, value: String| {
         if !value.is_empty() {
             text.push_str(&format!("  {name:<13}{value}\n"));

@@ -2,8 +2,8 @@
 
 use unicode_width::UnicodeWidthChar as _;
 
-/// The text without what would steer a terminal or reorder what is read: models and tools write what they like. Line
-/// breaks and tabs stay.
+/// The text without what would steer a terminal or reorder what is read: models and tools write
+/// what they like. Line breaks and tabs stay.
 pub(crate) fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -11,8 +11,13 @@ pub(crate) fn printable(text: &str) -> String {
             '\n' | '\t' => safe.push(c),
             // A carriage return would overwrite the line; before a line break it says nothing.
             '\r' => {}
-            // What makes text look like something else is shown instead: somebody may be deciding about it.
-            '\u{200E}' | '\u{200F}' | '\u{061C}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' => {
+            // What makes text look like something else is shown instead: somebody may be deciding
+            // about it.
+            '\u{200E}'
+            | '\u{200F}'
+            | '\u{061C}'
+            | '\u{202A}'..='\u{202E}'
+            | '\u{2066}'..='\u{2069}' => {
                 safe.extend(c.escape_unicode());
             }
             c if c.is_control() => safe.push('\u{FFFD}'),
@@ -77,7 +82,10 @@ mod tests {
 
     #[test]
     fn nothing_that_steers_a_terminal_gets_through() {
-        assert_eq!(printable("a\x1b[2Jb\r\nc\td\u{9b}e\u{202E}f"), "a\u{FFFD}[2Jb\nc\td\u{FFFD}e\\u{202e}f");
+        assert_eq!(
+            printable("a\x1b[2Jb\r\nc\td\u{9b}e\u{202E}f"),
+            "a\u{FFFD}[2Jb\nc\td\u{FFFD}e\\u{202e}f"
+        );
     }
 
     #[test]
@@ -90,7 +98,10 @@ mod tests {
 
     #[test]
     fn numbers_are_grouped() {
-        assert_eq!([0_i64, 999, 1000, -1_234_567].map(thousands), ["0", "999", "1,000", "-1,234,567"]);
+        assert_eq!(
+            [0_i64, 999, 1000, -1_234_567].map(thousands),
+            ["0", "999", "1,000", "-1,234,567"]
+        );
         assert_eq!(count(1_u32, "call"), "1 call");
         assert_eq!(count(1200_u32, "call"), "1,200 calls");
     }

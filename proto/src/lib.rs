@@ -45,7 +45,10 @@ pub mod v1 {
     /// Without the archive, which may hold somebody's secrets.
     impl std::fmt::Debug for ScanUpload {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.debug_struct("ScanUpload").field("name", &self.name).field("bytes", &self.archive.len()).finish()
+            f.debug_struct("ScanUpload")
+                .field("name", &self.name)
+                .field("bytes", &self.archive.len())
+                .finish()
         }
     }
 
@@ -86,7 +89,8 @@ pub mod v1 {
     /// Without the value.
     impl std::fmt::Debug for UpdateSecretRequest {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            let Self { secret, name, description, value: _, bindings, revision, idempotency_key } = self;
+            let Self { secret, name, description, value: _, bindings, revision, idempotency_key } =
+                self;
             f.debug_struct("UpdateSecretRequest")
                 .field("secret", secret)
                 .field("name", name)
@@ -101,7 +105,17 @@ pub mod v1 {
     /// Without what it says, which may hold somebody's keys.
     impl std::fmt::Debug for State {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            let Self { id, name: _, shared, version: _, json: _, bytes, updated_by, updated_at, deleted } = self;
+            let Self {
+                id,
+                name: _,
+                shared,
+                version: _,
+                json: _,
+                bytes,
+                updated_by,
+                updated_at,
+                deleted,
+            } = self;
             f.debug_struct("State")
                 .field("id", id)
                 .field("shared", shared)
@@ -131,21 +145,28 @@ pub mod v1 {
     /// Without the token.
     impl std::fmt::Debug for ModelToken {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.debug_struct("ModelToken").field("id", &self.id).field("models", &self.models).finish_non_exhaustive()
+            f.debug_struct("ModelToken")
+                .field("id", &self.id)
+                .field("models", &self.models)
+                .finish_non_exhaustive()
         }
     }
 
     /// Without the key.
     impl std::fmt::Debug for CreateApiKeyResponse {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.debug_struct("CreateApiKeyResponse").field("api_key", &self.api_key).finish_non_exhaustive()
+            f.debug_struct("CreateApiKeyResponse")
+                .field("api_key", &self.api_key)
+                .finish_non_exhaustive()
         }
     }
 
     /// Without the code.
     impl std::fmt::Debug for SetupCode {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.debug_struct("SetupCode").field("expires_at", &self.expires_at).finish_non_exhaustive()
+            f.debug_struct("SetupCode")
+                .field("expires_at", &self.expires_at)
+                .finish_non_exhaustive()
         }
     }
 
@@ -200,10 +221,13 @@ pub mod mesh {
     }
 }
 
-/// Every message and service as an encoded `google.protobuf.FileDescriptorSet`, for gRPC reflection.
+/// Every message and service as an encoded `google.protobuf.FileDescriptorSet`, for gRPC
+/// reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// The same, ready to decode a message of which only the full name is known, e.g. `construct.v1.Event`.
+/// The same, ready to decode a message of which only the full name is known, e.g.
+/// `construct.v1.Event`.
 pub static DESCRIPTORS: LazyLock<DescriptorPool> = LazyLock::new(|| {
-    DescriptorPool::decode(FILE_DESCRIPTOR_SET).expect("the build script wrote a valid descriptor set")
+    DescriptorPool::decode(FILE_DESCRIPTOR_SET)
+        .expect("the build script wrote a valid descriptor set")
 });

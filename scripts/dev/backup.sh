@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# Backup and restore of a home (docs/operations.md). The first half knows nothing of homes: libpq's variables (PGHOST, PGDATABASE, …)
-# name the database, and `places` the folders. The end-to-end tests use it for their meshes.
+# Backup and restore of a home (docs/operations.md). The first half knows nothing of homes: libpq's
+# variables (PGHOST, PGDATABASE, …) name the database, and `places` the folders. The end-to-end
+# tests use it for their meshes.
 
 # Folders by the name their archive gets: data, scans, streams. What is not there is not kept.
 declare -gA places=()
@@ -25,7 +26,8 @@ backup_fill() (
   folder=$1
   new=$(umask 077 && mktemp -d -- "$(dirname -- "$folder")/.backup.XXXXXX")
   trap 'rm -rf -- "$new"' EXIT
-  # In this order: a blob or a file is written before the row that names it and never changed, so that those copied after the database hold all that it names.
+  # In this order: a blob or a file is written before the row that names it and never changed, so
+  # that those copied after the database hold all that it names.
   (umask 077 && "$bin/pg_dump" --format=custom --no-owner --no-privileges --file="$new/database.dump") || die "the database cannot be dumped"
   for name in data scans streams; do
     if [[ -n ${places[$name]:-} && -d ${places[$name]} ]]; then backup_pack "$new/$name.tar.gz" "${places[$name]}"; fi
@@ -45,12 +47,14 @@ backup_pack() {
   local status=0
   # A task may have made what nobody can read.
   (umask 077 && tar --exclude=./cache --ignore-failed-read -C "$2" -czf "$1" .) || status=$?
-  # 1: a file changed while it was read. Of blobs none does; of workspaces, what was being written then.
+  # 1: a file changed while it was read. Of blobs none does; of workspaces, what was being written
+  # then.
   if ((status > 1)); then die "$2 cannot be copied"; fi
   if ((status == 1)); then warn "files in $2 changed while they were copied"; fi
 }
 
-# What a restore has to know, one `name value` per line. Keys by name only: the database has the names as well.
+# What a restore has to know, one `name value` per line. Keys by name only: the database has the
+# names as well.
 backup_manifest() {
   local name file
   printf 'construct-backup 1\n'
@@ -115,7 +119,8 @@ backup_keys_missing() {
   done < <(backup_value "$1" key)
 }
 
-# backup_put FOLDER: in the place of what is there now. Nothing may use the database and the folders. When it is interrupted it is done again.
+# backup_put FOLDER: in the place of what is there now. Nothing may use the database and the
+# folders. When it is interrupted it is done again.
 backup_put() {
   local folder=$1 bin name
   bin=$(postgres_bin_find)
@@ -171,7 +176,8 @@ backup_command() {
   fi
   exit_run backup_resume
   if [[ -n $streams ]]; then
-    # What is in the streams has to be of the same time as the database; and NATS writes them down when it stops.
+    # What is in the streams has to be of the same time as the database; and NATS writes them down
+    # when it stops.
     backup_pause
   else
     unset 'places[streams]'
@@ -196,8 +202,8 @@ backup_seen_by_tasks() {
   return 1
 }
 
-# Services that were stopped for the backup, with their programs, builds and variables: they are started again as they were, whatever this
-# shell's variables are.
+# Services that were stopped for the backup, with their programs, builds and variables: they are
+# started again as they were, whatever this shell's variables are.
 declare -A backup_paused=()
 backup_nats_paused='' backup_stop_postgres=''
 

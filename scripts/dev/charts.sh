@@ -1,7 +1,9 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# The Helm chart, docker-compose.yml, alerts and dashboards, checked without a cluster and without a container engine.
+# The Helm chart, docker-compose.yml, alerts and dashboards, checked without a cluster and without a
+# container engine.
 
-# charts [--update]: the tools come from PyPI once, pinned and by hash, into a folder of the main home; after that no network is needed.
+# charts [--update]: the tools come from PyPI once, pinned and by hash, into a folder of the main
+# home; after that no network is needed.
 charts_check() {
   local folder=$main_home/charts
   case ${1:-} in
@@ -16,7 +18,8 @@ charts_check() {
   charts_alerts "$folder"
 }
 
-# charts_alerts FOLDER: the alerts, tried out by Prometheus' own tool, and what dashboards ask, read by it.
+# charts_alerts FOLDER: the alerts, tried out by Prometheus' own tool, and what dashboards ask, read
+# by it.
 charts_alerts() {
   local promtool asked=$1/dashboards.yaml
   if ! promtool_find promtool; then
@@ -29,8 +32,8 @@ charts_alerts() {
   timed "trying out the alerts" "$promtool" test rules deploy/observability/alerts_test.yaml
 }
 
-# promtool_find VARIABLE: the one in PATH; else out of Debian's package, which is not installed: it would leave a server behind
-# that starts with the machine.
+# promtool_find VARIABLE: the one in PATH; else out of Debian's package, which is not installed: it
+# would leave a server behind that starts with the machine.
 promtool_find() {
   local folder=$main_home/promtool
   if have promtool; then
@@ -59,7 +62,8 @@ promtool_unpack() (
   rm -f -- prometheus_*.deb
 )
 
-# python_with FOLDER REQUIREMENTS WHAT: a Python with these packages, installed when they are others than the last time.
+# python_with FOLDER REQUIREMENTS WHAT: a Python with these packages, installed when they are others
+# than the last time.
 python_with() {
   local folder=$1 needed=$2 mark
   ensure_packages python
@@ -79,7 +83,8 @@ charts_install() {
     die "pip could not install what $2 lists: is its index reachable? (pip config list)"
 }
 
-# Whether each service accepts the settings that the chart gives it: its program is asked, with those of every golden file.
+# Whether each service accepts the settings that the chart gives it: its program is asked, with
+# those of every golden file.
 charts_settings() {
   local file service line count=0 keys=$home/run/chart-keys variable
   local -a variables
@@ -100,7 +105,8 @@ charts_settings() {
         providers) variables+=("CONSTRUCT_MASTER_KEY_FILE=$keys/master.key" CONSTRUCT_PROVIDERS_PROXY_LISTEN=0.0.0.0:60090) ;;
         scanner) variables+=(CONSTRUCT_DATABASE_URL=postgres://database/construct "CONSTRUCT_MASTER_KEY_FILE=$keys/master.key") ;;
         slack)
-          # What the pod is given out of a Secret: the address it is reached at in one set, Socket Mode's token in the other.
+          # What the pod is given out of a Secret: the address it is reached at in one set, Socket
+          # Mode's token in the other.
           variables+=(CONSTRUCT_DATABASE_URL=postgres://database/construct "CONSTRUCT_MASTER_KEY_FILE=$keys/master.key"
             CONSTRUCT_SLACK_GATEWAY_KEY=key)
           if grep -q '^ *- {name: CONSTRUCT_SLACK_LISTEN, ' "$file"; then
@@ -119,7 +125,8 @@ charts_settings() {
   ((count > 0)) || die "the golden files of the chart hold no settings"
 }
 
-# charts_settings_of FILE: for each service's settings its name and NAME=VALUE, one per line; a zero byte after each service.
+# charts_settings_of FILE: for each service's settings its name and NAME=VALUE, one per line; a zero
+# byte after each service.
 charts_settings_of() {
   awk '
     function end() { if (found) printf "%s%s%c", service, text, 0; found = 0; text = "" }

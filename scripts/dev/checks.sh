@@ -13,12 +13,14 @@ checks_test() {
   # A mesh that the caller's shell points to is not what the tests are to talk to.
   for name in "${settings[@]}"; do unset "${name%%=*}"; done
   unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY CONSTRUCT_TOKEN_KEY
-  # Tests make databases of their own with the first, and start NATS servers of their own with the second.
+  # Tests make databases of their own with the first, and start NATS servers of their own with the
+  # second.
   CONSTRUCT_TEST_DATABASE_URL=$(postgres_url postgres)
   CONSTRUCT_TEST_NATS_SERVER=$(command -v nats-server)
   CONSTRUCT_TEST_POSTGRES=$(postgres_bin_find)
   export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_TEST_POSTGRES
-  # The end-to-end tests start the services' programs, which building the tests alone would not make.
+  # The end-to-end tests start the services' programs, which building the tests alone would not
+  # make.
   timed "building the services" mesh_build
   if ! cargo nextest --version >/dev/null 2>&1; then
     timed "building the tests" as_caller cargo test "${cargo_flags[@]}" --workspace --no-run
@@ -32,7 +34,8 @@ checks_test() {
   if [[ ${1:-} == --build-only ]]; then return; fi
   checks_settings
   [[ " $* " == *" -P "* || " $* " == *" --profile "* ]] || nextest+=(-P ci)
-  # Most tests wait most of the time, and those with a mesh take two places. Without capture there is one at a time.
+  # Most tests wait most of the time, and those with a mesh take two places. Without capture there
+  # is one at a time.
   [[ " $* " == *" --no-capture "* || " $* " == *" --nocapture "* || -n ${NEXTEST_TEST_THREADS-} ]] ||
     nextest+=(--test-threads "$(($(nproc) * 3))")
   say "running the tests"
@@ -50,7 +53,8 @@ checks_settings() {
   timed "checking the chart's settings" charts_settings
 }
 
-# checks_flaky LOG: lists the tests that passed only at the second attempt, and fails if one of them is known to be flaky.
+# checks_flaky LOG: lists the tests that passed only at the second attempt, and fails if one of them
+# is known to be flaky.
 checks_flaky() {
   local known=$root/.config/flaky.txt name again=''
   local -a flaky=()
@@ -85,8 +89,8 @@ checks_cargo_test() {
   return "$status"
 }
 
-# Whether each service accepts the configuration that docker-compose.yml gives it, without containers: its program is asked, with exactly
-# that environment.
+# Whether each service accepts the configuration that docker-compose.yml gives it, without
+# containers: its program is asked, with exactly that environment.
 checks_compose() {
   local service shown
   local -a variables
@@ -102,8 +106,9 @@ checks_compose() {
   [[ $shown == *'"/workspaces"'* ]] || die "docker-compose.yml: the interpreter is not granted /workspaces"
 }
 
-# checks_compose_environment SERVICE: prints NAME=VALUE, each ended by a zero byte. Understands as much of YAML as the file uses: one variable
-# per line, and merged blocks. Compose's ${NAME:-default} means the same in bash, which expands it here; this is our own file.
+# checks_compose_environment SERVICE: prints NAME=VALUE, each ended by a zero byte. Understands as
+# much of YAML as the file uses: one variable per line, and merged blocks. Compose's
+# ${NAME:-default} means the same in bash, which expands it here; this is our own file.
 checks_compose_environment() (
   set -euo pipefail
   # What compose would require; and what it would take over from the caller's shell.
@@ -192,7 +197,8 @@ checks_chaos() {
   as_caller cargo test "${cargo_flags[@]}" -p construct-interpreter --lib execution::tests::trials:: -- --nocapture
 }
 
-# checks_chaos_upgrade [COMMIT]: begins with the version of the commit, or of that before the newest change of the schema, and replaces it by this one.
+# checks_chaos_upgrade [COMMIT]: begins with the version of the commit, or of that before the newest
+# change of the schema, and replaces it by this one.
 checks_chaos_upgrade() {
   local commit=$1 folder=$main_home/upgrade
   if [[ -z $commit ]]; then commit=$(as_caller git rev-list -1 HEAD -- crates/store/migrations)^; fi
@@ -209,7 +215,8 @@ checks_chaos_upgrade() {
   checks_chaos_mesh an_upgrade
 }
 
-# checks_chaos_mesh TEST [BINARY]. Trials start a PostgreSQL of their own, because its processes are killed and its disk is full; an upgrade takes this.
+# checks_chaos_mesh TEST [BINARY]. Trials start a PostgreSQL of their own, because its processes are
+# killed and its disk is full; an upgrade takes this.
 checks_chaos_mesh() {
   local name
   ensure_rust
@@ -237,7 +244,7 @@ checks_bench() {
   for service in "${services[@]}"; do packages+=(-p "construct-$service"); done
   ensure_rust
   ensure_packages servers sandbox compiler
-  timed "building with optimisations" as_caller cargo build "${cargo_flags[@]}" --release --bins "${packages[@]}"
+  timed "building with optimizations" as_caller cargo build "${cargo_flags[@]}" --release --bins "${packages[@]}"
   home_open "$main_home/bench"
   home_session exclusive "./dev bench"
   exit_run infra_down
@@ -277,7 +284,8 @@ checks_fuzz() {
   CONSTRUCT_FUZZ_SECONDS=$seconds as_caller cargo test "${cargo_flags[@]}" -p "$package" --lib -- --exact --nocapture "$test"
 }
 
-# `--suite` takes another suite than the one that `./dev test` runs a part of, for example a checkout of tc39/test262.
+# `--suite` takes another suite than the one that `./dev test` runs a part of, for example a
+# checkout of tc39/test262.
 checks_test262() {
   local suite=''
   local -a arguments=()
@@ -301,7 +309,8 @@ checks_test262() {
   as_caller cargo run "${cargo_flags[@]}" --quiet -p construct-interpreter --example test262 -- "$suite" "${arguments[@]}"
 }
 
-# lint [--sqlx]: with it, clippy describes the checked queries by a real database, as `sqlx --check` does, in one compilation.
+# lint [--sqlx]: with it, clippy describes the checked queries by a real database, as `sqlx --check`
+# does, in one compilation.
 checks_lint() {
   local guest
   case ${1:-} in
@@ -325,9 +334,10 @@ checks_lint() {
   RUSTDOCFLAGS=-Dwarnings timed "documentation" as_caller cargo doc "${cargo_flags[@]}" --workspace --no-deps
 }
 
-# The checked SQL macros describe each query by asking a database with the current schema, and write what they learned to
-# SQLX_OFFLINE_DIR, one file per query. It is collected in a new folder and then compared or taken over whole, so that files
-# of queries that are gone go too, and a failed build changes nothing.
+# The checked SQL macros describe each query by asking a database with the current schema, and write
+# what they learned to SQLX_OFFLINE_DIR, one file per query. It is collected in a new folder and
+# then compared or taken over whole, so that files of queries that are gone go too, and a failed
+# build changes nothing.
 checks_sqlx() {
   case ${1:-} in
     '' | --check) ;;

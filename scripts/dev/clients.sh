@@ -1,9 +1,10 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# Clients that others wrote, in other languages, against a gateway: Google's gRPC for Python, Buf's Connect for Node. And people who log in at an
-# issuer that others wrote, npm's oidc-provider. And the SDKs of OpenAI and Anthropic against the proxy.
+# Clients that others wrote, in other languages, against a gateway: Google's gRPC for Python, Buf's
+# Connect for Node. And people who log in at an issuer that others wrote, npm's oidc-provider. And
+# the SDKs of OpenAI and Anthropic against the proxy.
 
-# clients: what they do is in tests/clients and tests/sdk. They come from PyPI and npm's registry once; the gateway is one of the tests', with a database
-# and a NATS of its own.
+# clients: what they do is in tests/clients and tests/sdk. They come from PyPI and npm's registry
+# once; the gateway is one of the tests', with a database and a NATS of its own.
 clients_check() {
   local folder=$main_home/clients name found
   ensure_rust
@@ -30,7 +31,8 @@ clients_check() {
   as_caller cargo test "${cargo_flags[@]}" -p construct-providers --lib -- --nocapture --exact proxy::tests::exchange::the_vendors_own_sdks_work
 }
 
-# clients_install_node FOLDER: the packages of the lock file, installed when they are others than the last time.
+# clients_install_node FOLDER: the packages of the lock file, installed when they are others than
+# the last time.
 clients_install_node() {
   local mark
   mark=$(cat tests/clients/package.json tests/clients/package-lock.json | sha256sum)

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# What is said to the person at the terminal. Progress goes to stderr, so that the stdout of a command
-# (a JSON object of a benchmark, a status table) can be piped.
+# What is said to the person at the terminal. Progress goes to stderr, so that the stdout of a
+# command (a JSON object of a benchmark, a status table) can be piped.
 
 if [[ -t 2 && -z ${NO_COLOR:-} ]]; then
   tone_head=$'\e[1;36m' tone_bad=$'\e[1;31m' tone_warn=$'\e[33m' tone_dim=$'\e[2m' tone_off=$'\e[0m'
@@ -26,8 +26,9 @@ now_ms() {
   printf '%s' "$((micros / 1000))"
 }
 
-# Runs a command (a function or a program) as one phase and says how long it took. The command must report failure by its exit
-# code through `die` or by ending the script: `set -e` stays in force inside.
+# Runs a command (a function or a program) as one phase and says how long it took. The command must
+# report failure by its exit code through `die` or by ending the script: `set -e` stays in force
+# inside.
 timed() {
   local title=$1 began
   shift
@@ -53,12 +54,14 @@ show_tail() {
   fi
 }
 
-# `exit_run 'function arguments'`: what must happen when this script ends, in reverse order, whatever ends it.
+# `exit_run 'function arguments'`: what must happen when this script ends, in reverse order,
+# whatever ends it.
 exit_commands=()
 exit_run() {
   if ((${#exit_commands[@]} == 0)); then
     trap exit_all EXIT
-    # A shell that a signal ends does not run its EXIT trap in every version of bash. PIPE: `./dev demo | head`.
+    # A shell that a signal ends does not run its EXIT trap in every version of bash. PIPE: `./dev
+    # demo | head`.
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
     trap 'exit 141' PIPE
@@ -69,7 +72,8 @@ exit_run() {
 exit_all() {
   local status=$? index
   trap - EXIT
-  # A second Ctrl-C while stopping must not leave half of the processes behind, and neither must a terminal that is gone.
+  # A second Ctrl-C while stopping must not leave half of the processes behind, and neither must a
+  # terminal that is gone.
   trap '' INT TERM HUP PIPE
   for ((index = ${#exit_commands[@]} - 1; index >= 0; index--)); do
     ${exit_commands[index]} || warn "clean-up did not succeed: ${exit_commands[index]}"

@@ -1,5 +1,6 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# The demo: a mesh of its own that starts empty, one real job seen live, and everything stopped again.
+# The demo: a mesh of its own that starts empty, one real job seen live, and everything stopped
+# again.
 
 demo_report=REPORT.md
 
@@ -17,7 +18,8 @@ demo_run() {
   # A demo that was killed may have left processes; every demo starts with an empty mesh.
   mesh_stop
   home_forget
-  # Before the interpreter starts: what it grants must exist. The demo's agent needs no other directory, and is granted no other.
+  # Before the interpreter starts: what it grants must exist. The demo's agent needs no other
+  # directory, and is granted no other.
   workspace=$home/workspace
   # shellcheck disable=SC2034 # Read by mesh_workspace_roots.
   workspace_root=$workspace
@@ -39,13 +41,14 @@ demo_stop() {
   timed "stopping everything the demo started" mesh_stop
 }
 
-# A fresh copy of the tracked files; of everything that is not ignored where nothing is tracked yet, and of everything but
-# the obvious where there is no git at all.
+# A fresh copy of the tracked files; of everything that is not ignored where nothing is tracked yet,
+# and of everything but the obvious where there is no git at all.
 demo_workspace() {
   local list=$home/workspace.list
   rm -rf -- "$1"
   mkdir -- "$1"
-  # The folder may belong to another user (a mounted checkout), which git refuses without being told.
+  # The folder may belong to another user (a mounted checkout), which git refuses without being
+  # told.
   local -a git=(git -c "safe.directory=$root")
   if ! { have git && "${git[@]}" ls-files -z >"$list" 2>/dev/null && [[ -s $list ]]; }; then
     if ! { have git && "${git[@]}" ls-files -z --others --exclude-standard >"$list" 2>/dev/null && [[ -s $list ]]; }; then
@@ -61,7 +64,8 @@ demo_workspace() {
   rm -f -- "$1/$demo_report" "$list" "$list.present"
 }
 
-# Prints where Ollama is, HOST:PORT: as its own clients read it from OLLAMA_HOST, which is also what its server listens on.
+# Prints where Ollama is, HOST:PORT: as its own clients read it from OLLAMA_HOST, which is also what
+# its server listens on.
 demo_ollama() {
   local host=${OLLAMA_HOST:-127.0.0.1}
   host=${host#*://}
@@ -70,8 +74,8 @@ demo_ollama() {
   printf '%s\n' "${host/#0.0.0.0:/127.0.0.1:}"
 }
 
-# Sets `demo_*`: what the model is and where. CONSTRUCT_DEMO_PROVIDER (anthropic, openai, ollama, scripted) and
-# CONSTRUCT_DEMO_MODEL overrule the choice. Prices are US dollars per million tokens.
+# Sets `demo_*`: what the model is and where. CONSTRUCT_DEMO_PROVIDER (anthropic, openai, ollama,
+# scripted) and CONSTRUCT_DEMO_MODEL overrule the choice. Prices are US dollars per million tokens.
 demo_model_choose() {
   local ollama tag=''
   demo_choice=${CONSTRUCT_DEMO_PROVIDER:-}
@@ -97,7 +101,8 @@ demo_model_choose() {
       demo_provider=(--type anthropic --api-key-env ANTHROPIC_API_KEY)
       demo_model=${CONSTRUCT_DEMO_MODEL:-claude-sonnet-4-5}
       demo_window=200000
-      # What is written to the vendor's cache costs more than plain input, what is read from it a tenth.
+      # What is written to the vendor's cache costs more than plain input, what is read from it a
+      # tenth.
       demo_prices=(--input-price 3 --output-price 15 --cache-read-price 0.3 --cache-write-price 3.75)
       ;;
     openai)

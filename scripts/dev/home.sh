@@ -1,7 +1,8 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# A home is a folder that holds one mesh: `env` (ports, addresses, paths), `master.key`, `secrets.key`, `token.key`, `postgres.password`,
-# `nats.passwords`, `data/`, `nats/`, `postgres/`, `logs/`, `run/` (pid files). `./dev up` uses .construct itself; the demo, the tests and the benchmarks have one each
-# inside it, so that they never disturb a mesh somebody is using.
+# A home is a folder that holds one mesh: `env` (ports, addresses, paths), `master.key`,
+# `secrets.key`, `token.key`, `postgres.password`, `nats.passwords`, `data/`, `nats/`, `postgres/`,
+# `logs/`, `run/` (pid files). `./dev up` uses .construct itself; the demo, the tests and the
+# benchmarks have one each inside it, so that they never disturb a mesh somebody is using.
 
 port_names=(nats nats_monitor postgres gateway providers gateway_health reconciler_health interpreter_health providers_health scanner_health)
 
@@ -35,7 +36,8 @@ home_key() {
   mv -- "$file.new" "$file"
 }
 
-# home_password SERVER: makes one on first use. Hexadecimal digits need no quoting in any address or file.
+# home_password SERVER: makes one on first use. Hexadecimal digits need no quoting in any address or
+# file.
 home_password() {
   local file=$home/$1.password
   if [[ -s $file ]]; then return 0; fi
@@ -43,8 +45,8 @@ home_password() {
   mv -- "$file.new" "$file"
 }
 
-# One password for each who connects to NATS, and one for who may do everything there. They begin with a letter: the server reads the
-# values of variables as configuration.
+# One password for each who connects to NATS, and one for who may do everything there. They begin
+# with a letter: the server reads the values of variables as configuration.
 home_nats_passwords() {
   local file=$home/nats.passwords name password
   declare -gA nats_passwords=()
@@ -58,7 +60,8 @@ home_nats_passwords() {
   done
 }
 
-# The files that describe a home are made, read and replaced by one script at a time, also by those that start nothing.
+# The files that describe a home are made, read and replaced by one script at a time, also by those
+# that start nothing.
 home_settings_lock() {
   exec 7>"$home/run/settings"
   flock 7
@@ -78,8 +81,8 @@ home_env_read() {
   done
 }
 
-# Chooses a free port below the range the kernel hands out to clients. The development gateway gets its default port when
-# it can, so that `construct` finds it without any setting.
+# Chooses a free port below the range the kernel hands out to clients. The development gateway gets
+# its default port when it can, so that `construct` finds it without any setting.
 home_port_choose() {
   local candidate=60080
   if [[ $1 != gateway || $home != "$main_home" ]] || port_open "$candidate"; then
@@ -91,7 +94,8 @@ home_port_choose() {
   ports[$1]=$candidate
 }
 
-# home_ports_claim NAME...: called before something is started on these ports; one that a stranger took meanwhile is replaced.
+# home_ports_claim NAME...: called before something is started on these ports; one that a stranger
+# took meanwhile is replaced.
 home_ports_claim() {
   local name
   home_settings_lock
@@ -105,9 +109,10 @@ home_ports_claim() {
   exec 7>&-
 }
 
-# home_operator_claim [PID]: decides, before the gateway is started or brought up to date, whether it serves the operator protocol; with its PID
-# it runs, and the port that is remembered is its own. Clients expect 60100, so of the meshes of a machine one has it, and the others go
-# without. Whoever sets CONSTRUCT_GATEWAY_OPERATOR_LISTEN has decided it, also by setting it to nothing.
+# home_operator_claim [PID]: decides, before the gateway is started or brought up to date, whether
+# it serves the operator protocol; with its PID it runs, and the port that is remembered is its own.
+# Clients expect 60100, so of the meshes of a machine one has it, and the others go without. Whoever
+# sets CONSTRUCT_GATEWAY_OPERATOR_LISTEN has decided it, also by setting it to nothing.
 home_operator_claim() {
   local candidate=${ports[operator]:-60100}
   home_settings_lock
@@ -144,23 +149,28 @@ home_env_write() {
     for name in "${port_names[@]}"; do printf 'dev_port_%s=%s\n' "$name" "${ports[$name]}"; done
     if [[ -n ${ports[operator]:-} ]]; then printf 'dev_port_operator=%s\n' "${ports[operator]}"; fi
     for name in "${settings[@]}"; do printf 'export %s=%q\n' "${name%%=*}" "${name#*=}"; done
-    # Not among the settings: no service is given it, and those that run need not be restarted when it changes.
+    # Not among the settings: no service is given it, and those that run need not be restarted when
+    # it changes.
     if [[ -n ${ports[operator]:-} ]]; then printf 'export CONSTRUCT_OPERATOR=127.0.0.1:%s\n' "${ports[operator]}"; fi
   } >"$home/env.new"
-  # Unchanged, the file keeps its time; it is replaced in one step, so that a reader never sees half of it.
+  # Unchanged, the file keeps its time; it is replaced in one step, so that a reader never sees half
+  # of it.
   if cmp -s -- "$home/env.new" "$home/env"; then rm -f -- "$home/env.new"; else mv -- "$home/env.new" "$home/env"; fi
 }
 
-# Forgets everything the home's servers remember, for the homes that start from nothing every time. They must be stopped.
+# Forgets everything the home's servers remember, for the homes that start from nothing every time.
+# They must be stopped.
 home_forget() { rm -rf -- "$home/nats" "$home/data" && mkdir -- "$home/data"; }
 
-# Puts the settings of the home into the environment of this script, over whatever the caller's shell had.
+# Puts the settings of the home into the environment of this script, over whatever the caller's
+# shell had.
 home_export() {
   unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY CONSTRUCT_TOKEN_KEY
   export "${settings[@]}"
 }
 
-# One start or stop at a time per home; waits for its turn. Every command that changes processes takes it first.
+# One start or stop at a time per home; waits for its turn. Every command that changes processes
+# takes it first.
 home_lock() {
   exec 9>"$home/run/lock"
   if ! flock -n 9; then
@@ -176,8 +186,8 @@ home_lock() {
 
 home_unlock() { exec 9>&-; }
 
-# What starts processes is refused while the daemon runs the mesh (it keeps `run/daemon` locked): it would start the gateway without the
-# daemon's socket.
+# What starts processes is refused while the daemon runs the mesh (it keeps `run/daemon` locked): it
+# would start the gateway without the daemon's socket.
 home_daemon_refuse() {
   if [[ -n ${DEV_DAEMON:-} || ! -e $home/run/daemon ]]; then return 0; fi
   if ! flock -n -s 6; then
@@ -185,8 +195,9 @@ home_daemon_refuse() {
   fi 6<"$home/run/daemon"
 }
 
-# home_session exclusive|shared WHAT: held as long as this script uses the home. The demo and the benchmarks want theirs
-# alone; several test runs share, and wait for one that is just stopping the servers.
+# home_session exclusive|shared WHAT: held as long as this script uses the home. The demo and the
+# benchmarks want theirs alone; several test runs share, and wait for one that is just stopping the
+# servers.
 home_session() {
   exec 8>"$home/run/session"
   case $1 in

@@ -5,22 +5,26 @@ services=(gateway reconciler interpreter providers scanner)
 # Frozen lock file where nobody looks: a build on CI must use what is committed.
 cargo_flags=()
 if [[ ${CI:-} == true ]]; then cargo_flags+=(--locked); fi
-# The checked queries come from their committed metadata, whatever database the caller's shell points to.
+# The checked queries come from their committed metadata, whatever database the caller's shell
+# points to.
 export SQLX_OFFLINE=true
 
-# Where cargo puts its results; cargo, started in the root, reads a relative CARGO_TARGET_DIR the same way.
+# Where cargo puts its results; cargo, started in the root, reads a relative CARGO_TARGET_DIR the
+# same way.
 target_dir=$(realpath -m -- "${CARGO_TARGET_DIR:-target}")
 bin_dir=$target_dir/debug
 
-# Who started this script listens for the gateway already, on descriptors from 3 on; so many. Only the daemon does (`construct daemon run`).
+# Who started this script listens for the gateway already, on descriptors from 3 on; so many. Only
+# the daemon does (`construct daemon run`).
 sockets=${DEV_LISTEN_FDS:-0}
 
 mesh_build() { as_caller cargo build "${cargo_flags[@]}" --workspace --exclude construct-benches --bins; }
 
-# What a service is given: the settings of the home and a few variables of the caller, nothing else. Vendor keys stay out of the
-# services' environment (they reach the mesh through its API), the database is for the three services that may
-# write it, the master key for the three that seal and open credentials, the key of scripts' secrets for the two that seal
-# and open those, and the key of tokens for those that sign and verify them: not the one that runs scripts.
+# What a service is given: the settings of the home and a few variables of the caller, nothing else.
+# Vendor keys stay out of the services' environment (they reach the mesh through its API), the
+# database is for the three services that may write it, the master key for the three that seal and
+# open credentials, the key of scripts' secrets for the two that seal and open those, and the key of
+# tokens for those that sign and verify them: not the one that runs scripts.
 mesh_service_environment() {
   local service=$1 setting name
   variables=("CONSTRUCT_HEALTH_LISTEN=127.0.0.1:${ports[${service}_health]}")
@@ -68,7 +72,8 @@ mesh_service_environment() {
 # Set by the demo.
 workspace_root=''
 
-# What no task may see although the checkout is granted: the keys, passwords, data and backups of every home.
+# What no task may see although the checkout is granted: the keys, passwords, data and backups of
+# every home.
 mesh_hidden_paths() {
   local folder name list=''
   for folder in "$main_home" "$main_home"/*/; do
@@ -79,9 +84,10 @@ mesh_hidden_paths() {
   printf '%s' "$list"
 }
 
-# Prints the directories that tasks may name as their workspace, with all below them, as a list with commas: the demo's own folder in
-# the demo; else what the caller's CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS says; else where people keep their projects:
-# the caller's home directory, and this checkout. Never everything: then /etc and /proc would be workspaces too.
+# Prints the directories that tasks may name as their workspace, with all below them, as a list with
+# commas: the demo's own folder in the demo; else what the caller's
+# CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS says; else where people keep their projects: the caller's
+# home directory, and this checkout. Never everything: then /etc and /proc would be workspaces too.
 mesh_workspace_roots() {
   local folder roots=''
   if [[ -n $workspace_root ]]; then
@@ -148,7 +154,8 @@ mesh_start() {
   for service in "${services[@]}"; do mesh_wait "$service"; done
 }
 
-# Waits until a service says that it is ready, for two minutes (the first start on a machine compiles the sandbox's guest); explains itself otherwise.
+# Waits until a service says that it is ready, for two minutes (the first start on a machine
+# compiles the sandbox's guest); explains itself otherwise.
 mesh_wait() {
   local service=$1 deadline answer=''
   deadline=$(($(now_ms) + 120000))

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# A private NATS server with JetStream (own port on the loopback address, a user with a random password for each service), and the two
-# servers together as `infra`.
+# A private NATS server with JetStream (own port on the loopback address, a user with a random
+# password for each service), and the two servers together as `infra`.
 
 nats_start() {
   local fingerprint name
@@ -25,7 +25,8 @@ nats_start() {
   cat >"$home/nats.conf" <<CONF
 # Written by ./dev at every start.
 server_name: construct
-# Who may publish here commands the interpreter: on a machine with several users, loopback alone would let all of them.
+# Who may publish here commands the interpreter: on a machine with several users, loopback alone
+# would let all of them.
 authorization { include "permissions.conf" }
 listen: 127.0.0.1:${ports[nats]}
 http: 127.0.0.1:${ports[nats_monitor]}
@@ -43,7 +44,8 @@ CONF
   fi
 }
 
-# nats_variable USER: prints the environment variable that holds the user's password, as deploy/nats/permissions.conf has it.
+# nats_variable USER: prints the environment variable that holds the user's password, as
+# deploy/nats/permissions.conf has it.
 nats_variable() { printf 'CONSTRUCT_NATS_%s_PASSWORD' "${1^^}"; }
 
 # nats_url USER

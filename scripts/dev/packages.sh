@@ -1,8 +1,9 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# What the project needs from the machine. Present: nothing is done, no package list is fetched. Missing: it is
-# installed from Debian's packages, without starting or enabling any system service.
+# What the project needs from the machine. Present: nothing is done, no package list is fetched.
+# Missing: it is installed from Debian's packages, without starting or enabling any system service.
 
-# ensure_packages GROUP...: installs what is missing of `servers`, `client`, `sandbox`, `clocks`, `compiler`, `guest`, `python`, `npm`.
+# ensure_packages GROUP...: installs what is missing of `servers`, `client`, `sandbox`, `clocks`,
+# `compiler`, `guest`, `python`, `npm`.
 ensure_packages() {
   local group
   local -a missing=()
@@ -42,8 +43,8 @@ packages_install() {
   hash -r
 }
 
-# Runs as root. Debian's packages start their servers when installed; the mesh brings its own, so nothing may be
-# started, no cluster created, and nothing left enabled for the next boot.
+# Runs as root. Debian's packages start their servers when installed; the mesh brings its own, so
+# nothing may be started, no cluster created, and nothing left enabled for the next boot.
 packages_apt() {
   local policy=/usr/sbin/policy-rc.d cluster=/etc/postgresql-common/createcluster.d/construct-none.conf
   # Not local: the trap runs when the function is over.
@@ -61,7 +62,8 @@ packages_apt() {
     printf 'create_main_cluster = false\n' >"$cluster"
     chmod 644 "$cluster"
   fi
-  # Fresh machines have no package lists and old ones stale lists: the lists are only fetched when they fail us.
+  # Fresh machines have no package lists and old ones stale lists: the lists are only fetched when
+  # they fail us.
   if ! apt-get install -y --no-install-recommends "$@"; then
     apt-get update
     apt-get install -y --no-install-recommends "$@"

@@ -1,7 +1,9 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# A private PostgreSQL: own folder, own port on the loopback address, no socket file, a random password (SCRAM).
+# A private PostgreSQL: own folder, own port on the loopback address, no socket file, a random
+# password (SCRAM).
 
-# Prints the folder of the server's programs: the version that made the data, else the newest one installed.
+# Prints the folder of the server's programs: the version that made the data, else the newest one
+# installed.
 postgres_bin_find() {
   local version='' folder
   local -a folders=()
@@ -27,7 +29,8 @@ as_postgres() {
   if ((EUID == 0)); then setpriv --reuid=postgres --regid=postgres --init-groups -- "$@"; else "$@"; fi
 }
 
-# Where the cluster lives: in the home, unless its user cannot reach it (root's own folder is closed to it).
+# Where the cluster lives: in the home, unless its user cannot reach it (root's own folder is closed
+# to it).
 postgres_folder() {
   if ((EUID == 0)) && ! as_postgres test -x "$home" 2>/dev/null; then
     printf '/var/lib/construct-dev/%s' "$(printf '%s' "$home" | sha256sum | head -c 16)"
@@ -36,8 +39,8 @@ postgres_folder() {
   fi
 }
 
-# postgres_start durable|disposable: running and ready when it returns. A disposable one (tests) skips flushes to disk, and is
-# made anew when it cannot be started.
+# postgres_start durable|disposable: running and ready when it returns. A disposable one (tests)
+# skips flushes to disk, and is made anew when it cannot be started.
 postgres_start() {
   local kind=$1 folder bin
   if process_running postgres; then
@@ -90,7 +93,8 @@ postgres_create() {
   mv -- "$folder/new" "$folder/data"
 }
 
-# Tries for as long as the only obstacle is what a killed server left behind: its children need a moment to notice.
+# Tries for as long as the only obstacle is what a killed server left behind: its children need a
+# moment to notice.
 postgres_launch() {
   local folder=$1 bin=$2 kind=$3 attempt pid written=0
   local -a options=(
@@ -101,12 +105,14 @@ postgres_launch() {
   if ((EUID == 0)); then wrapper=(setpriv --reuid=postgres --regid=postgres --init-groups --); fi
   if [[ $kind == disposable ]]; then
     options+=(-c fsync=off -c synchronous_commit=off -c full_page_writes=off)
-    # A test that ends while a connection of its pool is logging in drops its database from the thread that would answer for that
-    # connection, and DROP DATABASE waits for every process of the server: without this for a minute.
+    # A test that ends while a connection of its pool is logging in drops its database from the
+    # thread that would answer for that connection, and DROP DATABASE waits for every process of the
+    # server: without this for a minute.
     options+=(-c authentication_timeout=5s)
   fi
   for attempt in {1..20}; do
-    # The server trusts any living process with the pid in its lock file, which after a reboot may be anybody.
+    # The server trusts any living process with the pid in its lock file, which after a reboot may
+    # be anybody.
     if pid=$(as_postgres head -n 1 -- "$folder/data/postmaster.pid" 2>/dev/null); then
       if [[ $(readlink -- "/proc/$pid/cwd" || true) == "$folder/data" ]]; then
         die "a PostgreSQL that ./dev did not start runs on $folder/data (pid $pid); stop it first"
@@ -124,7 +130,8 @@ postgres_launch() {
   return 1
 }
 
-# Waits until it accepts connections (recovery after a crash takes a while) and the database is there. Fails when it ends, or after two minutes.
+# Waits until it accepts connections (recovery after a crash takes a while) and the database is
+# there. Fails when it ends, or after two minutes.
 postgres_wait() {
   local deadline=$(($(now_ms) + 120000)) bin
   bin=$(postgres_bin_find)

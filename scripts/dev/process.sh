@@ -1,12 +1,15 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# Background processes of one home: started in a session of their own, found again through `run/<name>.pid`, stopped gently and
-# then firmly. A pid file holds "<pid> <start time> <fingerprint>": a pid that was given to another process since has
-# another start time, so that a stale file never makes us signal a stranger.
+# Background processes of one home: started in a session of their own, found again through
+# `run/<name>.pid`, stopped gently and then firmly. A pid file holds "<pid> <start time>
+# <fingerprint>": a pid that was given to another process since has another start time, so that a
+# stale file never makes us signal a stranger.
 
-# as_caller COMMAND...: a program that works for the person who called, not on the home: it has their umask, and not our locks.
+# as_caller COMMAND...: a program that works for the person who called, not on the home: it has
+# their umask, and not our locks.
 as_caller() { (umask "$caller_umask" && exec "$@" 8>&- 9>&-); }
 
-# process_start NAME FINGERPRINT VARIABLE=VALUE... -- COMMAND...: the environment is exactly the given variables.
+# process_start NAME FINGERPRINT VARIABLE=VALUE... -- COMMAND...: the environment is exactly the
+# given variables.
 process_start() {
   local name=$1 fingerprint=$2 log=$home/logs/$1.log pid
   shift 2
@@ -17,15 +20,17 @@ process_start() {
   done
   shift
   process_log_rotate "$log"
-  # The locks (8, 9) are closed: a daemon that kept them would hold them for as long as it lives. setsid keeps a Ctrl-C meant for
-  # this script away from the daemon. Neither it nor `exec` forks here, so that `$!` is the daemon's own pid. The environment
-  # is replaced without `env -i`, whose arguments, a password among them, everybody could read.
+  # The locks (8, 9) are closed: a daemon that kept them would hold them for as long as it lives.
+  # setsid keeps a Ctrl-C meant for this script away from the daemon. Neither it nor `exec` forks
+  # here, so that `$!` is the daemon's own pid. The environment is replaced without `env -i`, whose
+  # arguments, a password among them, everybody could read.
   (
     cd /
     exec </dev/null >>"$log" 2>&1 8>&- 9>&-
     for inherited in $(compgen -e); do unset "$inherited" 2>/dev/null || true; done
     export "${variables[@]}"
-    # A socket that this script was given is for the process that is told of it; whoever else had it would hold it open.
+    # A socket that this script was given is for the process that is told of it; whoever else had it
+    # would hold it open.
     if [[ -n ${LISTEN_FDS:-} ]]; then
       export LISTEN_PID=$BASHPID
     else
@@ -58,8 +63,8 @@ process_fingerprint() {
   printf '%s' "$fingerprint"
 }
 
-# The start time of a living process, in clock ticks since boot. A zombie is dead: where nobody reaps orphans (a
-# container without an init), it stays for ever.
+# The start time of a living process, in clock ticks since boot. A zombie is dead: where nobody
+# reaps orphans (a container without an init), it stays for ever.
 process_start_time() {
   local start_time
   process_start_time_read "$1" || return 1
@@ -71,7 +76,8 @@ process_start_time_read() {
   local stat
   local -a fields
   { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
-  # The second field, the command in parentheses, may hold spaces; what follows the last parenthesis starts with the state.
+  # The second field, the command in parentheses, may hold spaces; what follows the last parenthesis
+  # starts with the state.
   read -ra fields <<<"${stat##*) }"
   # A process that ends between opening and reading leaves nothing to read.
   ((${#fields[@]} >= 20)) || return 1
@@ -79,7 +85,8 @@ process_start_time_read() {
   start_time=${fields[19]}
 }
 
-# process_stop SIGNAL GRACE_SECONDS NAME...: signals all, waits, then kills what is left, with everything it started.
+# process_stop SIGNAL GRACE_SECONDS NAME...: signals all, waits, then kills what is left, with
+# everything it started.
 process_stop() {
   local signal=$1 grace=$2 name pid deadline
   shift 2
@@ -101,8 +108,9 @@ process_stop() {
   done
 }
 
-# Processes of NAME that no pid file knows: the home was deleted under them, or this script was killed at the wrong moment. They
-# are recognised by the mark in their environment. Two servers on one data folder would destroy it.
+# Processes of NAME that no pid file knows: the home was deleted under them, or this script was
+# killed at the wrong moment. They are recognized by the mark in their environment. Two servers on
+# one data folder would destroy it.
 process_stop_orphans() {
   local pid path waited=0
   local -a found=()
@@ -118,7 +126,8 @@ process_stop_orphans() {
   done
 }
 
-# Logs are appended to; one that passed 20 MB moves to `.1`, so that two files per process is all there ever is.
+# Logs are appended to; one that passed 20 MB moves to `.1`, so that two files per process is all
+# there ever is.
 process_log_rotate() {
   local size
   size=$(stat -c %s -- "$1" 2>/dev/null || echo 0)
@@ -128,16 +137,17 @@ process_log_rotate() {
 # port_open PORT: something listens on it on this machine.
 port_open() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
-# port_taken PORT: the same, or a connection of this machine to itself happens to begin there, as it may with a port that the kernel hands out to
-# clients. Ends of old connections (other states than these two) are in nobody's way.
+# port_taken PORT: the same, or a connection of this machine to itself happens to begin there, as it
+# may with a port that the kernel hands out to clients. Ends of old connections (other states than
+# these two) are in nobody's way.
 port_taken() {
   local number
   printf -v number %04X "$1"
   port_open "$1" || grep -qE "^ *[0-9]+: (0100007F|00000000):$number [0-9A-F]+:[0-9A-F]+ 0[12] " /proc/net/tcp
 }
 
-# http_get [HOST:]PORT PATH: prints the body of an answer with status 200, else fails with what came on stdout. The host is this machine unless
-# it is named. No curl: a fresh machine may have none.
+# http_get [HOST:]PORT PATH: prints the body of an answer with status 200, else fails with what came
+# on stdout. The host is this machine unless it is named. No curl: a fresh machine may have none.
 http_get() {
   local answer host=127.0.0.1
   if [[ $1 == *:* ]]; then host=${1%:*}; fi

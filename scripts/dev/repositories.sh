@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# Real repositories for the scanner's tests: packages, pinned, that each registry's own client fetches from where it is configured to, and a
-# monorepo of more than ten thousand files that is put together from them. They are kept; nothing is fetched twice.
+# Real repositories for the scanner's tests: packages, pinned, that each registry's own client
+# fetches from where it is configured to, and a monorepo of more than ten thousand files that is put
+# together from them. They are kept; nothing is fetched twice.
 
 repository_rust=hexyl-0.14.0.crate
 repository_python=sqlite_utils-3.38.tar.gz
@@ -27,14 +28,16 @@ repositories_ensure() {
   fi
 }
 
-# repositories_fetch NAME HOW GROUP: fetches an archive that is missing, with what the group of packages gives.
+# repositories_fetch NAME HOW GROUP: fetches an archive that is missing, with what the group of
+# packages gives.
 repositories_fetch() {
   if [[ -e $CONSTRUCT_TEST_REPOSITORIES/$1 ]]; then return 0; fi
   ensure_packages "$3"
   timed "fetching $1" "$2" "$1"
 }
 
-# repositories_keep FILE NAME: a file appears whole or not at all. FILE goes with the folder it lies in.
+# repositories_keep FILE NAME: a file appears whole or not at all. FILE goes with the folder it lies
+# in.
 repositories_keep() {
   cp -- "$1" "$CONSTRUCT_TEST_REPOSITORIES/.$2"
   chmod 644 -- "$CONSTRUCT_TEST_REPOSITORIES/.$2"
@@ -55,7 +58,8 @@ repositories_rust() {
   rm -rf -- "$folder"
 }
 
-# The source distribution: what pip builds to learn its name is thrown away, and what it needs for that need not be built itself.
+# The source distribution: what pip builds to learn its name is thrown away, and what it needs for
+# that need not be built itself.
 repositories_python() {
   local folder name=${1%.tar.gz}
   folder=$(mktemp -d)
@@ -74,7 +78,8 @@ repositories_node() {
   rm -rf -- "$folder"
 }
 
-# The packages in folders by language, below the one folder that archives of GitHub have, with what holds such a repository together.
+# The packages in folders by language, below the one folder that archives of GitHub have, with what
+# holds such a repository together.
 repositories_monorepo() {
   local folder top name packed
   folder=$(mktemp -d)

@@ -17,11 +17,12 @@ use construct_tests::{
 
 use crate::load::{EFFECTS, Job, Kind, UNPAID};
 
-/// How it begins, what is said of a message that its user has withdrawn: by a cancel, or by taking the conversation back.
+/// How it begins, what is said of a message that its user has withdrawn: by a cancel, or by taking
+/// the conversation back.
 const WITHDRAWN: [&str; 2] = ["cancelled", "the conversation was taken back"];
 
-/// Why a message may fail when what it needs is away for longer than it is tried again. What was given up because workers died is the
-/// only failure of our own; any other one is a defect.
+/// Why a message may fail when what it needs is away for longer than it is tried again. What was
+/// given up because workers died is the only failure of our own; any other one is a defect.
 fn may_fail(job: &Job, error: &v1::TaskError) -> bool {
     match error.code.as_str() {
         "BUDGET_EXHAUSTED" => job.budget().is_some(),
@@ -72,7 +73,8 @@ pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Told {
     for job in jobs {
         conversation(mesh, job, &mut told).await;
     }
-    // That some are interrupted is what chaos is for. When it is every tenth, it is not what ended them.
+    // That some are interrupted is what chaos is for. When it is every tenth, it is not what ended
+    // them.
     let few = |of: usize| of / 10 + 3;
     assert!(
         told.failed <= few(told.messages) && told.unknown <= few(told.effects),
@@ -102,12 +104,18 @@ async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
     let said = placed(job, &said, &transcript);
     // Every message once and in order, each answered, and every script with its result.
     transcript.check(&said);
-    told.messages += transcript.messages.iter().filter(|message| source(message) == v1::MessageSource::User).count();
+    told.messages += transcript
+        .messages
+        .iter()
+        .filter(|message| source(message) == v1::MessageSource::User)
+        .count();
     for message in &transcript.messages {
         let error = status(message).error;
         let ended = match &job.kind {
             Kind::Delegates(_) if error.contains(UNPAID) => &mut told.stopped,
-            Kind::Fickle if WITHDRAWN.iter().any(|words| error.starts_with(words)) => &mut told.withdrawn,
+            Kind::Fickle if WITHDRAWN.iter().any(|words| error.starts_with(words)) => {
+                &mut told.withdrawn
+            }
             _ => &mut told.failed,
         };
         *ended += usize::from(!error.is_empty());
@@ -134,31 +142,45 @@ async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
     assert!(why.waiting_for.contains("a message from a user"), "{why:?}");
 }
 
-/// What was said and has a place in the transcript: everything, but for what was dropped before its turn, which says so.
+/// What was said and has a place in the transcript: everything, but for what was dropped before its
+/// turn, which says so.
 fn placed<'a>(job: &Job, said: &'a [String], transcript: &Transcript) -> Vec<&'a str> {
     let mut dropped = BTreeSet::new();
     for message in transcript.unplaced() {
         let (text, status) = (text(message), status(message));
         let is_withdrawn = WITHDRAWN.iter().any(|words| status.error.starts_with(words));
-        let fits = matches!(job.kind, Kind::Fickle) && is_withdrawn && status.processed_at.is_some();
+        let fits =
+            matches!(job.kind, Kind::Fickle) && is_withdrawn && status.processed_at.is_some();
         assert!(fits && said.contains(&text), "a message was lost:\n{}", transcript.show());
         assert!(dropped.insert(text), "a message is there twice:\n{}", transcript.show());
     }
     said.iter().map(String::as_str).filter(|text| !dropped.contains(*text)).collect()
 }
 
-/// What a task and its subtasks have used is what the ledger says and what their budget has paid, and nothing stays set aside.
+/// What a task and its subtasks have used is what the ledger says and what their budget has paid,
+/// and nothing stays set aside.
 async fn money(job: &Job, spent: i64, told: &mut Told) {
     let Some(budget) = job.budget() else { return };
     let (client, limit) = (job.conversation.client(), *budget.limit.lock().unwrap());
     let request = v1::GetBudgetRequest { budget: budget.id.clone() };
-    // For a call that is not wanted any more, and whose worker has died, money stays set aside for two minutes.
+    // For a call that is not wanted any more, and whose worker has died, money stays set aside for
+    // two minutes.
     let seen = until("nothing to be set aside", PATIENCE, async || {
-        let seen = client.budgets().get_budget(request.clone()).await.unwrap().into_inner().status.unwrap();
+        let seen = client
+            .budgets()
+            .get_budget(request.clone())
+            .await
+            .unwrap()
+            .into_inner()
+            .status
+            .unwrap();
         if seen.reserved_pico_usd == 0 { Ok(seen) } else { Err(seen) }
     })
     .await;
-    let request = v1::GetCostsRequest { task: job.conversation.id().to_owned(), ..v1::GetCostsRequest::default() };
+    let request = v1::GetCostsRequest {
+        task: job.conversation.id().to_owned(),
+        ..v1::GetCostsRequest::default()
+    };
     let costs = client.budgets().get_costs(request).await.unwrap().into_inner().total.unwrap();
     let ledger = costs.usage.unwrap_or_default().cost_pico_usd;
     assert_eq!(seen.spent_pico_usd, ledger, "the budget, and the ledger");
@@ -167,10 +189,14 @@ async fn money(job: &Job, spent: i64, told: &mut Told) {
     told.calls += costs.calls;
 }
 
-/// Each was begun once, with one message that is answered, and none is still at work. Gives what they have cost.
+/// Each was begun once, with one message that is answered, and none is still at work. Gives what
+/// they have cost.
 async fn subtasks(job: &Job, told: &mut Told) -> i64 {
     let client = job.conversation.client();
-    let filter = v1::list_tasks_request::Filter { parent: job.conversation.id().to_owned(), ..Default::default() };
+    let filter = v1::list_tasks_request::Filter {
+        parent: job.conversation.id().to_owned(),
+        ..Default::default()
+    };
     let page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
     let request = v1::ListTasksRequest { page: Some(page), filter: Some(filter) };
     let begun = client.tasks().list_tasks(request).await.unwrap().into_inner().tasks;
@@ -182,7 +208,11 @@ async fn subtasks(job: &Job, told: &mut Told) -> i64 {
         cost += subtask.settled().await.status.unwrap().usage.unwrap_or_default().cost_pico_usd;
         let transcript = subtask.transcript().await;
         assert_eq!(transcript.of(v1::MessageSource::User).len(), 1, "{}", transcript.show());
-        let first = transcript.of(v1::MessageSource::User).first().map(|message| text(message)).unwrap_or_default();
+        let first = transcript
+            .of(v1::MessageSource::User)
+            .first()
+            .map(|message| text(message))
+            .unwrap_or_default();
         transcript.check(&[&first]);
     }
     told.subtasks += begun.len();
@@ -207,7 +237,8 @@ fn effects(folder: &Path, said: &[&str], transcript: &Transcript, told: &mut Tol
     for (message, turn) in said.iter().zip(turns(transcript)) {
         let results: Vec<_> = turn.iter().flat_map(|message| results(message)).collect();
         let expected = (1..=EFFECTS).map(|n| format!("{message}.{n}"));
-        let missing: BTreeSet<String> = expected.filter(|effect| !times.contains_key(effect)).collect();
+        let missing: BTreeSet<String> =
+            expected.filter(|effect| !times.contains_key(effect)).collect();
         let listed = |what: &str| {
             results.iter().find_map(|result| {
                 let (_, list) = result.output.split_once(&format!("{what} of {message}: "))?;
@@ -219,15 +250,26 @@ fn effects(folder: &Path, said: &[&str], transcript: &Transcript, told: &mut Tol
             Some(unknown) => {
                 told.unknown += unknown.len();
                 let unpaid = listed("unpaid").unwrap_or_default();
-                let silent: Vec<_> =
-                    missing.iter().filter(|one| !unknown.contains(*one) && !unpaid.contains(*one)).collect();
-                assert!(silent.is_empty(), "effects are missing without a word: {silent:?}\n{}", transcript.show());
+                let silent: Vec<_> = missing
+                    .iter()
+                    .filter(|one| !unknown.contains(*one) && !unpaid.contains(*one))
+                    .collect();
+                assert!(
+                    silent.is_empty(),
+                    "effects are missing without a word: {silent:?}\n{}",
+                    transcript.show()
+                );
             }
-            // The script did not get to its end: then its result, or the message, says why, and not those of another message.
+            // The script did not get to its end: then its result, or the message, says why, and not
+            // those of another message.
             None => {
                 let told = results.iter().any(|result| !result.error.is_empty())
                     || turn.iter().any(|message| !status(message).error.is_empty());
-                assert!(told, "the script of {message} has no result, and nobody says why\n{}", transcript.show());
+                assert!(
+                    told,
+                    "the script of {message} has no result, and nobody says why\n{}",
+                    transcript.show()
+                );
             }
         }
     }
@@ -263,7 +305,8 @@ async fn nothing_is_left(mesh: &Mesh) {
     for stream in [Stream::Task, Stream::Model, Stream::Code] {
         let held = mesh.nats.messages(stream).await;
         if held > 0 {
-            // NATS 2.9 keeps what it was killed before it had removed; the next command of the task takes its place.
+            // NATS 2.9 keeps what it was killed before it had removed; the next command of the task
+            // takes its place.
             println!("{}: {held} messages that were acknowledged are still held", stream.name());
         }
     }
@@ -276,15 +319,21 @@ mod tests {
     use super::*;
 
     fn message(position: i64, source: v1::MessageSource, block: v1::block::Block) -> v1::Message {
-        let (status, block) =
-            (v1::MessageStatus { position, source: source.into(), ..Default::default() }, Some(block));
+        let (status, block) = (
+            v1::MessageStatus { position, source: source.into(), ..Default::default() },
+            Some(block),
+        );
         let spec = v1::MessageSpec { blocks: vec![v1::Block { block }], ..Default::default() };
         v1::Message { spec: Some(spec), status: Some(status), ..Default::default() }
     }
 
     fn result(output: &str, error: &str) -> v1::block::Block {
         let (output, error) = (output.to_owned(), error.to_owned());
-        v1::block::Block::CodeInterpreterResult(v1::CodeInterpreterResult { output, error, ..Default::default() })
+        v1::block::Block::CodeInterpreterResult(v1::CodeInterpreterResult {
+            output,
+            error,
+            ..Default::default()
+        })
     }
 
     #[test]

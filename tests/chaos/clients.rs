@@ -1,4 +1,5 @@
-//! Clients of the mesh that remember on their own what they are at: questions in Slack, and scans of a repository.
+//! Clients of the mesh that remember on their own what they are at: questions in Slack, and scans
+//! of a repository.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +23,8 @@ use jiff::Timestamp;
 use prost::Message as _;
 use serde_json::{Value, json};
 
-/// How long a question or a step of a scan may take: what fails is tried again after up to a minute.
+/// How long a question or a step of a scan may take: what fails is tried again after up to a
+/// minute.
 const PATIENCE: Duration = Duration::from_secs(240);
 /// How long Slack waits before it tells of an event once more.
 const SLACK: Duration = Duration::from_secs(3);
@@ -68,7 +70,9 @@ fn candidate() -> Value {
 }
 
 /// Asks until the gateway is there to answer.
-async fn patiently<T>(mut ask: impl AsyncFnMut() -> Result<tonic::Response<T>, tonic::Status>) -> T {
+async fn patiently<T>(
+    mut ask: impl AsyncFnMut() -> Result<tonic::Response<T>, tonic::Status>,
+) -> T {
     client::patiently("the gateway to answer", async || ask().await).await.unwrap().into_inner()
 }
 
@@ -82,13 +86,22 @@ impl Clients {
         mesh.set("CONSTRUCT_SCANNER_LEASE", "5s");
         github.commit(REPOSITORY, &[("README.md", b"# Ledger\n"), (FILE, CONTENT.as_bytes())]);
         let (service, client) = (mesh.slack_url(), mesh.client().unwrap());
-        Self { slack, github, service, client, questions: Mutex::default(), scans: Mutex::default() }
+        Self {
+            slack,
+            github,
+            service,
+            client,
+            questions: Mutex::default(),
+            scans: Mutex::default(),
+        }
     }
 
     /// Starts them.
     pub(crate) async fn begin(&self, mesh: &mut Mesh) {
         let found = format!("```json\n{}\n```", json!({"candidates": [candidate()]}));
-        mesh.scripted_agent("helper", &json!([{"text": "You said: {{last_user_text}}"}])).await.unwrap();
+        mesh.scripted_agent("helper", &json!([{"text": "You said: {{last_user_text}}"}]))
+            .await
+            .unwrap();
         mesh.scripted_agent("explorer", &json!([{"text": found}])).await.unwrap();
         for service in Service::CLIENTS {
             mesh.spawn(service).unwrap();
@@ -122,7 +135,8 @@ impl Clients {
     async fn ask(&self, words: &str) {
         let (ts, event) = self.slack.ask(CHANNEL, ANN, None, words, json!([]));
         until("Slack's event to be taken", PATIENCE, async || {
-            match tokio::time::timeout(SLACK, self.slack.send_event_to(&self.service, &event)).await {
+            match tokio::time::timeout(SLACK, self.slack.send_event_to(&self.service, &event)).await
+            {
                 Ok(Ok(200)) => Ok(()),
                 other => Err(format!("{other:?}")),
             }
@@ -144,7 +158,8 @@ impl Clients {
             model: "explorer".to_owned(),
             ..v1::ScanSpec::default()
         };
-        let request = v1::CreateScanRequest { spec: Some(spec), idempotency_key: format!("scan-{n}") };
+        let request =
+            v1::CreateScanRequest { spec: Some(spec), idempotency_key: format!("scan-{n}") };
         let made = patiently(async || scans.clone().create_scan(request.clone()).await).await;
         let scan = id(made.metadata.as_ref());
         let request = v1::GetScanRequest { scan: scan.clone() };
@@ -157,7 +172,9 @@ impl Clients {
         })
         .await;
         let request = v1::ListCandidatesRequest { scan: scan.clone(), ..Default::default() };
-        let found = patiently(async || scans.clone().list_candidates(request.clone()).await).await.candidates;
+        let found = patiently(async || scans.clone().list_candidates(request.clone()).await)
+            .await
+            .candidates;
         assert_eq!(found.len(), 1, "{found:?}");
         let request = v1::ReviewCandidateRequest {
             candidate: id(found[0].metadata.as_ref()),
@@ -184,20 +201,31 @@ impl Clients {
         for (ts, words) in &questions {
             let posts = self.slack.posts(CHANNEL, ts);
             assert_eq!(posts.len(), 1, "{words:?} is answered once: {posts:#?}");
-            assert_eq!(posts[0]["metadata"]["event_payload"]["key"], format!("{ts}.0.answer"), "{posts:#?}");
+            assert_eq!(
+                posts[0]["metadata"]["event_payload"]["key"],
+                format!("{ts}.0.answer"),
+                "{posts:#?}"
+            );
             let times = asked.iter().filter(|asked| asked.contains(words.as_str())).count();
             assert_eq!(times, 1, "{words:?} is asked once: {asked:#?}");
         }
         until("the mesh to be told of hand-overs", PATIENCE, async || {
-            let untold = mesh.database.store().hand_overs_untold(Timestamp::now(), 100).await.unwrap();
+            let untold =
+                mesh.database.store().hand_overs_untold(Timestamp::now(), 100).await.unwrap();
             if untold.is_empty() { Ok(()) } else { Err(format!("{untold:?}")) }
         })
         .await;
-        let told: Vec<mesh_v1::ToolCreate> = mesh.nats.stored(Stream::Tool).await.into_iter().map(decoded).collect();
-        let pairs: BTreeMap<_, _> = told.iter().map(|tool| (tool.scan_id.clone(), tool.hand_over_id.clone())).collect();
+        let told: Vec<mesh_v1::ToolCreate> =
+            mesh.nats.stored(Stream::Tool).await.into_iter().map(decoded).collect();
+        let pairs: BTreeMap<_, _> =
+            told.iter().map(|tool| (tool.scan_id.clone(), tool.hand_over_id.clone())).collect();
         assert_eq!((told.len(), &pairs), (scans.len(), &scans), "each scan is handed over once");
         let begun: BTreeSet<String> = self.listed().await.into_iter().collect();
-        assert_eq!(begun, scans.keys().cloned().collect::<BTreeSet<_>>(), "each scan was begun once");
+        assert_eq!(
+            begun,
+            scans.keys().cloned().collect::<BTreeSet<_>>(),
+            "each scan was begun once"
+        );
         let complaints = [self.slack.complaints(), self.github.complaints()].concat();
         assert_eq!(complaints, Vec::<String>::new());
         format!("{} questions in Slack, {} scans", questions.len(), scans.len())
@@ -208,8 +236,12 @@ impl Clients {
         let mut page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
         let mut asked = Vec::new();
         loop {
-            let request = v1::ListTasksRequest { page: Some(page.clone()), ..v1::ListTasksRequest::default() };
-            let listed = patiently(async || self.client.tasks().list_tasks(request.clone()).await).await;
+            let request = v1::ListTasksRequest {
+                page: Some(page.clone()),
+                ..v1::ListTasksRequest::default()
+            };
+            let listed =
+                patiently(async || self.client.tasks().list_tasks(request.clone()).await).await;
             for task in listed.tasks {
                 let filter = v1::list_messages_request::Filter {
                     source: v1::MessageSource::User.into(),
@@ -217,7 +249,9 @@ impl Clients {
                 };
                 let task = id(task.metadata.as_ref());
                 let request = v1::ListMessagesRequest { task, page: None, filter: Some(filter) };
-                let said = patiently(async || self.client.messages().list_messages(request.clone()).await).await;
+                let said =
+                    patiently(async || self.client.messages().list_messages(request.clone()).await)
+                        .await;
                 asked.extend(said.messages.iter().map(|message| format!("{:?}", message.spec)));
             }
             page.page_token = listed.page.unwrap_or_default().next_page_token;
@@ -231,7 +265,8 @@ impl Clients {
     async fn listed(&self) -> Vec<String> {
         let page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
         let request = v1::ListScansRequest { page: Some(page), ..v1::ListScansRequest::default() };
-        let scans = patiently(async || self.client.scans().list_scans(request.clone()).await).await.scans;
+        let scans =
+            patiently(async || self.client.scans().list_scans(request.clone()).await).await.scans;
         scans.iter().map(|scan| id(scan.metadata.as_ref())).collect()
     }
 }

@@ -1,4 +1,5 @@
-//! What is worked on meanwhile: conversations whose every message has side effects, done by their scripts or by subtasks of them.
+//! What is worked on meanwhile: conversations whose every message has side effects, done by their
+//! scripts or by subtasks of them.
 
 use std::{
     path::PathBuf,
@@ -25,8 +26,8 @@ pub(crate) const UNPAID: &str = "the budget of the task is exhausted";
 /// Side effects of each message.
 pub(crate) const EFFECTS: usize = 6;
 
-/// What the subtasks' conversation may cost at first, and how much more each time that was not enough, in 10⁻¹² dollars: some messages, and what
-/// is set aside for two or three calls at a time.
+/// What the subtasks' conversation may cost at first, and how much more each time that was not
+/// enough, in 10⁻¹² dollars: some messages, and what is set aside for two or three calls at a time.
 const BUDGET: i64 = 600_000_000_000;
 
 /// Whose money it is. It is raised where it is not enough.
@@ -63,7 +64,8 @@ impl Job {
     }
 }
 
-/// Each effect is a line or a file of its own, named after the message. What is not known is taken down, as the model is asked to.
+/// Each effect is a line or a file of its own, named after the message. What is not known is taken
+/// down, as the model is asked to.
 fn script() -> Value {
     let code = [
         "const message = {{json last_user_text}}, unknown = [];",
@@ -89,8 +91,9 @@ fn script() -> Value {
     ]})
 }
 
-/// Each half of a message's effects is a subtask's. What that does not know is taken down as well, and so is all of one that has not completed:
-/// for itself where there was no money for it, which is no interruption.
+/// Each half of a message's effects is a subtask's. What that does not know is taken down as well,
+/// and so is all of one that has not completed: for itself where there was no money for it, which
+/// is no interruption.
 fn manager() -> Value {
     let code = [
         "const message = {{json last_user_text}}, unknown = [], unpaid = [], halves = [[1, 2, 3], [4, 5, 6]], begun = [];",
@@ -133,19 +136,27 @@ fn hand() -> Value {
 impl Budget {
     async fn of(conversation: &Conversation) -> Self {
         let (task, period) = (conversation.id().to_owned(), v1::BudgetPeriod::Total.into());
-        let spec = v1::BudgetSpec { task, period, limit_pico_usd: BUDGET, ..v1::BudgetSpec::default() };
-        let request = v1::CreateBudgetRequest { spec: Some(spec), ..v1::CreateBudgetRequest::default() };
-        let budget = conversation.client().budgets().create_budget(request).await.unwrap().into_inner();
+        let spec =
+            v1::BudgetSpec { task, period, limit_pico_usd: BUDGET, ..v1::BudgetSpec::default() };
+        let request =
+            v1::CreateBudgetRequest { spec: Some(spec), ..v1::CreateBudgetRequest::default() };
+        let budget =
+            conversation.client().budgets().create_budget(request).await.unwrap().into_inner();
         Self { id: id(budget.metadata.as_ref()), limit: Mutex::new(BUDGET) }
     }
 
     /// Lets it be more.
     pub(crate) async fn raise(&self, job: &Job) {
         let limit_pico_usd = *self.limit.lock().unwrap() + BUDGET;
-        let raise =
-            v1::UpdateBudgetRequest { budget: self.id.clone(), limit_pico_usd, ..v1::UpdateBudgetRequest::default() };
+        let raise = v1::UpdateBudgetRequest {
+            budget: self.id.clone(),
+            limit_pico_usd,
+            ..v1::UpdateBudgetRequest::default()
+        };
         let budgets = job.conversation.client().budgets();
-        let raised = patiently("the budget to be raised", async || budgets.clone().update_budget(raise.clone()).await);
+        let raised = patiently("the budget to be raised", async || {
+            budgets.clone().update_budget(raise.clone()).await
+        });
         raised.await.unwrap();
         *self.limit.lock().unwrap() = limit_pico_usd;
     }
@@ -153,7 +164,9 @@ impl Budget {
 
 /// Begins all conversations.
 pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
-    for (name, script) in [("worker", script()), ("careful", script()), ("manager", manager()), ("hand", hand())] {
+    for (name, script) in
+        [("worker", script()), ("careful", script()), ("manager", manager()), ("hand", hand())]
+    {
         mesh.scripted_agent(name, &script).await.unwrap();
     }
     let client = mesh.client().unwrap();
@@ -164,7 +177,8 @@ pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
         let workspace = folder.display().to_string();
         // With a title no call is made for one, which would be left out without money.
         let title = format!("Job {n}");
-        let spec = v1::TaskSpec { agent: agent.to_owned(), workspace, title, ..v1::TaskSpec::default() };
+        let spec =
+            v1::TaskSpec { agent: agent.to_owned(), workspace, title, ..v1::TaskSpec::default() };
         let conversation = client.begin_as(spec).await.unwrap();
         let kind = match n {
             0 => Kind::Delegates(Budget::of(&conversation).await),
@@ -178,7 +192,8 @@ pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
     jobs
 }
 
-/// Sends messages until it is `over`. Fickle users think better of each, at times that follow from the seed.
+/// Sends messages until it is `over`. Fickle users think better of each, at times that follow from
+/// the seed.
 pub(crate) async fn speak(jobs: &[Job], seed: u64, over: &AtomicBool) {
     let speaking = (1..).zip(jobs).map(async |(n, job)| match job.kind {
         Kind::Fickle => people::think_better(job, Random::new(seed.rotate_left(n)), over).await,

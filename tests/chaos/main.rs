@@ -1,9 +1,10 @@
-//! The mesh under load while everything it consists of is killed, stopped, cut off, frozen and slowed down at random, while its messages
-//! overtake each other, its disks are full and its clocks jump: two processes of each service, NATS and PostgreSQL. After each trial every
-//! promise is checked. In trials of their own Slack and the scanner are at work as well.
+//! The mesh under load while everything it consists of is killed, stopped, cut off, frozen and
+//! slowed down at random, while its messages overtake each other, its disks are full and its clocks
+//! jump: two processes of each service, NATS and PostgreSQL. After each trial every promise is
+//! checked. In trials of their own Slack and the scanner are at work as well.
 //!
-//! `./dev chaos mesh` runs many trials; the tests run a few. A trial is a seed: `CONSTRUCT_SEED=… ./dev chaos mesh` does the same
-//! again, as far as the machine lets it.
+//! `./dev chaos mesh` runs many trials; the tests run a few. A trial is a seed: `CONSTRUCT_SEED=…
+//! ./dev chaos mesh` does the same again, as far as the machine lets it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails with what it met")]
 
 mod check;
@@ -70,7 +71,9 @@ async fn trials(kind: Kind, default: u64) {
         Some(seed) => vec![seed],
         None => {
             let mut random = Random::new(random::fresh());
-            (0..random::named("CONSTRUCT_TRIALS").unwrap_or(default)).map(|_| random.draw()).collect()
+            (0..random::named("CONSTRUCT_TRIALS").unwrap_or(default))
+                .map(|_| random.draw())
+                .collect()
         }
     };
     for seed in seeds {

@@ -1,5 +1,5 @@
-//! What people want meanwhile: that a task be suspended, that a turn be stopped or a message be another one, that a call be made after all, that
-//! a message come at its time.
+//! What people want meanwhile: that a task be suspended, that a turn be stopped or a message be
+//! another one, that a call be made after all, that a message come at its time.
 
 use std::{
     collections::BTreeSet,
@@ -39,7 +39,8 @@ fn key() -> String {
 /// Has the agent's scripts wait for a person before they make a file.
 pub(crate) async fn ask_before_files(client: &Client, agent: &str) {
     let tools = vec!["create_file".to_owned()];
-    let rule = v1::PolicyRule { action: v1::PolicyAction::Ask.into(), tools, ..v1::PolicyRule::default() };
+    let rule =
+        v1::PolicyRule { action: v1::PolicyAction::Ask.into(), tools, ..v1::PolicyRule::default() };
     let update = v1::UpdateAgentRequest {
         agent: agent.to_owned(),
         policy: Some(v1::Policy { rules: vec![rule] }),
@@ -48,7 +49,8 @@ pub(crate) async fn ask_before_files(client: &Client, agent: &str) {
     client.agents().update_agent(update).await.unwrap();
 }
 
-/// Does the `work` while somebody approves every call that scripts of these conversations ask about.
+/// Does the `work` while somebody approves every call that scripts of these conversations ask
+/// about.
 pub(crate) async fn approving<T>(jobs: &[Job], work: impl Future<Output = T>) -> T {
     let asked = jobs.iter().filter(|job| matches!(job.kind, Kind::Asks));
     let attentive = join_all(asked.map(|job| approve(&job.conversation)));
@@ -62,7 +64,11 @@ pub(crate) async fn approving<T>(jobs: &[Job], work: impl Future<Output = T>) ->
 async fn approve(conversation: &Conversation) -> Infallible {
     let approvals = conversation.client().approvals();
     let state = v1::ApprovalState::Pending.into();
-    let filter = v1::list_approvals_request::Filter { task: conversation.id().to_owned(), state, ..Default::default() };
+    let filter = v1::list_approvals_request::Filter {
+        task: conversation.id().to_owned(),
+        state,
+        ..Default::default()
+    };
     let request = v1::ListApprovalsRequest { page: None, filter: Some(filter) };
     loop {
         let look = async || approvals.clone().list_approvals(request.clone()).await;
@@ -87,7 +93,8 @@ async fn approve(conversation: &Conversation) -> Infallible {
     }
 }
 
-/// Suspends a conversation for a moment, again and again, whatever it is at, until it is `over`; then all go on.
+/// Suspends a conversation for a moment, again and again, whatever it is at, until it is `over`;
+/// then all go on.
 pub(crate) async fn meddle(jobs: &[Job], mut random: Random, over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         let at = random.below(jobs.len() as u64) as usize;
@@ -99,8 +106,8 @@ pub(crate) async fn meddle(jobs: &[Job], mut random: Random, over: &AtomicBool) 
     }
 }
 
-/// Sends messages until it is `over`, and stops each one's turn, takes the conversation back to before it, or says something else in its
-/// place, wherever that has got to.
+/// Sends messages until it is `over`, and stops each one's turn, takes the conversation back to
+/// before it, or says something else in its place, wherever that has got to.
 pub(crate) async fn think_better(job: &Job, mut random: Random, over: &AtomicBool) {
     let Job { conversation, said, .. } = job;
     for n in 0.. {
@@ -125,7 +132,12 @@ pub(crate) async fn think_better(job: &Job, mut random: Random, over: &AtomicBoo
 /// Takes the conversation back to before a message, unless that still waits for its turn.
 async fn rewind(conversation: &Conversation, message: String) {
     let (task, idempotency_key) = (conversation.id().to_owned(), key());
-    let request = v1::RewindTaskRequest { task, message, idempotency_key, ..v1::RewindTaskRequest::default() };
+    let request = v1::RewindTaskRequest {
+        task,
+        message,
+        idempotency_key,
+        ..v1::RewindTaskRequest::default()
+    };
     let rewind = async || conversation.client().tasks().rewind_task(request.clone()).await;
     happened(patiently("the conversation to be taken back", rewind).await);
 }
@@ -139,7 +151,11 @@ async fn edit(conversation: &Conversation, message: String, better: &str) -> boo
 
 fn happened<T>(answer: Result<T, tonic::Status>) -> bool {
     let Err(refused) = answer else { return true };
-    assert_eq!(refused.code(), Code::FailedPrecondition, "a message may wait, but nothing else: {refused:?}");
+    assert_eq!(
+        refused.code(),
+        Code::FailedPrecondition,
+        "a message may wait, but nothing else: {refused:?}"
+    );
     false
 }
 
@@ -163,17 +179,30 @@ impl Clock {
             let name = format!("s{n}");
             until("a schedule to be accepted", PATIENCE, async || {
                 let at = Timestamp::now() + random.millis(500, 3_000);
-                let at = prost_types::Timestamp { seconds: at.as_second(), nanos: at.subsec_nanosecond() };
+                let at = prost_types::Timestamp {
+                    seconds: at.as_second(),
+                    nanos: at.subsec_nanosecond(),
+                };
                 let (task, blocks) = (self.conversation.id().to_owned(), words(&name));
-                let spec =
-                    v1::ScheduleSpec { name: name.clone(), task, blocks, at: Some(at), ..v1::ScheduleSpec::default() };
-                let request = v1::CreateScheduleRequest { spec: Some(spec), idempotency_key: key() };
+                let spec = v1::ScheduleSpec {
+                    name: name.clone(),
+                    task,
+                    blocks,
+                    at: Some(at),
+                    ..v1::ScheduleSpec::default()
+                };
+                let request =
+                    v1::CreateScheduleRequest { spec: Some(spec), idempotency_key: key() };
                 match schedules.clone().create_schedule(request).await {
                     // Its time may be over when the request arrives.
-                    Err(late) if is_away(&late) || late.code() == Code::InvalidArgument => Err(late),
+                    Err(late) if is_away(&late) || late.code() == Code::InvalidArgument => {
+                        Err(late)
+                    }
                     // It was accepted before, and the answer did not arrive.
                     Err(taken) if taken.code() == Code::AlreadyExists => Ok(()),
-                    answer => answer.map(drop).map_err(|refused| panic!("{name} is refused: {refused:?}")),
+                    answer => {
+                        answer.map(drop).map_err(|refused| panic!("{name} is refused: {refused:?}"))
+                    }
                 }
             })
             .await;
@@ -192,7 +221,10 @@ impl Clock {
         for schedule in &expected {
             let request = v1::ListScheduleRunsRequest { schedule: schedule.clone() };
             until("the message of a schedule to be sent", PATIENCE, async || {
-                let runs = schedules.list_schedule_runs(request.clone()).await.map_err(|status| status.to_string())?;
+                let runs = schedules
+                    .list_schedule_runs(request.clone())
+                    .await
+                    .map_err(|status| status.to_string())?;
                 match runs.into_inner().runs.as_slice() {
                     [] => Err(format!("{schedule} has no run")),
                     [run] if run.outcome() == v1::ScheduleRunOutcome::Sent => Ok(()),
@@ -203,9 +235,15 @@ impl Clock {
         }
         self.conversation.settled().await;
         let transcript = self.conversation.transcript().await;
-        let said: Vec<String> = transcript.of(v1::MessageSource::User).into_iter().map(text).collect();
+        let said: Vec<String> =
+            transcript.of(v1::MessageSource::User).into_iter().map(text).collect();
         transcript.check(&said.iter().map(String::as_str).collect::<Vec<_>>());
-        assert_eq!(said.len(), expected.len(), "a message has come twice, or not:\n{}", transcript.show());
+        assert_eq!(
+            said.len(),
+            expected.len(),
+            "a message has come twice, or not:\n{}",
+            transcript.show()
+        );
         assert_eq!(said.into_iter().collect::<BTreeSet<_>>(), expected);
         expected.len()
     }

@@ -36,9 +36,11 @@ pub(crate) enum Disturbance {
     KillNats(Duration),
     /// NATS hangs.
     FreezeNats(Duration),
-    /// All connections to PostgreSQL end, in the middle of whatever they did; where the server is the trial's own, it crashes.
+    /// All connections to PostgreSQL end, in the middle of whatever they did; where the server is
+    /// the trial's own, it crashes.
     CrashPostgreSql,
-    /// PostgreSQL's first process is killed, which leaves the others to themselves, and it is started again after a while.
+    /// PostgreSQL's first process is killed, which leaves the others to themselves, and it is
+    /// started again after a while.
     KillPostgreSql(Duration),
     /// A network's connections end, and no new ones can be made.
     Cut(usize, Server, Duration),
@@ -46,15 +48,18 @@ pub(crate) enum Disturbance {
     Hold(usize, Server, Duration),
     /// Everything takes longer.
     Slow(usize, Server, Duration, Duration),
-    /// Messages between a network and NATS come late and overtake each other, and some come twice; which ones follows from the number.
+    /// Messages between a network and NATS come late and overtake each other, and some come twice;
+    /// which ones follows from the number.
     Disorder(usize, u64, Duration),
     /// Reconcilers hear that all others leave, so that each takes everything for its own.
     Lie(Duration),
-    /// Nothing more can be written to the disk of NATS, or of the services; then there is room again, and NATS is started anew.
+    /// Nothing more can be written to the disk of NATS, or of the services; then there is room
+    /// again, and NATS is started anew.
     FullDisk(Disk, Duration),
     /// The same of PostgreSQL's disk.
     FullPostgreSql(Duration),
-    /// The clock of the machine with a service's first process, or with its further one, is set by so many seconds while that runs.
+    /// The clock of the machine with a service's first process, or with its further one, is set by
+    /// so many seconds while that runs.
     Jump(Service, bool, i64),
 }
 
@@ -82,14 +87,15 @@ pub(crate) struct Plan {
 impl Plan {
     pub(crate) fn new(kind: Kind, seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let disturbances =
-            (0..DISTURBANCES).map(|n| (random.millis(100, 2_000), disturbance(kind, n, &mut random))).collect();
+        let disturbances = (0..DISTURBANCES)
+            .map(|n| (random.millis(100, 2_000), disturbance(kind, n, &mut random)))
+            .collect();
         Self { kind, seed, disturbances }
     }
 }
 
-/// The `n`th disturbance. Of disks six are full, of clocks six are set; of both kinds two are kills. Where clients are at work, every second one
-/// is of one of them.
+/// The `n`th disturbance. Of disks six are full, of clocks six are set; of both kinds two are
+/// kills. Where clients are at work, every second one is of one of them.
 fn disturbance(kind: Kind, n: usize, random: &mut Random) -> Disturbance {
     match kind {
         Kind::Everything => any(random),
@@ -110,13 +116,17 @@ fn client(random: &mut Random) -> Disturbance {
     }
 }
 
-/// What may be around clients. A disk of NATS that is full is not: it may lose what Slack was told is taken.
+/// What may be around clients. A disk of NATS that is full is not: it may lose what Slack was told
+/// is taken.
 fn around(random: &mut Random) -> Disturbance {
     loop {
         let disturbance = any(random);
         let elsewhere = matches!(
             disturbance,
-            Disturbance::FullDisk(..) | Disturbance::FullPostgreSql(_) | Disturbance::Jump(..) | Disturbance::Lie(_)
+            Disturbance::FullDisk(..)
+                | Disturbance::FullPostgreSql(_)
+                | Disturbance::Jump(..)
+                | Disturbance::Lie(_)
         );
         if !elsewhere {
             return disturbance;
@@ -194,7 +204,10 @@ mod tests {
         let disorder = Plan {
             kind: Kind::Everything,
             seed: 0,
-            disturbances: vec![(Duration::ZERO, Disturbance::Disorder(1, 42, Duration::from_secs(2)))],
+            disturbances: vec![(
+                Duration::ZERO,
+                Disturbance::Disorder(1, 42, Duration::from_secs(2)),
+            )],
         };
         assert_eq!(disorder.to_string(), "after 0ns Disorder(1, 42, 2s)");
     }
@@ -204,7 +217,9 @@ mod tests {
         let planned = |kind| {
             let plans = (0..100).flat_map(|seed| Plan::new(kind, seed).disturbances);
             plans
-                .map(|(_, disturbance)| format!("{disturbance:?}").split('(').next().unwrap().to_owned())
+                .map(|(_, disturbance)| {
+                    format!("{disturbance:?}").split('(').next().unwrap().to_owned()
+                })
                 .collect::<BTreeSet<_>>()
         };
         let all = [
@@ -229,6 +244,9 @@ mod tests {
         assert_eq!(names(Kind::Disks), ["FullDisk", "FullPostgreSql", "Kill"]);
         assert_eq!(names(Kind::Clocks), ["Jump", "Kill"]);
         let around = ["FullDisk", "FullPostgreSql", "Jump", "Lie"];
-        assert_eq!(names(Kind::Clients), all.into_iter().filter(|name| !around.contains(name)).collect::<Vec<_>>());
+        assert_eq!(
+            names(Kind::Clients),
+            all.into_iter().filter(|name| !around.contains(name)).collect::<Vec<_>>()
+        );
     }
 }

@@ -85,7 +85,9 @@ pub(crate) async fn run(plan: &Plan) -> Told {
     };
     let meddling = people::meddle(&jobs, Random::new(plan.seed.rotate_left(16)), &over);
     let ticking = clock.work(Random::new(plan.seed.rotate_left(48)), &over);
-    let work = async { tokio::join!(load::speak(&jobs, plan.seed, &over), meddling, ticking, served, disturbing) };
+    let work = async {
+        tokio::join!(load::speak(&jobs, plan.seed, &over), meddling, ticking, served, disturbing)
+    };
     Box::pin(people::approving(&jobs, work)).await;
     twice.abort();
     eprintln!("{} messages by the clock", clock.check().await);
@@ -95,27 +97,36 @@ pub(crate) async fn run(plan: &Plan) -> Told {
     people::approving(&jobs, check::check(&trial.mesh, &jobs)).await
 }
 
-/// Every conversation says why it does not go on, and when it will be looked at again, in agreement with its row. The gateway, or what it needs, may
-/// be away still: it is asked until it answers.
+/// Every conversation says why it does not go on, and when it will be looked at again, in agreement
+/// with its row. The gateway, or what it needs, may be away still: it is asked until it answers.
 async fn explained(mesh: &Mesh, jobs: &[Job]) {
     futures::future::join_all(jobs.iter().map(async |job| {
-        let (row, why) = until("the gateway to say why", PATIENCE, async || answer(mesh, job).await).await;
+        let (row, why) =
+            until("the gateway to say why", PATIENCE, async || answer(mesh, job).await).await;
         let Task { phase, suspend, .. } = row.state;
         let idle = phase == Phase::AwaitInput && row.queued_count == 0 && !suspend;
         let held = phase == Phase::Suspended && suspend;
         let said = format!("{why:?}\n{row:?}");
-        assert!(!why.waiting_for.is_empty() && !why.released_by.is_empty() && why.since.is_some(), "no reason: {said}");
+        assert!(
+            !why.waiting_for.is_empty() && !why.released_by.is_empty() && why.since.is_some(),
+            "no reason: {said}"
+        );
         let phase = format!("TASK_PHASE_{}", phase.as_str().to_uppercase());
         assert_eq!(why.phase().as_str_name(), phase, "it is something else: {said}");
         let step = row.state.step.as_ref().map(|step| step.id.to_string());
         assert_eq!(why.step_id, step.unwrap_or_default(), "another step: {said}");
-        assert_eq!(why.waiting_for.contains("a message from a user"), idle, "another reason: {said}");
+        assert_eq!(
+            why.waiting_for.contains("a message from a user"),
+            idle,
+            "another reason: {said}"
+        );
         assert!(idle || held || why.next_wake.is_some(), "nobody will look at it again: {said}");
     }))
     .await;
 }
 
-/// Why a conversation does not go on, and its row, if that has not changed meanwhile: then one is about the other.
+/// Why a conversation does not go on, and its row, if that has not changed meanwhile: then one is
+/// about the other.
 async fn answer(mesh: &Mesh, job: &Job) -> Result<(StoredTask, v1::TaskExplanation), String> {
     let task = job.conversation.id().parse().unwrap();
     let row = async || {
@@ -124,15 +135,21 @@ async fn answer(mesh: &Mesh, job: &Job) -> Result<(StoredTask, v1::TaskExplanati
     };
     let asked = async {
         let before = row().await?;
-        let why = job.conversation.explain().await.map_err(|status| format!("the gateway: {status:?}"))?;
+        let why = job
+            .conversation
+            .explain()
+            .await
+            .map_err(|status| format!("the gateway: {status:?}"))?;
         Ok((before, why, row().await?))
     };
-    let (before, why, after) = timeout(ANSWER, asked).await.unwrap_or_else(|_late| Err("nobody answers".to_owned()))?;
+    let (before, why, after) =
+        timeout(ANSWER, asked).await.unwrap_or_else(|_late| Err("nobody answers".to_owned()))?;
     let is_same = (before.revision, before.queued_count) == (after.revision, after.queued_count);
     if is_same { Ok((after, why)) } else { Err("it has changed meanwhile".to_owned()) }
 }
 
-/// The same of every task and subtask, whoever can be asked: a look from outside, which goes past the ways that are disturbed. PostgreSQL itself may have been.
+/// The same of every task and subtask, whoever can be asked: a look from outside, which goes past
+/// the ways that are disturbed. PostgreSQL itself may have been.
 async fn nobody_is_forgotten(mesh: &Mesh) {
     let asked = timeout(Duration::from_millis(300), mesh.database.forgotten()).await;
     if let Ok(Ok(forgotten)) = asked {
@@ -158,7 +175,8 @@ impl Trial {
             zones.push(Zone { nats, database });
         }
         let random = Random::new(!plan.seed);
-        let mut trial = Self { mesh, postgres, zones, random, replicas: Vec::new(), lies: Vec::new() };
+        let mut trial =
+            Self { mesh, postgres, zones, random, replicas: Vec::new(), lies: Vec::new() };
         trial.enter_zone(0);
         trial.mesh.start_services().await.unwrap();
         trial.enter_zone(1);
@@ -175,7 +193,8 @@ impl Trial {
     /// Whatever is started next is in this network.
     fn enter_zone(&mut self, zone: usize) {
         let Zone { nats, database } = &self.zones[zone];
-        let (nats, database) = (nats.instead_of(self.mesh.nats.url()), database.instead_of(self.mesh.database.url()));
+        let (nats, database) =
+            (nats.instead_of(self.mesh.nats.url()), database.instead_of(self.mesh.database.url()));
         self.mesh.set("CONSTRUCT_NATS_URL", nats);
         self.mesh.set("CONSTRUCT_DATABASE_URL", database);
     }
@@ -205,7 +224,8 @@ impl Trial {
                 self.replicas.push((service, replica));
             }
             Disturbance::Restart(service) => {
-                // It may be cut off and so unable to end in good order; that it ends is all that counts.
+                // It may be cut off and so unable to end in good order; that it ends is all that
+                // counts.
                 let _ = self.mesh.stop(service).await;
                 self.enter_any_zone();
                 self.mesh.spawn(service).unwrap();
@@ -251,7 +271,8 @@ impl Trial {
                 full(length, || self.mesh.fill(disk)).await;
                 self.mesh.clear(disk).unwrap();
                 if disk == Disk::Nats {
-                    // Some of its streams may stand still for ever: whoever looks after it does this, and it does not end by itself.
+                    // Some of its streams may stand still for ever: whoever looks after it does
+                    // this, and it does not end by itself.
                     self.mesh.nats.restart().await;
                 }
             }
@@ -264,7 +285,9 @@ impl Trial {
             Disturbance::Jump(..) if clocks::left_out() => {
                 eprintln!("LEFT OUT: no clock jumps, as CONSTRUCT_TEST_CLOCKS=off says");
             }
-            Disturbance::Jump(service, further, seconds) => self.mesh.jump(service, further, seconds).unwrap(),
+            Disturbance::Jump(service, further, seconds) => {
+                self.mesh.jump(service, further, seconds).unwrap()
+            }
             Disturbance::Lie(length) => {
                 let bus = self.mesh.bus().await;
                 self.lies.push(tokio::spawn(lie(bus, length)).abort_handle());

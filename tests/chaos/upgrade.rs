@@ -1,7 +1,7 @@
 //! A new version takes the place of the one before it while tasks are at work.
 //!
-//! `./dev chaos upgrade [COMMIT]` builds the version before and begins with that, with its schema and its streams; the tests begin with
-//! this one, which takes its own place.
+//! `./dev chaos upgrade [COMMIT]` builds the version before and begins with that, with its schema
+//! and its streams; the tests begin with this one, which takes its own place.
 
 use std::{path::PathBuf, sync::atomic::AtomicBool, time::Duration};
 
@@ -35,11 +35,17 @@ async fn an_upgrade_in_the_middle_of_everything_is_not_noticed() {
     let upgrading = async {
         sleep(MEANWHILE).await;
         mesh.run_programs_of(None);
-        // As a deployment does: first the schema, on which the version before works for a while, then one process after the other.
+        // As a deployment does: first the schema, on which the version before works for a while,
+        // then one process after the other.
         mesh.migrate().await.unwrap();
         sleep(MEANWHILE).await;
         for (service, replica) in replicas {
-            assert_eq!(mesh.stop_replica(replica).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
+            assert_eq!(
+                mesh.stop_replica(replica).await.unwrap(),
+                0,
+                "{service:?}:\n{}",
+                mesh.log(service)
+            );
             mesh.replicate(service).await.unwrap();
             sleep(MEANWHILE).await;
         }

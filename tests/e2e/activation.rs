@@ -1,4 +1,5 @@
-//! A socket that somebody else listens on, as systemd does: who connects waits, the mesh starts, and nobody is ever refused.
+//! A socket that somebody else listens on, as systemd does: who connects waits, the mesh starts,
+//! and nobody is ever refused.
 
 use std::{
     fs,
@@ -12,7 +13,9 @@ use std::{
     time::Duration,
 };
 
-use construct_proto::v1::{ListAgentsRequest, ListAgentsResponse, agent_service_client::AgentServiceClient};
+use construct_proto::v1::{
+    ListAgentsRequest, ListAgentsResponse, agent_service_client::AgentServiceClient,
+};
 use construct_tests::{
     client::PATIENCE,
     mesh::{Mesh, Service, binary, free_address, guest_cache, with_socket},
@@ -44,9 +47,11 @@ fn listen(folder: &Path) -> (UnixListener, PathBuf, u64) {
 
 /// A request of somebody who is connected. It needs all of the gateway, the database included.
 async fn ask(path: &Path) -> JoinHandle<Result<ListAgentsResponse, Status>> {
-    let channel = Endpoint::from_shared(format!("unix:{}", path.display())).unwrap().connect().await.unwrap();
+    let channel =
+        Endpoint::from_shared(format!("unix:{}", path.display())).unwrap().connect().await.unwrap();
     tokio::spawn(async move {
-        let answer = AgentServiceClient::new(channel).list_agents(ListAgentsRequest::default()).await;
+        let answer =
+            AgentServiceClient::new(channel).list_agents(ListAgentsRequest::default()).await;
         answer.map(tonic::Response::into_inner)
     })
 }
@@ -63,7 +68,11 @@ async fn who_waits_at_a_socket_is_answered_by_the_gateway_it_is_passed_to_and_by
         // Without credentials, where everybody else has to log in: by who it is.
         assert_eq!(answer.unwrap().agents.len(), 0);
         assert_eq!(mesh.stop(Service::Gateway).await.unwrap(), 0);
-        assert_eq!(fs::metadata(&path).unwrap().ino(), number, "the socket is not the gateway's to remove");
+        assert_eq!(
+            fs::metadata(&path).unwrap().ino(),
+            number,
+            "the socket is not the gateway's to remove"
+        );
     }
 
     // What others could open would make them the operator.
@@ -84,13 +93,17 @@ struct Installation {
 impl Installation {
     fn new() -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let target = binary("construct").unwrap().parent().and_then(Path::parent).unwrap().to_owned();
-        let installation = Self { home: tempfile::tempdir().unwrap(), script: root.join("dev"), target };
+        let target =
+            binary("construct").unwrap().parent().and_then(Path::parent).unwrap().to_owned();
+        let installation =
+            Self { home: tempfile::tempdir().unwrap(), script: root.join("dev"), target };
         // Ports that no other test takes.
         let names = ["nats", "nats_monitor", "postgres", "gateway", "providers", "operator"];
-        let health = ["gateway", "reconciler", "interpreter", "providers", "scanner"].map(|it| format!("{it}_health"));
+        let health = ["gateway", "reconciler", "interpreter", "providers", "scanner"]
+            .map(|it| format!("{it}_health"));
         let ports = names.map(str::to_owned).into_iter().chain(health);
-        let lines = ports.map(|name| format!("dev_port_{name}={}\n", free_address().unwrap().port()));
+        let lines =
+            ports.map(|name| format!("dev_port_{name}={}\n", free_address().unwrap().port()));
         fs::write(installation.home.path().join("env"), lines.collect::<String>()).unwrap();
         // What the services of the other tests have compiled serves here as well.
         let cache = guest_cache().unwrap();
@@ -110,14 +123,22 @@ impl Installation {
     }
 
     fn daemon(&self, socket: &UnixListener, manager: &Path) -> Child {
-        let (mut command, input) = with_socket(&binary("construct").unwrap(), &["daemon", "run"], socket).unwrap();
-        self.furnish(&mut command).env("NOTIFY_SOCKET", manager).stdin(input).stdout(Stdio::null()).spawn().unwrap()
+        let (mut command, input) =
+            with_socket(&binary("construct").unwrap(), &["daemon", "run"], socket).unwrap();
+        self.furnish(&mut command)
+            .env("NOTIFY_SOCKET", manager)
+            .stdin(input)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
     }
 
     /// Where the operator protocol is served, as people are told.
     fn operator(&self) -> Option<String> {
         let text = fs::read_to_string(self.home.path().join("env")).unwrap();
-        text.lines().find_map(|line| line.strip_prefix("export CONSTRUCT_OPERATOR=")).map(str::to_owned)
+        text.lines()
+            .find_map(|line| line.strip_prefix("export CONSTRUCT_OPERATOR="))
+            .map(str::to_owned)
     }
 
     /// The process of this name.
@@ -154,7 +175,10 @@ async fn say(operator: &str, line: &Value) -> Value {
 
 async fn told(manager: &UnixDatagram) -> String {
     let mut text = [0; 256];
-    let length = timeout(START, manager.recv(&mut text)).await.expect("the service manager is told").unwrap();
+    let length = timeout(START, manager.recv(&mut text))
+        .await
+        .expect("the service manager is told")
+        .unwrap();
     String::from_utf8_lossy(&text[..length]).lines().next().unwrap_or_default().to_owned()
 }
 
@@ -179,11 +203,14 @@ async fn the_first_request_starts_the_mesh_and_what_ends_is_told_and_started_ane
     let errors = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && errors.contains("the daemon runs this mesh"), "{errors}");
 
-    // Something of it dies: nothing stays, the service manager sees a failure, and who connects meanwhile is served by the next.
+    // Something of it dies: nothing stays, the service manager sees a failure, and who connects
+    // meanwhile is served by the next.
     signal("-KILL", &installation.process("reconciler").unwrap());
     assert_eq!(told(&manager).await, "STOPPING=1");
     assert_eq!(end(&mut daemon).await.code(), Some(1));
-    assert!(installation.process("postgres").is_none() && installation.process("gateway").is_none());
+    assert!(
+        installation.process("postgres").is_none() && installation.process("gateway").is_none()
+    );
     assert_eq!(fs::metadata(&path).unwrap().ino(), number);
     // Without the operator protocol, whose port another mesh may have by now.
     let taken = TcpListener::bind(&operator).unwrap();

@@ -8,8 +8,7 @@ use tonic::{Code, Response};
 #[tokio::test]
 async fn lists_are_filtered_ordered_and_paged() {
     let mesh = Mesh::start().await.unwrap();
-    let script =
-        json!({"conversations": [{"match": "", "turns": [{"code": "1"}, {"text": "said {{last_user_text}}"}]}]});
+    let script = json!({"conversations": [{"match": "", "turns": [{"code": "1"}, {"text": "said {{last_user_text}}"}]}]});
     mesh.scripted_agent("one", &script).await.unwrap();
     let other = mesh.scripted_agent("other", &script).await.unwrap();
     let client = mesh.client().unwrap();
@@ -52,21 +51,39 @@ async fn lists_are_filtered_ordered_and_paged() {
         assert_eq!(list(any.clone(), "created_at", size).await.unwrap(), ids, "{size}");
         assert_eq!(list(any.clone(), "", size).await.unwrap(), newest_first, "{size}");
     }
-    assert_eq!(list(any.clone(), "updated_at desc", 3).await.unwrap()[0], ids[3], "the suspended one changed last");
+    assert_eq!(
+        list(any.clone(), "updated_at desc", 3).await.unwrap()[0],
+        ids[3],
+        "the suspended one changed last"
+    );
     let filter = |change: fn(&mut v1::list_tasks_request::Filter)| {
         let mut filter = v1::list_tasks_request::Filter::default();
         change(&mut filter);
         filter
     };
-    assert_eq!(list(filter(|filter| filter.agent = "other".into()), "created_at", 1).await.unwrap(), ids[5..]);
-    let by_id = v1::list_tasks_request::Filter { agent: id(other.metadata.as_ref()), ..any.clone() };
-    assert_eq!(list(by_id, "created_at", 1).await.unwrap(), ids[5..], "ids are accepted where names are");
+    assert_eq!(
+        list(filter(|filter| filter.agent = "other".into()), "created_at", 1).await.unwrap(),
+        ids[5..]
+    );
+    let by_id =
+        v1::list_tasks_request::Filter { agent: id(other.metadata.as_ref()), ..any.clone() };
+    assert_eq!(
+        list(by_id, "created_at", 1).await.unwrap(),
+        ids[5..],
+        "ids are accepted where names are"
+    );
     let nobody = list(filter(|filter| filter.agent = "nobody".into()), "", 1).await;
-    assert!(nobody.as_ref().map_or_else(|status| status.code() == Code::NotFound, Vec::is_empty), "{nobody:?}");
+    assert!(
+        nobody.as_ref().map_or_else(|status| status.code() == Code::NotFound, Vec::is_empty),
+        "{nobody:?}"
+    );
     let suspended = filter(|filter| filter.phase = TaskPhase::Suspended.into());
     assert_eq!(list(suspended, "", 2).await.unwrap(), ids[3..4]);
     let odd = filter(|filter| filter.workspace = "/odd".into());
-    assert_eq!(list(odd, "created_at", 2).await.unwrap(), [ids[1].clone(), ids[3].clone(), ids[5].clone()]);
+    assert_eq!(
+        list(odd, "created_at", 2).await.unwrap(),
+        [ids[1].clone(), ids[3].clone(), ids[5].clone()]
+    );
     let third = made[3].task().await.unwrap().metadata.unwrap().created_at;
     let later = v1::list_tasks_request::Filter { created_after: third, ..any.clone() };
     assert_eq!(list(later, "created_at", 2).await.unwrap(), ids[4..]);
@@ -85,7 +102,9 @@ async fn lists_are_filtered_ordered_and_paged() {
             let task = conversation.id().to_owned();
             let request = v1::ListMessagesRequest { task, page: Some(page), filter: Some(filter) };
             let response = client.messages().list_messages(request).await.unwrap().into_inner();
-            found.extend(response.messages.iter().map(|message| transcript::status(message).position));
+            found.extend(
+                response.messages.iter().map(|message| transcript::status(message).position),
+            );
             page_token = response.page.unwrap_or_default().next_page_token;
             if page_token.is_empty() {
                 return found;
@@ -99,7 +118,10 @@ async fn lists_are_filtered_ordered_and_paged() {
         assert_eq!(list(any, "", size).await, up);
         assert_eq!(list(any, "position desc", size).await, down);
     }
-    let users = v1::list_messages_request::Filter { source: MessageSource::User.into(), ..Default::default() };
+    let users = v1::list_messages_request::Filter {
+        source: MessageSource::User.into(),
+        ..Default::default()
+    };
     assert_eq!(list(users, "", 2).await, [1, 5, 9]);
     let rest = v1::list_messages_request::Filter {
         source: MessageSource::Assistant.into(),
@@ -115,17 +137,26 @@ async fn the_gateway_serves_health_and_reflection() {
     let client = http::client().http2_prior_knowledge().build().unwrap();
     let post = async |path: &str, body: &'static [u8]| {
         let request = client.post(format!("{}/{path}", mesh.gateway_url()));
-        let response =
-            request.header("content-type", "application/grpc").header("te", "trailers").body(body).send().await;
+        let response = request
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(body)
+            .send()
+            .await;
         response.unwrap().bytes().await.unwrap()
     };
     // A frame with an empty request; the answer is a frame with `status: SERVING`.
     let health = post("grpc.health.v1.Health/Check", &[0, 0, 0, 0, 0]).await;
     assert_eq!(health.as_ref(), [0, 0, 0, 0, 2, 8, 1]);
     // `list_services: ""`.
-    let services = post("grpc.reflection.v1.ServerReflection/ServerReflectionInfo", &[0, 0, 0, 0, 2, 0x3A, 0]).await;
+    let services =
+        post("grpc.reflection.v1.ServerReflection/ServerReflectionInfo", &[0, 0, 0, 0, 2, 0x3A, 0])
+            .await;
     let services = String::from_utf8_lossy(&services);
     for name in ["Agent", "Event", "Message", "Model", "ModelProvider", "Task"] {
-        assert!(services.contains(&format!("construct.v1.{name}Service")), "{name} is not in {services:?}");
+        assert!(
+            services.contains(&format!("construct.v1.{name}Service")),
+            "{name} is not in {services:?}"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! A script that needs a person waits for days and restarts, as nothing but rows and a journal, and goes on as if it had
-//! never stopped.
+//! A script that needs a person waits for days and restarts, as nothing but rows and a journal, and
+//! goes on as if it had never stopped.
 
 use std::process::Stdio;
 
@@ -86,13 +86,19 @@ fn id(approval: &v1::Approval) -> String {
     approval.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default()
 }
 
-fn service(mesh: &Mesh) -> v1::approval_service_client::ApprovalServiceClient<tonic::transport::Channel> {
+fn service(
+    mesh: &Mesh,
+) -> v1::approval_service_client::ApprovalServiceClient<tonic::transport::Channel> {
     v1::approval_service_client::ApprovalServiceClient::new(mesh.channel().unwrap())
 }
 
 async fn pending(mesh: &Mesh, conversation: &Conversation) -> Vec<v1::Approval> {
     let state = ApprovalState::Pending.into();
-    let filter = v1::list_approvals_request::Filter { task: conversation.id().to_owned(), state, ..Default::default() };
+    let filter = v1::list_approvals_request::Filter {
+        task: conversation.id().to_owned(),
+        state,
+        ..Default::default()
+    };
     let request = v1::ListApprovalsRequest { page: None, filter: Some(filter) };
     service(mesh).list_approvals(request).await.unwrap().into_inner().approvals
 }
@@ -118,9 +124,11 @@ pub(crate) async fn construct(mesh: &Mesh, arguments: &[&str]) -> Value {
 
 /// Waits until no command stands in the queue of scripts: nothing of the script is held by anybody.
 pub(crate) async fn nothing_is_in_flight(mesh: &Mesh) {
-    until("the queue of scripts to be empty", PATIENCE, async || match mesh.nats.messages(Stream::Code).await {
-        0 => Ok(()),
-        messages => Err(format!("{messages} commands")),
+    until("the queue of scripts to be empty", PATIENCE, async || {
+        match mesh.nats.messages(Stream::Code).await {
+            0 => Ok(()),
+            messages => Err(format!("{messages} commands")),
+        }
     })
     .await;
 }
@@ -132,7 +140,10 @@ async fn a_script_waits_through_the_death_of_every_service_and_goes_on_when_it_i
     nothing_is_in_flight(&mesh).await;
     assert!(!mesh.workspace().join("secrets").exists());
     let explanation = asking.conversation.explain().await.unwrap();
-    assert!(explanation.waiting_for.contains(&format!("create_file ({})", asking.approval)), "{explanation:?}");
+    assert!(
+        explanation.waiting_for.contains(&format!("create_file ({})", asking.approval)),
+        "{explanation:?}"
+    );
     assert_eq!(explanation.approvals, std::slice::from_ref(&asking.approval));
 
     for service in Service::ALL {
@@ -160,7 +171,8 @@ async fn a_script_waits_through_the_death_of_every_service_and_goes_on_when_it_i
 async fn a_script_that_is_not_approved_is_told_so_and_goes_on_without() {
     let mesh = Mesh::start().await.unwrap();
     let asking = Asking::begin(&mesh, &SCRIPT).await;
-    let rejected = ["approval", "reject", &asking.approval, "--words", "use the vault", "-o", "json"];
+    let rejected =
+        ["approval", "reject", &asking.approval, "--words", "use the vault", "-o", "json"];
     construct(&mesh, &rejected).await;
     let told = asking.ended().await;
     assert!(told.contains("ApprovalRejected: ") && told.contains("use the vault"), "{told}");
@@ -202,7 +214,8 @@ async fn a_task_that_is_cancelled_while_it_waits_tells_what_was_done() {
 #[tokio::test]
 async fn a_call_that_was_approved_is_made_once_though_the_interpreter_dies_right_after_it() {
     let mut mesh = Mesh::start().await.unwrap();
-    // What is approved is under way for a while, so that it can be interrupted, and leaves a line when it begins.
+    // What is approved is under way for a while, so that it can be interrupted, and leaves a line
+    // when it begins.
     let script = [
         "let told;",
         "try { execute_command('echo begun >> log; sleep 3; echo done >> log'); told = 'done' }",
@@ -214,18 +227,29 @@ async fn a_call_that_was_approved_is_made_once_though_the_interpreter_dies_right
         commands: vec!["echo *".to_owned()],
         ..v1::PolicyRule::default()
     }];
-    mesh.scripted_agent("careful", &json!({"turns": [{"code": [&script]}, {"text": "{{last_result}}"}]}))
-        .await
-        .unwrap();
+    mesh.scripted_agent(
+        "careful",
+        &json!({"turns": [{"code": [&script]}, {"text": "{{last_result}}"}]}),
+    )
+    .await
+    .unwrap();
     let workspace = mesh.workspace().display().to_string();
-    let spec = v1::TaskSpec { agent: "careful".to_owned(), workspace, policy: agent_policy, ..v1::TaskSpec::default() };
+    let spec = v1::TaskSpec {
+        agent: "careful".to_owned(),
+        workspace,
+        policy: agent_policy,
+        ..v1::TaskSpec::default()
+    };
     let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
     let recorder = conversation.record();
     conversation.say("Do it.").await;
     conversation.in_phase(TaskPhase::AwaitApproval).await;
     let approval = id(&pending(&mesh, &conversation).await.pop().expect("something is asked"));
     construct(&mesh, &["approval", "approve", &approval, "-o", "json"]).await;
-    construct_tests::client::file_when(&mesh.workspace().join("log"), |text| text.contains("begun")).await;
+    construct_tests::client::file_when(&mesh.workspace().join("log"), |text| {
+        text.contains("begun")
+    })
+    .await;
     mesh.crash(Service::Interpreter).await.unwrap();
     let asking = Asking { conversation, recorder, approval };
     assert_eq!(asking.ended().await, "OutcomeUnknown");

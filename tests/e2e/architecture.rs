@@ -1,5 +1,5 @@
-//! Who depends on whom, held against `tests/architecture.txt`, so that a new edge is a visible line in a diff; and what is
-//! deliberately absent.
+//! Who depends on whom, held against `tests/architecture.txt`, so that a new edge is a visible line
+//! in a diff; and what is deliberately absent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,11 +12,18 @@ use serde_json::Value;
 /// Crates that have one user each.
 const WATCHED: [&str; 6] = ["async-nats", "ractor", "reqwest", "rustls", "sqlx", "wasmtime"];
 /// What no finished code holds. Written so that this file does not hold it either.
-const ABSENT: [&str; 4] =
-    [concat!("to", "do!("), concat!("unimpl", "emented!("), concat!("#[ig", "nore"), concat!("dbg", "!(")];
+const ABSENT: [&str; 4] = [
+    concat!("to", "do!("),
+    concat!("unimpl", "emented!("),
+    concat!("#[ig", "nore"),
+    concat!("dbg", "!("),
+];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the workspace").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the tests lie in the workspace")
+        .to_owned()
 }
 
 /// Crate by crate, what it depends on: always, and for its tests.
@@ -92,12 +99,19 @@ fn the_rules_of_who_may_depend_on_whom_hold() {
     let only = |library: &str, users: &[&str]| {
         for (name, (always, tests)) in &graph {
             let uses = always.contains(library) || tests.contains(library);
-            assert!(!uses || users.contains(&name.as_str()), "{name} depends on {library}; only {users:?} may");
+            assert!(
+                !uses || users.contains(&name.as_str()),
+                "{name} depends on {library}; only {users:?} may"
+            );
         }
     };
     for service in services {
-        // The benchmarks and the tests start the services' programs; one benchmark measures the sandbox by itself.
-        only(service, if service == "construct-interpreter" { &["construct-benches"] } else { &[] });
+        // The benchmarks and the tests start the services' programs; one benchmark measures the
+        // sandbox by itself.
+        only(
+            service,
+            if service == "construct-interpreter" { &["construct-benches"] } else { &[] },
+        );
     }
     // The benchmarks measure the floor, which is both used bare.
     only("sqlx", &["construct-store", "construct-benches"]);
@@ -121,11 +135,19 @@ fn the_rules_of_who_may_depend_on_whom_hold() {
         ),
         (
             "construct-providers",
-            &["construct-bus", "construct-domain", "construct-proto", "construct-runtime", "reqwest", "rustls"],
+            &[
+                "construct-bus",
+                "construct-domain",
+                "construct-proto",
+                "construct-runtime",
+                "reqwest",
+                "rustls",
+            ],
         ),
     ] {
         let (always, _) = &graph[name];
-        let beyond: Vec<&String> = always.iter().filter(|dependency| !allowed.contains(&dependency.as_str())).collect();
+        let beyond: Vec<&String> =
+            always.iter().filter(|dependency| !allowed.contains(&dependency.as_str())).collect();
         assert!(beyond.is_empty(), "{name} depends on {beyond:?}");
     }
 }

@@ -1,9 +1,11 @@
-//! Files of messages, through the whole mesh: shown to the model as the vendor takes them, saved by scripts, and named when they are not
-//! shown.
+//! Files of messages, through the whole mesh: shown to the model as the vendor takes them, saved by
+//! scripts, and named when they are not shown.
 
 use construct_bus::files::{Sha256, Store};
 use construct_domain::OrganizationId;
-use construct_proto::v1::{self, FileState, TurnOutcome, block::Block, file_service_client::FileServiceClient};
+use construct_proto::v1::{
+    self, FileState, TurnOutcome, block::Block, file_service_client::FileServiceClient,
+};
 use construct_tests::{
     client::{Conversation, PATIENCE},
     mesh::Mesh,
@@ -15,12 +17,12 @@ use tonic::transport::Channel;
 
 /// A picture of one pixel.
 const PNG: &[u8] = &[
-    0x89, b'P', b'N', b'G', 0x0D, 0x0A, 0x1A, 0x0A, 0, 0, 0, 13, b'I', b'H', b'D', b'R', 0, 0, 0, 1, 0, 0, 0, 1, 8, 6,
-    0, 0, 0, 0x1F, 0x15, 0xC4, 0x89, 0, 0, 0, 13, b'I', b'D', b'A', b'T', 0x78, 0xDA, 0x63, 0x64, 0xF8, 0xCF, 0x50,
-    0x0F, 0, 3, 0x86, 1, 0x80, 0x5A, 0x34, 0x7D, 0x6B, 0, 0, 0, 0, b'I', b'E', b'N', b'D', 0xAE, 0x42, 0x60, 0x82,
+    0x89, b'P', b'N', b'G', 0x0D, 0x0A, 0x1A, 0x0A, 0, 0, 0, 13, b'I', b'H', b'D', b'R', 0, 0, 0,
+    1, 0, 0, 0, 1, 8, 6, 0, 0, 0, 0x1F, 0x15, 0xC4, 0x89, 0, 0, 0, 13, b'I', b'D', b'A', b'T',
+    0x78, 0xDA, 0x63, 0x64, 0xF8, 0xCF, 0x50, 0x0F, 0, 3, 0x86, 1, 0x80, 0x5A, 0x34, 0x7D, 0x6B, 0,
+    0, 0, 0, b'I', b'E', b'N', b'D', 0xAE, 0x42, 0x60, 0x82,
 ];
-const PNG_BASE64: &str =
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
+const PNG_BASE64: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 
 /// Bytes of one part.
 const PART: usize = 1 << 20;
@@ -31,7 +33,12 @@ fn files(mesh: &Mesh) -> FileServiceClient<Channel> {
 
 async fn upload(mesh: &Mesh, name: &str, media_type: &str, content: &[u8]) -> String {
     let size = i64::try_from(content.len()).unwrap();
-    let spec = v1::FileSpec { name: name.into(), media_type: media_type.into(), size, sha256: String::new() };
+    let spec = v1::FileSpec {
+        name: name.into(),
+        media_type: media_type.into(),
+        size,
+        sha256: String::new(),
+    };
     let request = v1::CreateFileRequest { spec: Some(spec), idempotency_key: String::new() };
     let mut file = files(mesh).create_file(request).await.unwrap().into_inner();
     let id = file.metadata.as_ref().unwrap().id.clone();
@@ -55,18 +62,23 @@ async fn begin(mesh: &Mesh, name: &str, vendor: &VendorServer) -> Conversation {
     };
     mesh.agent(name, provider).await.unwrap();
     // With a title, no model call is made for one.
-    let spec = v1::TaskSpec { agent: name.into(), title: "A job".into(), ..v1::TaskSpec::default() };
+    let spec =
+        v1::TaskSpec { agent: name.into(), title: "A job".into(), ..v1::TaskSpec::default() };
     mesh.client().unwrap().begin_as(spec).await.unwrap()
 }
 
 /// Says something and shows files; waits until that is answered.
 async fn show(conversation: &Conversation, text: &str, files: &[&str]) {
     let words = Block::Text(v1::Text { text: text.into() });
-    let shown =
-        files.iter().map(|file| Block::Attachment(v1::Attachment { file: (*file).into(), ..Default::default() }));
-    let blocks = std::iter::once(words).chain(shown).map(|block| v1::Block { block: Some(block) }).collect();
-    let spec = v1::MessageSpec { task: conversation.id().into(), blocks, ..v1::MessageSpec::default() };
-    let request = v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
+    let shown = files.iter().map(|file| {
+        Block::Attachment(v1::Attachment { file: (*file).into(), ..Default::default() })
+    });
+    let blocks =
+        std::iter::once(words).chain(shown).map(|block| v1::Block { block: Some(block) }).collect();
+    let spec =
+        v1::MessageSpec { task: conversation.id().into(), blocks, ..v1::MessageSpec::default() };
+    let request =
+        v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
     conversation.client().messages().create_message(request).await.unwrap();
     let status = conversation.settled().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
@@ -87,7 +99,8 @@ async fn files_are_shown_saved_and_named_through_the_whole_mesh() {
     tokio::join!(a_picture_and_a_table(&mesh), more_than_fits_one_call(&mesh));
 }
 
-/// The picture is shown; the table is too large for that, and a script looks into it. Then the picture is deleted.
+/// The picture is shown; the table is too large for that, and a script looks into it. Then the
+/// picture is deleted.
 async fn a_picture_and_a_table(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
     let conversation = begin(mesh, "reader", &vendor).await;
@@ -122,11 +135,17 @@ async fn a_picture_and_a_table(mesh: &Mesh) {
             panic!("{}", request.body["messages"][0])
         };
         assert_eq!(words(asked), "What are these?");
-        assert!(words(about_picture).contains(&format!("dot.png (image/png, {} bytes, sha256:", PNG.len())));
+        assert!(
+            words(about_picture)
+                .contains(&format!("dot.png (image/png, {} bytes, sha256:", PNG.len()))
+        );
         let source = json!({"type": "base64", "media_type": "image/png", "data": PNG_BASE64});
         assert_eq!((&shown["type"], &shown["source"]), (&json!("image"), &source));
         let told = words(about_table);
-        assert!(told.contains("squares.csv") && told.contains("It is too large to be shown."), "{told}");
+        assert!(
+            told.contains("squares.csv") && told.contains("It is too large to be shown."),
+            "{told}"
+        );
         assert!(told.contains(&format!("save_file({squares:?}, \"squares.csv\")")), "{told}");
     }
     let result = content(&requests[1].body, 2)[0]["content"].as_str().unwrap();
@@ -160,7 +179,10 @@ async fn more_than_fits_one_call(mesh: &Mesh) {
     assert_eq!(content(last, 0).len(), 2);
     for message in [2, 4] {
         let shown = &content(last, message)[2];
-        assert_eq!((&shown["type"], shown["source"]["data"].as_str().unwrap().len()), (&json!("document"), 11_184_812));
+        assert_eq!(
+            (&shown["type"], shown["source"]["data"].as_str().unwrap().len()),
+            (&json!("document"), 11_184_812)
+        );
     }
     // While there was room it was shown.
     assert_eq!(content(&requests[1].body, 0)[2]["type"], "document");

@@ -1,5 +1,5 @@
-//! Backup and restore with the parts of `./dev backup` and `./dev restore` that know nothing of homes: what comes back is what was there, and
-//! goes on from there.
+//! Backup and restore with the parts of `./dev backup` and `./dev restore` that know nothing of
+//! homes: what comes back is what was there, and goes on from there.
 
 use std::{
     fs,
@@ -27,7 +27,10 @@ const PRELUDE: &str = "set -euo pipefail
 ";
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the repository").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the tests lie in the repository")
+        .to_owned()
 }
 
 /// Runs statements of the shell after the parts of `./dev`.
@@ -113,7 +116,12 @@ async fn what_was_backed_up_comes_back_and_goes_on() {
     run(&mesh, "backup_take \"$1\"", &[&backup]);
     for entry in fs::read_dir(&backup).unwrap() {
         let entry = entry.unwrap();
-        assert_eq!(entry.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{}", entry.path().display());
+        assert_eq!(
+            entry.metadata().unwrap().permissions().mode() & 0o777,
+            0o600,
+            "{}",
+            entry.path().display()
+        );
     }
     assert_eq!(fs::metadata(&backup).unwrap().permissions().mode() & 0o777, 0o700);
     destroy(&mesh).await;
@@ -123,7 +131,8 @@ async fn what_was_backed_up_comes_back_and_goes_on() {
     let listed = construct(&mesh, &["file", "list", "-o", "json"]).await;
     let file = listed["files"][0]["metadata"]["id"].as_str().unwrap();
     let restored = folder.path().join("notes.txt");
-    crate::identity::said(&mesh, None, &["file", "download", file, restored.to_str().unwrap()], "").await;
+    crate::identity::said(&mesh, None, &["file", "download", file, restored.to_str().unwrap()], "")
+        .await;
     assert_eq!(read(&restored), "what somebody has uploaded");
 
     let after = (talk.transcript().await.show(), asking.conversation.transcript().await.show());
@@ -136,7 +145,8 @@ async fn what_was_backed_up_comes_back_and_goes_on() {
     asking.ended().await;
     assert_eq!(read(&mesh.workspace().join("log")), "open\nafter\n");
 
-    // The same without its streams: what the script had done is not known, which is said, and it is not done again.
+    // The same without its streams: what the script had done is not known, which is said, and it is
+    // not done again.
     stop(&mut mesh).await;
     run(
         &mesh,
@@ -151,7 +161,10 @@ async fn what_was_backed_up_comes_back_and_goes_on() {
     assert!(transcript.result().error.starts_with("JournalUnreadable"), "{}", transcript.show());
     assert_eq!(read(&mesh.workspace().join("log")), "open\nafter\n");
     talk.ask("hello").await;
-    assert_eq!(talk.transcript().await.answers().last().map(String::as_str), Some("You said: hello"));
+    assert_eq!(
+        talk.transcript().await.answers().last().map(String::as_str),
+        Some("You said: hello")
+    );
 }
 
 #[tokio::test]
@@ -175,10 +188,16 @@ async fn a_backup_that_is_not_whole_or_does_not_fit_is_refused() {
     assert!(!backup.join("master.key").exists(), "keys are kept only when that is asked for");
     let check = format!("{with_keys}backup_check \"$1\"; backup_keys_missing \"$1\"");
     let nothing_missing = shell(&mesh, &check, &[&backup, &keys]);
-    assert!(nothing_missing.status.success() && nothing_missing.stdout.is_empty(), "{nothing_missing:?}");
+    assert!(
+        nothing_missing.status.success() && nothing_missing.stdout.is_empty(),
+        "{nothing_missing:?}"
+    );
     fs::write(&keys, "other:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=").unwrap();
     let missing = shell(&mesh, &check, &[&backup, &keys]);
-    assert!(String::from_utf8_lossy(&missing.stdout).starts_with("old (master.key)\nk"), "{missing:?}");
+    assert!(
+        String::from_utf8_lossy(&missing.stdout).starts_with("old (master.key)\nk"),
+        "{missing:?}"
+    );
 
     assert!(refused(&mesh, "backup_take \"$1\"", &[&backup]).contains("exists already"));
     let kept = folder.path().join("with-keys");
@@ -197,10 +216,16 @@ async fn a_backup_that_is_not_whole_or_does_not_fit_is_refused() {
     assert!(spoil("data.tar.gz", "something else").contains("its checksum is another one"));
     assert!(spoil("manifest", "construct-backup 2\n").contains("another version"));
     assert!(spoil("manifest", "construct-backup 1\nschema 1\n").contains("not whole"));
-    let newer = manifest.lines().map(|line| if line.starts_with("schema ") { "schema 9999" } else { line });
-    assert!(spoil("manifest", &newer.collect::<Vec<_>>().join("\n")).contains("of a newer version"));
-    let newer = manifest.lines().map(|line| if line.starts_with("nats ") { "nats 99.0.0" } else { line });
-    assert!(spoil("manifest", &newer.collect::<Vec<_>>().join("\n")).contains("begin with empty ones"));
+    let newer =
+        manifest.lines().map(|line| if line.starts_with("schema ") { "schema 9999" } else { line });
+    assert!(
+        spoil("manifest", &newer.collect::<Vec<_>>().join("\n")).contains("of a newer version")
+    );
+    let newer =
+        manifest.lines().map(|line| if line.starts_with("nats ") { "nats 99.0.0" } else { line });
+    assert!(
+        spoil("manifest", &newer.collect::<Vec<_>>().join("\n")).contains("begin with empty ones")
+    );
     assert!(refused(&mesh, check, &[folder.path()]).contains("no manifest"));
     fs::rename(backup.join("database.dump"), folder.path().join("dump")).unwrap();
     assert!(refused(&mesh, check, &[&backup]).contains("database.dump is missing"));

@@ -67,7 +67,13 @@ impl Job {
     /// Sends a signal (`INT`, …).
     fn signal(&self, name: &str) {
         let id = self.child.id().expect("the command runs").to_string();
-        assert!(std::process::Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
+        assert!(
+            std::process::Command::new("kill")
+                .args([&format!("-{name}"), &id])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     /// Waits for a line with this on standard error.
@@ -85,11 +91,17 @@ impl Job {
     /// Waits for its end.
     async fn done(mut self) -> Done {
         // Both at once: who writes more than a pipe holds waits for a reader.
-        let rest = async { tokio::join!(self.errors.read_to_string(&mut self.told), self.child.wait_with_output()) };
+        let rest = async {
+            tokio::join!(self.errors.read_to_string(&mut self.told), self.child.wait_with_output())
+        };
         let (errors, done) = timeout(PATIENCE, rest).await.expect("the command ends");
         errors.unwrap();
         let done = done.unwrap();
-        Done { status: done.status, output: String::from_utf8(done.stdout).unwrap(), errors: self.told }
+        Done {
+            status: done.status,
+            output: String::from_utf8(done.stdout).unwrap(),
+            errors: self.told,
+        }
     }
 }
 
@@ -130,9 +142,13 @@ async fn jobs_and_questions_from_the_command_line() {
     let workspace = mesh.workspace().display().to_string();
     let run = async |arguments: &[&str], input: &str| construct(&mesh, arguments, input).await;
 
-    let text = run(&["exec", "--agent", "worker", "--workspace", &workspace, "count them"], "").await;
+    let text =
+        run(&["exec", "--agent", "worker", "--workspace", &workspace, "count them"], "").await;
     assert_eq!(text.code(), 0, "{text:?}");
-    assert!(text.output.contains("There are 3\n3."), "the answer goes to standard output: {text:?}");
+    assert!(
+        text.output.contains("There are 3\n3."),
+        "the answer goes to standard output: {text:?}"
+    );
     assert!(
         !text.output.contains("create_file") && text.errors.contains("create_file"),
         "the work is told aside: {text:?}"
@@ -143,7 +159,10 @@ async fn jobs_and_questions_from_the_command_line() {
     let done = run(&["exec", "-o", "json"], "count these\nas well\n").await;
     assert_eq!(done.code(), 0, "{done:?}");
     let report = done.json();
-    assert_eq!((&report["outcome"], &report["text"]), (&json!("completed"), &json!("There are 3\n3.")));
+    assert_eq!(
+        (&report["outcome"], &report["text"]),
+        (&json!("completed"), &json!("There are 3\n3."))
+    );
     assert_eq!(report["error"], Value::Null);
     assert_eq!(report["tool_uses"], json!({"create_file": 1, "read_file": 1}));
     let cost = 30 * 3_000_000 + 5 * 15_000_000;
@@ -153,13 +172,20 @@ async fn jobs_and_questions_from_the_command_line() {
     let failed = run(&["exec", "-o", "json", "locked"], "").await;
     assert_eq!(failed.code(), 1, "{failed:?}");
     let report = failed.json();
-    assert_eq!((&report["outcome"], &report["error"]["code"]), (&json!("failed"), &json!("AUTHENTICATION")));
+    assert_eq!(
+        (&report["outcome"], &report["error"]["code"]),
+        (&json!("failed"), &json!("AUTHENTICATION"))
+    );
     let failed = run(&["exec", "locked"], "").await;
     assert_eq!((failed.code(), failed.output.as_str()), (1, ""));
     assert!(failed.errors.contains("the key is refused"), "{failed:?}");
 
     let limited = run(&["exec", "--max-turns", "2", "-o", "json", "endless"], "").await;
-    assert_eq!((limited.code(), &limited.json()["outcome"]), (5, &json!("max_turns")), "{limited:?}");
+    assert_eq!(
+        (limited.code(), &limited.json()["outcome"]),
+        (5, &json!("max_turns")),
+        "{limited:?}"
+    );
     let timed = run(&["exec", "--timeout", "1s", "-o", "json", "stall"], "").await;
     assert_eq!((timed.code(), &timed.json()["outcome"]), (4, &json!("cancelled")), "{timed:?}");
     let usage = run(&["exec", "  "], "").await;
@@ -170,7 +196,8 @@ async fn jobs_and_questions_from_the_command_line() {
 
     // Nobody is there.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let away = command(&format!("http://127.0.0.1:{port}"), &["task", "list"]).output().await.unwrap();
+    let away =
+        command(&format!("http://127.0.0.1:{port}"), &["task", "list"]).output().await.unwrap();
     assert_eq!(away.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&away.stderr).contains("cannot be reached"));
 
@@ -194,7 +221,9 @@ async fn jobs_and_questions_from_the_command_line() {
 #[tokio::test]
 async fn the_mesh_can_be_tapped() {
     let mesh = Mesh::start().await.unwrap();
-    mesh.scripted_agent("worker", &json!({"turns": [{"code": "1 + 1"}, {"text": "two"}]})).await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"code": "1 + 1"}, {"text": "two"}]}))
+        .await
+        .unwrap();
     let mut tap = command(&mesh.gateway_url(), &["tap", "-o", "json"])
         .env("CONSTRUCT_NATS_URL", mesh.nats.url_of(User::Tap))
         .spawn()
@@ -214,13 +243,18 @@ async fn the_mesh_can_be_tapped() {
     let wanted = ["TaskWake", "ModelInvoke", "StepResult", "CodeExecute", "JournalEntry", "Event"];
     let mut seen: Vec<String> = Vec::new();
     until("each kind of message to be tapped", PATIENCE, async || {
-        while let Ok(Ok(Some(line))) = timeout(std::time::Duration::from_millis(300), lines.next_line()).await {
-            let message: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        while let Ok(Ok(Some(line))) =
+            timeout(std::time::Duration::from_millis(300), lines.next_line()).await
+        {
+            let message: Value =
+                serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
             assert!(message["subject"].as_str().unwrap().starts_with("construct.v1."), "{message}");
             seen.push(line);
         }
-        let missing: Vec<&str> =
-            wanted.into_iter().filter(|name| !seen.iter().any(|line| line.contains(&format!(".{name}\"")))).collect();
+        let missing: Vec<&str> = wanted
+            .into_iter()
+            .filter(|name| !seen.iter().any(|line| line.contains(&format!(".{name}\""))))
+            .collect();
         if missing.is_empty() { Ok(()) } else { Err((missing, seen.last().cloned())) }
     })
     .await;
@@ -260,7 +294,10 @@ async fn a_job_is_watched_to_its_end_though_the_gateway_dies() {
     ]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     let workspace = mesh.workspace().display().to_string();
-    let job = command(&mesh.gateway_url(), &["exec", "--workspace", &workspace, "-o", "json", "go"]).spawn().unwrap();
+    let job =
+        command(&mesh.gateway_url(), &["exec", "--workspace", &workspace, "-o", "json", "go"])
+            .spawn()
+            .unwrap();
     construct_tests::client::file_when(&mesh.workspace().join("begun"), |_| true).await;
     mesh.crash(Service::Gateway).await.unwrap();
     std::fs::write(mesh.workspace().join("go"), "").unwrap();

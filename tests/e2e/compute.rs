@@ -1,4 +1,5 @@
-//! Pools of interpreters: a task's scripts run where it says, with that pool's limits, and wait for it when nobody serves it.
+//! Pools of interpreters: a task's scripts run where it says, with that pool's limits, and wait for
+//! it when nobody serves it.
 
 use construct_proto::v1::{self, TurnOutcome};
 use construct_tests::{
@@ -38,15 +39,27 @@ async fn a_pool_of_the_operators_is_served_by_its_own_process_with_its_own_limit
     let client = mesh.client().unwrap();
     let begin = async |compute: &str| {
         let workspace = mesh.workspace().display().to_string();
-        let spec = v1::TaskSpec { agent: "worker".into(), workspace, compute: compute.into(), ..Default::default() };
+        let spec = v1::TaskSpec {
+            agent: "worker".into(),
+            workspace,
+            compute: compute.into(),
+            ..Default::default()
+        };
         client.begin_as(spec).await
     };
 
     // What does not exist is refused, and what does is named.
     let refused = begin("gpu").await.expect_err("there is no such pool");
     assert_refused(&refused, "spec.compute");
-    let update = v1::UpdateAgentRequest { agent: "worker".into(), compute: Some("gpu".into()), ..Default::default() };
-    assert_refused(&client.agents().update_agent(update).await.expect_err("there is no such pool"), "compute");
+    let update = v1::UpdateAgentRequest {
+        agent: "worker".into(),
+        compute: Some("gpu".into()),
+        ..Default::default()
+    };
+    assert_refused(
+        &client.agents().update_agent(update).await.expect_err("there is no such pool"),
+        "compute",
+    );
 
     // The same script, two pools; and one workspace for both.
     let (small, large) = (begin("").await.unwrap(), begin("bench").await.unwrap());
@@ -56,7 +69,9 @@ async fn a_pool_of_the_operators_is_served_by_its_own_process_with_its_own_limit
     assert!(answer(&large, "large").await.contains("96"), "it fits into bench");
     assert!(answer(&large, "write").await.contains("written"));
     assert!(answer(&small, "read").await.contains("from one pool"));
-    for (conversation, pool) in [(&small, "cpu-2"), (&large, "bench"), (&large, "bench"), (&small, "cpu-2")] {
+    for (conversation, pool) in
+        [(&small, "cpu-2"), (&large, "bench"), (&large, "bench"), (&small, "cpu-2")]
+    {
         let command = commands.next().await.expect("it is tapped");
         let expected = format!("construct.v1.cmd.code.execute.{pool}.{}", conversation.id());
         assert_eq!(command.subject, expected);
@@ -72,10 +87,12 @@ async fn a_pool_of_the_operators_is_served_by_its_own_process_with_its_own_limit
     assert_eq!(large.settled().await.status.unwrap().last_outcome(), TurnOutcome::Completed);
     assert!(large.transcript().await.answers().pop().unwrap().contains("from one pool"));
 
-    // A workspace that no interpreter of the pool has described yet: not even the model can be asked.
+    // A workspace that no interpreter of the pool has described yet: not even the model can be
+    // asked.
     mesh.ready(Service::Interpreter).await.unwrap();
     mesh.kill(Service::Interpreter).unwrap();
-    let own = v1::TaskSpec { agent: "worker".into(), compute: "bench".into(), ..Default::default() };
+    let own =
+        v1::TaskSpec { agent: "worker".into(), compute: "bench".into(), ..Default::default() };
     let own = client.begin_as(own).await.unwrap();
     own.say("large").await;
     // With what is behind that.
@@ -90,8 +107,14 @@ fn assert_refused(status: &Status, field: &str) {
     assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
     let details = status.get_error_details();
     let violations = &details.bad_request().expect("it names the field").field_violations;
-    assert_eq!(violations.iter().map(|violation| violation.field.as_str()).collect::<Vec<_>>(), [field]);
-    assert!(violations[0].description.contains("no pool `gpu`; there are `cpu-2`, `bench`"), "{violations:?}");
+    assert_eq!(
+        violations.iter().map(|violation| violation.field.as_str()).collect::<Vec<_>>(),
+        [field]
+    );
+    assert!(
+        violations[0].description.contains("no pool `gpu`; there are `cpu-2`, `bench`"),
+        "{violations:?}"
+    );
 }
 
 async fn answer(conversation: &Conversation, said: &str) -> String {

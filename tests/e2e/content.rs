@@ -1,5 +1,5 @@
-//! What goes beyond plain text, through the whole mesh: images and files, thinking that has to come back, models that
-//! cannot call tools.
+//! What goes beyond plain text, through the whole mesh: images and files, thinking that has to come
+//! back, models that cannot call tools.
 
 use construct_proto::v1::{self, TurnOutcome, block::Block};
 use construct_tests::{
@@ -19,14 +19,17 @@ async fn begin(mesh: &Mesh, provider: v1::ModelProviderSpec) -> Conversation {
     mesh.agent(&name, provider).await.unwrap();
     let workspace = mesh.folder(&name).unwrap().display().to_string();
     // With a title, no model call is made for one.
-    let spec = v1::TaskSpec { agent: name, workspace, title: "A job".into(), ..v1::TaskSpec::default() };
+    let spec =
+        v1::TaskSpec { agent: name, workspace, title: "A job".into(), ..v1::TaskSpec::default() };
     mesh.client().unwrap().begin_as(spec).await.unwrap()
 }
 
 async fn show(conversation: &Conversation, blocks: Vec<Block>) -> v1::Task {
     let blocks = blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect();
-    let spec = v1::MessageSpec { task: conversation.id().into(), blocks, ..v1::MessageSpec::default() };
-    let request = v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
+    let spec =
+        v1::MessageSpec { task: conversation.id().into(), blocks, ..v1::MessageSpec::default() };
+    let request =
+        v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
     conversation.client().messages().create_message(request).await.unwrap();
     conversation.settled().await
 }
@@ -48,7 +51,11 @@ fn completed(task: v1::Task) {
 #[tokio::test]
 async fn images_thinking_and_models_without_tools_work_through_the_whole_mesh() {
     let mesh = Mesh::start().await.unwrap();
-    tokio::join!(a_large_image_and_thinking(&mesh), a_signature_goes_back(&mesh), a_model_without_tools(&mesh));
+    tokio::join!(
+        a_large_image_and_thinking(&mesh),
+        a_signature_goes_back(&mesh),
+        a_model_without_tools(&mesh)
+    );
 }
 
 /// The image alone is larger than what NATS takes in one message.
@@ -82,7 +89,9 @@ async fn a_large_image_and_thinking(mesh: &Mesh) {
         matches!(&asked.blocks[1].block, Some(Block::Attachment(shown)) if shown.data == image && shown.name == "big.png")
     );
     let answer = transcript.of(v1::MessageSource::Assistant)[0].spec.clone().unwrap();
-    let Some(Block::Thinking(thinking)) = &answer.blocks[0].block else { panic!("no thinking: {answer:?}") };
+    let Some(Block::Thinking(thinking)) = &answer.blocks[0].block else {
+        panic!("no thinking: {answer:?}")
+    };
     assert_eq!((thinking.text.as_str(), thinking.vendor.as_str()), ("Hm.", "bedrock"));
     let last = transcript.of(v1::MessageSource::Assistant)[1];
     let usage = transcript::status(last).usage.unwrap();
@@ -91,20 +100,33 @@ async fn a_large_image_and_thinking(mesh: &Mesh) {
     let requests = vendor.requests();
     assert_eq!(requests.len(), 2);
     for request in &requests {
-        assert!(request.header("authorization").starts_with("AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/"));
+        assert!(
+            request.header("authorization").starts_with("AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/")
+        );
         assert_eq!(request.header("x-amz-security-token"), "a/session+token=");
         let image = &request.body["messages"][0]["content"][1]["image"];
-        assert_eq!((&image["format"], image["source"]["bytes"].as_str().unwrap().len()), (&json!("png"), 2_666_668));
+        assert_eq!(
+            (&image["format"], image["source"]["bytes"].as_str().unwrap().len()),
+            (&json!("png"), 2_666_668)
+        );
     }
     let content = &requests[1].body["messages"][1]["content"];
-    assert_eq!(content[0], json!({"reasoningContent": {"reasoningText": {"text": "Hm.", "signature": PROOF}}}));
+    assert_eq!(
+        content[0],
+        json!({"reasoningContent": {"reasoningText": {"text": "Hm.", "signature": PROOF}}})
+    );
     assert_eq!(content[2]["toolUse"]["toolUseId"], "tooluse_1");
 }
 
 async fn a_signature_goes_back(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
     vendor
-        .reply(gemini::Answer::empty().and_thought("I plan.").and_code("call_1", "1 + 1", PROOF).reply())
+        .reply(
+            gemini::Answer::empty()
+                .and_thought("I plan.")
+                .and_code("call_1", "1 + 1", PROOF)
+                .reply(),
+        )
         .reply(gemini::Answer::text("Two.").and_signature("the-last").reply())
         .reply(gemini::Answer::text("You are welcome.").reply());
     let provider = v1::ModelProviderSpec {
@@ -138,8 +160,10 @@ async fn a_model_without_tools(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
     vendor
         .reply(
-            ollama::Answer::text("I count.\n```construct\nprint(read_file('n.txt').length)\n```\nIt printed 9.")
-                .reply(),
+            ollama::Answer::text(
+                "I count.\n```construct\nprint(read_file('n.txt').length)\n```\nIt printed 9.",
+            )
+            .reply(),
         )
         .reply(ollama::Answer::text("There are three.").reply());
     let provider = v1::ModelProviderSpec {
@@ -165,12 +189,14 @@ async fn a_model_without_tools(mesh: &Mesh) {
 
     let requests = vendor.requests();
     assert!(
-        requests
-            .iter()
-            .all(|request| request.body.get("tools").is_none() && request.header("authorization").is_empty())
+        requests.iter().all(|request| request.body.get("tools").is_none()
+            && request.header("authorization").is_empty())
     );
     let messages = requests[1].body["messages"].as_array().unwrap();
     let contents: Vec<&Value> = messages[1..].iter().map(|message| &message["content"]).collect();
     let script = "I count.\n\n\n```construct\nprint(read_file('n.txt').length)\n```";
-    assert_eq!(contents, [&json!("How many letters?"), &json!(script), &json!("<result>\n3\n</result>")]);
+    assert_eq!(
+        contents,
+        [&json!("How many letters?"), &json!(script), &json!("<result>\n3\n</result>")]
+    );
 }

@@ -41,7 +41,10 @@ async fn fill(conversation: &Conversation) -> v1::TaskStatus {
     for _ in 0..12 {
         let status = conversation.ask(&words(2_000)).await.status.unwrap();
         assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
-        assert!(status.context_tokens > 0 && status.context_tokens < status.context_room, "{status:?}");
+        assert!(
+            status.context_tokens > 0 && status.context_tokens < status.context_room,
+            "{status:?}"
+        );
         if status.compacted_through > 0 {
             return status;
         }
@@ -76,7 +79,11 @@ async fn a_long_conversation_is_summed_up_again_and_again_and_stays_listed() {
     }
     assert_eq!(told[1].through_position, last.compacted_through);
     let transcript = conversation.transcript().await;
-    assert_eq!(transcript.of(MessageSource::User).len(), transcript.answers().len(), "everything is listed");
+    assert_eq!(
+        transcript.of(MessageSource::User).len(),
+        transcript.answers().len(),
+        "everything is listed"
+    );
     let answer = i64::from(transcript.answers().len() as u32);
     assert!(answer * 2 == last.message_count, "a summary is no message");
 
@@ -97,9 +104,14 @@ async fn a_long_conversation_is_summed_up_again_and_again_and_stays_listed() {
         ..Default::default()
     };
     client.tasks().rewind_task(request).await.unwrap();
-    let back = conversation.task_when("the task to be taken back", |_, status| status.compacted_through == 0).await;
+    let back = conversation
+        .task_when("the task to be taken back", |_, status| status.compacted_through == 0)
+        .await;
     assert_eq!(back.status.unwrap().phase(), v1::TaskPhase::AwaitInput);
-    assert_eq!(conversation.ask(&words(10)).await.status.unwrap().last_outcome(), TurnOutcome::Completed);
+    assert_eq!(
+        conversation.ask(&words(10)).await.status.unwrap().last_outcome(),
+        TurnOutcome::Completed
+    );
 }
 
 #[tokio::test]
@@ -127,18 +139,28 @@ async fn a_summary_survives_the_death_of_whoever_makes_it_and_is_explained_meanw
     };
     client.tasks().update_task(request).await.unwrap();
     conversation.say(&words(100)).await;
-    let waits =
-        construct_tests::wait::until("the summary to be asked for", construct_tests::client::PATIENCE, async || {
+    let waits = construct_tests::wait::until(
+        "the summary to be asked for",
+        construct_tests::client::PATIENCE,
+        async || {
             let why = conversation.explain().await.map_err(|status| status.to_string())?;
-            if why.waiting_for.contains("a summary of the conversation") { Ok(why) } else { Err(format!("{why:?}")) }
-        })
-        .await;
+            if why.waiting_for.contains("a summary of the conversation") {
+                Ok(why)
+            } else {
+                Err(format!("{why:?}"))
+            }
+        },
+    )
+    .await;
     assert!(waits.deadline.is_some());
     mesh.crash(Service::Reconciler).await.unwrap();
     mesh.crash(Service::Providers).await.unwrap();
     let status = conversation.settled().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
-    assert!(status.compacted_through > 0 && status.context_tokens < status.context_room, "{status:?}");
+    assert!(
+        status.compacted_through > 0 && status.context_tokens < status.context_room,
+        "{status:?}"
+    );
     let told = compactions(&recorder.until_sequence(status.event_sequence).await);
     assert!(matches!(told.as_slice(), [one] if one.summary), "{told:?}");
 }
@@ -179,7 +201,8 @@ async fn what_is_pinned_is_told_in_every_call_also_after_a_summary_and_to_a_smal
     }
     // With a title, no model call is made for one.
     let (agent, title, pinned) = ("large".to_owned(), "A job".to_owned(), vec![PORT.to_owned()]);
-    let conversation = client.begin_as(v1::TaskSpec { agent, title, pinned, ..Default::default() }).await.unwrap();
+    let conversation =
+        client.begin_as(v1::TaskSpec { agent, title, pinned, ..Default::default() }).await.unwrap();
     let pin = async |agent: Option<&str>, facts: &[&str]| {
         let facts = facts.iter().map(|fact| (*fact).to_owned()).collect();
         let request = v1::UpdateTaskRequest {
@@ -195,12 +218,19 @@ async fn what_is_pinned_is_told_in_every_call_also_after_a_summary_and_to_a_smal
     fill(&conversation).await;
     let requests = vendor.requests();
     let summaries: Vec<_> = requests.iter().filter(|request| wants_summary(request)).collect();
-    assert!(matches!(summaries.as_slice(), [one] if !system(one).contains(PORT)), "{}", summaries.len());
+    assert!(
+        matches!(summaries.as_slice(), [one] if !system(one).contains(PORT)),
+        "{}",
+        summaries.len()
+    );
     for request in requests.iter().filter(|request| !wants_summary(request)) {
         assert_eq!(system(request).matches(PORT).count(), 1, "{}", system(request));
     }
     let after = newest();
-    assert!(!wants_summary(&after) && after.body["messages"].to_string().contains("To remember."), "{after:?}");
+    assert!(
+        !wants_summary(&after) && after.body["messages"].to_string().contains("To remember."),
+        "{after:?}"
+    );
 
     // It has its place in what the model can see.
     let long = "abc ".repeat(500);
@@ -210,12 +240,16 @@ async fn what_is_pinned_is_told_in_every_call_also_after_a_summary_and_to_a_smal
     assert!(with.context_tokens > without.context_tokens + 500, "{with:?} after {without:?}");
     conversation.ask(&words(3_500)).await;
 
-    // What is pinned in between is told from the next call on, also to a model that sees less, for which the conversation is summed up again.
+    // What is pinned in between is told from the next call on, also to a model that sees less, for
+    // which the conversation is summed up again.
     pin(Some("small"), &[PORT, ANN]).await;
     let status = conversation.ask(&words(100)).await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
     let is_of_small = |request: &Captured| request.body["model"] == "small";
-    assert!(vendor.requests().iter().any(|request| is_of_small(request) && wants_summary(request)), "{status:?}");
+    assert!(
+        vendor.requests().iter().any(|request| is_of_small(request) && wants_summary(request)),
+        "{status:?}"
+    );
     let asked = newest();
     assert!(is_of_small(&asked) && !wants_summary(&asked));
     assert!(system(&asked).ends_with(&format!("\n- {PORT}\n- {ANN}\n")), "{}", system(&asked));
@@ -248,10 +282,16 @@ async fn what_a_vendor_refuses_as_too_long_is_cut_and_asked_again() {
     }
     let status = conversation.ask("Is it too much?").await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
-    assert_eq!(conversation.transcript().await.answers().last().map(String::as_str), Some("That fits."));
+    assert_eq!(
+        conversation.transcript().await.answers().last().map(String::as_str),
+        Some("That fits.")
+    );
     // No summary could be had, as the model had nothing to say: the oldest exchanges are left out.
     let told = compactions(&recorder.until_sequence(status.event_sequence).await);
-    assert!(matches!(told.as_slice(), [one] if !one.summary && one.text.contains("left out")), "{told:?}");
+    assert!(
+        matches!(told.as_slice(), [one] if !one.summary && one.text.contains("left out")),
+        "{told:?}"
+    );
 }
 
 #[tokio::test]

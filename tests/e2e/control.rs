@@ -1,9 +1,11 @@
-//! What people ask for while a task works: cancelling and suspending wherever it is, messages that do not wait, and taking a
-//! conversation back, changing it and copying it.
+//! What people ask for while a task works: cancelling and suspending wherever it is, messages that
+//! do not wait, and taking a conversation back, changing it and copying it.
 
 mod latency;
 
-use construct_proto::v1::{self, MessagePriority, MessageSource, TaskPhase, TurnOutcome, event::Payload};
+use construct_proto::v1::{
+    self, MessagePriority, MessageSource, TaskPhase, TurnOutcome, event::Payload,
+};
 use construct_tests::{
     client::{Conversation, PATIENCE, file_when, id},
     mesh::{Mesh, Service},
@@ -24,11 +26,17 @@ async fn interrupt(conversation: &Conversation, words: &str) -> v1::Message {
         blocks: vec![v1::Block { block: Some(block) }],
         priority: MessagePriority::Interrupt.into(),
     };
-    let request = v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
+    let request =
+        v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
     conversation.client().messages().create_message(request).await.unwrap().into_inner()
 }
 
-async fn edit(conversation: &Conversation, message: &v1::Message, words: &str, key: &str) -> v1::Message {
+async fn edit(
+    conversation: &Conversation,
+    message: &v1::Message,
+    words: &str,
+    key: &str,
+) -> v1::Message {
     let block = v1::block::Block::Text(v1::Text { text: words.to_owned() });
     let request = v1::EditMessageRequest {
         message: id(message.metadata.as_ref()),
@@ -38,7 +46,11 @@ async fn edit(conversation: &Conversation, message: &v1::Message, words: &str, k
     conversation.client().messages().edit_message(request).await.unwrap().into_inner()
 }
 
-async fn rewind(conversation: &Conversation, message: &v1::Message, keep: bool) -> Result<v1::Task, tonic::Status> {
+async fn rewind(
+    conversation: &Conversation,
+    message: &v1::Message,
+    keep: bool,
+) -> Result<v1::Task, tonic::Status> {
     let request = v1::RewindTaskRequest {
         task: conversation.id().to_owned(),
         message: id(message.metadata.as_ref()),
@@ -48,7 +60,10 @@ async fn rewind(conversation: &Conversation, message: &v1::Message, keep: bool) 
     Ok(conversation.client().tasks().rewind_task(request).await?.into_inner())
 }
 
-async fn fork(conversation: &Conversation, message: &v1::Message) -> Result<Conversation, tonic::Status> {
+async fn fork(
+    conversation: &Conversation,
+    message: &v1::Message,
+) -> Result<Conversation, tonic::Status> {
     let request = v1::ForkTaskRequest {
         task: conversation.id().to_owned(),
         message: id(message.metadata.as_ref()),
@@ -84,7 +99,8 @@ async fn a_message_that_interrupts_is_answered_at_once_and_what_was_said_is_kept
     let client = mesh.client().unwrap();
 
     let speaking = async {
-        let conversation = client.begin("worker", Some(&mesh.folder("speaking").unwrap())).await.unwrap();
+        let conversation =
+            client.begin("worker", Some(&mesh.folder("speaking").unwrap())).await.unwrap();
         let recorder = conversation.record();
         conversation.say("A story, please.").await;
         conversation.say("quick, later").await;
@@ -93,9 +109,16 @@ async fn a_message_that_interrupts_is_answered_at_once_and_what_was_said_is_kept
         let status = conversation.settled().await.status.unwrap();
         let transcript = conversation.transcript().await;
         transcript.check(&["A story, please.", "quick, now", "quick, later"]);
-        assert_eq!(transcript.answers(), ["Once upon a tim", "quick: quick, now", "quick: quick, later"]);
-        let marks: Vec<String> = transcript.of(MessageSource::System).into_iter().map(text).collect();
-        assert!(matches!(marks.as_slice(), [mark] if mark.contains("broken off here")), "{marks:?}");
+        assert_eq!(
+            transcript.answers(),
+            ["Once upon a tim", "quick: quick, now", "quick: quick, later"]
+        );
+        let marks: Vec<String> =
+            transcript.of(MessageSource::System).into_iter().map(text).collect();
+        assert!(
+            matches!(marks.as_slice(), [mark] if mark.contains("broken off here")),
+            "{marks:?}"
+        );
         assert_eq!(errors(&transcript), ["interrupted by a newer message of the user", "", ""]);
         let events = recorder.until_sequence(status.event_sequence).await;
         check_order(&events);
@@ -106,7 +129,10 @@ async fn a_message_that_interrupts_is_answered_at_once_and_what_was_said_is_kept
                 _ => None,
             })
             .collect();
-        assert_eq!(outcomes, [TurnOutcome::Interrupted, TurnOutcome::Completed, TurnOutcome::Completed]);
+        assert_eq!(
+            outcomes,
+            [TurnOutcome::Interrupted, TurnOutcome::Completed, TurnOutcome::Completed]
+        );
     };
 
     let working = async {
@@ -148,7 +174,8 @@ async fn a_conversation_is_taken_back_changed_and_copied() {
     let folder = mesh.folder("own").unwrap();
     // With a title, no model call is made for one.
     let (agent, workspace) = ("worker".to_owned(), folder.display().to_string());
-    let spec = v1::TaskSpec { agent, workspace, title: "A job".to_owned(), ..v1::TaskSpec::default() };
+    let spec =
+        v1::TaskSpec { agent, workspace, title: "A job".to_owned(), ..v1::TaskSpec::default() };
     let conversation = client.begin_as(spec).await.unwrap();
     let recorder = conversation.record();
     conversation.ask("one").await;
@@ -169,9 +196,17 @@ async fn a_conversation_is_taken_back_changed_and_copied() {
     let transcript = copy.transcript().await;
     transcript.check(&["one", "a script", "other"]);
     assert_eq!(transcript.answers(), ["1: one", "", "It is 2, 2 asked.", "3: other"]);
-    let notice = transcript.of(MessageSource::System).into_iter().map(text).find(|text| text.contains("is a copy"));
+    let notice = transcript
+        .of(MessageSource::System)
+        .into_iter()
+        .map(text)
+        .find(|text| text.contains("is a copy"));
     assert!(notice.is_some(), "{}", transcript.show());
-    assert_eq!(conversation.transcript().await.messages, before.messages, "the original is as it was");
+    assert_eq!(
+        conversation.transcript().await.messages,
+        before.messages,
+        "the original is as it was"
+    );
 
     // At the message that calls the script, its result comes along.
     let at_call = fork(&conversation, before.of(MessageSource::Assistant)[1]).await.unwrap();
@@ -180,7 +215,8 @@ async fn a_conversation_is_taken_back_changed_and_copied() {
     transcript.check(&["one", "a script", "other"]);
     assert_eq!(transcript.answers(), ["1: one", "", "3: other"]);
 
-    // While a script runs, and while the reconciler is dead, a message is sent anew; the same request twice is once.
+    // While a script runs, and while the reconciler is dead, a message is sent anew; the same
+    // request twice is once.
     conversation.say("slow").await;
     file_when(&folder.join("begun"), |_| true).await;
     mesh.kill(Service::Reconciler).unwrap();
@@ -201,13 +237,15 @@ async fn a_conversation_is_taken_back_changed_and_copied() {
     until("the edited message to be answered", PATIENCE, answered).await;
     process_is_gone("sleep 402").await;
     conversation.settled().await;
-    let shown: Vec<String> = conversation.transcript().await.placed().into_iter().map(text).collect();
+    let shown: Vec<String> =
+        conversation.transcript().await.placed().into_iter().map(text).collect();
     assert_eq!(shown, ["one", "1: one", "two", "2: two"]);
 
     // What was put aside is kept in its place: no gap, each script with its result.
     let whole = conversation.whole_transcript().await;
     whole.check(&["one", "a script", "three", "slow", "two"]);
-    let aside = whole.messages.iter().filter(|message| status(message).superseded_at.is_some()).count();
+    let aside =
+        whole.messages.iter().filter(|message| status(message).superseded_at.is_some()).count();
     assert_eq!(aside, whole.messages.len() - 4, "{}", whole.show());
     assert!(errors(&whole)[3].contains("taken back"), "{}", whole.show());
 

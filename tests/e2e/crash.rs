@@ -1,5 +1,6 @@
-//! The first promises: whatever is killed in the middle of a job and started again, the job is finished, nothing is lost,
-//! nothing is done twice, and what may or may not have been done is said.
+//! The first promises: whatever is killed in the middle of a job and started again, the job is
+//! finished, nothing is lost, nothing is done twice, and what may or may not have been done is
+//! said.
 
 mod boundaries;
 
@@ -32,7 +33,8 @@ fn script(code: &[&str]) -> Value {
     ]})
 }
 
-/// Each effect is a line of its own or a file of its own, and an unknown outcome is taken down, as the prompt asks.
+/// Each effect is a line of its own or a file of its own, and an unknown outcome is taken down, as
+/// the prompt asks.
 const ONE_BY_ONE: [&str; 13] = [
     "const unknown = [];",
     "for (let n = 1; n <= 24; n++) {",
@@ -133,17 +135,24 @@ impl Job {
         assert_eq!(result.error, "", "{}", transcript.show());
         let answer = transcript.answers().pop().unwrap();
         let unknown = answer.rsplit("unknown: ").next().expect("the answer repeats the result");
-        let unknown: BTreeSet<u32> = serde_json::from_str(unknown.trim()).unwrap_or_else(|_| panic!("{answer}"));
+        let unknown: BTreeSet<u32> =
+            serde_json::from_str(unknown.trim()).unwrap_or_else(|_| panic!("{answer}"));
 
-        let mut done: Vec<u32> =
-            read(&workspace.join("effects.log")).lines().map(|line| line.parse().unwrap()).collect();
+        let mut done: Vec<u32> = read(&workspace.join("effects.log"))
+            .lines()
+            .map(|line| line.parse().unwrap())
+            .collect();
         if let Ok(made) = std::fs::read_dir(workspace.join("made")) {
             done.extend(made.map(|file| read(&file.unwrap().path()).parse::<u32>().unwrap()));
         }
         let unique: BTreeSet<u32> = done.iter().copied().collect();
         assert_eq!(unique.len(), done.len(), "an effect happened twice: {done:?}");
-        let missing: Vec<u32> = (1..=self.effects).filter(|n| !unique.contains(n) && !unknown.contains(n)).collect();
-        assert!(missing.is_empty(), "effects did not happen, and nothing was said: {missing:?}; unknown: {unknown:?}");
+        let missing: Vec<u32> =
+            (1..=self.effects).filter(|n| !unique.contains(n) && !unknown.contains(n)).collect();
+        assert!(
+            missing.is_empty(),
+            "effects did not happen, and nothing was said: {missing:?}; unknown: {unknown:?}"
+        );
 
         let events = self.recorder.until_sequence(status.event_sequence).await;
         check_order(&events);
@@ -191,7 +200,10 @@ async fn concurrent_calls_survive_the_interpreter() {
     job.recorder.until_count("tool.result", 4).await;
     mesh.crash(Service::Interpreter).await.unwrap();
     let unknown = job.check(mesh.workspace()).await;
-    assert!(!unknown.is_empty() && unknown.len() <= 12, "calls were under way, and said to be unknown: {unknown:?}");
+    assert!(
+        !unknown.is_empty() && unknown.len() <= 12,
+        "calls were under way, and said to be unknown: {unknown:?}"
+    );
 }
 
 #[tokio::test]
@@ -304,7 +316,11 @@ async fn a_deploy_in_the_middle_of_a_job_is_not_noticed() {
         assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
         mesh.start_services().await.unwrap();
     }
-    assert_eq!(job.check(mesh.workspace()).await, BTreeSet::new(), "what can end within the grace is let end");
+    assert_eq!(
+        job.check(mesh.workspace()).await,
+        BTreeSet::new(),
+        "what can end within the grace is let end"
+    );
 }
 
 #[tokio::test]
@@ -318,8 +334,14 @@ async fn a_command_ends_with_the_interpreter_that_ran_it_and_its_outcome_is_told
     };
     let seconds = [format!("401.{}", std::process::id()), format!("402.{}", std::process::id())];
     let codes = [code(0, &seconds[0]), code(1, &seconds[1])];
-    mesh.scripted_agent("worker", &json!({"turns": [{"code": codes}, {"text": "{{last_result}}"}]})).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
+    mesh.scripted_agent(
+        "worker",
+        &json!({"turns": [{"code": codes}, {"text": "{{last_result}}"}]}),
+    )
+    .await
+    .unwrap();
+    let conversation =
+        mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
     conversation.say("go").await;
     for (n, seconds) in seconds.iter().enumerate() {
         file_when(&mesh.workspace().join(format!("begun{n}")), |_| true).await;
@@ -335,7 +357,8 @@ async fn a_command_ends_with_the_interpreter_that_ran_it_and_its_outcome_is_told
     }
     conversation.settled().await;
     let transcript = conversation.transcript().await;
-    let outputs: Vec<String> = transcript.check(&["go"]).results().into_iter().map(|result| result.output).collect();
+    let outputs: Vec<String> =
+        transcript.check(&["go"]).results().into_iter().map(|result| result.output).collect();
     assert_eq!(outputs, ["0: OutcomeUnknown\n", "1: OutcomeUnknown\n"]);
     assert!(!mesh.workspace().join("never0").exists() && !mesh.workspace().join("never1").exists());
 }
@@ -343,7 +366,8 @@ async fn a_command_ends_with_the_interpreter_that_ran_it_and_its_outcome_is_told
 #[tokio::test]
 async fn messages_sent_while_services_die_are_accepted_once_and_answered_in_order() {
     let mut mesh = Mesh::start().await.unwrap();
-    let script = json!({"conversations": [{"match": "", "turns": [{"text": "heard {{last_user_text}}"}]}]});
+    let script =
+        json!({"conversations": [{"match": "", "turns": [{"text": "heard {{last_user_text}}"}]}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
     let texts: Vec<String> = (0..30).map(|n| format!("message {n}")).collect();
@@ -353,10 +377,15 @@ async fn messages_sent_while_services_die_are_accepted_once_and_answered_in_orde
         }
     };
     let dying = async {
-        for (position, service) in
-            [(2, Service::Gateway), (8, Service::Reconciler), (14, Service::Gateway), (20, Service::Providers)]
-        {
-            conversation.task_when("some messages", |_, status| status.message_count >= position).await;
+        for (position, service) in [
+            (2, Service::Gateway),
+            (8, Service::Reconciler),
+            (14, Service::Gateway),
+            (20, Service::Providers),
+        ] {
+            conversation
+                .task_when("some messages", |_, status| status.message_count >= position)
+                .await;
             mesh.crash(service).await.unwrap();
         }
     };
@@ -405,7 +434,10 @@ async fn several_jobs_survive_everything_being_killed_in_turn() {
     }
     for (job, folder) in &jobs {
         let unknown = job.check(folder).await;
-        assert!(unknown.len() <= 4, "as many calls as disturbances can have been interrupted: {unknown:?}");
+        assert!(
+            unknown.len() <= 4,
+            "as many calls as disturbances can have been interrupted: {unknown:?}"
+        );
     }
 }
 
@@ -441,7 +473,8 @@ async fn a_script_that_was_cancelled_before_an_interpreter_had_it_never_runs() {
         {"match": "look", "turns": [{"code": "find_file('late.txt').paths.length"}, {"text": "{{last_result}}"}]},
     ]});
     mesh.scripted_agent("worker", &script).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
+    let conversation =
+        mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
     // The reconciler has learnt which tools there are before the interpreter is gone.
     conversation.ask("hello").await;
     mesh.kill(Service::Interpreter).unwrap();

@@ -1,4 +1,5 @@
-//! The job of `./dev demo`: its script says the same words about every workspace, and its report says what is in this one.
+//! The job of `./dev demo`: its script says the same words about every workspace, and its report
+//! says what is in this one.
 
 use std::path::Path;
 
@@ -15,7 +16,10 @@ const FILES: [(&str, &str); 8] = [
     ("README.md", "# A small one\n"),
     ("build.rs", "fn main() {}\n"),
     ("crates/one/Cargo.toml", "[package]\nname = \"one\"\n"),
-    ("crates/one/src/lib.rs", "mod deep;\n\n// TODO: more of it\n#[test]\nfn it_works() {\n    assert!(true);\n}\n"),
+    (
+        "crates/one/src/lib.rs",
+        "mod deep;\n\n// TODO: more of it\n#[test]\nfn it_works() {\n    assert!(true);\n}\n",
+    ),
     ("crates/one/src/deep.rs", "//! Deep.\n#[tokio::test]\nasync fn waits() {}\n"),
     ("crates/two/Cargo.toml", "[package]\nname = \"two\"\n"),
     ("crates/two/src/main.rs", "fn main() {\n    // FIXME: the TODO of somebody\n    run()\n}\n"),

@@ -1,6 +1,8 @@
-//! Scripts whose interpreter is killed, `kill -9`, again and again: they are gone on with each time, repeat nothing, and know the same each
-//! time. The moments come from a seed, which is printed: `CONSTRUCT_SEED=… ./dev test -E 'test(durable::)'` chooses the same again, as far as the
-//! machine lets it. `CONSTRUCT_TRIALS` says how often is killed in all; `./dev chaos kills` does it a thousand times.
+//! Scripts whose interpreter is killed, `kill -9`, again and again: they are gone on with each
+//! time, repeat nothing, and know the same each time. The moments come from a seed, which is
+//! printed: `CONSTRUCT_SEED=… ./dev test -E 'test(durable::)'` chooses the same again, as far as
+//! the machine lets it. `CONSTRUCT_TRIALS` says how often is killed in all; `./dev chaos kills`
+//! does it a thousand times.
 //!
 //! More trials, within one process, are the interpreter's own tests: `./dev chaos scripts`.
 
@@ -25,14 +27,16 @@ use serde_json::json;
 
 /// Side effects of a script.
 const EFFECTS: u32 = 60;
-/// How often an interpreter is killed at the most while the same scripts run: less often than it takes for scripts that kill.
+/// How often an interpreter is killed at the most while the same scripts run: less often than it
+/// takes for scripts that kill.
 const KILLS: u64 = 10;
 /// Kills for each of the two shapes when `CONSTRUCT_TRIALS` does not say how many.
 const TRIALS: u64 = 3;
 /// Scripts that run at the same time: one kill interrupts all of them.
 const JOBS: usize = 4;
 
-/// Each effect says with it what the script knows, so that a run that knew something else would be seen.
+/// Each effect says with it what the script knows, so that a run that knew something else would be
+/// seen.
 const PRELUDE: &str = r"
 const job = pwd().split('/').pop();
 const notes = {}, unknown = [], twice = [], order = [];
@@ -116,7 +120,9 @@ impl Job {
         let log = std::fs::read_to_string(self.folder.join("effects.log")).unwrap_or_default();
         let files = std::fs::read_dir(self.folder.join("made")).into_iter().flatten().flatten();
         // What is written has another name until it is there as a whole.
-        let files = files.filter(|file| file.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok()));
+        let files = files.filter(|file| {
+            file.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok())
+        });
         let files = files.map(|file| std::fs::read_to_string(file.path()).unwrap());
         let requests = self.requests.lock().unwrap().get(&self.name).cloned().unwrap_or_default();
         log.lines().map(str::to_owned).chain(files).chain(requests).collect()
@@ -129,8 +135,8 @@ impl Job {
         status.phase() == TaskPhase::AwaitInput && status.queued_count == 0
     }
 
-    /// Waits until there is an effect more; false when the script is over before. A process that gets no further than the one before it would
-    /// count as one that the script has killed.
+    /// Waits until there is an effect more; false when the script is over before. A process that
+    /// gets no further than the one before it would count as one that the script has killed.
     async fn goes_on(&self, before: usize) -> bool {
         until("a script to go on", PATIENCE, async || {
             if self.effects().len() > before {
@@ -141,7 +147,8 @@ impl Job {
         .await
     }
 
-    /// Holds what happened against what the script says; gives how many effects there were, and of how many the outcome is unknown.
+    /// Holds what happened against what the script says; gives how many effects there were, and of
+    /// how many the outcome is unknown.
     async fn check(&self, kills: u64, at_once: u64) -> (u64, u64) {
         let status = self.conversation.settled().await.status.unwrap();
         let transcript = self.conversation.transcript().await;
@@ -155,22 +162,30 @@ impl Job {
         let mut times = BTreeMap::new();
         for effect in &effects {
             let number: u32 = effect.split(' ').next().unwrap().parse().unwrap();
-            assert_eq!(effect, &account.notes[&number], "another run of the script knew something else");
+            assert_eq!(
+                effect, &account.notes[&number],
+                "another run of the script knew something else"
+            );
             *times.entry(number).or_insert(0) += 1;
         }
         let twice: Vec<_> = times.iter().filter(|(_, times)| **times > 1).collect();
         assert!(twice.is_empty(), "effects happened more than once: {twice:?}");
         assert!(account.twice.is_empty(), "files were made more than once: {account:?}");
-        let missing: Vec<u32> =
-            (1..=EFFECTS).filter(|n| !times.contains_key(n) && !account.unknown.contains(n)).collect();
-        assert!(missing.is_empty(), "effects did not happen, and nothing was said: {missing:?}; {account:?}");
+        let missing: Vec<u32> = (1..=EFFECTS)
+            .filter(|n| !times.contains_key(n) && !account.unknown.contains(n))
+            .collect();
+        assert!(
+            missing.is_empty(),
+            "effects did not happen, and nothing was said: {missing:?}; {account:?}"
+        );
         let unknown = account.unknown.len() as u64;
         assert!(unknown <= kills * at_once, "{kills} kills interrupted {unknown} calls");
         (effects.len() as u64, unknown)
     }
 }
 
-/// Kills the interpreter while the jobs run, at most so often, and says how often, and how many scripts that has interrupted.
+/// Kills the interpreter while the jobs run, at most so often, and says how often, and how many
+/// scripts that has interrupted.
 async fn kill(mesh: &mut Mesh, jobs: &[Job], most: u64, random: &mut Random) -> (u64, u64) {
     let (mut kills, mut interrupted) = (0, 0);
     let mut seen = vec![0; jobs.len()];
@@ -203,7 +218,9 @@ async fn survive(script: &str, at_once: u64) {
     .await
     .unwrap();
     let code = format!("{PRELUDE}{script}").replace("SERVER", &format!("http://{address}"));
-    mesh.scripted_agent("worker", &json!({"turns": [{"code": [code]}, {"text": "done"}]})).await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"code": [code]}, {"text": "done"}]}))
+        .await
+        .unwrap();
     let (mut kills, mut scripts, mut interrupted, mut effects, mut unknown) = (0, 0, 0, 0, 0);
     while kills < wanted {
         let mut jobs = Vec::new();

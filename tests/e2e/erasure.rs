@@ -1,4 +1,5 @@
-//! An organisation is deleted while it works and while services are killed: nobody gets in any more, and soon nothing is left of it.
+//! An organization is deleted while it works and while services are killed: nobody gets in any
+//! more, and soon nothing is left of it.
 
 use construct_bus::topology::Stream;
 use construct_tests::{
@@ -15,22 +16,34 @@ async fn an_organization_is_erased_while_it_works_and_services_are_killed() {
     let mut mesh = Mesh::start_with(&[REQUIRED]).await.unwrap();
     let operator = String::from_utf8(first_key(&mesh).await.stdout).unwrap().trim().to_owned();
     let mut keys = Vec::new();
-    for colour in ["red", "blue"] {
-        let made = answered(&mesh, &operator, &["organization", "create", colour], "").await;
+    for color in ["red", "blue"] {
+        let made = answered(&mesh, &operator, &["organization", "create", color], "").await;
         let code = made["setupCode"]["code"].as_str().unwrap();
         keys.push(said(&mesh, None, &["key", "exchange"], code).await.trim().to_owned());
-        furnish(&mesh, &keys[keys.len() - 1], colour).await;
+        furnish(&mesh, &keys[keys.len() - 1], color).await;
     }
     let (red, blue) = (keys[0].as_str(), keys[1].as_str());
     let work = ["exec", "--agent", "worker", "Do it."];
     tokio::join!(said(&mesh, Some(red), &work, ""), said(&mesh, Some(blue), &work, ""));
-    let organization = answered(&mesh, red, &["whoami"], "").await["organizationId"].as_str().unwrap().to_owned();
+    let organization =
+        answered(&mesh, red, &["whoami"], "").await["organizationId"].as_str().unwrap().to_owned();
     // A script that runs for longer than anybody waits.
     let script =
         json!({"turns": [{"code": "execute_command('echo > begun; sleep 600', {timeout_seconds: 590})"}]}).to_string();
-    said(&mesh, Some(red), &["modelprovider", "create", "slow", "--type", "scripted", "--script-file", "-"], &script)
-        .await;
-    said(&mesh, Some(red), &["model", "create", "slow", "--provider", "slow", "--model-id", "slow"], "").await;
+    said(
+        &mesh,
+        Some(red),
+        &["modelprovider", "create", "slow", "--type", "scripted", "--script-file", "-"],
+        &script,
+    )
+    .await;
+    said(
+        &mesh,
+        Some(red),
+        &["model", "create", "slow", "--provider", "slow", "--model-id", "slow"],
+        "",
+    )
+    .await;
     said(&mesh, Some(red), &["agent", "create", "slow", "--model", "slow"], "").await;
     let task = answered(&mesh, red, &["task", "create", "--agent", "slow"], "").await;
     let task = task["metadata"]["id"].as_str().unwrap().to_owned();
@@ -49,7 +62,9 @@ async fn an_organization_is_erased_while_it_works_and_services_are_killed() {
     assert!(sure.contains("--yes"), "{sure}");
     mesh.kill(Service::Reconciler).unwrap();
     said(&mesh, Some(&operator), &["organization", "delete", "red", "--yes"], "").await;
-    for arguments in [&["whoami"][..], &["task", "list"], &["message", "create", &task, "And this."]] {
+    for arguments in
+        [&["whoami"][..], &["task", "list"], &["message", "create", &task, "And this."]]
+    {
         refused(&mesh, Some(red), arguments).await;
     }
     mesh.crash(Service::Gateway).await.unwrap();
@@ -69,7 +84,8 @@ async fn an_organization_is_erased_while_it_works_and_services_are_killed() {
     // That its folder has to go is the last that is known of it.
     until("nothing of it to be left in the database", PATIENCE, async || {
         let contents = mesh.database.contents().await;
-        let of_it = contents.lines().filter(|row| row.contains(&id) && !row.starts_with("audit_entries: "));
+        let of_it =
+            contents.lines().filter(|row| row.contains(&id) && !row.starts_with("audit_entries: "));
         let left: Vec<String> = of_it.map(str::to_owned).collect();
         if left.is_empty() { Ok(()) } else { Err(left) }
     })

@@ -1,4 +1,5 @@
-//! Subscriptions: no gap and no duplicate, however often the connection breaks, and whoever is killed.
+//! Subscriptions: no gap and no duplicate, however often the connection breaks, and whoever is
+//! killed.
 
 use construct_proto::v1::{self, Event, event::Payload};
 use construct_tests::{
@@ -25,12 +26,22 @@ async fn a_subscription_that_breaks_after_any_event_misses_nothing_and_repeats_n
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
     // With a title, none is made after the turn.
-    let spec = v1::TaskSpec { agent: "worker".into(), title: "Looking".into(), ..v1::TaskSpec::default() };
+    let spec =
+        v1::TaskSpec { agent: "worker".into(), title: "Looking".into(), ..v1::TaskSpec::default() };
     let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
-    // Somebody listens who does not read, on a connection of his own: that is nobody else's business.
-    let mut idle = mesh.client().unwrap().events().subscribe(conversation.subscription()).await.unwrap().into_inner();
+    // Somebody listens who does not read, on a connection of his own: that is nobody else's
+    // business.
+    let mut idle = mesh
+        .client()
+        .unwrap()
+        .events()
+        .subscribe(conversation.subscription())
+        .await
+        .unwrap()
+        .into_inner();
     let whole = conversation.record();
-    let broken: Vec<Recorder> = [1, 2, 3, 7].into_iter().map(|every| conversation.record_interrupted(every)).collect();
+    let broken: Vec<Recorder> =
+        [1, 2, 3, 7].into_iter().map(|every| conversation.record_interrupted(every)).collect();
     let last = conversation.ask("go").await.status.unwrap().event_sequence;
     let whole = whole.until_sequence(last).await;
     check_whole(&conversation, &whole);
@@ -53,12 +64,18 @@ async fn a_subscription_that_breaks_after_any_event_misses_nothing_and_repeats_n
     // Globs choose types; numbers and cursors stay those of the whole stream.
     let subscribe = |types: &[&str], cursor: &str| {
         let types = types.iter().map(|kind| (*kind).to_owned()).collect();
-        let request = v1::SubscribeRequest { types, cursor: cursor.to_owned(), ..conversation.subscription() };
+        let request = v1::SubscribeRequest {
+            types,
+            cursor: cursor.to_owned(),
+            ..conversation.subscription()
+        };
         Recorder::start(mesh.client().unwrap().events(), request, None)
     };
     let some = subscribe(&["message.created", "t*n.completed"], "0").until_sequence(last - 1).await;
-    let wanted: Vec<&str> =
-        types(&whole).into_iter().filter(|kind| ["message.created", "turn.completed"].contains(kind)).collect();
+    let wanted: Vec<&str> = types(&whole)
+        .into_iter()
+        .filter(|kind| ["message.created", "turn.completed"].contains(kind))
+        .collect();
     assert_eq!(types(&some), wanted);
     let tools = subscribe(&["tool.*"], "0").until_count("tool.result", 12).await;
     assert_eq!(tools.len(), 24);
@@ -67,8 +84,16 @@ async fn a_subscription_that_breaks_after_any_event_misses_nothing_and_repeats_n
     new.connected().await;
     let last = conversation.ask("more").await.status.unwrap().event_sequence;
     let seen = new.until_sequence(last).await;
-    assert!(records(&seen)[0].sequence > whole.iter().map(|event| event.sequence).max().unwrap_or_default());
-    assert_eq!(types(&seen).first(), Some(&"message.created"), "{:?}", seen.iter().map(describe).collect::<Vec<_>>());
+    assert!(
+        records(&seen)[0].sequence
+            > whole.iter().map(|event| event.sequence).max().unwrap_or_default()
+    );
+    assert_eq!(
+        types(&seen).first(),
+        Some(&"message.created"),
+        "{:?}",
+        seen.iter().map(describe).collect::<Vec<_>>()
+    );
 }
 
 #[tokio::test]
@@ -94,14 +119,15 @@ async fn subscriptions_outlive_the_gateway_that_served_them() {
 }
 
 #[tokio::test]
-async fn changes_of_agents_models_and_providers_are_told_to_the_organisation() {
+async fn changes_of_agents_models_and_providers_are_told_to_the_organization() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
     mesh.ready(Service::Gateway).await.unwrap();
     let client = mesh.client().unwrap();
     let subscribe = |types: &[&str], every| {
         let types = types.iter().map(|kind| (*kind).to_owned()).collect();
-        let request = v1::SubscribeRequest { cursor: "0".into(), types, ..v1::SubscribeRequest::default() };
+        let request =
+            v1::SubscribeRequest { cursor: "0".into(), types, ..v1::SubscribeRequest::default() };
         Recorder::start(client.events(), request, every)
     };
     let recorder = subscribe(&[], Some(2));
@@ -133,8 +159,12 @@ async fn changes_of_agents_models_and_providers_are_told_to_the_organisation() {
     let updated = client.agents().update_agent(update.clone()).await.unwrap().into_inner();
     // The same again is no further change, nor is one that is refused.
     client.agents().update_agent(update).await.unwrap();
-    let late =
-        v1::UpdateAgentRequest { agent: "worker".into(), name: Some("late".into()), revision: 1, ..Default::default() };
+    let late = v1::UpdateAgentRequest {
+        agent: "worker".into(),
+        name: Some("late".into()),
+        revision: 1,
+        ..Default::default()
+    };
     client.agents().update_agent(late).await.unwrap_err();
     let delete = v1::DeleteModelRequest { model: "worker".into(), ..Default::default() };
     client.models().delete_model(delete).await.unwrap_err();
@@ -148,7 +178,8 @@ async fn changes_of_agents_models_and_providers_are_told_to_the_organisation() {
         .delete_model(v1::DeleteModelRequest { model: "worker".into(), ..Default::default() })
         .await
         .unwrap();
-    let delete = v1::DeleteModelProviderRequest { model_provider: "worker".into(), ..Default::default() };
+    let delete =
+        v1::DeleteModelProviderRequest { model_provider: "worker".into(), ..Default::default() };
     client.providers().delete_model_provider(delete).await.unwrap();
 
     let events = recorder.until_count("provider.deleted", 1).await;
@@ -168,7 +199,8 @@ async fn changes_of_agents_models_and_providers_are_told_to_the_organisation() {
         ]
     );
     // Each tells the whole entity as it is from then on, or the id of what is gone.
-    let payloads: Vec<Payload> = events.iter().skip(3).filter_map(|event| event.payload.clone()).collect();
+    let payloads: Vec<Payload> =
+        events.iter().skip(3).filter_map(|event| event.payload.clone()).collect();
     let deleted = |id: String| Payload::Deleted(v1::Deleted { id });
     assert_eq!(updated.spec.as_ref().unwrap().description, "works");
     assert_eq!(
@@ -196,14 +228,16 @@ async fn changes_of_messages_that_wait_are_told_once_and_in_order() {
     mesh.ready(Service::Gateway).await.unwrap();
     mesh.scripted_agent("worker", &json!([])).await.unwrap();
     let client = mesh.client().unwrap();
-    let spec = v1::TaskSpec { agent: "worker".into(), title: "Waiting".into(), ..v1::TaskSpec::default() };
+    let spec =
+        v1::TaskSpec { agent: "worker".into(), title: "Waiting".into(), ..v1::TaskSpec::default() };
     let conversation = client.begin_as(spec).await.unwrap();
     let filtered = |types: &[&str]| {
         let types = types.iter().map(|kind| (*kind).to_owned()).collect();
         let request = v1::SubscribeRequest { types, ..conversation.subscription() };
         Recorder::start(client.events(), request, None)
     };
-    let (all, changed, withdrawn) = (conversation.record(), filtered(&["m*.updated"]), filtered(&["message.deleted"]));
+    let (all, changed, withdrawn) =
+        (conversation.record(), filtered(&["m*.updated"]), filtered(&["message.deleted"]));
     for recorder in [&all, &changed, &withdrawn] {
         recorder.connected().await;
     }
@@ -237,7 +271,10 @@ async fn changes_of_messages_that_wait_are_told_once_and_in_order() {
         .collect();
     let kinds: Vec<&str> = told.iter().map(|(kind, _)| *kind).collect();
     let (created, updated) = ("message.created", "message.updated");
-    assert_eq!(kinds, [created, created, created, updated, "message.deleted", created, updated, updated]);
+    assert_eq!(
+        kinds,
+        [created, created, created, updated, "message.deleted", created, updated, updated]
+    );
     assert_eq!(told[3].1, &Payload::Message(edited));
     assert_eq!(told[4].1, &Payload::Deleted(v1::Deleted { id: said[1].clone() }));
     let message = |payload: &Payload| match payload {
@@ -252,7 +289,8 @@ async fn changes_of_messages_that_wait_are_told_once_and_in_order() {
         assert!(status.position == 0 && status.error.starts_with("cancelled"), "{status:?}");
         assert!(status.processed_at.is_some());
         // What is told is what is kept.
-        let kept = listed.messages.iter().find(|message| &id(message.metadata.as_ref()) == expected);
+        let kept =
+            listed.messages.iter().find(|message| &id(message.metadata.as_ref()) == expected);
         assert_eq!(kept, Some(dropped));
     }
     let waiting: Vec<String> = listed
@@ -264,7 +302,8 @@ async fn changes_of_messages_that_wait_are_told_once_and_in_order() {
     assert_eq!(waiting, [kept]);
 
     // Globs leave out the others.
-    let mine: Vec<String> = ids(&events.iter().filter(|event| event.r#type == updated).cloned().collect::<Vec<_>>());
+    let mine: Vec<String> =
+        ids(&events.iter().filter(|event| event.r#type == updated).cloned().collect::<Vec<_>>());
     assert_eq!(ids(&changed.until_count(updated, 3).await), mine);
     assert_eq!(types(&withdrawn.until_count("message.deleted", 1).await), ["message.deleted"]);
 }

@@ -1,4 +1,5 @@
-//! What clients of the other faces see of a task while the gateway is killed: those of gRPC are in `events.rs`.
+//! What clients of the other faces see of a task while the gateway is killed: those of gRPC are in
+//! `events.rs`.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -21,7 +22,8 @@ use tokio::{
 const AGAIN: Duration = Duration::from_millis(20);
 const WORDS: &str = "I shall look into it, and tell you about all of it in so many words that there is time to be cut off in the middle.";
 
-/// What a client of server-sent events is given, who comes back with the id of the last one whenever the stream breaks.
+/// What a client of server-sent events is given, who comes back with the id of the last one
+/// whenever the stream breaks.
 pub(crate) fn follow_events(url: String, seen: watch::Sender<Vec<Value>>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let client = http::client().build().unwrap();
@@ -40,7 +42,9 @@ pub(crate) fn follow_events(url: String, seen: watch::Sender<Vec<Value>>) -> Joi
             while let Ok(Some(chunk)) = response.chunk().await {
                 rest.push_str(std::str::from_utf8(&chunk).unwrap_or_default());
                 while let Some((event, after)) = rest.split_once("\n\n") {
-                    let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+                    let field = |name: &str| {
+                        event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
+                    };
                     if let (Some(id), Some(data)) = (field("id: "), field("data: ")) {
                         last = id;
                         seen.send_modify(|seen| seen.push(serde_json::from_str(&data).unwrap()));
@@ -52,8 +56,13 @@ pub(crate) fn follow_events(url: String, seen: watch::Sender<Vec<Value>>) -> Joi
     })
 }
 
-/// What a client of the operator protocol is given, who comes back with the cursor of the last line.
-fn follow_session(address: SocketAddr, session: String, seen: watch::Sender<Vec<Value>>) -> JoinHandle<()> {
+/// What a client of the operator protocol is given, who comes back with the cursor of the last
+/// line.
+fn follow_session(
+    address: SocketAddr,
+    session: String,
+    seen: watch::Sender<Vec<Value>>,
+) -> JoinHandle<()> {
     tokio::spawn(async move {
         let mut cursor = Value::Null;
         loop {
@@ -69,7 +78,8 @@ fn follow_session(address: SocketAddr, session: String, seen: watch::Sender<Vec<
             let mut lines = BufReader::new(stream).lines();
             while let Ok(Some(line)) = lines.next_line().await {
                 let Ok(line) = serde_json::from_str::<Value>(&line) else { break };
-                // A gateway that has just begun says that it is not ready: the request is over, and made again.
+                // A gateway that has just begun says that it is not ready: the request is over, and
+                // made again.
                 if line["stopReason"] == "error" {
                     tokio::time::sleep(AGAIN).await;
                     break;
@@ -84,7 +94,11 @@ fn follow_session(address: SocketAddr, session: String, seen: watch::Sender<Vec<
 }
 
 /// Waits until what a client was given is as wanted.
-async fn given(what: &str, seen: &watch::Sender<Vec<Value>>, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+async fn given(
+    what: &str,
+    seen: &watch::Sender<Vec<Value>>,
+    wanted: impl Fn(&[Value]) -> bool,
+) -> Vec<Value> {
     until(what, PATIENCE, async || {
         let seen = seen.borrow().clone();
         if wanted(&seen) { Ok(seen) } else { Err(seen) }
@@ -98,25 +112,34 @@ fn count(seen: &[Value], kind: &str) -> usize {
 
 /// The text of the lines that are pieces of an answer.
 fn pieces(lines: &[Value]) -> String {
-    let pieces = lines.iter().filter(|line| line["stopReason"].is_null() && line["content"][0]["type"] == "text");
+    let pieces = lines
+        .iter()
+        .filter(|line| line["stopReason"].is_null() && line["content"][0]["type"] == "text");
     pieces.filter_map(|line| line["content"][0]["text"].as_str()).collect()
 }
 
 #[tokio::test]
 async fn clients_of_every_face_go_on_where_they_were_when_the_gateway_was_killed() {
     let operator = free_address().unwrap();
-    let mut mesh = Mesh::start_with(&[("CONSTRUCT_GATEWAY_OPERATOR_LISTEN", &operator.to_string())]).await.unwrap();
+    let mut mesh =
+        Mesh::start_with(&[("CONSTRUCT_GATEWAY_OPERATOR_LISTEN", &operator.to_string())])
+            .await
+            .unwrap();
     let script = json!([
         {"text": WORDS, "code": "for (let n = 0; n < 12; n++) execute_command(`echo ${n}; sleep 0.05`); 1", "tokens_per_second": 40},
         {"text": "It is done.", "tokens_per_second": 20},
     ]);
     mesh.scripted_agent("worker", &script).await.unwrap();
-    let spec = v1::TaskSpec { agent: "worker".into(), title: "Looking".into(), ..v1::TaskSpec::default() };
+    let spec =
+        v1::TaskSpec { agent: "worker".into(), title: "Looking".into(), ..v1::TaskSpec::default() };
     let conversation: Conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
     let task = conversation.id().to_owned();
     let (events, lines) = (watch::Sender::new(Vec::new()), watch::Sender::new(Vec::new()));
     let clients = [
-        follow_events(format!("{}/v1/tasks/{task}/events?cursor=0", mesh.gateway_url()), events.clone()),
+        follow_events(
+            format!("{}/v1/tasks/{task}/events?cursor=0", mesh.gateway_url()),
+            events.clone(),
+        ),
         follow_session(operator, task, lines.clone()),
     ];
     given("the session's turns", &lines, |lines| !lines.is_empty()).await;
@@ -130,14 +153,18 @@ async fn clients_of_every_face_go_on_where_they_were_when_the_gateway_was_killed
     let last = conversation.settled().await.status.unwrap().event_sequence;
     let whole = conversation.record().until_sequence(last).await;
     let seen = given("all events", &events, |events| {
-        events.iter().any(|event| event["sequence"].as_str().and_then(|number| number.parse().ok()) >= Some(last))
+        events.iter().any(|event| {
+            event["sequence"].as_str().and_then(|number| number.parse().ok()) >= Some(last)
+        })
     })
     .await;
     let ids: Vec<&str> = seen.iter().filter_map(|event| event["id"].as_str()).collect();
     assert_eq!(ids, whole.iter().map(|event| event.id.as_str()).collect::<Vec<_>>());
 
-    let lines =
-        given("the end of the turn", &lines, |lines| lines.iter().any(|line| line["stopReason"] == "end_turn")).await;
+    let lines = given("the end of the turn", &lines, |lines| {
+        lines.iter().any(|line| line["stopReason"] == "end_turn")
+    })
+    .await;
     assert_eq!(pieces(&lines), format!("{WORDS}It is done."), "{lines:#?}");
     let opened = lines.iter().filter(|line| line["stopReason"] == "stream_start").count();
     assert!(opened >= 3, "it was cut off twice: {opened}");

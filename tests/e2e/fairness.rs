@@ -1,4 +1,5 @@
-//! One organization's flood leaves room in the work queues behind the reconciler, and no place there is lost, whatever happens.
+//! One organization's flood leaves room in the work queues behind the reconciler, and no place
+//! there is lost, whatever happens.
 
 use std::time::Instant;
 
@@ -25,7 +26,8 @@ use tokio::sync::watch;
 /// Tasks of the organization that floods.
 const FLOOD: u32 = 40;
 /// All tasks of an organization.
-const ALL: Page = Page { limit: 200, order: Order { key: Key::CreatedAt, descending: true }, after: None };
+const ALL: Page =
+    Page { limit: 200, order: Order { key: Key::CreatedAt, descending: true }, after: None };
 /// Two places of each organization, and three workers.
 const SMALL: [(&str, &str); 4] = [
     ("CONSTRUCT_RECONCILER_MODEL_CALLS", "2"),
@@ -38,7 +40,9 @@ const SMALL: [(&str, &str); 4] = [
 async fn withheld(mesh: &Mesh, kind: &str) -> Result<u32, String> {
     let page = mesh.metrics(Service::Reconciler).await.map_err(|error| format!("{error:#}"))?;
     let kind = format!("construct_step_kind=\"{kind}\"");
-    let line = page.lines().find(|line| line.starts_with("construct_reconciler_withheld{") && line.contains(&kind));
+    let line = page
+        .lines()
+        .find(|line| line.starts_with("construct_reconciler_withheld{") && line.contains(&kind));
     let count = line.and_then(|line| line.rsplit(' ').next()).and_then(|count| count.parse().ok());
     count.ok_or(page)
 }
@@ -55,7 +59,9 @@ async fn until_withheld(mesh: &Mesh, kind: &str, enough: impl Fn(u32) -> bool) {
 async fn begin(mesh: &Mesh, organization: OrganizationId, count: u32, message: &str) {
     mesh.database.fill(organization, "worker", count, Some(message)).await;
     let bus = mesh.bus().await;
-    for task in mesh.database.store().task_list(organization, &TaskFilter::default(), &ALL).await.unwrap() {
+    for task in
+        mesh.database.store().task_list(organization, &TaskFilter::default(), &ALL).await.unwrap()
+    {
         let (organization_id, task_id) = (organization.to_string(), task.state.id.to_string());
         let wake = TaskWake { organization_id, task_id, ..TaskWake::default() };
         bus.publish(&subject::TaskWake::new(task.state.id), &wake).await.unwrap();
@@ -64,9 +70,11 @@ async fn begin(mesh: &Mesh, organization: OrganizationId, count: u32, message: &
 
 /// Waits until so many tasks of an organization have their answer.
 async fn until_answered(mesh: &Mesh, organization: OrganizationId, count: u32) {
-    until("tasks to be answered", 2 * PATIENCE, async || match mesh.database.answered(organization).await {
-        (done, _) if done.len() >= count as usize => Ok(()),
-        (done, left) => Err((done.len(), left)),
+    until("tasks to be answered", 2 * PATIENCE, async || {
+        match mesh.database.answered(organization).await {
+            (done, _) if done.len() >= count as usize => Ok(()),
+            (done, left) => Err((done.len(), left)),
+        }
     })
     .await;
 }
@@ -100,7 +108,11 @@ async fn a_flood_of_calls(reconcilers: usize) {
     let vendor = VendorServer::answering(move |request| {
         let last = request.body["messages"].as_array().and_then(|messages| messages.last());
         let reply = ollama::Answer::text("Done.").reply();
-        if last.is_some_and(|last| last["content"] == "flood") { reply.behind(gate.clone()) } else { reply }
+        if last.is_some_and(|last| last["content"] == "flood") {
+            reply.behind(gate.clone())
+        } else {
+            reply
+        }
     })
     .await;
     // One worker more than the flood has places.
@@ -196,8 +208,12 @@ async fn crashes_in_the_middle_of_a_flood_lose_no_place_and_no_task() {
     mesh.spawn(Service::Interpreter).unwrap();
     mesh.start_services().await.unwrap();
     until_answered(&mesh, local, FLOOD).await;
-    for task in mesh.database.store().task_list(local, &TaskFilter::default(), &ALL).await.unwrap() {
-        assert_eq!(task.state.last_position, 4, "a message, a script, its result and an answer: {task:?}");
+    for task in mesh.database.store().task_list(local, &TaskFilter::default(), &ALL).await.unwrap()
+    {
+        assert_eq!(
+            task.state.last_position, 4,
+            "a message, a script, its result and an answer: {task:?}"
+        );
     }
     no_place_is_lost(&mesh, local, FLOOD).await;
 }
@@ -206,24 +222,29 @@ async fn crashes_in_the_middle_of_a_flood_lose_no_place_and_no_task() {
 async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() {
     let one = [("CONSTRUCT_RECONCILER_MODEL_CALLS", "1"), ("CONSTRUCT_RECONCILER_SCRIPTS", "1")];
     let mesh = Mesh::start_with(&one).await.unwrap();
-    mesh.scripted_agent("slow", &json!({"delay_ms": 300_000, "turns": [{"text": "Never."}]})).await.unwrap();
+    mesh.scripted_agent("slow", &json!({"delay_ms": 300_000, "turns": [{"text": "Never."}]}))
+        .await
+        .unwrap();
     mesh.scripted_agent("quick", &json!({"turns": [{"text": "Done."}]})).await.unwrap();
-    let sleeps =
-        json!({"turns": [{"code": "execute_command('sleep 600', {timeout_seconds: 590})"}, {"text": "Never."}]});
+    let sleeps = json!({"turns": [{"code": "execute_command('sleep 600', {timeout_seconds: 590})"}, {"text": "Never."}]});
     mesh.scripted_agent("sleeps", &sleeps).await.unwrap();
-    mesh.scripted_agent("adds", &json!({"turns": [{"code": "1 + 1"}, {"text": "Done."}]})).await.unwrap();
+    mesh.scripted_agent("adds", &json!({"turns": [{"code": "1 + 1"}, {"text": "Done."}]}))
+        .await
+        .unwrap();
     let client = mesh.client().unwrap();
     let say = async |agent: &str| {
         let conversation = client.begin(agent, None).await.unwrap();
         conversation.say("Go.").await;
         conversation
     };
-    let outcome =
-        async |conversation: &Conversation| conversation.settled().await.status.unwrap_or_default().last_outcome();
+    let outcome = async |conversation: &Conversation| {
+        conversation.settled().await.status.unwrap_or_default().last_outcome()
+    };
 
     let slow = say("slow").await;
     slow.in_phase(TaskPhase::InvokeModel).await;
-    let (cancelled, deleted, suspended) = (say("quick").await, say("quick").await, say("quick").await);
+    let (cancelled, deleted, suspended) =
+        (say("quick").await, say("quick").await, say("quick").await);
     until_withheld(&mesh, "model", |count| count == 3).await;
     explained(&slow, &["; the call is being worked on"]).await;
     let words = "; the call waits for a place of its organization in the queue of model calls, where 1 of the organization's are";
@@ -247,7 +268,11 @@ async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() 
     let (cancelled, suspended, last) = (say("adds").await, say("adds").await, say("adds").await);
     until_withheld(&mesh, "code", |count| count == 3).await;
     explained(&sleeps, &["; the script is being worked on"]).await;
-    explained(&last, &["; the script waits for a place of its organization in the queue of scripts"]).await;
+    explained(
+        &last,
+        &["; the script waits for a place of its organization in the queue of scripts"],
+    )
+    .await;
     // Nobody has begun them, so nobody is waited for, and that they did nothing is known.
     let began = Instant::now();
     cancelled.cancel("not wanted").await;
@@ -255,7 +280,11 @@ async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() 
     suspended.suspend().await;
     suspended.in_phase(TaskPhase::Suspended).await;
     until("the script of the suspended task to be over", PATIENCE, async || {
-        if suspended.transcript().await.results().is_empty() { Err("it has no result") } else { Ok(()) }
+        if suspended.transcript().await.results().is_empty() {
+            Err("it has no result")
+        } else {
+            Ok(())
+        }
     })
     .await;
     assert!(began.elapsed() < CANCEL_GRACE, "{:?}", began.elapsed());
@@ -271,7 +300,12 @@ async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() 
 #[tokio::test]
 async fn a_script_that_no_worker_has_begun_is_stopped_at_once_and_did_nothing() {
     let mut mesh = Mesh::start().await.unwrap();
-    mesh.scripted_agent("adds", &json!({"turns": [{"code": ["1 + 1", "2 + 2"]}, {"text": "Done."}]})).await.unwrap();
+    mesh.scripted_agent(
+        "adds",
+        &json!({"turns": [{"code": ["1 + 1", "2 + 2"]}, {"text": "Done."}]}),
+    )
+    .await
+    .unwrap();
     mesh.client().unwrap().begin("adds", None).await.unwrap().ask("Go.").await;
     mesh.stop(Service::Interpreter).await.unwrap();
     let client = mesh.client().unwrap();
@@ -294,7 +328,9 @@ async fn a_script_that_no_worker_has_begun_is_stopped_at_once_and_did_nothing() 
 async fn did_nothing(conversation: &Conversation, why: &str) {
     let transcript = conversation.transcript().await;
     let results = transcript.results();
-    let fits = |error: &str| error.starts_with("NotRun: ") && error.contains(why) && error.ends_with("It did nothing.");
+    let fits = |error: &str| {
+        error.starts_with("NotRun: ") && error.contains(why) && error.ends_with("It did nothing.")
+    };
     assert!(!results.is_empty() && results.iter().all(|result| fits(&result.error)), "{results:?}");
 }
 
@@ -305,7 +341,8 @@ async fn a_call_that_no_worker_takes_before_its_deadline_counts_as_no_try() {
     mesh.scripted_agent("quick", &json!({"turns": [{"text": "Done."}]})).await.unwrap();
     mesh.stop(Service::Providers).await.unwrap();
     let client = mesh.client().unwrap();
-    let (queued, withheld) = (client.begin("quick", None).await.unwrap(), client.begin("quick", None).await.unwrap());
+    let (queued, withheld) =
+        (client.begin("quick", None).await.unwrap(), client.begin("quick", None).await.unwrap());
     queued.say("Go.").await;
     explained(&queued, &["; the call waits in the queue of model calls"]).await;
     withheld.say("Go.").await;
@@ -315,26 +352,38 @@ async fn a_call_that_no_worker_takes_before_its_deadline_counts_as_no_try() {
         for conversation in [&queued, &withheld] {
             let steps = step(&mesh, conversation).await.0;
             pass_deadline(&mesh, conversation).await;
-            until("the call to be wanted anew", PATIENCE, async || match step(&mesh, conversation).await {
-                (number, Some(step)) if number > steps && matches!(step.state, StepState::InFlight { .. }) => {
-                    assert_eq!(step.attempt, 1, "nothing was called");
-                    Ok(())
+            until("the call to be wanted anew", PATIENCE, async || {
+                match step(&mesh, conversation).await {
+                    (number, Some(step))
+                        if number > steps && matches!(step.state, StepState::InFlight { .. }) =>
+                    {
+                        assert_eq!(step.attempt, 1, "nothing was called");
+                        Ok(())
+                    }
+                    other => Err(other),
                 }
-                other => Err(other),
             })
             .await;
         }
     }
     mesh.spawn(Service::Providers).unwrap();
     for conversation in [&queued, &withheld] {
-        assert_eq!(conversation.settled().await.status.unwrap_or_default().last_outcome(), TurnOutcome::Completed);
+        assert_eq!(
+            conversation.settled().await.status.unwrap_or_default().last_outcome(),
+            TurnOutcome::Completed
+        );
         conversation.transcript().await.check(&["Go."]);
     }
 }
 
 /// How many steps a task has had, and its current one.
 async fn step(mesh: &Mesh, conversation: &Conversation) -> (u64, Option<Step>) {
-    let task = mesh.database.store().task_get(OrganizationId::LOCAL, conversation.id().parse().unwrap()).await.unwrap();
+    let task = mesh
+        .database
+        .store()
+        .task_get(OrganizationId::LOCAL, conversation.id().parse().unwrap())
+        .await
+        .unwrap();
     (task.state.steps, task.state.step)
 }
 
@@ -355,19 +404,26 @@ async fn pass_deadline(mesh: &Mesh, conversation: &Conversation) {
 
 #[tokio::test]
 async fn a_task_tells_whether_its_call_is_worked_on_queued_or_waits_for_a_place() {
-    let small = [("CONSTRUCT_RECONCILER_MODEL_CALLS", "2"), ("CONSTRUCT_PROVIDERS_CONCURRENCY", "1")];
+    let small =
+        [("CONSTRUCT_RECONCILER_MODEL_CALLS", "2"), ("CONSTRUCT_PROVIDERS_CONCURRENCY", "1")];
     let mut mesh = Mesh::start_with(&small).await.unwrap();
-    mesh.scripted_agent("slow", &json!({"delay_ms": 300_000, "turns": [{"text": "Never."}]})).await.unwrap();
+    mesh.scripted_agent("slow", &json!({"delay_ms": 300_000, "turns": [{"text": "Never."}]}))
+        .await
+        .unwrap();
     let client = mesh.client().unwrap();
     let say = async || {
-        let spec = v1::TaskSpec { agent: "slow".into(), title: "A job".into(), ..v1::TaskSpec::default() };
+        let spec =
+            v1::TaskSpec { agent: "slow".into(), title: "A job".into(), ..v1::TaskSpec::default() };
         let conversation = client.begin_as(spec).await.unwrap();
         conversation.say("Go.").await;
         conversation
     };
-    let (taken, queued) =
-        ("; the call is being worked on", "; the call waits in the queue of model calls, no worker has it yet");
-    let withheld = |before| format!("those that are being worked on included; {before} more wait before it");
+    let (taken, queued) = (
+        "; the call is being worked on",
+        "; the call waits in the queue of model calls, no worker has it yet",
+    );
+    let withheld =
+        |before| format!("those that are being worked on included; {before} more wait before it");
     let first = say().await;
     explained(&first, &[taken]).await;
     let second = say().await;

@@ -29,13 +29,17 @@ fn upload(mesh: &Mesh, path: &Path) -> Child {
 }
 
 async fn ended(child: Child) -> Value {
-    let done = tokio::time::timeout(PATIENCE, child.wait_with_output()).await.expect("the upload ends").unwrap();
+    let done = tokio::time::timeout(PATIENCE, child.wait_with_output())
+        .await
+        .expect("the upload ends")
+        .unwrap();
     assert!(done.status.success(), "{done:?}");
     serde_json::from_slice(&done.stdout).unwrap()
 }
 
 async fn listed(mesh: &Mesh) -> Vec<Value> {
-    let listed: Value = serde_json::from_str(&said(mesh, None, &["file", "list", "-o", "json"], "").await).unwrap();
+    let listed: Value =
+        serde_json::from_str(&said(mesh, None, &["file", "list", "-o", "json"], "").await).unwrap();
     listed["files"].as_array().cloned().unwrap_or_default()
 }
 
@@ -43,9 +47,12 @@ async fn listed(mesh: &Mesh) -> Vec<Value> {
 async fn received(mesh: &Mesh, bytes: i64) -> String {
     until("enough of the file to be there", PATIENCE, async || {
         let files = listed(mesh).await;
-        let there = files.first().and_then(|file| file["status"]["received"].as_str()?.parse::<i64>().ok());
+        let there =
+            files.first().and_then(|file| file["status"]["received"].as_str()?.parse::<i64>().ok());
         match there {
-            Some(there) if there >= bytes => Ok(files[0]["metadata"]["id"].as_str().unwrap().to_owned()),
+            Some(there) if there >= bytes => {
+                Ok(files[0]["metadata"]["id"].as_str().unwrap().to_owned())
+            }
             _ => Err(files),
         }
     })
@@ -58,8 +65,9 @@ async fn an_upload_goes_on_though_the_client_and_then_the_gateway_is_killed() {
     let mut mesh = gateway().await;
     let folder = mesh.folder("files").unwrap();
     let path = folder.join("data.bin");
-    let content: Vec<u8> =
-        (0..32 * 1024 * 1024_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let content: Vec<u8> = (0..32 * 1024 * 1024_u32)
+        .flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes())
+        .collect();
     fs::write(&path, &content).unwrap();
     let mut first = upload(&mesh, &path);
     let id = received(&mesh, 2 * MIB).await;
@@ -111,10 +119,14 @@ async fn the_command_line_says_why_a_file_is_refused_and_uploads_the_same_once()
     let path = path.to_str().unwrap();
     let why = refused(&mesh, None, &["file", "upload", path, "--media-type", "image/png"]).await;
     assert!(why.contains("was refused: it says that it is image/png"), "{why}");
-    let upload = ["file", "upload", path, "--media-type", "text/plain", "--name", "notes.txt", "-o", "json"];
+    let upload =
+        ["file", "upload", path, "--media-type", "text/plain", "--name", "notes.txt", "-o", "json"];
     let one: Value = serde_json::from_str(&said(&mesh, None, &upload, "").await).unwrap();
     let two: Value = serde_json::from_str(&said(&mesh, None, &upload, "").await).unwrap();
-    assert_eq!((&one["status"]["sha256"], &one["spec"]["name"]), (&two["status"]["sha256"], &"notes.txt".into()));
+    assert_eq!(
+        (&one["status"]["sha256"], &one["spec"]["name"]),
+        (&two["status"]["sha256"], &"notes.txt".into())
+    );
     let id = two["metadata"]["id"].as_str().unwrap();
     assert_eq!(said(&mesh, None, &["file", "download", id, "-"], "").await, "no picture");
     said(&mesh, None, &["file", "update", id, "--name", "other.txt"], "").await;

@@ -18,21 +18,38 @@ async fn hostile_scripts_get_a_clear_error_and_the_task_goes_on() {
     ])
     .await
     .unwrap();
-    let outside = mesh.workspace().parent().unwrap().join(format!("outside-{}", std::process::id()));
+    let outside =
+        mesh.workspace().parent().unwrap().join(format!("outside-{}", std::process::id()));
     let outside = outside.display().to_string();
     // What the script is, and what the model has to be told.
     let cases: Vec<(&str, String, &[&str])> = vec![
         ("syntax", "const a = 1;\nconst = 2;".into(), &["SyntaxError", "script.js:2"]),
         ("loop", "print('in'); for (;;) {}".into(), &["in\n", "CpuLimitExceeded"]),
-        ("allocation", "const all = []; for (;;) all.push(new Uint8Array(1 << 20).fill(1));".into(), &["emory"]),
-        ("recursion", "function deep(n) { return deep(n + 1) + 1; } deep(0)".into(), &["RangeError", "deep"]),
+        (
+            "allocation",
+            "const all = []; for (;;) all.push(new Uint8Array(1 << 20).fill(1));".into(),
+            &["emory"],
+        ),
+        (
+            "recursion",
+            "function deep(n) { return deep(n + 1) + 1; } deep(0)".into(),
+            &["RangeError", "deep"],
+        ),
         ("dotdot", "read_file('../../../../etc/passwd')".into(), &["OutsideWorkspace"]),
         ("absolute", "read_file('/etc/passwd')".into(), &["OutsideWorkspace"]),
         ("symlink", "read_file('link/passwd')".into(), &["OutsideWorkspace"]),
         ("symlinked write", "create_file('made/x', 'x')".into(), &["OutsideWorkspace"]),
         ("write outside", format!("create_file({}, 'x')", json!(outside)), &["OutsideWorkspace"]),
-        ("command outside", format!("print(execute_command({}).exit_code)", json!(format!("touch {outside}"))), &[]),
-        ("output", "for (let n = 0; n < 100000; n++) print('0123456789');".into(), &["more bytes were printed"]),
+        (
+            "command outside",
+            format!("print(execute_command({}).exit_code)", json!(format!("touch {outside}"))),
+            &[],
+        ),
+        (
+            "output",
+            "for (let n = 0; n < 100000; n++) print('0123456789');".into(),
+            &["more bytes were printed"],
+        ),
         ("value", "'x'.repeat(3 << 20)".into(), &["ResultLimitExceeded"]),
         ("stuck", "await new Promise(() => {})".into(), &["wait"]),
         ("thrown", "throw {not: 'an error'}".into(), &["not"]),
@@ -46,8 +63,10 @@ async fn hostile_scripts_get_a_clear_error_and_the_task_goes_on() {
         .collect();
     mesh.scripted_agent("worker", &json!({"conversations": conversations})).await.unwrap();
     std::os::unix::fs::symlink("/etc", mesh.workspace().join("link")).unwrap();
-    std::os::unix::fs::symlink(mesh.workspace().parent().unwrap(), mesh.workspace().join("made")).unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
+    std::os::unix::fs::symlink(mesh.workspace().parent().unwrap(), mesh.workspace().join("made"))
+        .unwrap();
+    let conversation =
+        mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
     let said: Vec<String> = cases.iter().map(|(name, ..)| format!("case:{name}:")).collect();
     for said in &said {
         conversation.say(said).await;
@@ -68,8 +87,14 @@ async fn hostile_scripts_get_a_clear_error_and_the_task_goes_on() {
         assert!(!answer.contains("root:x:0"), "{name}: a file outside of the workspace was read");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(!std::path::Path::new(&outside).exists(), "a file outside of the workspace was written");
-    assert!(!mesh.workspace().parent().unwrap().join("x").exists(), "a file outside of the workspace was written");
+    assert!(
+        !std::path::Path::new(&outside).exists(),
+        "a file outside of the workspace was written"
+    );
+    assert!(
+        !mesh.workspace().parent().unwrap().join("x").exists(),
+        "a file outside of the workspace was written"
+    );
 }
 
 #[tokio::test]
@@ -78,7 +103,9 @@ async fn a_workspace_that_was_not_granted_is_refused() {
     let script = json!({"turns": [{"code": "list_files()"}, {"text": "{{last_result}}"}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     let client = mesh.client().unwrap();
-    for (path, words) in [("/etc", "outside of the directories"), ("/no/such/place", "does not exist")] {
+    for (path, words) in
+        [("/etc", "outside of the directories"), ("/no/such/place", "does not exist")]
+    {
         let conversation = client.begin("worker", Some(std::path::Path::new(path))).await.unwrap();
         conversation.ask("go").await;
         let transcript = conversation.transcript().await;
@@ -120,7 +147,9 @@ async fn the_api_refuses_bad_requests_precisely() {
 
 async fn unknown_and_foreign_ids(client: &Client, agent: &str, task: &str) {
     let unknown = "task_01890a5d-ac96-774b-bcce-b302099a8057";
-    let get = async |task: &str| client.tasks().get_task(v1::GetTaskRequest { task: task.into() }).await.unwrap_err();
+    let get = async |task: &str| {
+        client.tasks().get_task(v1::GetTaskRequest { task: task.into() }).await.unwrap_err()
+    };
     let status = get(unknown).await;
     assert_eq!(status.code(), Code::NotFound);
     assert!(status.message().contains(unknown), "{status:?}");
@@ -143,9 +172,17 @@ async fn unknown_and_foreign_ids(client: &Client, agent: &str, task: &str) {
         };
         v1::CreateMessageRequest { spec: Some(spec), idempotency_key: String::new() }
     };
-    assert_eq!(client.messages().create_message(send(unknown)).await.unwrap_err().code(), Code::NotFound);
-    assert_violations(&client.messages().create_message(send(agent)).await.unwrap_err(), &["spec.task"]);
-    let get = async |agent: &str| client.agents().get_agent(v1::GetAgentRequest { agent: agent.into() }).await;
+    assert_eq!(
+        client.messages().create_message(send(unknown)).await.unwrap_err().code(),
+        Code::NotFound
+    );
+    assert_violations(
+        &client.messages().create_message(send(agent)).await.unwrap_err(),
+        &["spec.task"],
+    );
+    let get = async |agent: &str| {
+        client.agents().get_agent(v1::GetAgentRequest { agent: agent.into() }).await
+    };
     assert!(get(agent).await.is_ok() && get("worker").await.is_ok(), "names and ids are accepted");
     for (wrong, code) in [
         ("nobody", Code::NotFound),
@@ -180,7 +217,11 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
             stop_sequences: vec!["x".into(); 9],
             ..Default::default()
         }),
-        policy: vec![v1::PolicyRule { action: 2, tools: vec!["{a".into()], ..v1::PolicyRule::default() }],
+        policy: vec![v1::PolicyRule {
+            action: 2,
+            tools: vec!["{a".into()],
+            ..v1::PolicyRule::default()
+        }],
         secrets: Vec::new(),
         script_models: Vec::new(),
         compact_at_percent: 0,
@@ -229,7 +270,10 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
         v1::CreateMessageRequest { spec: Some(spec), idempotency_key: String::new() }
     };
     for text in ["x".repeat((1 << 20) + 1), "   ".into()] {
-        assert_violations(&client.messages().create_message(send(text)).await.unwrap_err(), &["spec.blocks"]);
+        assert_violations(
+            &client.messages().create_message(send(text)).await.unwrap_err(),
+            &["spec.blocks"],
+        );
     }
     // Refused before it is read.
     let status = client.messages().create_message(send("x".repeat(5 << 20))).await.unwrap_err();
@@ -249,10 +293,18 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
 
     for (spec, fields) in [
         (
-            v1::ModelProviderSpec { name: "p".into(), script: "{".into(), r#type: 3, ..Default::default() },
+            v1::ModelProviderSpec {
+                name: "p".into(),
+                script: "{".into(),
+                r#type: 3,
+                ..Default::default()
+            },
             vec!["spec.script"],
         ),
-        (v1::ModelProviderSpec { name: "p".into(), r#type: 99, ..Default::default() }, vec!["spec.type"]),
+        (
+            v1::ModelProviderSpec { name: "p".into(), r#type: 99, ..Default::default() },
+            vec!["spec.type"],
+        ),
         (
             v1::ModelProviderSpec {
                 name: "p".into(),
@@ -264,7 +316,10 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
         ),
     ] {
         let request = v1::CreateModelProviderRequest { spec: Some(spec), ..Default::default() };
-        assert_violations(&client.providers().create_model_provider(request).await.unwrap_err(), &fields);
+        assert_violations(
+            &client.providers().create_model_provider(request).await.unwrap_err(),
+            &fields,
+        );
     }
     let spec = v1::ModelSpec {
         name: "m".into(),
@@ -282,7 +337,10 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
 
 async fn page_tokens(client: &Client) {
     let list = async |page: v1::PageRequest, name_prefix: &str| {
-        let filter = v1::list_agents_request::Filter { name_prefix: name_prefix.into(), ..Default::default() };
+        let filter = v1::list_agents_request::Filter {
+            name_prefix: name_prefix.into(),
+            ..Default::default()
+        };
         let request = v1::ListAgentsRequest { page: Some(page), filter: Some(filter) };
         client.agents().list_agents(request).await.map(tonic::Response::into_inner)
     };
@@ -321,7 +379,10 @@ async fn page_tokens(client: &Client) {
     }
     // Nor does it lead anywhere in another list.
     let request = v1::ListModelsRequest { page: Some(page(1, token, "name")), filter: None };
-    assert_violations(&client.models().list_models(request).await.unwrap_err(), &["page.page_token"]);
+    assert_violations(
+        &client.models().list_models(request).await.unwrap_err(),
+        &["page.page_token"],
+    );
     for size in [-1, 101, i32::MAX] {
         assert_violations(&list(page(size, "", ""), "").await.unwrap_err(), &["page.page_size"]);
     }
@@ -351,12 +412,21 @@ async fn subscriptions(client: &Client, task: &str) {
 
 async fn idempotency(client: &Client) {
     let create = async |name: &str, key: &str| {
-        let spec = v1::TaskSpec { agent: "worker".into(), title: name.into(), ..Default::default() };
+        let spec =
+            v1::TaskSpec { agent: "worker".into(), title: name.into(), ..Default::default() };
         let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key: key.into() };
-        client.tasks().create_task(request).await.map(|task| id(task.into_inner().metadata.as_ref()))
+        client
+            .tasks()
+            .create_task(request)
+            .await
+            .map(|task| id(task.into_inner().metadata.as_ref()))
     };
     let first = create("a", "key-1").await.unwrap();
-    assert_eq!(create("a", "key-1").await.unwrap(), first, "the same request is answered as before");
+    assert_eq!(
+        create("a", "key-1").await.unwrap(),
+        first,
+        "the same request is answered as before"
+    );
     assert_violations(&create("b", "key-1").await.unwrap_err(), &["idempotency_key"]);
     assert_ne!(create("a", "key-2").await.unwrap(), first);
     // Twenty at once make one.
@@ -367,12 +437,23 @@ async fn idempotency(client: &Client) {
 
 async fn used_entities(client: &Client) {
     let delete = v1::DeleteAgentRequest { agent: "worker".into(), ..Default::default() };
-    assert_eq!(client.agents().delete_agent(delete).await.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(
+        client.agents().delete_agent(delete).await.unwrap_err().code(),
+        Code::FailedPrecondition
+    );
     let delete = v1::DeleteModelRequest { model: "worker".into(), ..Default::default() };
-    assert_eq!(client.models().delete_model(delete).await.unwrap_err().code(), Code::FailedPrecondition);
-    let delete = v1::DeleteModelProviderRequest { model_provider: "worker".into(), ..Default::default() };
-    assert_eq!(client.providers().delete_model_provider(delete).await.unwrap_err().code(), Code::FailedPrecondition);
-    let spec = v1::AgentSpec { name: "worker".into(), model: "worker".into(), ..Default::default() };
+    assert_eq!(
+        client.models().delete_model(delete).await.unwrap_err().code(),
+        Code::FailedPrecondition
+    );
+    let delete =
+        v1::DeleteModelProviderRequest { model_provider: "worker".into(), ..Default::default() };
+    assert_eq!(
+        client.providers().delete_model_provider(delete).await.unwrap_err().code(),
+        Code::FailedPrecondition
+    );
+    let spec =
+        v1::AgentSpec { name: "worker".into(), model: "worker".into(), ..Default::default() };
     let again = v1::CreateAgentRequest { spec: Some(spec), ..Default::default() };
     assert_eq!(client.agents().create_agent(again).await.unwrap_err().code(), Code::AlreadyExists);
     let update = |revision, description: &str| v1::UpdateAgentRequest {
@@ -425,7 +506,12 @@ async fn malformed(mesh: &Mesh) {
         // What gRPC's specification demands of this one.
         ("compressed without saying how", frame(1, b"\x1f\x8b"), &[], Code::Internal),
         ("broken gzip", frame(1, b"nonsense"), gzip, Code::InvalidArgument),
-        ("an unknown compression", frame(1, b"x"), &[("grpc-encoding", "snappy")], Code::Unimplemented),
+        (
+            "an unknown compression",
+            frame(1, b"x"),
+            &[("grpc-encoding", "snappy")],
+            Code::Unimplemented,
+        ),
     ] {
         let (status, grpc, message) = post(get_task, body, headers).await;
         assert_eq!((status, grpc), (200, code(expected)), "{what}: {message}");
@@ -445,13 +531,15 @@ async fn malformed(mesh: &Mesh) {
 
 fn violations(status: &Status) -> Vec<String> {
     assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
-    let found = status.get_details_bad_request().map(|bad| bad.field_violations).unwrap_or_default();
+    let found =
+        status.get_details_bad_request().map(|bad| bad.field_violations).unwrap_or_default();
     found.into_iter().map(|violation| violation.field).collect()
 }
 
 /// Panics unless exactly these fields are said to be wrong.
 fn assert_violations(status: &Status, fields: &[&str]) {
     assert_eq!(violations(status), fields, "{status:?}");
-    let described = status.get_details_bad_request().map(|bad| bad.field_violations).unwrap_or_default();
+    let described =
+        status.get_details_bad_request().map(|bad| bad.field_violations).unwrap_or_default();
     assert!(described.iter().all(|violation| !violation.description.is_empty()));
 }

@@ -1,4 +1,5 @@
-//! Two organisations on one mesh where everybody has to log in: each works, and neither sees the other. All through the command line.
+//! Two organizations on one mesh where everybody has to log in: each works, and neither sees the
+//! other. All through the command line.
 
 use std::{
     os::unix::fs::PermissionsExt as _,
@@ -17,7 +18,10 @@ pub(crate) const REQUIRED: (&str, &str) = ("CONSTRUCT_GATEWAY_LOGIN", "required"
 /// Runs the command line with a key, or none.
 pub(crate) async fn run(mesh: &Mesh, key: Option<&str>, arguments: &[&str], input: &str) -> Output {
     let mut command = Command::new(binary("construct").unwrap());
-    command.env_clear().env("CONSTRUCT_GATEWAY_URL", mesh.gateway_url()).envs(key.map(|key| ("CONSTRUCT_KEY", key)));
+    command
+        .env_clear()
+        .env("CONSTRUCT_GATEWAY_URL", mesh.gateway_url())
+        .envs(key.map(|key| ("CONSTRUCT_KEY", key)));
     finish(command.args(arguments), input).await
 }
 
@@ -32,14 +36,22 @@ async fn finish(command: &mut Command, input: &str) -> Output {
 }
 
 /// What a command that succeeds prints.
-pub(crate) async fn said(mesh: &Mesh, key: Option<&str>, arguments: &[&str], input: &str) -> String {
+pub(crate) async fn said(
+    mesh: &Mesh,
+    key: Option<&str>,
+    arguments: &[&str],
+    input: &str,
+) -> String {
     let done = run(mesh, key, arguments, input).await;
     assert!(done.status.success(), "{arguments:?}: {done:?}");
     String::from_utf8(done.stdout).unwrap()
 }
 
 pub(crate) async fn answered(mesh: &Mesh, key: &str, arguments: &[&str], input: &str) -> Value {
-    serde_json::from_str(&said(mesh, Some(key), &[arguments, &["-o", "json"]].concat(), input).await).unwrap()
+    serde_json::from_str(
+        &said(mesh, Some(key), &[arguments, &["-o", "json"]].concat(), input).await,
+    )
+    .unwrap()
 }
 
 /// What somebody may not do, and what they are told.
@@ -51,22 +63,27 @@ pub(crate) async fn refused(mesh: &Mesh, key: Option<&str>, arguments: &[&str]) 
 
 pub(crate) async fn first_key(mesh: &Mesh) -> Output {
     let mut command = Command::new(binary("construct-gateway").unwrap());
-    command.env_clear().env("CONSTRUCT_DATABASE_URL", mesh.database.url()).env("CONSTRUCT_NATS_URL", mesh.nats.url());
+    command
+        .env_clear()
+        .env("CONSTRUCT_DATABASE_URL", mesh.database.url())
+        .env("CONSTRUCT_NATS_URL", mesh.nats.url());
     finish(command.arg("first-key"), "").await
 }
 
-/// A provider, a model, an agent, a secret and a budget of one organisation; what its agent answers has the organisation's colour.
-pub(crate) async fn furnish(mesh: &Mesh, key: &str, colour: &str) {
+/// A provider, a model, an agent, a secret and a budget of one organization; what its agent answers
+/// has the organization's color.
+pub(crate) async fn furnish(mesh: &Mesh, key: &str, color: &str) {
     let script = json!({"count": "since_user", "turns": [
-        {"code": format!("execute_command('echo {colour} >> mark; cat mark')")},
-        {"text": format!("{colour} sees {{{{last_result}}}}")},
+        {"code": format!("execute_command('echo {color} >> mark; cat mark')")},
+        {"text": format!("{color} sees {{{{last_result}}}}")},
     ]});
     let provider = ["modelprovider", "create", "p", "--type", "scripted", "--script-file", "-"];
     said(mesh, Some(key), &provider, &script.to_string()).await;
-    said(mesh, Some(key), &["model", "create", "m", "--provider", "p", "--model-id", "m"], "").await;
+    said(mesh, Some(key), &["model", "create", "m", "--provider", "p", "--model-id", "m"], "")
+        .await;
     said(mesh, Some(key), &["agent", "create", "worker", "--model", "m"], "").await;
-    let secret = ["secret", "create", "TOKEN", "--host", "api.example.com", "--description", colour];
-    said(mesh, Some(key), &secret, &format!("{colour}-secret-value")).await;
+    let secret = ["secret", "create", "TOKEN", "--host", "api.example.com", "--description", color];
+    said(mesh, Some(key), &secret, &format!("{color}-secret-value")).await;
     said(mesh, Some(key), &["budget", "create", "5/month", "--agent", "worker"], "").await;
 }
 
@@ -81,18 +98,19 @@ async fn two_organizations_work_side_by_side_and_cannot_see_each_other() {
     assert!(!first_key(&mesh).await.status.success(), "there is one first key");
 
     let mut keys = Vec::new();
-    for colour in ["red", "blue"] {
-        let made = answered(&mesh, &operator, &["organization", "create", colour], "").await;
+    for color in ["red", "blue"] {
+        let made = answered(&mesh, &operator, &["organization", "create", color], "").await;
         let code = made["setupCode"]["code"].as_str().unwrap();
         let key = said(&mesh, None, &["key", "exchange"], code).await.trim().to_owned();
         let me = answered(&mesh, &key, &["whoami"], "").await;
         assert_eq!(me["organizationId"], made["organization"]["metadata"]["id"]);
-        furnish(&mesh, &key, colour).await;
+        furnish(&mesh, &key, color).await;
         keys.push(key);
     }
     let (red, blue) = (keys[0].as_str(), keys[1].as_str());
     let work = ["exec", "--agent", "worker", "Do it."];
-    let (of_red, of_blue) = tokio::join!(said(&mesh, Some(red), &work, ""), said(&mesh, Some(blue), &work, ""));
+    let (of_red, of_blue) =
+        tokio::join!(said(&mesh, Some(red), &work, ""), said(&mesh, Some(blue), &work, ""));
     assert!(of_red.contains("red sees") && !of_red.contains("blue"), "{of_red}");
     assert!(of_blue.contains("blue sees") && !of_blue.contains("red"), "{of_blue}");
 
@@ -111,7 +129,7 @@ async fn two_organizations_work_side_by_side_and_cannot_see_each_other() {
         let errors = refused(&mesh, Some(blue), arguments).await;
         assert!(errors.contains("not found"), "{arguments:?}: {errors}");
     }
-    // What is called alike is each organisation's own.
+    // What is called alike is each organization's own.
     for (key, own, other) in [(red, "red", "blue"), (blue, "blue", "red")] {
         for list in ["task", "agent", "secret", "budget", "modelprovider", "key", "organization"] {
             let listed = said(&mesh, Some(key), &[list, "list", "-o", "json"], "").await;
@@ -122,7 +140,8 @@ async fn two_organizations_work_side_by_side_and_cannot_see_each_other() {
     // The operator has a door of their own, and none to the others.
     let operators = answered(&mesh, &operator, &["task", "list"], "").await;
     assert!(operators["tasks"].as_array().is_none_or(Vec::is_empty), "{operators}");
-    let organization = answered(&mesh, red, &["whoami"], "").await["organizationId"].as_str().unwrap().to_owned();
+    let organization =
+        answered(&mesh, red, &["whoami"], "").await["organizationId"].as_str().unwrap().to_owned();
     refused(&mesh, Some(&operator), &["--organization", &organization, "task", "list"]).await;
     let log = mesh.log(construct_tests::mesh::Service::Gateway);
     for secret in [&operator, red, blue, "secret-value"] {
@@ -139,27 +158,34 @@ async fn a_context_remembers_where_and_as_whom() {
     let run = async |arguments: &[&str], input: &str| {
         let mut command = Command::new(binary("construct").unwrap());
         let paths = format!("{}:/usr/bin:/bin", programs.display());
-        finish(command.env_clear().env("HOME", &home).env("PATH", paths).args(arguments), input).await
+        finish(command.env_clear().env("HOME", &home).env("PATH", paths).args(arguments), input)
+            .await
     };
     std::fs::create_dir(&programs).unwrap();
     let keyring = programs.join("secret-tool");
     std::fs::write(&keyring, "#!/bin/sh\nexit 1\n").unwrap();
     std::fs::set_permissions(&keyring, std::fs::Permissions::from_mode(0o700)).unwrap();
     let address = mesh.gateway_url();
-    let added = run(&["context", "add", "work", "--address", &address, "--key-stdin"], &operator).await;
+    let added =
+        run(&["context", "add", "work", "--address", &address, "--key-stdin"], &operator).await;
     assert!(added.status.success(), "{added:?}");
     let me = run(&["whoami"], "").await;
     assert!(String::from_utf8_lossy(&me.stdout).contains("owner"), "{me:?}");
     let listed = String::from_utf8(run(&["context", "list"], "").await.stdout).unwrap();
-    assert!(listed.starts_with("* work") && listed.contains(&address) && !listed.contains("ct_"), "{listed}");
+    assert!(
+        listed.starts_with("* work") && listed.contains(&address) && !listed.contains("ct_"),
+        "{listed}"
+    );
     assert!(run(&["context", "remove", "work"], "").await.status.success());
     assert!(!run(&["--context", "work", "whoami"], "").await.status.success());
 
     // The same with a keyring, which holds one key.
     let held = programs.join("held");
-    let script = "#!/bin/sh\ncase $1 in store) cat >HELD ;; lookup) cat HELD ;; clear) rm HELD ;; esac\n";
+    let script =
+        "#!/bin/sh\ncase $1 in store) cat >HELD ;; lookup) cat HELD ;; clear) rm HELD ;; esac\n";
     std::fs::write(&keyring, script.replace("HELD", &held.display().to_string())).unwrap();
-    let added = run(&["context", "add", "work", "--address", &address, "--key-stdin"], &operator).await;
+    let added =
+        run(&["context", "add", "work", "--address", &address, "--key-stdin"], &operator).await;
     assert!(added.status.success() && held.exists(), "{added:?}");
     let me = run(&["whoami"], "").await;
     assert!(String::from_utf8_lossy(&me.stdout).contains("owner"), "{me:?}");

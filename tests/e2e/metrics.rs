@@ -1,4 +1,5 @@
-//! What the services count is what `deploy/observability/metrics.txt` lists, which alerts and dashboards are compared with.
+//! What the services count is what `deploy/observability/metrics.txt` lists, which alerts and
+//! dashboards are compared with.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +19,8 @@ use construct_tests::{
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/observability/metrics.txt");
 const CODE: &str = "create_file('x.txt', 'made'); try { read_file('none.txt') } catch (error) { print(error.name) }";
 
-/// The labels of a metric, by service and name: its kind, those that some series has, those that every series has.
+/// The labels of a metric, by service and name: its kind, those that some series has, those that
+/// every series has.
 type Counted = BTreeMap<(String, String), Metric>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,11 +37,17 @@ async fn services_count_what_the_list_says_and_nothing_else() {
     let done = anthropic::Answer::text("It is made.").using(150, 120, 6, 7);
     vendor
         .reply(anthropic::error(529, "overloaded_error", "Overloaded"))
-        .reply(anthropic::Answer::text("I make it.").and_code("toolu_1", CODE).using(100, 20, 30, 40).reply())
+        .reply(
+            anthropic::Answer::text("I make it.")
+                .and_code("toolu_1", CODE)
+                .using(100, 20, 30, 40)
+                .reply(),
+        )
         // Long enough for somebody else to wait for the only key.
         .reply(done.reply().dripping(32, Duration::from_millis(100)))
         .reply(anthropic::Answer::text("Here I am instead.").using(10, 0, 0, 7).reply());
-    let refusing = VendorServer::answering(|_| anthropic::error(401, "authentication_error", "no")).await;
+    let refusing =
+        VendorServer::answering(|_| anthropic::error(401, "authentication_error", "no")).await;
     provider(&mesh, "large", &vendor, 1).await;
     provider(&mesh, "refused", &refusing, 0).await;
     let client = mesh.client().unwrap();
@@ -51,7 +59,8 @@ async fn services_count_what_the_list_says_and_nothing_else() {
     };
     client.models().update_model(update).await.unwrap();
 
-    let (one, other) = (begin(&client, &mesh, "large").await, begin(&client, &mesh, "refused").await);
+    let (one, other) =
+        (begin(&client, &mesh, "large").await, begin(&client, &mesh, "refused").await);
     let recorder = one.record();
     one.say("Make it.").await;
     until("the second answer to begin", PATIENCE, async || match vendor.requests().len() {
@@ -69,9 +78,11 @@ async fn services_count_what_the_list_says_and_nothing_else() {
     compare(&mesh, &Service::ALL).await;
 }
 
-/// Whether these services count what the list says and nothing else, once they have done everything there is to count.
+/// Whether these services count what the list says and nothing else, once they have done everything
+/// there is to count.
 pub(crate) async fn compare(mesh: &Mesh, services: &[Service]) {
-    let names: Vec<String> = services.iter().map(|service| format!("{service:?}").to_lowercase()).collect();
+    let names: Vec<String> =
+        services.iter().map(|service| format!("{service:?}").to_lowercase()).collect();
     let mut list = listed();
     list.retain(|(service, _), _| names.contains(service));
     let mut counted = Counted::new();
@@ -79,17 +90,24 @@ pub(crate) async fn compare(mesh: &Mesh, services: &[Service]) {
         counted.extend(read(name, &mesh.metrics(*service).await.unwrap()));
     }
     let problems = differences(&list, &counted);
-    assert!(problems.is_empty(), "{}\n\nwhat was counted:\n{}", problems.join("\n"), show(&counted));
+    assert!(
+        problems.is_empty(),
+        "{}\n\nwhat was counted:\n{}",
+        problems.join("\n"),
+        show(&counted)
+    );
 }
 
 /// Calls of a method that the gateway has counted, by face and outcome.
 async fn calls(mesh: &Mesh, method: &str) -> BTreeMap<(String, String), u64> {
     let page = mesh.metrics(Service::Gateway).await.unwrap();
     let label = |line: &str, name: &str| {
-        let value = line.split_once(&format!("{name}=\"")).and_then(|(_, rest)| rest.split_once('"'));
+        let value =
+            line.split_once(&format!("{name}=\"")).and_then(|(_, rest)| rest.split_once('"'));
         value.map(|(value, _)| value.to_owned()).unwrap_or_default()
     };
-    let counts = page.lines().filter(|line| line.starts_with("construct_gateway_request_seconds_count{"));
+    let counts =
+        page.lines().filter(|line| line.starts_with("construct_gateway_request_seconds_count{"));
     let counts = counts.filter(|line| label(line, "rpc_method") == method).map(|line| {
         let number = line.rsplit(' ').next().unwrap().parse().unwrap();
         ((label(line, "construct_face"), label(line, "rpc_response_status_code")), number)
@@ -106,9 +124,11 @@ async fn a_request_that_makes_no_sense_is_counted_once_and_as_its_clients_mistak
     let get_task = url("/construct.v1.TaskService/GetTask");
     // A varint without an end, twice as gRPC and once as gRPC-Web.
     let frame = [0, 0, 0, 0, 2, 0x0A, 0xFF];
-    for (client, kind) in
-        [(&http2, "application/grpc"), (&http2, "application/grpc"), (&client, "application/grpc-web")]
-    {
+    for (client, kind) in [
+        (&http2, "application/grpc"),
+        (&http2, "application/grpc"),
+        (&client, "application/grpc-web"),
+    ] {
         let request = client.post(&get_task).header("content-type", kind).header("te", "trailers");
         let answer = request.body(frame.to_vec()).send().await.unwrap();
         assert_eq!(answer.status().as_u16(), 200, "{kind}");
@@ -118,16 +138,32 @@ async fn a_request_that_makes_no_sense_is_counted_once_and_as_its_clients_mistak
         }
     }
     // No JSON, nothing of the method's, and nothing that is taken.
-    for (kind, body) in [("application/json", "{"), ("application/json", r#"{"tusk": 1}"#), ("text/plain", "hello")] {
-        let answer = client.post(&get_task).header("content-type", kind).body(body).send().await.unwrap();
+    for (kind, body) in
+        [("application/json", "{"), ("application/json", r#"{"tusk": 1}"#), ("text/plain", "hello")]
+    {
+        let answer =
+            client.post(&get_task).header("content-type", kind).body(body).send().await.unwrap();
         assert!(answer.status().is_client_error(), "{}", answer.status());
     }
-    let answer = client.post(url("/v1/tasks")).header("content-type", "application/json").body("[").send().await;
+    let answer = client
+        .post(url("/v1/tasks"))
+        .header("content-type", "application/json")
+        .body("[")
+        .send()
+        .await;
     assert_eq!(answer.unwrap().status().as_u16(), 400);
     // One that makes sense is counted once as well.
-    assert_eq!(client.get(url("/v1/tasks/task_nonsense")).send().await.unwrap().status().as_u16(), 400);
+    assert_eq!(
+        client.get(url("/v1/tasks/task_nonsense")).send().await.unwrap().status().as_u16(),
+        400
+    );
     let count = |face: &str, number| ((face.to_owned(), "INVALID_ARGUMENT".to_owned()), number);
-    let expected = BTreeMap::from([count("connect", 3), count("grpc", 2), count("grpc-web", 1), count("rest", 1)]);
+    let expected = BTreeMap::from([
+        count("connect", 3),
+        count("grpc", 2),
+        count("grpc-web", 1),
+        count("rest", 1),
+    ]);
     assert_eq!(calls(&mesh, "TaskService/GetTask").await, expected);
     assert_eq!(calls(&mesh, "TaskService/CreateTask").await, BTreeMap::from([count("rest", 1)]));
 }
@@ -147,7 +183,12 @@ async fn provider(mesh: &Mesh, name: &str, vendor: &VendorServer, max_concurrenc
 async fn begin(client: &Client, mesh: &Mesh, agent: &str) -> Conversation {
     let workspace = mesh.folder(agent).unwrap().display().to_string();
     // With a title, no model call is made for one.
-    let spec = v1::TaskSpec { agent: agent.into(), workspace, title: "A job".into(), ..Default::default() };
+    let spec = v1::TaskSpec {
+        agent: agent.into(),
+        workspace,
+        title: "A job".into(),
+        ..Default::default()
+    };
     client.begin_as(spec).await.unwrap()
 }
 
@@ -157,7 +198,8 @@ fn listed() -> Counted {
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let read = |line: &str| {
         let mut words = line.split(' ').map(str::to_owned);
-        let [service, name, kind] = std::array::from_fn(|_| words.next().unwrap_or_else(|| panic!("{line}")));
+        let [service, name, kind] =
+            std::array::from_fn(|_| words.next().unwrap_or_else(|| panic!("{line}")));
         let labels: BTreeSet<String> = words.collect();
         let some = labels.iter().map(|label| label.trim_end_matches('?').to_owned()).collect();
         let all = labels.into_iter().filter(|label| !label.ends_with('?')).collect();
@@ -175,7 +217,9 @@ fn read(service: &str, page: &str) -> Counted {
     let mut kinds = BTreeMap::new();
     let mut found = Counted::new();
     for line in page.lines() {
-        if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+        if let Some((name, kind)) =
+            line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+        {
             kinds.insert(name.to_owned(), kind.to_owned());
             continue;
         }
@@ -185,12 +229,20 @@ fn read(service: &str, page: &str) -> Counted {
         let (series, _) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line}"));
         let (name, labels) = series.split_once('{').unwrap_or((series, ""));
         let parts = ["_bucket", "_count", "_sum"];
-        let base = parts.iter().find_map(|part| name.strip_suffix(part)).filter(|base| kinds.contains_key(*base));
+        let base = parts
+            .iter()
+            .find_map(|part| name.strip_suffix(part))
+            .filter(|base| kinds.contains_key(*base));
         let name = base.unwrap_or(name);
         let kind = kinds.get(name).unwrap_or_else(|| panic!("{line} has no kind")).clone();
-        let labels: BTreeSet<String> = names(labels).into_iter().filter(|label| label != "le").collect();
+        let labels: BTreeSet<String> =
+            names(labels).into_iter().filter(|label| label != "le").collect();
         let key = (service.to_owned(), name.to_owned());
-        let metric = found.entry(key).or_insert_with(|| Metric { kind, some: labels.clone(), all: labels.clone() });
+        let metric = found.entry(key).or_insert_with(|| Metric {
+            kind,
+            some: labels.clone(),
+            all: labels.clone(),
+        });
         metric.all.retain(|label| labels.contains(label));
         metric.some.extend(labels);
     }
@@ -222,11 +274,16 @@ fn differences(list: &Counted, counted: &Counted) -> Vec<String> {
         match list.get(&(service.clone(), name.clone())) {
             None => problems.push(format!("{service} counts {name}, which is not listed")),
             Some(listed) if listed.kind != metric.kind => {
-                problems.push(format!("{service} {name} is a {} and not a {}", metric.kind, listed.kind));
+                problems.push(format!(
+                    "{service} {name} is a {} and not a {}",
+                    metric.kind, listed.kind
+                ));
             }
             Some(listed) => {
                 for label in metric.some.difference(&listed.some) {
-                    problems.push(format!("{service} {name} has the label {label}, which is not listed"));
+                    problems.push(format!(
+                        "{service} {name} has the label {label}, which is not listed"
+                    ));
                 }
                 for label in listed.all.difference(&metric.all) {
                     problems.push(format!("{service} {name} has series without the label {label}"));
@@ -240,8 +297,14 @@ fn differences(list: &Counted, counted: &Counted) -> Vec<String> {
 /// As the list would have it.
 fn show(counted: &Counted) -> String {
     let line = |((service, name), metric): (&(String, String), &Metric)| {
-        let label = |label: &String| format!(" {label}{}", if metric.all.contains(label) { "" } else { "?" });
-        format!("{service} {name} {}{}\n", metric.kind, metric.some.iter().map(label).collect::<String>())
+        let label = |label: &String| {
+            format!(" {label}{}", if metric.all.contains(label) { "" } else { "?" })
+        };
+        format!(
+            "{service} {name} {}{}\n",
+            metric.kind,
+            metric.some.iter().map(label).collect::<String>()
+        )
     };
     counted.iter().map(line).collect()
 }
@@ -256,7 +319,9 @@ fn a_page_is_read_whatever_stands_in_its_values() {
         all: all.iter().map(|&label| label.to_owned()).collect(),
     };
     let key = |name: &str| ("sample".to_owned(), name.to_owned());
-    let expected =
-        [(key("a_seconds"), metric("histogram", &["x", "z"], &["x"])), (key("b_count"), metric("counter", &[], &[]))];
+    let expected = [
+        (key("a_seconds"), metric("histogram", &["x", "z"], &["x"])),
+        (key("b_count"), metric("counter", &[], &[])),
+    ];
     assert_eq!(read("sample", page), Counted::from(expected));
 }

@@ -58,7 +58,8 @@ async fn an_exhausted_budget_ends_the_turn_with_its_reason_and_a_raised_one_lets
     let seen = see(&client, &monthly).await;
     assert_eq!((seen.spent_pico_usd, seen.reserved_pico_usd), (spent, 0), "settled to what it was");
 
-    // A budget of the task knows what the task has spent, and has not got what the next call may cost.
+    // A budget of the task knows what the task has spent, and has not got what the next call may
+    // cost.
     let own = v1::BudgetSpec {
         task: conversation.id().to_owned(),
         period: v1::BudgetPeriod::Total.into(),
@@ -93,7 +94,11 @@ async fn an_exhausted_budget_ends_the_turn_with_its_reason_and_a_raised_one_lets
         })
         .await;
     let seen = see(&client, &monthly).await;
-    assert_eq!((seen.spent_pico_usd, seen.reserved_pico_usd), (spent, 0), "a refused call keeps nothing set aside");
+    assert_eq!(
+        (seen.spent_pico_usd, seen.reserved_pico_usd),
+        (spent, 0),
+        "a refused call keeps nothing set aside"
+    );
 
     let raise = v1::UpdateBudgetRequest {
         budget: client::id(own.metadata.as_ref()),
@@ -104,7 +109,12 @@ async fn an_exhausted_budget_ends_the_turn_with_its_reason_and_a_raised_one_lets
     let task = conversation.ask("Now there is money.").await;
     assert_eq!(task.status.as_ref().unwrap().last_outcome(), v1::TurnOutcome::Completed);
     let transcript = conversation.transcript().await;
-    assert_eq!(transcript.answers().last().map(String::as_str), Some("Still 42."), "{}", transcript.show());
+    assert_eq!(
+        transcript.answers().last().map(String::as_str),
+        Some("Still 42."),
+        "{}",
+        transcript.show()
+    );
     let whole = spent + 3000 * 3_000_000 + 10 * 15_000_000;
     assert_eq!(cost(&task), whole);
     for budget in [&own, &monthly] {
@@ -125,8 +135,7 @@ async fn an_exhausted_budget_ends_the_turn_with_its_reason_and_a_raised_one_lets
 async fn tasks_at_the_same_time_do_not_overrun_their_agents_budget() {
     let mesh = Mesh::start().await.unwrap();
     // Each answer takes a while, so that all of them are under way together.
-    let script =
-        json!({"turns": [{"text": "word ".repeat(40), "tokens_per_second": 40, "usage": {"input": 10, "output": 10}}]});
+    let script = json!({"turns": [{"text": "word ".repeat(40), "tokens_per_second": 40, "usage": {"input": 10, "output": 10}}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     let client = mesh.client().unwrap();
     let spec = v1::BudgetSpec {
@@ -138,7 +147,8 @@ async fn tasks_at_the_same_time_do_not_overrun_their_agents_budget() {
     let whole = budget(&client, spec).await;
     let mut conversations = Vec::new();
     for _ in 0..12 {
-        let spec = v1::TaskSpec { agent: "worker".into(), title: "One".into(), ..Default::default() };
+        let spec =
+            v1::TaskSpec { agent: "worker".into(), title: "One".into(), ..Default::default() };
         conversations.push(client.begin_as(spec).await.unwrap());
     }
     for conversation in &conversations {
@@ -174,7 +184,12 @@ async fn tasks_at_the_same_time_do_not_overrun_their_agents_budget() {
 #[tokio::test]
 async fn calls_outside_of_turns_are_asked_about_and_booked_once() {
     let mesh = Mesh::start().await.unwrap();
-    let metadata = mesh.scripted_agent("worker", &json!({"turns": [{"text": "x"}]})).await.unwrap().metadata.unwrap();
+    let metadata = mesh
+        .scripted_agent("worker", &json!({"turns": [{"text": "x"}]}))
+        .await
+        .unwrap()
+        .metadata
+        .unwrap();
     let mut expires = metadata.created_at.unwrap();
     expires.seconds += 3600;
     let client = mesh.client().unwrap();
@@ -183,12 +198,20 @@ async fn calls_outside_of_turns_are_asked_about_and_booked_once() {
     let organization = metadata.organization_id;
     let patience = Duration::from_secs(5);
 
-    let lookup = |model: &str| mesh::ModelLookup { organization_id: organization.clone(), model: model.to_owned() };
+    let lookup = |model: &str| mesh::ModelLookup {
+        organization_id: organization.clone(),
+        model: model.to_owned(),
+    };
     let found = bus.ask(&subject::Models, &lookup("worker"), patience).await.unwrap();
     let model = found.model.unwrap();
-    assert_eq!((found.provider.unwrap().r#type(), model.max_output_tokens), (v1::ModelProviderType::Scripted, 8192));
+    assert_eq!(
+        (found.provider.unwrap().r#type(), model.max_output_tokens),
+        (v1::ModelProviderType::Scripted, 8192)
+    );
     assert_eq!(model.prices.unwrap().output, 15_000_000);
-    assert!(bus.ask(&subject::Models, &lookup("nobody"), patience).await.unwrap().provider.is_none());
+    assert!(
+        bus.ask(&subject::Models, &lookup("nobody"), patience).await.unwrap().provider.is_none()
+    );
 
     let reserve = |amount| mesh::BudgetReserve {
         reservation_id: Uuid::now_v7().to_string(),
@@ -211,14 +234,19 @@ async fn calls_outside_of_turns_are_asked_about_and_booked_once() {
         task_id: String::new(),
         api_key_id: String::new(),
         model_id: model.id.clone(),
-        usage: Some(v1::Usage { output_tokens: 9, cost_pico_usd: DOLLAR / 2, ..Default::default() }),
+        usage: Some(v1::Usage {
+            output_tokens: 9,
+            cost_pico_usd: DOLLAR / 2,
+            ..Default::default()
+        }),
         purpose: "llm.ask".into(),
     };
     for _ in 0..2 {
         bus.publish(&address, &report).await.unwrap();
     }
     let costs = async || {
-        let request = v1::GetCostsRequest { group: v1::CostGroup::Purpose.into(), ..Default::default() };
+        let request =
+            v1::GetCostsRequest { group: v1::CostGroup::Purpose.into(), ..Default::default() };
         client.budgets().get_costs(request).await.unwrap().into_inner().costs
     };
     until("the report to be booked", PATIENCE, async || {
@@ -228,7 +256,11 @@ async fn calls_outside_of_turns_are_asked_about_and_booked_once() {
     .await;
     // What is there now is there for the second time, too: reports are taken in order.
     let (second, mut other) = (reserve(DOLLAR), report.clone());
-    assert_eq!(bus.ask(&subject::Budgets, &second, patience).await.unwrap().refused, "", "the rest is free again");
+    assert_eq!(
+        bus.ask(&subject::Budgets, &second, patience).await.unwrap().refused,
+        "",
+        "the rest is free again"
+    );
     other.call_id = Uuid::now_v7().to_string();
     other.reservation_id = second.reservation_id;
     other.purpose = "chat completions".into();
@@ -241,21 +273,34 @@ async fn calls_outside_of_turns_are_asked_about_and_booked_once() {
     for row in costs().await {
         assert_eq!((row.calls, row.usage.unwrap().cost_pico_usd), (1, DOLLAR / 2), "{}", row.key);
     }
-    let budgets = client.budgets().list_budgets(v1::ListBudgetsRequest::default()).await.unwrap().into_inner().budgets;
+    let budgets = client
+        .budgets()
+        .list_budgets(v1::ListBudgetsRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .budgets;
     assert_eq!(budgets.len(), 1);
     let (spec, status) = (budgets[0].spec.clone().unwrap(), budgets[0].status.clone().unwrap());
     assert_eq!((spec.token_id.as_str(), spec.limit_pico_usd), ("token-1", 2 * DOLLAR));
     assert_eq!((status.spent_pico_usd, status.reserved_pico_usd), (DOLLAR, 0));
 
     // What cannot be booked is not lost.
-    let broken = mesh::SpendingReport { call_id: Uuid::now_v7().to_string(), model_id: "none".into(), ..report };
+    let broken = mesh::SpendingReport {
+        call_id: Uuid::now_v7().to_string(),
+        model_id: "none".into(),
+        ..report
+    };
     bus.publish(&address, &broken).await.unwrap();
     let letter = until("the report to be put aside", PATIENCE, async || {
         mesh.bus().await.dead_letters(0, 10).await.unwrap().pop().ok_or("there is none")
     })
     .await;
     assert_eq!(mesh::SpendingReport::decode(letter.letter.payload.as_slice()).unwrap(), broken);
-    assert!(letter.letter.reason.contains("cannot be understood") && letter.check().is_ok(), "{letter:?}");
+    assert!(
+        letter.letter.reason.contains("cannot be understood") && letter.check().is_ok(),
+        "{letter:?}"
+    );
 }
 
 #[tokio::test]
@@ -272,11 +317,18 @@ async fn a_budget_ends_also_calls_whose_cost_only_their_vendor_knows() {
     };
     mesh.agent("router", provider).await.unwrap();
     let client = mesh.client().unwrap();
-    let free =
-        v1::UpdateModelRequest { model: "router".into(), prices: Some(v1::Prices::default()), ..Default::default() };
+    let free = v1::UpdateModelRequest {
+        model: "router".into(),
+        prices: Some(v1::Prices::default()),
+        ..Default::default()
+    };
     client.models().update_model(free).await.unwrap();
     let limit_pico_usd = DOLLAR / 50_000;
-    let spec = v1::BudgetSpec { period: v1::BudgetPeriod::Total.into(), limit_pico_usd, ..Default::default() };
+    let spec = v1::BudgetSpec {
+        period: v1::BudgetPeriod::Total.into(),
+        limit_pico_usd,
+        ..Default::default()
+    };
     let whole = budget(&client, spec).await;
     let spec = v1::TaskSpec { agent: "router".into(), title: "Told".into(), ..Default::default() };
     let conversation = client.begin_as(spec).await.unwrap();
@@ -311,15 +363,26 @@ async fn calls_of_two_workers_for_one_step_are_both_booked_and_each_once() {
     };
     let address = subject::TaskResult::new(conversation.id().parse().unwrap());
     let (own, other, none) = (result.call_id.clone(), Uuid::now_v7().to_string(), String::new());
-    // A worker that was taken for dead, and another one; the result of each may come twice. Workers of the version before tell deliveries apart only.
-    for (call_id, delivery, calls) in
-        [(&own, 1, 1), (&other, 1, 2), (&other, 1, 2), (&own, 1, 2), (&none, 1, 3), (&none, 2, 4), (&none, 1, 4)]
-    {
+    // A worker that was taken for dead, and another one; the result of each may come twice. Workers
+    // of the version before tell deliveries apart only.
+    for (call_id, delivery, calls) in [
+        (&own, 1, 1),
+        (&other, 1, 2),
+        (&other, 1, 2),
+        (&own, 1, 2),
+        (&none, 1, 3),
+        (&none, 2, 4),
+        (&none, 1, 4),
+    ] {
         let call_id = call_id.clone();
-        bus.publish(&address, &mesh::StepResult { call_id, delivery, ..result.clone() }).await.unwrap();
-        until("the call to be booked", PATIENCE, async || match cost(&conversation.task().await.unwrap()) {
-            booked if booked == calls * each => Ok(()),
-            booked => Err(booked),
+        bus.publish(&address, &mesh::StepResult { call_id, delivery, ..result.clone() })
+            .await
+            .unwrap();
+        until("the call to be booked", PATIENCE, async || {
+            match cost(&conversation.task().await.unwrap()) {
+                booked if booked == calls * each => Ok(()),
+                booked => Err(booked),
+            }
         })
         .await;
     }

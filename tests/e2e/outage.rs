@@ -30,7 +30,10 @@ async fn services_wait_for_nats_and_postgresql_to_come_up() {
     for service in Service::ALL {
         // They say what they wait for, instead of ending.
         let (status, words) =
-            until("a service to say that it is not ready", PATIENCE, async || mesh.readiness(service).await).await;
+            until("a service to say that it is not ready", PATIENCE, async || {
+                mesh.readiness(service).await
+            })
+            .await;
         assert_eq!(status, 503, "{service:?}: {words}");
         let either = words.contains("nats") || words.contains("postgresql");
         assert!(either, "{service:?}: {words}");
@@ -75,11 +78,19 @@ async fn a_call_that_nobody_is_there_to_make_says_so() {
     conversation.say("hello").await;
     let why = until("the task to say that nobody calls models", PATIENCE, async || {
         let why = conversation.explain().await.map_err(|error| error.to_string())?;
-        let words = ["no worker has it yet", "; no process of the providers service is there since "];
-        if words.iter().all(|words| why.waiting_for.contains(words)) { Ok(why) } else { Err(why.waiting_for) }
+        let words =
+            ["no worker has it yet", "; no process of the providers service is there since "];
+        if words.iter().all(|words| why.waiting_for.contains(words)) {
+            Ok(why)
+        } else {
+            Err(why.waiting_for)
+        }
     })
     .await;
-    assert!(why.released_by.starts_with("the operator, by starting the providers service"), "{why:?}");
+    assert!(
+        why.released_by.starts_with("the operator, by starting the providers service"),
+        "{why:?}"
+    );
     mesh.spawn(Service::Providers).unwrap();
     assert_eq!(conversation.settled().await.status.unwrap().last_outcome(), TurnOutcome::Completed);
 }
@@ -111,7 +122,11 @@ async fn without_postgresql_the_api_says_so_and_nothing_is_lost() {
             }
         })
         .await;
-        mesh.counted(Service::Gateway, "construct_condition{construct_condition_name=\"postgresql\"} 0").await;
+        mesh.counted(
+            Service::Gateway,
+            "construct_condition{construct_condition_name=\"postgresql\"} 0",
+        )
+        .await;
         proxy.restore();
     };
     tokio::join!(patient, back);
@@ -122,14 +137,14 @@ async fn without_postgresql_the_api_says_so_and_nothing_is_lost() {
     assert_eq!(transcript.answers(), ["", "before: 2", "", "patient: 2"]);
 }
 
-/// A worker that cannot be asked may be in the middle of a script. That the script is over is not said before it can have no
-/// effects any more.
+/// A worker that cannot be asked may be in the middle of a script. That the script is over is not
+/// said before it can have no effects any more.
 #[tokio::test]
 async fn a_script_is_not_given_up_while_nothing_keeps_it_from_going_on() {
     let mut mesh = Mesh::start().await.unwrap();
-    let code =
-        "create_file('first.txt', 'x'); await new Promise(go => setTimeout(go, 2000)); create_file('second.txt', 'x')";
-    let script = json!({"conversations": [{"match": "", "turns": [{"code": code}, {"text": "done"}]}]});
+    let code = "create_file('first.txt', 'x'); await new Promise(go => setTimeout(go, 2000)); create_file('second.txt', 'x')";
+    let script =
+        json!({"conversations": [{"match": "", "turns": [{"code": code}, {"text": "done"}]}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     let folder = mesh.folder("work").unwrap();
     let conversation = mesh.client().unwrap().begin("worker", Some(&folder)).await.unwrap();
@@ -143,7 +158,8 @@ async fn a_script_is_not_given_up_while_nothing_keeps_it_from_going_on() {
     })
     .await;
     mesh.nats.kill();
-    // The reconciler looks when the worker's time to answer is over, and again and again after that.
+    // The reconciler looks when the worker's time to answer is over, and again and again after
+    // that.
     until("the reconciler to have tried", PATIENCE, async || {
         let log = mesh.log(Service::Reconciler);
         let tried = log.matches("the task could not be looked at").count();
@@ -156,7 +172,8 @@ async fn a_script_is_not_given_up_while_nothing_keeps_it_from_going_on() {
     assert_eq!(status.last_outcome(), TurnOutcome::Cancelled);
     mesh.resume(Service::Interpreter).unwrap();
     // Another task's script shows that the interpreter works again.
-    let other = mesh.client().unwrap().begin("worker", Some(&mesh.folder("other").unwrap())).await.unwrap();
+    let other =
+        mesh.client().unwrap().begin("worker", Some(&mesh.folder("other").unwrap())).await.unwrap();
     other.ask("go").await;
     assert!(!folder.join("second.txt").exists(), "it had an effect after it was said to be over");
 }
@@ -170,7 +187,8 @@ async fn services_wait_for_the_reconciler_to_make_the_streams() {
     mesh.nats.restart().await;
     mesh.spawn(Service::Gateway).unwrap();
     until("the gateway to say what it waits for", PATIENCE, async || {
-        let (code, words) = mesh.readiness(Service::Gateway).await.map_err(|error| format!("{error:#}"))?;
+        let (code, words) =
+            mesh.readiness(Service::Gateway).await.map_err(|error| format!("{error:#}"))?;
         let log = mesh.log(Service::Gateway);
         if code == 503 && log.contains("the reconciler makes it") {
             Ok(())
@@ -221,19 +239,29 @@ async fn clocks_that_are_set_while_services_run_neither_stall_a_task_nor_end_its
     // More than the providers try within one command: the reconciler makes a pause then.
     let busy = json!({"class": "transient", "message": "busy", "times": 3});
     let code = "await new Promise(go => setTimeout(go, 2500)); 1 + 1";
-    let turns = json!([{"code": code}, {"fault": busy, "text": "{{last_user_text}}: {{last_result}}"}]);
-    mesh.scripted_agent("worker", &json!({"conversations": [{"match": "", "turns": turns}]})).await.unwrap();
+    let turns =
+        json!([{"code": code}, {"fault": busy, "text": "{{last_user_text}}: {{last_result}}"}]);
+    mesh.scripted_agent("worker", &json!({"conversations": [{"match": "", "turns": turns}]}))
+        .await
+        .unwrap();
     let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
     conversation.send("go").await.unwrap();
-    for (service, hours) in
-        [(Service::Reconciler, -1), (Service::Interpreter, 48), (Service::Providers, 48), (Service::Gateway, -48)]
-    {
+    for (service, hours) in [
+        (Service::Reconciler, -1),
+        (Service::Interpreter, 48),
+        (Service::Providers, 48),
+        (Service::Gateway, -48),
+    ] {
         mesh.jump(service, false, hours * 3_600).unwrap();
     }
     // Who is warned knows what its machine's clock says.
     until("the reconciler to see that its machine's clock is wrong", PATIENCE, async || {
         let log = mesh.log(Service::Reconciler);
-        if log.contains("this machine's clock is away from PostgreSQL's") { Ok(()) } else { Err(log) }
+        if log.contains("this machine's clock is away from PostgreSQL's") {
+            Ok(())
+        } else {
+            Err(log)
+        }
     })
     .await;
     conversation.settled().await;

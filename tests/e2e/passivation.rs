@@ -12,7 +12,8 @@ use futures::future::{join_all, try_join_all};
 use serde_json::json;
 
 const TASKS: usize = 8;
-/// How long an actor stays that has nothing to do, and how much later that may show on a machine that does other things.
+/// How long an actor stays that has nothing to do, and how much later that may show on a machine
+/// that does other things.
 const STAYS: Duration = Duration::from_secs(5);
 const LATE: Duration = Duration::from_secs(5);
 
@@ -42,7 +43,8 @@ async fn the_actors_of_tasks_at_rest_end_and_a_message_makes_one_live_again() {
     let client = mesh.client().unwrap();
     assert_eq!(actors(&mesh).await, 0);
     // With a title, no model call is made for one, which would be something to do.
-    let spec = TaskSpec { agent: "worker".to_owned(), title: "A job".to_owned(), ..TaskSpec::default() };
+    let spec =
+        TaskSpec { agent: "worker".to_owned(), title: "A job".to_owned(), ..TaskSpec::default() };
     let tasks = try_join_all((0..TASKS).map(|_| client.begin_as(spec.clone()))).await.unwrap();
     for task in join_all(tasks.iter().map(|task| task.ask("once"))).await {
         assert_eq!(task.status.unwrap().last_outcome(), TurnOutcome::Completed);
@@ -55,6 +57,9 @@ async fn the_actors_of_tasks_at_rest_end_and_a_message_makes_one_live_again() {
     assert_eq!(actors(&mesh).await, 1);
     let transcript = tasks[0].transcript().await;
     let answers: Vec<String> = transcript.check(&["once", "again"]).answers();
-    assert_eq!(answers.iter().filter(|answer| !answer.is_empty()).collect::<Vec<_>>(), ["once: 2", "again: 2"]);
+    assert_eq!(
+        answers.iter().filter(|answer| !answer.is_empty()).collect::<Vec<_>>(),
+        ["once: 2", "again: 2"]
+    );
     end(&mesh).await;
 }

@@ -11,13 +11,16 @@ use construct_tests::{
 };
 use serde_json::{Value, json};
 
-/// A script asks the model it may ask, with what its task was given; the answer comes from there, and what it used is reported.
+/// A script asks the model it may ask, with what its task was given; the answer comes from there,
+/// and what it used is reported.
 #[tokio::test]
 async fn a_script_asks_a_model_through_the_proxy() -> anyhow::Result<()> {
     let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
     let url = format!("http://{listen}");
-    let settings =
-        [("CONSTRUCT_PROVIDERS_PROXY_LISTEN", listen.as_str()), ("CONSTRUCT_INTERPRETER_LLM_URL", url.as_str())];
+    let settings = [
+        ("CONSTRUCT_PROVIDERS_PROXY_LISTEN", listen.as_str()),
+        ("CONSTRUCT_INTERPRETER_LLM_URL", url.as_str()),
+    ];
     let mesh = Mesh::start_with(&settings).await?;
     let code = "const answer = await llm.ask('the weather?', { model: 'oracle' }); \
                 let refused; \
@@ -25,11 +28,14 @@ async fn a_script_asks_a_model_through_the_proxy() -> anyhow::Result<()> {
                 print(answer, refused)";
     mesh.scripted_agent("oracle", &json!([{"text": "It is sunny."}])).await?;
     mesh.scripted_agent("other", &json!([])).await?;
-    let agent = mesh.scripted_agent("worker", &json!([{"code": code}, {"text": "{{last_result}}"}])).await?;
+    let agent = mesh
+        .scripted_agent("worker", &json!([{"code": code}, {"text": "{{last_result}}"}]))
+        .await?;
     let client = mesh.client()?;
     let allow = v1::AgentScriptModels { script_models: vec!["oracle".to_owned()] };
     let id = agent.metadata.context("an agent has metadata")?.id;
-    let update = v1::UpdateAgentRequest { agent: id, script_models: Some(allow), ..Default::default() };
+    let update =
+        v1::UpdateAgentRequest { agent: id, script_models: Some(allow), ..Default::default() };
     let updated = client.agents().update_agent(update).await?.into_inner();
     assert_eq!(updated.spec.context("a spec")?.script_models, ["oracle"]);
     // In use: it cannot be deleted.
@@ -43,12 +49,14 @@ async fn a_script_asks_a_model_through_the_proxy() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a program asks on behalf of a task ends when somebody cancels the task, also while that runs a script.
+/// What a program asks on behalf of a task ends when somebody cancels the task, also while that
+/// runs a script.
 #[tokio::test]
 async fn a_task_that_is_cancelled_ends_what_programs_ask_on_its_behalf() -> anyhow::Result<()> {
     let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
     let mesh = Mesh::start_with(&[("CONSTRUCT_PROVIDERS_PROXY_LISTEN", listen.as_str())]).await?;
-    let stalled = json!([{"text": "It is sunny.", "fault": {"stall_ms": 600_000, "after_chars": 5}}]);
+    let stalled =
+        json!([{"text": "It is sunny.", "fault": {"stall_ms": 600_000, "after_chars": 5}}]);
     mesh.scripted_agent("oracle", &stalled).await?;
     mesh.scripted_agent("worker", &json!([{"code": "execute_command('sleep 600')"}])).await?;
     let client = mesh.client()?;
@@ -59,20 +67,24 @@ async fn a_task_that_is_cancelled_ends_what_programs_ask_on_its_behalf() -> anyh
     let token = v1::CreateModelTokenRequest { models, task, ..Default::default() };
     let token = client.tokens().create_model_token(token).await?.into_inner().token;
 
-    let question = json!({"stream": true, "messages": [{"role": "user", "content": "the weather?"}]});
+    let question =
+        json!({"stream": true, "messages": [{"role": "user", "content": "the weather?"}]});
     let asked = http::client().build()?.post(format!("http://{listen}/v1/chat/completions"));
     let mut answer = asked.bearer_auth(token).json(&question).send().await?;
     let begun = answer.chunk().await?.context("it begins")?;
     assert!(String::from_utf8_lossy(&begun).contains("It is"), "{begun:?}");
     conversation.cancel("it was a test").await;
-    let ended = tokio::time::timeout(PATIENCE, answer.text()).await.context("the call went on")??;
+    let ended =
+        tokio::time::timeout(PATIENCE, answer.text()).await.context("the call went on")??;
     assert!(ended.contains("it was a test"), "{ended}");
     Ok(())
 }
 
-/// A static embedding model of three words, as Model2Vec writes one: the length of a header, the header, the numbers.
+/// A static embedding model of three words, as Model2Vec writes one: the length of a header, the
+/// header, the numbers.
 fn write_model(folder: &Path) -> anyhow::Result<()> {
-    let numbers: Vec<u8> = [0.0_f32, 0.0, 3.0, 0.0, 0.0, 4.0].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let numbers: Vec<u8> =
+        [0.0_f32, 0.0, 3.0, 0.0, 0.0, 4.0].iter().flat_map(|number| number.to_le_bytes()).collect();
     let tensor = json!({"dtype": "F32", "shape": [3, 2], "data_offsets": [0, numbers.len()]});
     let header = json!({"embeddings": tensor}).to_string();
     let length = u64::try_from(header.len())?.to_le_bytes();
@@ -87,10 +99,11 @@ fn write_model(folder: &Path) -> anyhow::Result<()> {
     Ok(fs::write(folder.join("tokenizer.json"), tokenizer.to_string())?)
 }
 
-/// A program with nothing but a token, and a script with not even that, have texts turned into vectors by a model from files, and tokens counted; both is seen in
-/// the metrics.
+/// A program with nothing but a token, and a script with not even that, have texts turned into
+/// vectors by a model from files, and tokens counted; both is seen in the metrics.
 #[tokio::test]
-async fn programs_and_scripts_get_vectors_without_any_vendor_and_metrics_count_it() -> anyhow::Result<()> {
+async fn programs_and_scripts_get_vectors_without_any_vendor_and_metrics_count_it()
+-> anyhow::Result<()> {
     let models = tempfile::tempdir()?;
     write_model(&models.path().join("tiny"))?;
     let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
@@ -112,7 +125,8 @@ async fn programs_and_scripts_get_vectors_without_any_vendor_and_metrics_count_i
         }),
         ..Default::default()
     };
-    let refused = client.providers().create_model_provider(provider("http://127.0.0.1:1")).await.unwrap_err();
+    let refused =
+        client.providers().create_model_provider(provider("http://127.0.0.1:1")).await.unwrap_err();
     assert!(refused.message().contains("base_url"), "{refused}");
     client.providers().create_model_provider(provider("")).await?;
     let list = v1::ListVendorModelsRequest { model_provider: "disk".to_owned() };
@@ -124,18 +138,28 @@ async fn programs_and_scripts_get_vectors_without_any_vendor_and_metrics_count_i
         vendor_model: "tiny".to_owned(),
         ..v1::ModelSpec::default()
     };
-    client.models().create_model(v1::CreateModelRequest { spec: Some(spec), ..Default::default() }).await?;
-    let token = v1::CreateModelTokenRequest { models: vec!["words".to_owned()], ..Default::default() };
+    client
+        .models()
+        .create_model(v1::CreateModelRequest { spec: Some(spec), ..Default::default() })
+        .await?;
+    let token =
+        v1::CreateModelTokenRequest { models: vec!["words".to_owned()], ..Default::default() };
     let token = client.tokens().create_model_token(token).await?.into_inner().token;
 
     let http = http::client().build()?;
     let post = async |path: &str, body: Value| -> anyhow::Result<Value> {
-        let sent = http.post(format!("http://{listen}{path}")).bearer_auth(&token).json(&body).send().await?;
+        let sent = http
+            .post(format!("http://{listen}{path}"))
+            .bearer_auth(&token)
+            .json(&body)
+            .send()
+            .await?;
         Ok(sent.json().await?)
     };
     let body = json!({"model": "words", "input": ["Cat!", "cat and dog"]});
     let answer = post("/v1/embeddings", body).await?;
-    let vectors: Vec<&Value> = answer["data"].as_array().into_iter().flatten().map(|item| &item["embedding"]).collect();
+    let vectors: Vec<&Value> =
+        answer["data"].as_array().into_iter().flatten().map(|item| &item["embedding"]).collect();
     assert_eq!(json!(vectors), json!([[1.0, 0.0], [0.6, 0.8]]), "{answer}");
     assert_eq!(answer["usage"]["prompt_tokens"], 3, "{answer}");
     let question = json!({"model": "words", "messages": [{"role": "user", "content": "12345678"}]});
@@ -144,20 +168,28 @@ async fn programs_and_scripts_get_vectors_without_any_vendor_and_metrics_count_i
 
     let page = mesh.metrics(Service::Providers).await?;
     let labels = "gen_ai_operation_name=\"embeddings\",gen_ai_provider_name=\"local\",gen_ai_request_model=\"tiny\"";
-    let line = |name: &str| page.lines().find(|line| line.starts_with(name) && line.contains(labels));
-    let calls = line("gen_ai_client_operation_duration_seconds_count").with_context(|| page.clone())?;
+    let line =
+        |name: &str| page.lines().find(|line| line.starts_with(name) && line.contains(labels));
+    let calls =
+        line("gen_ai_client_operation_duration_seconds_count").with_context(|| page.clone())?;
     assert!(calls.ends_with(" 1"), "{calls}");
     let tokens = line("gen_ai_client_token_usage_sum").with_context(|| page.clone())?;
     assert!(tokens.ends_with(" 3"), "{tokens}");
 
     let code = "const [cat, both] = await llm.embed(['Cat!', 'cat and dog'], { model: 'words' }); \
                 print(cat, both, cat[0] * both[0] + cat[1] * both[1])";
-    let agent = mesh.scripted_agent("worker", &json!([{"code": code}, {"text": "{{last_result}}"}])).await?;
+    let agent = mesh
+        .scripted_agent("worker", &json!([{"code": code}, {"text": "{{last_result}}"}]))
+        .await?;
     let allow = v1::AgentScriptModels { script_models: vec!["words".to_owned()] };
     let id = agent.metadata.context("an agent has metadata")?.id;
     client
         .agents()
-        .update_agent(v1::UpdateAgentRequest { agent: id, script_models: Some(allow), ..Default::default() })
+        .update_agent(v1::UpdateAgentRequest {
+            agent: id,
+            script_models: Some(allow),
+            ..Default::default()
+        })
         .await?;
     let conversation = client.begin("worker", Some(mesh.workspace())).await?;
     conversation.ask("go").await;

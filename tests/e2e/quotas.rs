@@ -1,4 +1,5 @@
-//! Two organisations on one mesh. One asks without end: it gets its share and no more, and the other works as if it were alone.
+//! Two organizations on one mesh. One asks without end: it gets its share and no more, and the
+//! other works as if it were alone.
 
 use std::{
     sync::{
@@ -18,7 +19,7 @@ use tonic::{Code, Request, transport::Channel};
 
 use crate::identity::{REQUIRED, answered, first_key, furnish, refused, run, said};
 
-/// Requests of an organisation in a minute.
+/// Requests of an organization in a minute.
 const SHARE: u64 = 300;
 
 /// What became of a flood.
@@ -35,7 +36,9 @@ impl Flood {
         let mut tasks = TaskServiceClient::new(channel);
         while !self.over.load(Ordering::Acquire) {
             let mut request = Request::new(v1::ListTasksRequest::default());
-            request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().expect("a header"));
+            request
+                .metadata_mut()
+                .insert("authorization", format!("Bearer {key}").parse().expect("a header"));
             match tasks.list_tasks(request).await {
                 Ok(_) => self.admitted.fetch_add(1, Ordering::AcqRel),
                 // A machine that does other things may not have come to it in time.
@@ -52,7 +55,8 @@ impl Flood {
 #[tokio::test]
 async fn an_organization_that_floods_is_held_to_its_share_and_another_works_undisturbed() {
     let tiers = format!("{{free={{requests_per_minute={SHARE},tasks_per_day=3}}}}");
-    let environment = [REQUIRED, ("CONSTRUCT_GATEWAY_TIERS", tiers.as_str()), ("CONSTRUCT_GATEWAY_TIER", "free")];
+    let environment =
+        [REQUIRED, ("CONSTRUCT_GATEWAY_TIERS", tiers.as_str()), ("CONSTRUCT_GATEWAY_TIER", "free")];
     let mesh = Mesh::start_with(&environment).await.unwrap();
     let operator = String::from_utf8(first_key(&mesh).await.stdout).unwrap().trim().to_owned();
     let mut teams = Vec::new();
@@ -85,11 +89,16 @@ async fn an_organization_that_floods_is_held_to_its_share_and_another_works_undi
     for task in floods {
         task.await.unwrap();
     }
-    let (admitted, minutes) = (flood.admitted.load(Ordering::Acquire), began.elapsed().as_secs_f64() / 60.0);
+    let (admitted, minutes) =
+        (flood.admitted.load(Ordering::Acquire), began.elapsed().as_secs_f64() / 60.0);
     let share = SHARE as f64 * (1.0 + minutes) + 1.0;
-    assert!(admitted > 0 && admitted as f64 <= share, "{admitted} of the flood came through, and {share} may");
+    assert!(
+        admitted > 0 && admitted as f64 <= share,
+        "{admitted} of the flood came through, and {share} may"
+    );
 
-    // What lasts is counted per organization: the calm one has begun two tasks of three. Another day may begin while it begins the others.
+    // What lasts is counted per organization: the calm one has begun two tasks of three. Another
+    // day may begin while it begins the others.
     let mut begun = 2;
     let words = loop {
         let done = run(&mesh, Some(calm), &["exec", "--agent", "worker", "Once more."], "").await;
@@ -103,10 +112,18 @@ async fn an_organization_that_floods_is_held_to_its_share_and_another_works_undi
     let quota = answered(&mesh, &operator, &["quota", "get", calm_id], "").await;
     assert_eq!(quota["tier"], "free", "{quota}");
     assert!(refused(&mesh, Some(calm), &["quota", "get", loud_id]).await.contains("not found"));
-    assert!(refused(&mesh, Some(calm), &["quota", "set", calm_id, "--tier", "unlimited"]).await.contains("operator"));
+    assert!(
+        refused(&mesh, Some(calm), &["quota", "set", calm_id, "--tier", "unlimited"])
+            .await
+            .contains("operator")
+    );
     let set = ["quota", "set", calm_id.as_str(), "--tasks-per-day", "4"];
     let set = answered(&mesh, &operator, &set, "").await;
-    assert_eq!((&set["limits"]["tasksPerDay"], &set["revision"]), (&"4".into(), &"1".into()), "{set}");
+    assert_eq!(
+        (&set["limits"]["tasksPerDay"], &set["revision"]),
+        (&"4".into(), &"1".into()),
+        "{set}"
+    );
     said(&mesh, Some(calm), &["exec", "--agent", "worker", "And again."], "").await;
     // What its scripts have called, and nobody else's.
     let used = answered(&mesh, calm, &["usage", "--by", "agent,tool"], "").await;
@@ -120,7 +137,8 @@ async fn an_organization_that_floods_is_held_to_its_share_and_another_works_undi
     assert!(nothing["usage"].as_array().is_none_or(Vec::is_empty), "{nothing}");
     let metrics = mesh.metrics(Service::Gateway).await.unwrap();
     let counted = metrics.lines().find(|line| {
-        line.starts_with("construct_gateway_quota_refused_total") && line.contains("\"requests_per_minute\"")
+        line.starts_with("construct_gateway_quota_refused_total")
+            && line.contains("\"requests_per_minute\"")
     });
     let counted: f64 = counted.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap();
     assert!(counted >= 1000.0, "{counted}");

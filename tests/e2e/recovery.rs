@@ -5,8 +5,9 @@ use construct_domain::{OrganizationId, TaskId};
 use construct_proto::{
     mesh::v1::{TaskCensus, TaskWake},
     v1::{
-        DeadLetter, DropDeadLetterRequest, GetDeadLetterRequest, ListDeadLettersRequest, ListTasksRequest,
-        ModelProviderSpec, ModelProviderType, RedriveDeadLetterRequest, RetryTaskRequest, TaskSpec, TurnOutcome,
+        DeadLetter, DropDeadLetterRequest, GetDeadLetterRequest, ListDeadLettersRequest,
+        ListTasksRequest, ModelProviderSpec, ModelProviderType, RedriveDeadLetterRequest,
+        RetryTaskRequest, TaskSpec, TurnOutcome,
     },
 };
 use construct_store::Parked;
@@ -23,7 +24,8 @@ use tonic::Code;
 async fn letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
     let client = mesh.client().unwrap();
     until("dead letters", PATIENCE, async || {
-        let listed = client.recovery().list_dead_letters(ListDeadLettersRequest::default()).await.unwrap();
+        let listed =
+            client.recovery().list_dead_letters(ListDeadLettersRequest::default()).await.unwrap();
         let letters = listed.into_inner().letters;
         if letters.len() == count { Ok(letters) } else { Err(letters) }
     })
@@ -34,7 +36,9 @@ async fn letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
 async fn put_aside(mesh: &Mesh, task: TaskId, before: Option<&Parked>) -> Parked {
     until("the task to be put aside", PATIENCE, async || {
         let parked = mesh.database.store().task_parked(OrganizationId::LOCAL, task).await.unwrap();
-        parked.filter(|parked| before.is_none_or(|before| parked.since > before.since)).ok_or("it is not")
+        parked
+            .filter(|parked| before.is_none_or(|before| parked.since > before.since))
+            .ok_or("it is not")
     })
     .await
 }
@@ -48,9 +52,11 @@ async fn failed_looks(mesh: &Mesh) -> u64 {
 
 /// Waits until wakes and results are all taken in.
 async fn nothing_waits(mesh: &Mesh) {
-    until("wakes and results to be taken in", PATIENCE, async || match mesh.nats.waiting(Stream::Task).await {
-        0 => Ok(()),
-        waiting => Err(waiting),
+    until("wakes and results to be taken in", PATIENCE, async || {
+        match mesh.nats.waiting(Stream::Task).await {
+            0 => Ok(()),
+            waiting => Err(waiting),
+        }
     })
     .await;
 }
@@ -58,7 +64,9 @@ async fn nothing_waits(mesh: &Mesh) {
 #[tokio::test]
 async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retried_by_hand() {
     let mesh = Mesh::start().await.unwrap();
-    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
+        .await
+        .unwrap();
     let client = mesh.client().unwrap();
     let conversation = client.begin("worker", None).await.unwrap();
     let task: TaskId = conversation.id().parse().unwrap();
@@ -70,19 +78,24 @@ async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retrie
     mesh.counted(Service::Reconciler, "construct_reconciler_parked_total 1").await;
     // Whoever asks is told, although the task cannot be read as a whole.
     let why = conversation.explain().await.unwrap();
-    assert!(why.waiting_for.contains(&parked.reason) && why.released_by.contains("retry"), "{why:?}");
+    assert!(
+        why.waiting_for.contains(&parked.reason) && why.released_by.contains("retry"),
+        "{why:?}"
+    );
     assert_eq!(why.since.unwrap().seconds, parked.since.as_second());
     let error = why.last_error.unwrap();
     assert_eq!((error.code.as_str(), &error.message), ("PUT_ASIDE", &parked.reason));
     let status = conversation.task().await.unwrap().status.unwrap();
     assert_eq!((status.queued_count, status.last_error.unwrap().code.as_str()), (1, "UNREADABLE"));
-    let listed = client.tasks().list_tasks(ListTasksRequest::default()).await.unwrap().into_inner().tasks;
+    let listed =
+        client.tasks().list_tasks(ListTasksRequest::default()).await.unwrap().into_inner().tasks;
     let listed: Vec<String> = listed.iter().map(|task| id(task.metadata.as_ref())).collect();
     for known in [conversation.id(), other.id()] {
         assert!(listed.iter().any(|listed| listed == known), "{known} is not among {listed:?}");
     }
     // It can be asked for before it is repaired, and fails as before.
-    let request = RetryTaskRequest { task: conversation.id().to_owned(), ..RetryTaskRequest::default() };
+    let request =
+        RetryTaskRequest { task: conversation.id().to_owned(), ..RetryTaskRequest::default() };
     let retried = client.recovery().retry_task(request.clone()).await.unwrap().into_inner();
     assert_eq!(retried.status.unwrap().last_error.unwrap().code, "UNREADABLE");
     put_aside(&mesh, task, Some(&parked)).await;
@@ -90,7 +103,10 @@ async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retrie
     // Whatever made it impossible is repaired. Nothing happens by itself.
     mesh.database.spoil(task, false).await;
     let why = conversation.explain().await.unwrap();
-    assert!(why.waiting_for.contains(&parked.reason) && why.released_by.contains("retry"), "{why:?}");
+    assert!(
+        why.waiting_for.contains(&parked.reason) && why.released_by.contains("retry"),
+        "{why:?}"
+    );
     let status = conversation.task().await.unwrap().status.unwrap();
     assert_eq!((status.queued_count, status.last_error), (1, None));
 
@@ -104,7 +120,14 @@ async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retrie
     until("a retry that changes nothing", PATIENCE, async || {
         // The turn's last commits may still come.
         let before = conversation.task().await.unwrap();
-        let retried = mesh.client().unwrap().recovery().retry_task(request.clone()).await.unwrap().into_inner();
+        let retried = mesh
+            .client()
+            .unwrap()
+            .recovery()
+            .retry_task(request.clone())
+            .await
+            .unwrap()
+            .into_inner();
         let after = conversation.task().await.unwrap();
         if before == retried && retried == after { Ok(()) } else { Err((before, retried)) }
     })
@@ -114,7 +137,10 @@ async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retrie
 /// A mesh with an agent whose model answers while the gate is open.
 async fn gated() -> (Mesh, VendorServer, watch::Sender<bool>) {
     let (open, gate) = watch::channel(false);
-    let vendor = VendorServer::answering(move |_| ollama::Answer::text("Done.").reply().behind(gate.clone())).await;
+    let vendor = VendorServer::answering(move |_| {
+        ollama::Answer::text("Done.").reply().behind(gate.clone())
+    })
+    .await;
     let mesh = Mesh::start().await.unwrap();
     let provider = ModelProviderSpec {
         name: "worker".into(),
@@ -151,13 +177,23 @@ async fn a_task_that_cannot_be_looked_at_just_now_says_why_and_goes_on_once_it_c
     open.send_replace(true);
     let why = until("the task to say that it cannot be looked at", PATIENCE, async || {
         let why = conversation.explain().await.map_err(|error| error.to_string())?;
-        if why.waiting_for.contains("cannot look at the task") { Ok(why) } else { Err(why.waiting_for) }
+        if why.waiting_for.contains("cannot look at the task") {
+            Ok(why)
+        } else {
+            Err(why.waiting_for)
+        }
     })
     .await;
     let error = why.last_error.as_ref().unwrap();
     assert_eq!(error.code, "LOOK_FAILED");
-    assert!(error.message.contains("statement timeout") && why.waiting_for.contains(&error.message), "{why:?}");
-    assert!(why.released_by.starts_with("the reconciler service, which tries again") && why.next_wake.is_some());
+    assert!(
+        error.message.contains("statement timeout") && why.waiting_for.contains(&error.message),
+        "{why:?}"
+    );
+    assert!(
+        why.released_by.starts_with("the reconciler service, which tries again")
+            && why.next_wake.is_some()
+    );
     locked.release().await;
     let status = conversation.settled().await.status.unwrap();
     assert_eq!((status.last_outcome(), status.last_error), (TurnOutcome::Completed, None));
@@ -187,7 +223,8 @@ async fn a_result_for_a_task_that_is_put_aside_is_kept_and_not_tried_for_ever() 
     let parked = put_aside(&mesh, task, None).await;
     nothing_waits(&mesh).await;
     let failed = failed_looks(&mesh).await;
-    // What comes for it further is looked at once and no more, and it is put aside since when it was first.
+    // What comes for it further is looked at once and no more, and it is put aside since when it
+    // was first.
     redrive(letter.id).await;
     let again = until("the result to be given up again", PATIENCE, async || {
         let letters = letters(&mesh, 1).await;
@@ -214,14 +251,18 @@ async fn a_result_for_a_task_that_is_put_aside_is_kept_and_not_tried_for_ever() 
     open.send_replace(true);
     let letter = letters(&mesh, 1).await.remove(0);
     mesh.database.spoil(task, false).await;
-    let request = RetryTaskRequest { task: conversation.id().to_owned(), ..RetryTaskRequest::default() };
+    let request =
+        RetryTaskRequest { task: conversation.id().to_owned(), ..RetryTaskRequest::default() };
     client.recovery().retry_task(request).await.unwrap();
     conversation.settled().await;
     assert_eq!(vendor.requests().len(), 3);
     // The first result is of no use any more, and does no harm.
     redrive(letter.id).await;
     nothing_waits(&mesh).await;
-    assert_eq!(conversation.transcript().await.check(&["hello", "and now?"]).answers(), ["Done.", "Done."]);
+    assert_eq!(
+        conversation.transcript().await.check(&["hello", "and now?"]).answers(),
+        ["Done.", "Done."]
+    );
     assert_eq!(letters(&mesh, 0).await, []);
 }
 
@@ -244,7 +285,10 @@ async fn a_turn_that_has_failed_is_gone_on_with_when_a_person_asks_for_it() {
     let why = conversation.explain().await.unwrap();
     assert!(why.released_by.contains("task retry"), "{why:?}");
 
-    let request = RetryTaskRequest { task: conversation.id().to_owned(), idempotency_key: "again".to_owned() };
+    let request = RetryTaskRequest {
+        task: conversation.id().to_owned(),
+        idempotency_key: "again".to_owned(),
+    };
     client.recovery().retry_task(request.clone()).await.unwrap();
     recorder.until_count("turn.completed", 2).await;
     let done = conversation.settled().await;
@@ -252,7 +296,11 @@ async fn a_turn_that_has_failed_is_gone_on_with_when_a_person_asks_for_it() {
     let transcript = conversation.transcript().await;
     transcript.check(&["go"]);
     assert_eq!(transcript.answers(), ["", "At last: it ran"]);
-    assert_eq!(std::fs::read_to_string(folder.join("ran")).unwrap(), "once\n", "what was done stays done");
+    assert_eq!(
+        std::fs::read_to_string(folder.join("ran")).unwrap(),
+        "once\n",
+        "what was done stays done"
+    );
     // Said once more it is the same request, and another one finds nothing to try.
     client.recovery().retry_task(request.clone()).await.unwrap();
     let other = RetryTaskRequest { idempotency_key: "other".to_owned(), ..request };
@@ -266,7 +314,9 @@ async fn what_could_not_be_understood_is_listed_and_published_again_or_removed()
     let mesh = Mesh::start().await.unwrap();
     let client = mesh.client().unwrap();
     assert_eq!(letters(&mesh, 0).await, []);
-    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
+        .await
+        .unwrap();
     let conversation = client.begin("worker", None).await.unwrap();
     let task: TaskId = conversation.id().parse().unwrap();
     let bus = mesh.bus().await;
@@ -279,17 +329,28 @@ async fn what_could_not_be_understood_is_listed_and_published_again_or_removed()
     let found = letters(&mesh, 2).await;
     assert!(found[0].id < found[1].id);
     let letter = &found[0];
-    assert_eq!((letter.stream.as_str(), letter.subject.as_str()), ("CONSTRUCT_TASK", subject.as_str()));
+    assert_eq!(
+        (letter.stream.as_str(), letter.subject.as_str()),
+        ("CONSTRUCT_TASK", subject.as_str())
+    );
     assert_eq!(letter.message_type, "construct.mesh.v1.TaskCensus");
-    assert!(letter.reason.contains("TaskCensus") && letter.redrivable && letter.payload_size > 0, "{letter:?}");
-    let shown = client.recovery().get_dead_letter(GetDeadLetterRequest { letter: letter.id }).await.unwrap();
+    assert!(
+        letter.reason.contains("TaskCensus") && letter.redrivable && letter.payload_size > 0,
+        "{letter:?}"
+    );
+    let shown = client
+        .recovery()
+        .get_dead_letter(GetDeadLetterRequest { letter: letter.id })
+        .await
+        .unwrap();
     assert_eq!(&shown.into_inner(), letter);
 
     // Published again it is not understood any better: another letter.
     let redrive = RedriveDeadLetterRequest { letter: letter.id };
     client.recovery().redrive_dead_letter(redrive).await.unwrap();
     let again = until("the letter to come again", PATIENCE, async || {
-        let listed = client.recovery().list_dead_letters(ListDeadLettersRequest::default()).await.unwrap();
+        let listed =
+            client.recovery().list_dead_letters(ListDeadLettersRequest::default()).await.unwrap();
         let letters = listed.into_inner().letters;
         if letters.len() == 2 && letters[1].id > found[1].id { Ok(letters) } else { Err(letters) }
     })
@@ -300,7 +361,11 @@ async fn what_could_not_be_understood_is_listed_and_published_again_or_removed()
     let line = "construct_bus_dead_letters_total{messaging_destination_name=\"CONSTRUCT_TASK\"} 3";
     mesh.counted(Service::Reconciler, line).await;
     for letter in again {
-        client.recovery().drop_dead_letter(DropDeadLetterRequest { letter: letter.id }).await.unwrap();
+        client
+            .recovery()
+            .drop_dead_letter(DropDeadLetterRequest { letter: letter.id })
+            .await
+            .unwrap();
     }
     assert_eq!(letters(&mesh, 0).await, []);
     // A wake that is whole is delivered and has no letter.
@@ -341,5 +406,8 @@ async fn a_turn_whose_command_cannot_be_read_fails_at_once_and_says_why() {
     assert_eq!(error.code, "INTERNAL");
     assert!(error.message.contains("could not read its command"), "{}", error.message);
     let letter = letters(&mesh, 1).await.remove(0);
-    assert_eq!((letter.message_type.as_str(), letter.redrivable), ("construct.mesh.v1.ModelInvoke", false));
+    assert_eq!(
+        (letter.message_type.as_str(), letter.redrivable),
+        ("construct.mesh.v1.ModelInvoke", false)
+    );
 }

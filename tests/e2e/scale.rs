@@ -61,13 +61,18 @@ impl Beats {
         Self { last, abort }
     }
 
-    /// Those of whom something was heard lately: the last beat of one that was killed may be heard when it is gone.
+    /// Those of whom something was heard lately: the last beat of one that was killed may be heard
+    /// when it is gone.
     fn all(&self) -> Vec<ReconcilerBeat> {
         let last = self.last.lock().unwrap();
-        last.values().filter(|(heard, _)| heard.elapsed() < SILENCE).map(|(_, beat)| beat.clone()).collect()
+        last.values()
+            .filter(|(heard, _)| heard.elapsed() < SILENCE)
+            .map(|(_, beat)| beat.clone())
+            .collect()
     }
 
-    /// Waits until `among` have all partitions, none of them twice, each at least one. Gives how long that took.
+    /// Waits until `among` have all partitions, none of them twice, each at least one. Gives how
+    /// long that took.
     async fn shared(&self, among: impl Fn(&ReconcilerBeat) -> bool, count: usize) -> Duration {
         let began = Instant::now();
         until("the partitions to be shared", PATIENCE, async || {
@@ -117,7 +122,8 @@ async fn check_jobs(jobs: &[(Conversation, std::path::PathBuf)]) {
         let unique: BTreeSet<&str> = effects.lines().collect();
         assert_eq!(unique.len(), effects.lines().count(), "an effect happened twice: {effects}");
         let unknown = std::fs::read_to_string(folder.join("unknown.log")).unwrap_or_default();
-        let missing: Vec<String> = (1..=10).map(|n| n.to_string()).filter(|n| !unique.contains(n.as_str())).collect();
+        let missing: Vec<String> =
+            (1..=10).map(|n| n.to_string()).filter(|n| !unique.contains(n.as_str())).collect();
         assert!(
             missing.iter().all(|n| unknown.lines().any(|line| line == n)),
             "{missing:?} are missing without a word"
@@ -193,7 +199,8 @@ fn is_busy(events: &[Event]) -> bool {
     last("message.created") > last("turn.completed")
 }
 
-/// Which event it is, and the second in the hour at which it was told: whether it was late, or only what was heard of it.
+/// Which event it is, and the second in the hour at which it was told: whether it was late, or only
+/// what was heard of it.
 fn with_time(event: &Event) -> String {
     let time = event.time.unwrap_or_default();
     format!("{} at {}.{:03}", describe(event), time.seconds % 3_600, time.nanos / 1_000_000)
@@ -223,7 +230,12 @@ impl Drop for Stalls {
 impl Stalls {
     fn watch(conversation: &Conversation) -> Self {
         let heard = Instant::now();
-        let noted = Arc::new(Mutex::new(Noted { longest: Duration::ZERO, after: String::new(), until: None, heard }));
+        let noted = Arc::new(Mutex::new(Noted {
+            longest: Duration::ZERO,
+            after: String::new(),
+            until: None,
+            heard,
+        }));
         let (recorder, shared) = (conversation.record(), Arc::clone(&noted));
         let abort = tokio::spawn(async move {
             let mut seen = 0;
@@ -269,15 +281,18 @@ impl Stalls {
     }
 }
 
-/// How long a task may stand still when the process that worked for it is replaced or killed, beyond how long tasks do anyhow.
+/// How long a task may stand still when the process that worked for it is replaced or killed,
+/// beyond how long tasks do anyhow.
 const STILL: Duration = Duration::from_secs(5);
 /// How long it does when nothing else is in the way.
 const EXPECTED: Duration = Duration::from_secs(3);
-/// From so many kills on the longest silence of a hundred is said of them; of fewer only the longest of half.
+/// From so many kills on the longest silence of a hundred is said of them; of fewer only the
+/// longest of half.
 const MANY: u32 = 25;
 
-/// Kills a replica of `service` again and again under load, and tells how long the task stood still that did so longest, each time: what most
-/// kills do to most tasks would hide what each does to one. As many tasks as leave the processors some time: on full ones they wait for these.
+/// Kills a replica of `service` again and again under load, and tells how long the task stood still
+/// that did so longest, each time: what most kills do to most tasks would hide what each does to
+/// one. As many tasks as leave the processors some time: on full ones they wait for these.
 async fn recovers(service: Service) {
     let (kills, tasks) = (sized("CONSTRUCT_SCALE_KILLS", 1), sized("CONSTRUCT_SCALE_TASKS", 4));
     let mut mesh = Mesh::start().await.unwrap();
@@ -285,7 +300,8 @@ async fn recovers(service: Service) {
     let mut replica = mesh.replicate(service).await.unwrap();
     let beats = Beats::hear(&mesh).await;
     let jobs = begin_jobs(&mesh, tasks as usize).await;
-    let stalls: Vec<Stalls> = jobs.iter().map(|(conversation, _)| Stalls::watch(conversation)).collect();
+    let stalls: Vec<Stalls> =
+        jobs.iter().map(|(conversation, _)| Stalls::watch(conversation)).collect();
     let over = tokio::sync::watch::Sender::new(false);
     let speaking = futures::future::join_all(jobs.iter().map(async |(conversation, _)| {
         let mut said = vec!["Do it.".to_owned()];
@@ -303,7 +319,8 @@ async fn recovers(service: Service) {
             if service == Service::Reconciler {
                 beats.shared(|_| true, 2).await;
             }
-            // It is the time that passes which is measured: first some of it undisturbed, then what a kill can hold up, and until that goes on.
+            // It is the time that passes which is measured: first some of it undisturbed, then what
+            // a kill can hold up, and until that goes on.
             stalls.iter().for_each(Stalls::forget);
             tokio::time::sleep(Duration::from_secs(2)).await;
             undisturbed.extend(stalls.iter().map(Stalls::longest));
@@ -312,9 +329,17 @@ async fn recovers(service: Service) {
             tokio::time::sleep(Duration::from_secs(5)).await;
             futures::future::join_all(stalls.iter().map(Stalls::heard)).await;
             longest.extend(stalls.iter().map(Stalls::longest).max());
-            for (stall, (conversation, _)) in stalls.iter().zip(&jobs).filter(|(stall, _)| stall.longest() > EXPECTED) {
+            for (stall, (conversation, _)) in
+                stalls.iter().zip(&jobs).filter(|(stall, _)| stall.longest() > EXPECTED)
+            {
                 let noted = stall.noted.lock().unwrap();
-                println!("{}: {:?} between {} and {:?}", conversation.id(), noted.longest, noted.after, noted.until);
+                println!(
+                    "{}: {:?} between {} and {:?}",
+                    conversation.id(),
+                    noted.longest,
+                    noted.after,
+                    noted.until
+                );
             }
             replica = mesh.replicate(service).await.unwrap();
         }
@@ -328,7 +353,9 @@ async fn recovers(service: Service) {
     }
     longest.sort_unstable();
     // The smallest that so many of them do not exceed: of fewer than a hundred, 99 % is all.
-    let at = |share: f64| longest[((longest.len() as f64 * share).ceil() as usize).clamp(1, longest.len()) - 1];
+    let at = |share: f64| {
+        longest[((longest.len() as f64 * share).ceil() as usize).clamp(1, longest.len()) - 1]
+    };
     println!(
         "{service:?}: {kills} kills under {} tasks; of each the longest silence of a task: {:.2?} (p50), {:.2?} (p99), {:.2?} (longest); \
          undisturbed {:.2?} at most",
@@ -379,10 +406,13 @@ async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
         mesh.ready(service).await.unwrap();
     }
     let services: Vec<Service> = Service::ALL.into_iter().chain(Service::CLIENTS).collect();
-    let script = json!({"count": "since_user", "turns": [{"code": "1 + 1"}, {"text": "{{last_result}}"}]});
+    let script =
+        json!({"count": "since_user", "turns": [{"code": "1 + 1"}, {"text": "{{last_result}}"}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     mesh.client().unwrap().begin("worker", None).await.unwrap().ask("warm up").await;
-    let memory = |mesh: &Mesh| services.iter().map(|service| mesh.resident(*service).unwrap()).collect::<Vec<u64>>();
+    let memory = |mesh: &Mesh| {
+        services.iter().map(|service| mesh.resident(*service).unwrap()).collect::<Vec<u64>>()
+    };
     let local = OrganizationId::LOCAL;
     let before = memory(&mesh);
     mesh.database.fill(local, "worker", idle, None).await;
@@ -392,19 +422,27 @@ async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
     assert_eq!(mesh.database.task_scans().await, scans, "idle tasks are read by somebody");
     let after = memory(&mesh);
     for ((service, before), after) in services.iter().zip(before).zip(after) {
-        println!("{service:?}: {} KiB before, {} KiB with {idle} idle tasks", before / 1024, after / 1024);
+        println!(
+            "{service:?}: {} KiB before, {} KiB with {idle} idle tasks",
+            before / 1024,
+            after / 1024
+        );
         assert!(after < before + (8 << 20), "{service:?}: {before} bytes before, {after} after");
     }
     let began = Instant::now();
     mesh.database.fill(local, "worker", active, Some("hello")).await;
     let patience = Duration::from_secs(60 + u64::from(active) / 4);
-    let seconds = until("all to be answered", patience, async || match mesh.database.answered(local).await {
-        (seconds, 0) => Ok(seconds),
-        (seconds, left) => Err((seconds.len(), left)),
-    })
-    .await;
+    let seconds =
+        until("all to be answered", patience, async || match mesh.database.answered(local).await {
+            (seconds, 0) => Ok(seconds),
+            (seconds, left) => Err((seconds.len(), left)),
+        })
+        .await;
     let took = began.elapsed();
-    println!("{active} tasks at once: {took:?}; the slowest {:.1} s", seconds.last().copied().unwrap_or_default());
+    println!(
+        "{active} tasks at once: {took:?}; the slowest {:.1} s",
+        seconds.last().copied().unwrap_or_default()
+    );
     for (service, after) in services.iter().zip(memory(&mesh)) {
         println!("{service:?}: {} KiB after {active} active tasks", after / 1024);
     }
@@ -420,7 +458,9 @@ mod nightly {
         mesh.replicate(Service::Reconciler).await.unwrap();
         let beats = Beats::hear(&mesh).await;
         beats.shared(|_| true, 2).await;
-        let changes = |mesh: &Mesh| mesh.log(Service::Reconciler).matches("the partitions are shared anew").count();
+        let changes = |mesh: &Mesh| {
+            mesh.log(Service::Reconciler).matches("the partitions are shared anew").count()
+        };
         let before = changes(&mesh);
         // It hangs for longer than a process may be silent, and is then gone for as long.
         // It is the time that passes which is tried here.
@@ -447,30 +487,41 @@ mod nightly {
         let beats = Beats::hear(&mesh).await;
         beats.shared(|_| true, 2).await;
         let jobs = begin_jobs(&mesh, 6).await;
-        let stalls: Vec<Stalls> = jobs.iter().map(|(conversation, _)| Stalls::watch(conversation)).collect();
+        let stalls: Vec<Stalls> =
+            jobs.iter().map(|(conversation, _)| Stalls::watch(conversation)).collect();
         let over = tokio::sync::watch::Sender::new(false);
         // Each is given work again and again until everything was restarted.
-        let speaking = futures::future::join_all(jobs.iter().map(async |(conversation, folder)| {
-            let mut said = vec!["Do it.".to_owned()];
-            conversation.settled().await;
-            while !*over.borrow() {
-                check_effects(folder, said.len());
-                let text = format!("And again, {}.", said.len());
-                conversation.ask(&text).await;
-                said.push(text);
-            }
-            said
-        }));
+        let speaking =
+            futures::future::join_all(jobs.iter().map(async |(conversation, folder)| {
+                let mut said = vec!["Do it.".to_owned()];
+                conversation.settled().await;
+                while !*over.borrow() {
+                    check_effects(folder, said.len());
+                    let text = format!("And again, {}.", said.len());
+                    conversation.ask(&text).await;
+                    said.push(text);
+                }
+                said
+            }));
         let undisturbed = std::cell::Cell::new(Duration::ZERO);
         let restarting = async {
             // How long tasks stand still anyhow, on a machine that has other things to do.
             tokio::time::sleep(Duration::from_secs(2)).await;
             undisturbed.set(stalls.iter().map(Stalls::longest).max().unwrap());
             stalls.iter().for_each(Stalls::forget);
-            for service in
-                [Service::Reconciler, Service::Providers, Service::Interpreter, Service::Gateway, Service::Reconciler]
-            {
-                assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
+            for service in [
+                Service::Reconciler,
+                Service::Providers,
+                Service::Interpreter,
+                Service::Gateway,
+                Service::Reconciler,
+            ] {
+                assert_eq!(
+                    mesh.stop(service).await.unwrap(),
+                    0,
+                    "{service:?}:\n{}",
+                    mesh.log(service)
+                );
                 mesh.spawn(service).unwrap();
                 mesh.ready(service).await.unwrap();
             }
@@ -484,10 +535,16 @@ mod nightly {
             assert!(!folder.join("unknown.log").exists(), "nothing was interrupted");
         }
         // Which nobody has kept from it.
-        assert!(!mesh.log(Service::Reconciler).contains("takes part again"), "{}", mesh.log(Service::Reconciler));
+        assert!(
+            !mesh.log(Service::Reconciler).contains("takes part again"),
+            "{}",
+            mesh.log(Service::Reconciler)
+        );
         let longest = stalls.iter().map(Stalls::longest).max().unwrap();
         let (turns, undisturbed) = (said.iter().map(Vec::len).sum::<usize>(), undisturbed.get());
-        println!("{turns} turns; the longest silence of a task was {longest:?}, undisturbed {undisturbed:?}");
+        println!(
+            "{turns} turns; the longest silence of a task was {longest:?}, undisturbed {undisturbed:?}"
+        );
         assert!(longest < STILL + undisturbed, "a task stood still for {longest:?}");
     }
 
@@ -523,19 +580,30 @@ mod nightly {
         mesh.database.fill(other, "worker", 3, Some("hello")).await;
         // As somebody's who sends a message, and not when the sweep finds them.
         let page = Page { limit: 3, order: Order::default(), after: None };
-        for task in mesh.database.store().task_list(other, &TaskFilter::default(), &page).await.unwrap() {
+        for task in
+            mesh.database.store().task_list(other, &TaskFilter::default(), &page).await.unwrap()
+        {
             let (organization_id, task_id) = (other.to_string(), task.state.id.to_string());
             let wake = TaskWake { organization_id, task_id, ..TaskWake::default() };
             mesh.bus().await.publish(&subject::TaskWake::new(task.state.id), &wake).await.unwrap();
         }
         let (seconds, left) =
-            until("the other organization to be answered", PATIENCE, async || match mesh.database.answered(other).await {
-                (seconds, 0) => Ok((seconds, mesh.database.answered(OrganizationId::LOCAL).await.1)),
-                (_, left) => Err(left),
+            until("the other organization to be answered", PATIENCE, async || {
+                match mesh.database.answered(other).await {
+                    (seconds, 0) => {
+                        Ok((seconds, mesh.database.answered(OrganizationId::LOCAL).await.1))
+                    }
+                    (_, left) => Err(left),
+                }
             })
             .await;
-        println!("answered after {seconds:?} s, while {left} of {flood} tasks of the other organization waited");
-        assert!(i64::from(flood) / 2 < left, "the flood was over before: {left} of {flood} are left");
+        println!(
+            "answered after {seconds:?} s, while {left} of {flood} tasks of the other organization waited"
+        );
+        assert!(
+            i64::from(flood) / 2 < left,
+            "the flood was over before: {left} of {flood} are left"
+        );
     }
 
     #[tokio::test]
@@ -551,13 +619,17 @@ mod nightly {
             // It is what time costs that is measured.
             tokio::time::sleep(Duration::from_secs(2)).await;
             let nats = mesh.nats.pid().unwrap();
-            let used = || (pids.iter().map(|pid| processor(*pid)).sum::<Duration>(), processor(nats));
+            let used =
+                || (pids.iter().map(|pid| processor(*pid)).sum::<Duration>(), processor(nats));
             let before = used();
             tokio::time::sleep(Duration::from_secs(seconds)).await;
             let after = used();
-            let percent = |from: Duration, to: Duration| (to - from).as_secs_f64() / seconds as f64 * 100.0;
+            let percent =
+                |from: Duration, to: Duration| (to - from).as_secs_f64() / seconds as f64 * 100.0;
             let (reconcilers, nats) = (percent(before.0, after.0), percent(before.1, after.1));
-            println!("{replicas} idle reconcilers: {reconcilers:.2} % of a core together, NATS {nats:.2} %");
+            println!(
+                "{replicas} idle reconcilers: {reconcilers:.2} % of a core together, NATS {nats:.2} %"
+            );
             assert!(reconcilers < 10.0 * replicas as f64, "{reconcilers} %");
         }
     }

@@ -1,5 +1,5 @@
-//! Scans of repositories: the whole mesh with the scanner, against a GitHub that is a real HTTP server. The model is scripted; what its
-//! scripts read and search is real.
+//! Scans of repositories: the whole mesh with the scanner, against a GitHub that is a real HTTP
+//! server. The model is scripted; what its scripts read and search is real.
 
 mod archives;
 mod events;
@@ -32,7 +32,8 @@ use serde_json::{Value, json};
 use tonic::Code;
 use uuid::Uuid;
 
-/// How long a scan may take before a test gives up on it: much longer than any does, so that it says nothing of the machine.
+/// How long a scan may take before a test gives up on it: much longer than any does, so that it
+/// says nothing of the machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 /// A secret that stands in a repository.
 const PLANTED: &str = concat!("ghp_", "16C7e42F292c6912E7710c838347Ae178B4a");
@@ -92,7 +93,8 @@ pub(crate) fn commit(github: &GitHubServer, repository: &str, more: &str) -> Str
 }
 
 pub(crate) fn candidate(name: &str, path: &str, line: u32, quote: &str) -> Value {
-    let symbol = quote.strip_prefix("def ").and_then(|rest| rest.split('(').next()).unwrap_or_default();
+    let symbol =
+        quote.strip_prefix("def ").and_then(|rest| rest.split('(').next()).unwrap_or_default();
     json!({
         "name": name,
         "description": "Adds up what was spent in one month.",
@@ -118,9 +120,11 @@ pub(crate) fn good() -> Value {
     candidate("monthly-total", "tools/report.py", 11, "def main():")
 }
 
-/// Asks until there is an answer. A machine that is busy may have none in time, as when a place in the pool of a database is waited for, and
-/// says so; that is nothing these tests are about.
-async fn patiently<T>(mut ask: impl AsyncFnMut() -> Result<tonic::Response<T>, tonic::Status>) -> T {
+/// Asks until there is an answer. A machine that is busy may have none in time, as when a place in
+/// the pool of a database is waited for, and says so; that is nothing these tests are about.
+async fn patiently<T>(
+    mut ask: impl AsyncFnMut() -> Result<tonic::Response<T>, tonic::Status>,
+) -> T {
     until("an answer", PATIENCE, async || match ask().await {
         Err(busy) if busy.code() == Code::Unavailable => Err(busy.to_string()),
         answer => Ok(answer.unwrap().into_inner()),
@@ -130,7 +134,8 @@ async fn patiently<T>(mut ask: impl AsyncFnMut() -> Result<tonic::Response<T>, t
 
 async fn create(mesh: &Mesh, spec: v1::ScanSpec) -> String {
     // However often it is asked for, it is one.
-    let request = v1::CreateScanRequest { spec: Some(spec), idempotency_key: Uuid::now_v7().to_string() };
+    let request =
+        v1::CreateScanRequest { spec: Some(spec), idempotency_key: Uuid::now_v7().to_string() };
     let scans = mesh.client().unwrap().scans();
     id(patiently(async || scans.clone().create_scan(request.clone()).await).await.metadata.as_ref())
 }
@@ -144,7 +149,8 @@ fn of(repository: &str, model: &str) -> v1::ScanSpec {
 }
 
 async fn get(mesh: &Mesh, scan: &str) -> v1::Scan {
-    let (scans, request) = (mesh.client().unwrap().scans(), v1::GetScanRequest { scan: scan.to_owned() });
+    let (scans, request) =
+        (mesh.client().unwrap().scans(), v1::GetScanRequest { scan: scan.to_owned() });
     patiently(async || scans.clone().get_scan(request.clone()).await).await
 }
 
@@ -152,17 +158,28 @@ async fn in_phase(mesh: &Mesh, scan: &str, phase: v1::ScanPhase) -> v1::ScanStat
     in_phase_within(mesh, scan, phase, PATIENCE).await
 }
 
-/// Waits until a scan is in a phase. One that is over in another one never comes there, which is said at once.
-async fn in_phase_within(mesh: &Mesh, scan: &str, phase: v1::ScanPhase, patience: Duration) -> v1::ScanStatus {
+/// Waits until a scan is in a phase. One that is over in another one never comes there, which is
+/// said at once.
+async fn in_phase_within(
+    mesh: &Mesh,
+    scan: &str,
+    phase: v1::ScanPhase,
+    patience: Duration,
+) -> v1::ScanStatus {
     // One connection for all looks.
-    let (scans, request) = (mesh.client().unwrap().scans(), v1::GetScanRequest { scan: scan.to_owned() });
+    let (scans, request) =
+        (mesh.client().unwrap().scans(), v1::GetScanRequest { scan: scan.to_owned() });
     until(&format!("{} of {scan}", phase.as_str_name()), patience, async || {
         let found = patiently(async || scans.clone().get_scan(request.clone()).await).await;
         let status = found.status.unwrap();
         if status.phase() == phase {
             return Ok(status);
         }
-        assert!(status.next_wake.is_some(), "{scan} is over, and not in {}: {status:?}", phase.as_str_name());
+        assert!(
+            status.next_wake.is_some(),
+            "{scan} is over, and not in {}: {status:?}",
+            phase.as_str_name()
+        );
         Err(format!("{status:?}"))
     })
     .await
@@ -181,7 +198,10 @@ async fn events(mesh: &Mesh, scan: &str) -> Vec<v1::ScanEvent> {
     stream.map(|event| event.unwrap()).collect().await
 }
 
-async fn review(mesh: &Mesh, request: v1::ReviewCandidateRequest) -> Result<v1::Candidate, tonic::Status> {
+async fn review(
+    mesh: &Mesh,
+    request: v1::ReviewCandidateRequest,
+) -> Result<v1::Candidate, tonic::Status> {
     Ok(mesh.client().unwrap().scans().review_candidate(request).await?.into_inner())
 }
 

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use construct_proto::v1::{
-    self, MissedRuns, ScheduleRunOutcome, TurnOutcome, schedule_service_client::ScheduleServiceClient,
+    self, MissedRuns, ScheduleRunOutcome, TurnOutcome,
+    schedule_service_client::ScheduleServiceClient,
 };
 use construct_tests::{
     client::{PATIENCE, id},
@@ -31,11 +32,15 @@ async fn create(
     schedules: &mut ScheduleServiceClient<Channel>,
     spec: v1::ScheduleSpec,
 ) -> Result<v1::Schedule, tonic::Status> {
-    let request = v1::CreateScheduleRequest { spec: Some(spec), ..v1::CreateScheduleRequest::default() };
+    let request =
+        v1::CreateScheduleRequest { spec: Some(spec), ..v1::CreateScheduleRequest::default() };
     Ok(schedules.create_schedule(request).await?.into_inner())
 }
 
-async fn runs(schedules: &mut ScheduleServiceClient<Channel>, schedule: &str) -> Vec<v1::ScheduleRun> {
+async fn runs(
+    schedules: &mut ScheduleServiceClient<Channel>,
+    schedule: &str,
+) -> Vec<v1::ScheduleRun> {
     let request = v1::ListScheduleRunsRequest { schedule: schedule.into() };
     schedules.list_schedule_runs(request).await.unwrap().into_inner().runs
 }
@@ -43,7 +48,9 @@ async fn runs(schedules: &mut ScheduleServiceClient<Channel>, schedule: &str) ->
 #[tokio::test]
 async fn a_message_is_sent_at_its_time_once_even_when_that_passed_while_nobody_looked() {
     let mut mesh = Mesh::start().await.unwrap();
-    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
+        .await
+        .unwrap();
     let client = mesh.client().unwrap();
     let mut schedules = ScheduleServiceClient::new(mesh.channel().unwrap());
     let conversation = client.begin("worker", None).await.unwrap();
@@ -51,7 +58,8 @@ async fn a_message_is_sent_at_its_time_once_even_when_that_passed_while_nobody_l
     // The reconcilers are dead when the time comes, and two look at once afterwards.
     let at = Timestamp::now() + Duration::from_secs(1);
     mesh.kill(Service::Reconciler).unwrap();
-    let for_task = v1::ScheduleSpec { task: conversation.id().into(), at: Some(time(at)), ..spec("task") };
+    let for_task =
+        v1::ScheduleSpec { task: conversation.id().into(), at: Some(time(at)), ..spec("task") };
     create(&mut schedules, for_task.clone()).await.unwrap();
     let taken = create(&mut schedules, for_task).await.unwrap_err();
     assert_eq!(taken.code(), Code::AlreadyExists);
@@ -63,7 +71,12 @@ async fn a_message_is_sent_at_its_time_once_even_when_that_passed_while_nobody_l
         ..spec("agent")
     };
     create(&mut schedules, for_agent).await.unwrap();
-    until("the time to pass", PATIENCE, async || if Timestamp::now() > at { Ok(()) } else { Err(()) }).await;
+    until(
+        "the time to pass",
+        PATIENCE,
+        async || if Timestamp::now() > at { Ok(()) } else { Err(()) },
+    )
+    .await;
     mesh.spawn(Service::Reconciler).unwrap();
     mesh.replicate(Service::Reconciler).await.unwrap();
 
@@ -75,15 +88,21 @@ async fn a_message_is_sent_at_its_time_once_even_when_that_passed_while_nobody_l
     let transcript = conversation.transcript().await;
     transcript.check(&["task calls"]);
     assert_eq!(transcript.answers(), ["task calls"]);
-    until("the run for the agent", PATIENCE, async || match runs(&mut schedules.clone(), "agent").await.as_slice() {
-        [_] => Ok(()),
-        other => Err(format!("{other:?}")),
+    until("the run for the agent", PATIENCE, async || {
+        match runs(&mut schedules.clone(), "agent").await.as_slice() {
+            [_] => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
     })
     .await;
     let run = runs(&mut schedules, "agent").await.remove(0);
     assert_eq!(run.outcome(), ScheduleRunOutcome::Sent);
     let begun = client.conversation(&run.task);
-    begun.task_when("the begun task to answer", |_, status| status.last_outcome() == TurnOutcome::Completed).await;
+    begun
+        .task_when("the begun task to answer", |_, status| {
+            status.last_outcome() == TurnOutcome::Completed
+        })
+        .await;
     begun.transcript().await.check(&["agent calls"]);
     let over = v1::GetScheduleRequest { schedule: "task".into() };
     let over = schedules.get_schedule(over).await.unwrap().into_inner();
@@ -91,13 +110,16 @@ async fn a_message_is_sent_at_its_time_once_even_when_that_passed_while_nobody_l
     assert_eq!(runs(&mut schedules, "task").await.len(), 1);
 }
 
-/// A zone whose minutes are not those of UTC either, and whose clocks are never turned: 5 h 45 min ahead.
+/// A zone whose minutes are not those of UTC either, and whose clocks are never turned: 5 h 45 min
+/// ahead.
 const ZONE: &str = "Asia/Kathmandu";
 
 #[tokio::test]
 async fn a_pattern_in_a_time_zone_has_the_agent_asked_at_that_time_of_the_day_there() {
     let mesh = Mesh::start().await.unwrap();
-    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
+        .await
+        .unwrap();
     let mut schedules = ScheduleServiceClient::new(mesh.channel().unwrap());
     // Patterns know minutes: the next one that has not nearly begun.
     let minutes = (Timestamp::now() + Duration::from_secs(5)).as_second().div_euclid(60) + 1;
@@ -125,7 +147,11 @@ async fn a_pattern_in_a_time_zone_has_the_agent_asked_at_that_time_of_the_day_th
     let transcript = begun.transcript().await;
     assert_eq!(transcript.check(&["daily calls"]).answers(), ["daily calls"]);
     // The same time tomorrow.
-    let made = schedules.get_schedule(v1::GetScheduleRequest { schedule: "daily".into() }).await.unwrap().into_inner();
+    let made = schedules
+        .get_schedule(v1::GetScheduleRequest { schedule: "daily".into() })
+        .await
+        .unwrap()
+        .into_inner();
     let tomorrow = due + Duration::from_secs(24 * 60 * 60);
     assert_eq!(made.status.unwrap().next_run, Some(time(tomorrow)));
 }
@@ -146,7 +172,10 @@ async fn schedules_are_kept_changed_paused_and_deleted() {
     assert!(next.seconds > Timestamp::now().as_second());
     for (broken, field) in [
         (v1::ScheduleSpec { cron: "61 * * * *".into(), ..weekly.clone() }, "spec.cron"),
-        (v1::ScheduleSpec { time_zone: "Europe/Atlantis".into(), ..weekly.clone() }, "spec.time_zone"),
+        (
+            v1::ScheduleSpec { time_zone: "Europe/Atlantis".into(), ..weekly.clone() },
+            "spec.time_zone",
+        ),
         (
             v1::ScheduleSpec {
                 at: Some(time(Timestamp::UNIX_EPOCH)),
@@ -160,7 +189,10 @@ async fn schedules_are_kept_changed_paused_and_deleted() {
         (v1::ScheduleSpec { blocks: Vec::new(), ..weekly.clone() }, "spec.blocks"),
     ] {
         let refused = create(&mut schedules, broken).await.unwrap_err();
-        assert!(refused.code() == Code::InvalidArgument && refused.message().contains(field), "{refused:?}");
+        assert!(
+            refused.code() == Code::InvalidArgument && refused.message().contains(field),
+            "{refused:?}"
+        );
     }
     let update = v1::UpdateScheduleRequest {
         schedule: "weekly".into(),
@@ -170,15 +202,29 @@ async fn schedules_are_kept_changed_paused_and_deleted() {
     let updated = schedules.update_schedule(update).await.unwrap().into_inner();
     assert_eq!(updated.spec.unwrap().time_zone, "Europe/Berlin", "what is not said stays");
     let later = updated.status.unwrap().next_run.unwrap();
-    assert_eq!((later.seconds - next.seconds).rem_euclid(7 * 24 * 3600), 3600, "{later:?} {next:?}");
-    let pause = v1::PauseScheduleRequest { schedule: "weekly".into(), ..v1::PauseScheduleRequest::default() };
+    assert_eq!(
+        (later.seconds - next.seconds).rem_euclid(7 * 24 * 3600),
+        3600,
+        "{later:?} {next:?}"
+    );
+    let pause = v1::PauseScheduleRequest {
+        schedule: "weekly".into(),
+        ..v1::PauseScheduleRequest::default()
+    };
     assert!(schedules.pause_schedule(pause).await.unwrap().into_inner().status.unwrap().paused);
-    let resume = v1::ResumeScheduleRequest { schedule: "weekly".into(), ..v1::ResumeScheduleRequest::default() };
+    let resume = v1::ResumeScheduleRequest {
+        schedule: "weekly".into(),
+        ..v1::ResumeScheduleRequest::default()
+    };
     assert!(!schedules.resume_schedule(resume).await.unwrap().into_inner().status.unwrap().paused);
-    let list = schedules.list_schedules(v1::ListSchedulesRequest::default()).await.unwrap().into_inner();
+    let list =
+        schedules.list_schedules(v1::ListSchedulesRequest::default()).await.unwrap().into_inner();
     assert_eq!(list.schedules.len(), 1);
     assert!(id(list.schedules[0].metadata.as_ref()).starts_with("schedule_"));
-    let delete = v1::DeleteScheduleRequest { schedule: "weekly".into(), ..v1::DeleteScheduleRequest::default() };
+    let delete = v1::DeleteScheduleRequest {
+        schedule: "weekly".into(),
+        ..v1::DeleteScheduleRequest::default()
+    };
     schedules.delete_schedule(delete).await.unwrap();
     let get = v1::GetScheduleRequest { schedule: "weekly".into() };
     assert_eq!(schedules.get_schedule(get).await.unwrap_err().code(), Code::NotFound);

@@ -24,10 +24,11 @@ const LOG: &str = "info,construct_gateway=trace,construct_reconciler=trace,const
                    construct_bus=trace,construct_store=trace,sqlx=trace,hyper=trace,hyper_util=trace,h2=trace,reqwest=trace,\
                    tonic=trace,tower=trace,async_nats=trace,tokio_util=trace";
 
-/// The value as it may be written: plain, in base64 (without the character that depends on what follows), for a URL, in JSON, in
-/// hexadecimal as the database shows bytes. Parts of it as well.
+/// The value as it may be written: plain, in base64 (without the character that depends on what
+/// follows), for a URL, in JSON, in hexadecimal as the database shows bytes. Parts of it as well.
 fn needles() -> Vec<String> {
-    let hexadecimal = |text: &str| text.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hexadecimal =
+        |text: &str| text.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
     // base64 of the first 27 bytes, which are whole groups.
     let base64 = "c2stZTJlLzdRdyt4OVprMkxtND1WdDgmUnAx";
     let parts = [
@@ -40,10 +41,15 @@ fn needles() -> Vec<String> {
         &base64[12..24],
         &base64[24..],
     ];
-    parts.iter().map(|part| (*part).to_owned()).chain(parts.iter().map(|part| hexadecimal(part))).collect()
+    parts
+        .iter()
+        .map(|part| (*part).to_owned())
+        .chain(parts.iter().map(|part| hexadecimal(part)))
+        .collect()
 }
 
-/// Fails when the value is in `text`, or when the text does not have what shows that it was looked at.
+/// Fails when the value is in `text`, or when the text does not have what shows that it was looked
+/// at.
 fn search(place: &str, text: &[u8], control: Option<&str>) {
     // Every needle is ASCII, so that it is found whatever else there is.
     let text = String::from_utf8_lossy(text);
@@ -61,7 +67,9 @@ fn files(directory: &Path) -> Vec<u8> {
     let mut open: Vec<PathBuf> = vec![directory.to_owned()];
     while let Some(path) = open.pop() {
         if path.is_dir() {
-            open.extend(std::fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
+            open.extend(
+                std::fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()),
+            );
         } else if path.is_file() {
             all.extend(std::fs::read(&path).unwrap_or_default());
         }
@@ -83,7 +91,11 @@ async fn construct(mesh: &Mesh, arguments: &[&str], input: &str) -> String {
         .unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).await.unwrap();
     let done = child.wait_with_output().await.unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&done.stdout),
+        String::from_utf8_lossy(&done.stderr)
+    );
     assert!(done.status.success(), "{arguments:?}: {text}");
     text
 }
@@ -97,14 +109,18 @@ async fn a_secret_that_is_used_and_echoed_is_nowhere_to_be_found() {
     ])
     .await
     .unwrap();
-    let elsewhere = VendorServer::answering(|request| Reply::text(200, request.header("authorization"))).await;
+    let elsewhere =
+        VendorServer::answering(|request| Reply::text(200, request.header("authorization"))).await;
     let away = format!("{}/away", elsewhere.url());
     let host = VendorServer::answering(move |request| {
         let sent = request.header("authorization");
         match request.path.as_str() {
             "/redirect" => Reply::text(302, sent).header("location", &away),
-            "/json" => Reply::json(403, &json!({"error": {"sent": sent}})).header("www-authenticate", sent),
-            _ => Reply::text(200, &format!("<p>You sent {sent}, and {sent}</p>")).header("x-echo", sent),
+            "/json" => {
+                Reply::json(403, &json!({"error": {"sent": sent}})).header("www-authenticate", sent)
+            }
+            _ => Reply::text(200, &format!("<p>You sent {sent}, and {sent}</p>"))
+                .header("x-echo", sent),
         }
     })
     .await;
@@ -117,7 +133,9 @@ async fn a_secret_that_is_used_and_echoed_is_nowhere_to_be_found() {
     let tapping = tokio::spawn(async move {
         while let Some(message) = tap.next().await {
             let mut seen = seen.lock().unwrap();
-            seen.extend_from_slice(format!("\n{} {:?} ", message.subject, message.headers).as_bytes());
+            seen.extend_from_slice(
+                format!("\n{} {:?} ", message.subject, message.headers).as_bytes(),
+            );
             seen.extend_from_slice(&message.payload);
         }
     });
@@ -139,22 +157,43 @@ async fn a_secret_that_is_used_and_echoed_is_nowhere_to_be_found() {
         "print(refused.name);",
         "throw new Error(`${json.body} ${handle === secrets.get('TOKEN')}`);",
     ];
-    let script = json!({"turns": [{"text": "I shall.", "code": [code]}, {"text": "Done: {{last_result}}"}]});
+    let script =
+        json!({"turns": [{"text": "I shall.", "code": [code]}, {"text": "Done: {{last_result}}"}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
 
     // As people do it: the value through standard input.
-    let arguments =
-        ["secret", "create", "TOKEN", "--host", "127.0.0.1", "--command", "printenv", "--description", "for tests"];
+    let arguments = [
+        "secret",
+        "create",
+        "TOKEN",
+        "--host",
+        "127.0.0.1",
+        "--command",
+        "printenv",
+        "--description",
+        "for tests",
+    ];
     let mut shown = construct(&mesh, &arguments, &format!("{VALUE}\n")).await;
     shown += &construct(
         &mesh,
-        &["secret", "update", "TOKEN", "--new-value", "--host", "127.0.0.1", "--command", "printenv"],
+        &[
+            "secret",
+            "update",
+            "TOKEN",
+            "--new-value",
+            "--host",
+            "127.0.0.1",
+            "--command",
+            "printenv",
+        ],
         VALUE,
     )
     .await;
-    for arguments in
-        [&["secret", "get", "TOKEN", "-o", "json"][..], &["secret", "list", "-o", "yaml"], &["secret", "list"]]
-    {
+    for arguments in [
+        &["secret", "get", "TOKEN", "-o", "json"][..],
+        &["secret", "list", "-o", "yaml"],
+        &["secret", "list"],
+    ] {
         shown += &construct(&mesh, arguments, "").await;
     }
     construct(&mesh, &["agent", "update", "worker", "--secret", "TOKEN"], "").await;
@@ -178,8 +217,14 @@ async fn a_secret_that_is_used_and_echoed_is_nowhere_to_be_found() {
 
     // The script waits for a person, and goes on from its journal with the handle it had.
     conversation.in_phase(TaskPhase::AwaitApproval).await;
-    let mut approvals = v1::approval_service_client::ApprovalServiceClient::new(mesh.channel().unwrap());
-    let asked = approvals.list_approvals(v1::ListApprovalsRequest::default()).await.unwrap().into_inner().approvals;
+    let mut approvals =
+        v1::approval_service_client::ApprovalServiceClient::new(mesh.channel().unwrap());
+    let asked = approvals
+        .list_approvals(v1::ListApprovalsRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .approvals;
     let [asked] = asked.as_slice() else { panic!("one is asked: {asked:?}") };
     let arguments = &asked.spec.as_ref().unwrap().arguments;
     search("what a person is shown", arguments.as_bytes(), Some(HANDLE));
@@ -193,7 +238,8 @@ async fn a_secret_that_is_used_and_echoed_is_nowhere_to_be_found() {
     let events = recorder.until_sequence(status.event_sequence).await;
 
     // The host did get it, and nobody else did.
-    let sent: Vec<String> = host.requests().iter().map(|request| request.header("authorization").to_owned()).collect();
+    let sent: Vec<String> =
+        host.requests().iter().map(|request| request.header("authorization").to_owned()).collect();
     assert_eq!(sent, vec![format!("Bearer {VALUE}"); 4], "each request once, with the value");
     let [redirected] = &elsewhere.requests()[..] else { panic!("the redirect is followed once") };
     assert_eq!(redirected.header("authorization"), "", "another origin gets nothing");
@@ -218,9 +264,12 @@ async fn a_secret_that_is_used_and_echoed_is_nowhere_to_be_found() {
 
     tapping.abort();
     let passed = std::mem::take(&mut *passed.lock().unwrap());
-    for control in
-        [HANDLE, "construct.v1.journal.", "construct.v1.cmd.code.execute.", "- TOKEN: for tests; hosts: 127.0.0.1"]
-    {
+    for control in [
+        HANDLE,
+        "construct.v1.journal.",
+        "construct.v1.cmd.code.execute.",
+        "- TOKEN: for tests; hosts: 127.0.0.1",
+    ] {
         search("what passed over the bus", &passed, Some(control));
     }
     search("what NATS keeps", &files(mesh.nats.dir()), Some(HANDLE));
@@ -239,15 +288,20 @@ async fn a_value_that_is_typed_is_not_shown() {
     let environment = [("CONSTRUCT_GATEWAY_URL", mesh.gateway_url())];
     let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
     let arguments = ["secret", "create", "TYPED", "--host", "api.example.com"];
-    let mut person = Terminal::run(&binary("construct").unwrap(), &arguments, &environment).unwrap();
+    let mut person =
+        Terminal::run(&binary("construct").unwrap(), &arguments, &environment).unwrap();
     person.shows("value of TYPED:").await;
     person.say("unseen-0123456789").await;
     person.shows("set, encrypted with test").await;
     let pictures = person.pictures();
-    assert!(pictures.iter().all(|picture| !picture.contains("unseen") && !picture.contains("0123")), "{pictures:#?}");
+    assert!(
+        pictures.iter().all(|picture| !picture.contains("unseen") && !picture.contains("0123")),
+        "{pictures:#?}"
+    );
     assert_eq!(person.left().await, 0);
 
-    let mut person = Terminal::run(&binary("construct").unwrap(), &arguments, &environment).unwrap();
+    let mut person =
+        Terminal::run(&binary("construct").unwrap(), &arguments, &environment).unwrap();
     person.shows("value of TYPED:").await;
     person.press(CTRL_C).await;
     person.shows("nothing was given").await;

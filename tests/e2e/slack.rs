@@ -1,4 +1,5 @@
-//! An agent in a channel: the whole mesh with the Slack service, against a Slack that is a real HTTP server.
+//! An agent in a channel: the whole mesh with the Slack service, against a Slack that is a real
+//! HTTP server.
 
 mod crashes;
 mod home;
@@ -15,18 +16,25 @@ use construct_tests::{
     client::PATIENCE,
     http,
     mesh::{Mesh, Service},
-    slack::{ANN, BOB, CARL, CHANNEL, CONNECT_KEY, DIRECT, Fault, GUEST, PRIVATE, STRANGER, SlackServer, shown},
+    slack::{
+        ANN, BOB, CARL, CHANNEL, CONNECT_KEY, DIRECT, Fault, GUEST, PRIVATE, STRANGER, SlackServer,
+        shown,
+    },
     wait::until,
 };
 use serde_json::{Value, json};
 
-/// A mesh with the Slack service, which is installed in a workspace, and an agent that plays this script.
+/// A mesh with the Slack service, which is installed in a workspace, and an agent that plays this
+/// script.
 async fn begin(script: &Value) -> (Mesh, SlackServer) {
     begin_with(script, |_, _| ()).await
 }
 
 /// The same, after something was set.
-async fn begin_with(script: &Value, set: impl FnOnce(&mut Mesh, &SlackServer)) -> (Mesh, SlackServer) {
+async fn begin_with(
+    script: &Value,
+    set: impl FnOnce(&mut Mesh, &SlackServer),
+) -> (Mesh, SlackServer) {
     let slack = SlackServer::start().await;
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     slack.configure(&mut mesh);
@@ -52,7 +60,12 @@ async fn answered(slack: &SlackServer, channel: &str, thread: &str, words: &str)
 }
 
 /// Slack tells of a question, and the service takes it. Gives its `ts`.
-async fn asked(mesh: &Mesh, slack: &SlackServer, (channel, user): (&str, &str), words: &str) -> String {
+async fn asked(
+    mesh: &Mesh,
+    slack: &SlackServer,
+    (channel, user): (&str, &str),
+    words: &str,
+) -> String {
     let (ts, event) = slack.ask(channel, user, None, words, json!([]));
     assert_eq!(slack.send_event(mesh, &event).await.unwrap(), 200);
     ts
@@ -75,9 +88,13 @@ async fn questions(mesh: &Mesh) -> Vec<String> {
     let mut questions = Vec::new();
     for task in client.tasks().list_tasks(request).await.unwrap().into_inner().tasks {
         let id = task.metadata.unwrap_or_default().id;
-        let filter = v1::list_messages_request::Filter { source: v1::MessageSource::User.into(), ..Default::default() };
+        let filter = v1::list_messages_request::Filter {
+            source: v1::MessageSource::User.into(),
+            ..Default::default()
+        };
         let request = v1::ListMessagesRequest { task: id, page: None, filter: Some(filter) };
-        let messages = client.messages().list_messages(request).await.unwrap().into_inner().messages;
+        let messages =
+            client.messages().list_messages(request).await.unwrap().into_inner().messages;
         questions.extend(messages.iter().map(|message| format!("{:?}", message.spec)));
     }
     questions
@@ -103,11 +120,16 @@ async fn a_mention_is_answered_in_its_thread_and_the_next_one_goes_on_with_the_t
     let post = answered(&slack, CHANNEL, &root, "It is *here*").await;
     assert_eq!(post["metadata"]["event_payload"]["key"], format!("{ts}.0.answer"));
     let text = shown(&post);
-    assert!(text.contains("&lt;!channel&gt;") && text.contains("<https://example.com/?a=1&amp;b=2|link>"), "{text}");
+    assert!(
+        text.contains("&lt;!channel&gt;")
+            && text.contains("<https://example.com/?a=1&amp;b=2|link>"),
+        "{text}"
+    );
     assert!(slack.calls("chat.postMessage")[0].arguments.to_string().contains("Working on it…"));
 
     // What the agent was told.
-    let tasks = mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
+    let tasks =
+        mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
     let tasks = tasks.into_inner().tasks;
     assert_eq!(tasks.len(), 1);
     let conversation = mesh.client().unwrap().conversation(&tasks[0].metadata.as_ref().unwrap().id);
@@ -124,7 +146,10 @@ async fn a_mention_is_answered_in_its_thread_and_the_next_one_goes_on_with_the_t
     assert!(!told.contains("Unrelated") && !told.contains("U0BOT"), "{told}");
 
     // The same mention as Slack sends it again, under another id; and a further one.
-    assert_eq!(slack.send_event(&mesh, &slack.envelope(event["event"].clone())).await.unwrap(), 200);
+    assert_eq!(
+        slack.send_event(&mesh, &slack.envelope(event["event"].clone())).await.unwrap(),
+        200
+    );
     slack.say(CHANNEL, BOB, Some(&root), "It is green again.", json!([]));
     let (_, event) = slack.ask(CHANNEL, BOB, Some(&root), "thanks, and now?", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
@@ -138,7 +163,11 @@ async fn a_mention_is_answered_in_its_thread_and_the_next_one_goes_on_with_the_t
     let told = format!("{:?}", conversation.transcript().await);
     assert!(told.contains("It is green again."), "{told}");
     assert_eq!(told.matches("Which build?").count(), 1, "{told}");
-    mesh.counted(Service::Slack, r#"construct_slack_mentions_total{construct_outcome="answered"} 2"#).await;
+    mesh.counted(
+        Service::Slack,
+        r#"construct_slack_mentions_total{construct_outcome="answered"} 2"#,
+    )
+    .await;
     crate::metrics::compare(&mesh, &[Service::Slack]).await;
     no_complaints(&slack);
 }
@@ -154,7 +183,8 @@ async fn strangers_and_guests_are_refused_politely_and_bots_not_at_all() {
     let (from_bot, mut event) = slack.ask(CHANNEL, BOB, None, "hi", json!([]));
     event["event"]["bot_id"] = "B0OTHER".into();
     slack.send_event(&mesh, &event).await.unwrap();
-    // Of a shared channel Slack may name another workspace outside; which one the app is in stands inside.
+    // Of a shared channel Slack may name another workspace outside; which one the app is in stands
+    // inside.
     let (ts, mut event) = slack.ask(DIRECT, ANN, None, "hi", json!([]));
     event["team_id"] = "T0ELSE".into();
     slack.send_event(&mesh, &event).await.unwrap();
@@ -181,7 +211,8 @@ async fn a_slack_that_is_busy_or_broken_gets_the_answer_once() {
 
 #[tokio::test]
 async fn a_mention_is_answered_once_wherever_the_service_is_killed() {
-    let (mut mesh, slack) = begin(&json!([{"text": "The answer to {{last_user_text}}.", "delay_ms": 200}])).await;
+    let (mut mesh, slack) =
+        begin(&json!([{"text": "The answer to {{last_user_text}}.", "delay_ms": 200}])).await;
     let boundaries = [
         ("users.info", Fault::Hang),
         ("chat.postMessage", Fault::Hang),
@@ -204,7 +235,11 @@ async fn a_mention_is_answered_once_wherever_the_service_is_killed() {
         mesh.crash(Service::Slack).await.unwrap();
         answered(&slack, CHANNEL, &ts, &words).await;
         let asked = questions(&mesh).await;
-        assert_eq!(asked.iter().filter(|asked| asked.contains(&words)).count(), 1, "{method} {fault:?}: {asked:#?}");
+        assert_eq!(
+            asked.iter().filter(|asked| asked.contains(&words)).count(),
+            1,
+            "{method} {fault:?}: {asked:#?}"
+        );
         assert_eq!(slack.posts(CHANNEL, &ts).len(), 1, "{method} {fault:?}");
     }
     no_complaints(&slack);
@@ -212,7 +247,8 @@ async fn a_mention_is_answered_once_wherever_the_service_is_killed() {
 
 #[tokio::test]
 async fn many_mentions_are_answered_once_each_while_everything_is_killed() {
-    let (mut mesh, slack) = begin(&json!([{"text": "The answer to {{last_user_text}}.", "delay_ms": 300}])).await;
+    let (mut mesh, slack) =
+        begin(&json!([{"text": "The answer to {{last_user_text}}.", "delay_ms": 300}])).await;
     let mut asked = Vec::new();
     for round in 0..6_u64 {
         let calls = slack.calls("chat.postMessage").len();
@@ -227,7 +263,8 @@ async fn many_mentions_are_answered_once_each_while_everything_is_killed() {
                 }
             })
             .await;
-            let again = slack.send_event(&mesh, &slack.envelope(event["event"].clone())).await.unwrap();
+            let again =
+                slack.send_event(&mesh, &slack.envelope(event["event"].clone())).await.unwrap();
             assert_eq!(again, 200);
             asked.push((ts, words));
         }
@@ -244,7 +281,11 @@ async fn many_mentions_are_answered_once_each_while_everything_is_killed() {
     }
     let questions = questions(&mesh).await;
     for (_, words) in &asked {
-        assert_eq!(questions.iter().filter(|asked| asked.contains(words)).count(), 1, "{words}: {questions:#?}");
+        assert_eq!(
+            questions.iter().filter(|asked| asked.contains(words)).count(),
+            1,
+            "{words}: {questions:#?}"
+        );
     }
     no_complaints(&slack);
 }
@@ -280,11 +321,14 @@ async fn a_call_is_approved_by_who_asked_for_exactly_what_was_shown() {
     .await;
     let text = shown(&question);
     assert!(
-        text.contains("secrets/key") && text.contains("the &lt;key&gt;") && text.contains("it is secret"),
+        text.contains("secrets/key")
+            && text.contains("the &lt;key&gt;")
+            && text.contains("it is secret"),
         "{text}"
     );
     let at = question["ts"].as_str().unwrap();
-    // Somebody else asks in the same thread, and waits, too: that is no way to come to decide about what Ann has asked for.
+    // Somebody else asks in the same thread, and waits, too: that is no way to come to decide about
+    // what Ann has asked for.
     let (_, event) = slack.ask(CHANNEL, CARL, Some(&ts), "and me?", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
     until("the second question to be taken", PATIENCE, async || {
@@ -297,14 +341,22 @@ async fn a_call_is_approved_by_who_asked_for_exactly_what_was_shown() {
         assert_eq!(slack.press(&mesh, user, CHANNEL, at, "construct_approve").await.unwrap(), 200);
         until("somebody to be told", PATIENCE, async || {
             let whispers = slack.whispers();
-            if whispers.iter().any(|whisper| whisper["user"] == user) { Ok(()) } else { Err(whispers) }
+            if whispers.iter().any(|whisper| whisper["user"] == user) {
+                Ok(())
+            } else {
+                Err(whispers)
+            }
         })
         .await;
     }
     assert_eq!(slack.press(&mesh, ANN, CHANNEL, at, "construct_approve").await.unwrap(), 200);
     until("the answer", PATIENCE, async || {
         let posts = slack.posts(CHANNEL, &ts);
-        if posts.first().is_some_and(|post| shown(post).contains("Done:")) { Ok(()) } else { Err(posts) }
+        if posts.first().is_some_and(|post| shown(post).contains("Done:")) {
+            Ok(())
+        } else {
+            Err(posts)
+        }
     })
     .await;
     let closed = shown(&slack.message(CHANNEL, at).unwrap());
@@ -324,7 +376,8 @@ async fn a_call_is_approved_by_who_asked_for_exactly_what_was_shown() {
 
 #[tokio::test]
 async fn what_went_wrong_is_said_in_words_and_tried_again_once_at_the_press_of_a_button() {
-    let fault = json!({"class": "invalid_request", "times": 0, "message": "the model is on holiday"});
+    let fault =
+        json!({"class": "invalid_request", "times": 0, "message": "the model is on holiday"});
     let script = json!({"count": "since_user", "conversations": [{"match": "once more", "turns": [{"text": "All is well."}]}],
                         "turns": [{"text": "", "fault": fault}]});
     let (mesh, slack) = begin(&script).await;
@@ -341,13 +394,17 @@ async fn what_went_wrong_is_said_in_words_and_tried_again_once_at_the_press_of_a
     .await;
     assert_eq!(slack.posts(CHANNEL, &ts), std::slice::from_ref(&failed));
     for _ in 0..2 {
-        assert_eq!(slack.press(&mesh, ANN, CHANNEL, at, "construct_retry").await.unwrap_or(200), 200);
+        assert_eq!(
+            slack.press(&mesh, ANN, CHANNEL, at, "construct_retry").await.unwrap_or(200),
+            200
+        );
     }
     until("the second try", PATIENCE, async || {
         let posts = slack.posts(CHANNEL, &ts);
         match posts.as_slice() {
             [first, second]
-                if shown(second).contains("All is well.") && shown(first).contains("asked me to try again") =>
+                if shown(second).contains("All is well.")
+                    && shown(first).contains("asked me to try again") =>
             {
                 Ok(())
             }
@@ -360,7 +417,8 @@ async fn what_went_wrong_is_said_in_words_and_tried_again_once_at_the_press_of_a
 
 #[tokio::test]
 async fn a_long_answer_becomes_a_file_once() {
-    let lines: Vec<String> = (0..3_000).map(|number| format!("- line number {number} of the answer")).collect();
+    let lines: Vec<String> =
+        (0..3_000).map(|number| format!("- line number {number} of the answer")).collect();
     let (mut mesh, slack) = begin(&json!([{"text": lines}])).await;
     slack.fail("files.completeUploadExternal", Fault::DoneAndHang);
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
@@ -385,8 +443,9 @@ async fn a_long_answer_becomes_a_file_once() {
 
 #[tokio::test]
 async fn a_part_of_an_answer_that_slack_does_not_take_becomes_a_file() {
-    let lines: Vec<String> =
-        (0..300).map(|number| format!("- line number {number} of an answer with many lines")).collect();
+    let lines: Vec<String> = (0..300)
+        .map(|number| format!("- line number {number} of an answer with many lines"))
+        .collect();
     let (mesh, slack) = begin(&json!([{"text": lines}])).await;
     // No model answers before it is settled what is refused.
     mesh.pause(Service::Providers).unwrap();
@@ -420,7 +479,11 @@ async fn in_a_thread_only_who_may_use_its_agent_goes_on_with_it() {
         slack.command(&mesh, BOB, CHANNEL, &format!("allow use {allowed}")).await.unwrap();
         until("the permission to be given", PATIENCE, async || {
             let said = format!("{:?}", slack.responses());
-            if said.contains(&format!("*{}*", allowed.split(' ').next().unwrap())) { Ok(()) } else { Err(said) }
+            if said.contains(&format!("*{}*", allowed.split(' ').next().unwrap())) {
+                Ok(())
+            } else {
+                Err(said)
+            }
         })
         .await;
     }
@@ -458,7 +521,10 @@ async fn commands_the_home_and_links_show_what_there_is() {
     slack.command(&mesh, ANN, CHANNEL, "list").await.unwrap();
     until("the list", PATIENCE, async || {
         let said = slack.responses();
-        if said.iter().any(|said| said["text"].as_str().is_some_and(|text| text.contains("*helper*"))) {
+        if said
+            .iter()
+            .any(|said| said["text"].as_str().is_some_and(|text| text.contains("*helper*")))
+        {
             Ok(())
         } else {
             Err(said)
@@ -479,11 +545,16 @@ async fn commands_the_home_and_links_show_what_there_is() {
     slack.command(&mesh, ANN, CHANNEL, "run").await.unwrap();
     until("Ann to be told", PATIENCE, async || {
         let said = slack.responses();
-        if said.iter().any(|said| said.to_string().contains("it took too long")) { Ok(()) } else { Err(said) }
+        if said.iter().any(|said| said.to_string().contains("it took too long")) {
+            Ok(())
+        } else {
+            Err(said)
+        }
     })
     .await;
     slack.command(&mesh, ANN, CHANNEL, "run").await.unwrap();
-    let form = until("the form", PATIENCE, async || slack.forms().first().cloned().ok_or("none")).await;
+    let form =
+        until("the form", PATIENCE, async || slack.forms().first().cloned().ok_or("none")).await;
     assert_eq!(form["callback_id"], "construct_run");
     let values = json!({"agent": {"agent": {"selected_option": {"value": "helper"}}}, "words": {"words": {"value": "By form."}}});
     let sent = json!({"type": "view_submission", "team": {"id": "T0TEAM1"}, "user": {"id": ANN},
@@ -499,7 +570,10 @@ async fn commands_the_home_and_links_show_what_there_is() {
     slack.command(&mesh, ANN, PRIVATE, "run helper hello").await.unwrap();
     until("the way in", PATIENCE, async || {
         let said = slack.responses();
-        if said.iter().any(|said| said["text"].as_str().is_some_and(|text| text.contains("/invite"))) {
+        if said
+            .iter()
+            .any(|said| said["text"].as_str().is_some_and(|text| text.contains("/invite")))
+        {
             Ok(())
         } else {
             Err(said)
@@ -507,9 +581,11 @@ async fn commands_the_home_and_links_show_what_there_is() {
     })
     .await;
 
-    // A form that was opened in such a channel: there the app can say nothing, not even to one person.
+    // A form that was opened in such a channel: there the app can say nothing, not even to one
+    // person.
     let mut elsewhere = sent.clone();
-    (elsewhere["view"]["id"], elsewhere["view"]["private_metadata"]) = ("V2".into(), PRIVATE.into());
+    (elsewhere["view"]["id"], elsewhere["view"]["private_metadata"]) =
+        ("V2".into(), PRIVATE.into());
     assert_eq!(slack.send_action(&mesh, &elsewhere).await.unwrap(), 200);
     until("the way in, in the conversation with Ann", PATIENCE, async || {
         let posts = slack.channel_posts(DIRECT);
@@ -517,19 +593,30 @@ async fn commands_the_home_and_links_show_what_there_is() {
     })
     .await;
 
-    let opened = slack.envelope(json!({"type": "app_home_opened", "user": ANN, "channel": DIRECT, "tab": "home"}));
+    let opened = slack.envelope(
+        json!({"type": "app_home_opened", "user": ANN, "channel": DIRECT, "tab": "home"}),
+    );
     slack.send_event(&mesh, &opened).await.unwrap();
     let home = until("the home", PATIENCE, async || slack.home(ANN).ok_or("none")).await;
     assert!(shown(&home).contains("messages · $0."), "{home}");
-    let tasks =
-        mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap().into_inner().tasks;
+    let tasks = mesh
+        .client()
+        .unwrap()
+        .tasks()
+        .list_tasks(v1::ListTasksRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .tasks;
     let id = tasks[0].metadata.as_ref().unwrap().id.clone();
     let url = format!("https://construct.example/tasks/{id}");
     let shared = json!({"type": "link_shared", "user": BOB, "channel": CHANNEL, "message_ts": ts,
                         "links": [{"domain": "construct.example", "url": url}]});
     slack.send_event(&mesh, &slack.envelope(shared)).await.unwrap();
-    let unfurled =
-        until("the link to be unfurled", PATIENCE, async || slack.unfurls().first().cloned().ok_or("none")).await;
+    let unfurled = until("the link to be unfurled", PATIENCE, async || {
+        slack.unfurls().first().cloned().ok_or("none")
+    })
+    .await;
     assert!(unfurled["unfurls"][&url].to_string().contains("messages"), "{unfurled}");
 
     // Permissions: only admins give them, and they alone count then.
@@ -568,11 +655,14 @@ async fn threads_of_thousands_and_messages_that_vanish_are_borne() {
     answered(&slack, CHANNEL, &root, "You said").await;
     let asked = questions(&mesh).await.join("\n");
     assert!(
-        asked.contains("remark 2499.") && asked.contains("remark 2450.") && !asked.contains("remark 2449."),
+        asked.contains("remark 2499.")
+            && asked.contains("remark 2450.")
+            && !asked.contains("remark 2449."),
         "{asked}"
     );
 
-    // The question itself is gone before it is answered: there is nowhere to answer, and nothing else suffers.
+    // The question itself is gone before it is answered: there is nowhere to answer, and nothing
+    // else suffers.
     let (gone, event) = slack.ask(CHANNEL, ANN, None, "never mind", json!([]));
     slack.delete(CHANNEL, &gone);
     slack.send_event(&mesh, &event).await.unwrap();
@@ -594,7 +684,10 @@ async fn progress_is_shown_in_place_and_left_out_when_slack_is_busy() {
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "go", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
     let post = answered(&slack, CHANNEL, &ts, "execute_command").await;
-    assert!(shown(&post).contains("1 call so far") && shown(&post).contains("'&lt;!here&gt;'"), "{post}");
+    assert!(
+        shown(&post).contains("1 call so far") && shown(&post).contains("'&lt;!here&gt;'"),
+        "{post}"
+    );
     answered(&slack, CHANNEL, &ts, "It is done.").await;
     let edits = slack.calls("chat.update");
     assert!(edits.len() >= 3, "{edits:?}");

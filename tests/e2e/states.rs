@@ -32,15 +32,27 @@ async fn gateway() -> Mesh {
 /// The data folder of an operator.
 fn data(mesh: &Mesh) -> (PathBuf, BTreeMap<&'static str, &'static str>) {
     let files = BTreeMap::from([
-        ("storage", "{\"workspaces\": [], \"recentProjects\": [], \"agents\": [], \"version\": \"1.0\"}\n"),
+        (
+            "storage",
+            "{\"workspaces\": [], \"recentProjects\": [], \"agents\": [], \"version\": \"1.0\"}\n",
+        ),
         (
             "settings",
             "{\"theme\": \"dark\", \"autoSave\": true, \"providers\": {\"anthropic\": {\"apiKey\": \"sk-secret\"}}}",
         ),
         ("pinned", "{\n  \"tools\": [\"bash\"],\n  \"spaces\": [\"chat\"]\n}\n"),
-        ("designs", "{\"templates\": [], \"designs\": [{\"scale\": 0.1000000000000000055511151231257827}]}"),
-        ("project-settings", "{\"projectName\": \"construct\", \"root\": \"/path\", \"settings\": {}}"),
-        ("skill-states", "{\"skills\": {\"code-review\": {\"enabled\": true, \"lastUsed\": 12345678901234567890}}}"),
+        (
+            "designs",
+            "{\"templates\": [], \"designs\": [{\"scale\": 0.1000000000000000055511151231257827}]}",
+        ),
+        (
+            "project-settings",
+            "{\"projectName\": \"construct\", \"root\": \"/path\", \"settings\": {}}",
+        ),
+        (
+            "skill-states",
+            "{\"skills\": {\"code-review\": {\"enabled\": true, \"lastUsed\": 12345678901234567890}}}",
+        ),
         ("hook-states", "{\"hooks\": {\"pre-tool\": []}}"),
         ("mcp-states", "{\"servers\": {}}"),
     ]);
@@ -62,7 +74,12 @@ async fn versions(mesh: &Mesh, more: &[&str]) -> BTreeMap<String, String> {
     let listed = said(mesh, None, &[&["state", "list", "-o", "json"], more].concat(), "").await;
     let listed: Value = serde_json::from_str(&listed).unwrap();
     let of = |state: &Value, field: &str| state[field].as_str().unwrap().to_owned();
-    listed["states"].as_array().unwrap().iter().map(|state| (of(state, "name"), of(state, "version"))).collect()
+    listed["states"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|state| (of(state, "name"), of(state, "version")))
+        .collect()
 }
 
 #[tokio::test]
@@ -82,9 +99,13 @@ async fn the_files_of_an_operator_are_taken_over_and_come_back_as_they_were() {
     said(&mesh, None, &["state", "import", path(&folder), "--force"], "").await;
     let imported = versions(&mesh, &[]).await;
     let expected = files.keys().map(|name| (*name, if *name == "settings" { "2" } else { "1" }));
-    let expected: BTreeMap<_, _> = expected.map(|(name, version)| (name.to_owned(), version.to_owned())).collect();
+    let expected: BTreeMap<_, _> =
+        expected.map(|(name, version)| (name.to_owned(), version.to_owned())).collect();
     assert_eq!(imported, expected);
-    assert!(versions(&mesh, &["--shared"]).await.is_empty(), "what is the organization's is another set");
+    assert!(
+        versions(&mesh, &["--shared"]).await.is_empty(),
+        "what is the organization's is another set"
+    );
     said(&mesh, None, &["state", "import", path(&folder)], "").await;
     assert_eq!(versions(&mesh, &[]).await, imported, "all of it is the same already");
 
@@ -103,17 +124,28 @@ async fn the_files_of_an_operator_are_taken_over_and_come_back_as_they_were() {
     // What was there before the import is put back.
     let restore = ["state", "restore", "settings", "1", "--idempotency-key", "back", "-o", "json"];
     let restored = said(&mesh, None, &restore, "").await;
-    assert_eq!(said(&mesh, None, &["state", "get", "settings"], "").await, "{\"theme\": \"light\"}\n");
-    // Sent again after somebody else has put something, it is answered as the first time, and nothing is undone.
+    assert_eq!(
+        said(&mesh, None, &["state", "get", "settings"], "").await,
+        "{\"theme\": \"light\"}\n"
+    );
+    // Sent again after somebody else has put something, it is answered as the first time, and
+    // nothing is undone.
     said(&mesh, None, &["state", "put", "settings"], "{\"theme\": \"blue\"}").await;
     assert_eq!(said(&mesh, None, &restore, "").await, restored);
-    assert_eq!(said(&mesh, None, &["state", "get", "settings"], "").await, "{\"theme\": \"blue\"}\n");
+    assert_eq!(
+        said(&mesh, None, &["state", "get", "settings"], "").await,
+        "{\"theme\": \"blue\"}\n"
+    );
     let kept = said(&mesh, None, &["state", "versions", "settings", "-o", "json"], "").await;
     let kept: Value = serde_json::from_str(&kept).unwrap();
-    let numbers: Vec<_> = kept["states"].as_array().unwrap().iter().map(|state| state["version"].as_str()).collect();
+    let numbers: Vec<_> =
+        kept["states"].as_array().unwrap().iter().map(|state| state["version"].as_str()).collect();
     assert_eq!(numbers, [Some("4"), Some("3"), Some("2"), Some("1")]);
     assert!(!kept.to_string().contains("theme"), "{kept}");
-    assert!(!mesh.log(Service::Gateway).contains("sk-secret"), "what documents say stands in no log");
+    assert!(
+        !mesh.log(Service::Gateway).contains("sk-secret"),
+        "what documents say stands in no log"
+    );
     let trail = said(&mesh, None, &["audit", "list", "-o", "json"], "").await;
     assert!(trail.contains("settings@2") && !trail.contains("sk-secret"), "{trail}");
 }
@@ -128,8 +160,13 @@ async fn of_two_clients_that_change_a_document_one_is_told_of_the_other() {
         (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
     };
     assert_eq!(client.get(&url).send().await.unwrap().status().as_u16(), 404);
-    let (status, made) = put(json!({"json": "{\"theme\": \"dark\"}", "expectedVersion": "0"})).await;
-    assert_eq!((status, &made["id"], &made["version"]), (200, &json!("settings@1"), &json!("1")), "{made}");
+    let (status, made) =
+        put(json!({"json": "{\"theme\": \"dark\"}", "expectedVersion": "0"})).await;
+    assert_eq!(
+        (status, &made["id"], &made["version"]),
+        (200, &json!("settings@1"), &json!("1")),
+        "{made}"
+    );
     let line = ["state", "put", "settings", "--expected-version", "1"];
     said(&mesh, None, &line, "{\"theme\": \"light\"}").await;
     let (status, problem) = put(json!({"json": "{}", "expectedVersion": "1"})).await;
@@ -139,14 +176,16 @@ async fn of_two_clients_that_change_a_document_one_is_told_of_the_other() {
         (409, &json!("VERSION"), &json!("2")),
         "{problem}"
     );
-    let why = refused(&mesh, None, &["state", "delete", "settings", "--expected-version", "1"]).await;
+    let why =
+        refused(&mesh, None, &["state", "delete", "settings", "--expected-version", "1"]).await;
     assert!(why.contains("version 2"), "{why}");
     let got: Value = client.get(&url).send().await.unwrap().json().await.unwrap();
     assert_eq!((&got["json"], &got["version"]), (&json!("{\"theme\": \"light\"}"), &json!("2")));
     let (status, problem) = put(json!({"json": "[1]"})).await;
     assert_eq!((status, &problem["violations"][0]["field"]), (400, &json!("json")), "{problem}");
 
-    let deleted = client.delete(format!("{url}?expectedVersion=2&forget=true")).send().await.unwrap();
+    let deleted =
+        client.delete(format!("{url}?expectedVersion=2&forget=true")).send().await.unwrap();
     assert_eq!(deleted.status().as_u16(), 204);
     assert_eq!(client.get(format!("{url}/versions")).send().await.unwrap().status().as_u16(), 404);
 }
@@ -160,7 +199,12 @@ async fn what_is_put_through_one_gateway_is_told_through_another_though_that_is_
     let replica = mesh.replicate(Service::Gateway).await.unwrap();
     let client = http::client().build().unwrap();
     let put = async |name: &str, json: &str| {
-        let answer = client.put(format!("{first}/v1/states/{name}")).json(&json!({"json": json})).send().await.unwrap();
+        let answer = client
+            .put(format!("{first}/v1/states/{name}"))
+            .json(&json!({"json": json}))
+            .send()
+            .await
+            .unwrap();
         assert_eq!(answer.status().as_u16(), 200);
     };
     put("pinned", "{}").await;
@@ -181,7 +225,11 @@ async fn what_is_put_through_one_gateway_is_told_through_another_though_that_is_
     put("settings", "{\"n\": 2}").await;
     put("settings", "{\"n\": 3}").await;
     mesh.replicate(Service::Gateway).await.unwrap();
-    told("what was missed to be told, and nothing twice", &["pinned@1", "settings@1", "settings@3"]).await;
+    told(
+        "what was missed to be told, and nothing twice",
+        &["pinned@1", "settings@1", "settings@3"],
+    )
+    .await;
     assert_eq!(seen.borrow()[2]["state"]["json"], "{\"n\": 3}");
     follower.abort();
 }

@@ -1,4 +1,5 @@
-//! Scripts that begin other tasks: at the same time, once each, bounded, through the death of every service, and ended from above.
+//! Scripts that begin other tasks: at the same time, once each, bounded, through the death of every
+//! service, and ended from above.
 
 use construct_bus::topology::Stream;
 use construct_proto::v1::{self, PolicyAction, TaskPhase, TurnOutcome};
@@ -18,8 +19,7 @@ fn echo(delay_ms: u64) -> Value {
 
 /// An agent that runs a script and says what came of it.
 async fn boss(mesh: &Mesh, code: &[&str]) -> Conversation {
-    let script =
-        json!({"turns": [{"text": "I shall have it done.", "code": [code]}, {"text": "Done: {{last_result}}"}]});
+    let script = json!({"turns": [{"text": "I shall have it done.", "code": [code]}, {"text": "Done: {{last_result}}"}]});
     mesh.scripted_agent("boss", &script).await.unwrap();
     begin(mesh).await
 }
@@ -33,7 +33,11 @@ async fn begin(mesh: &Mesh) -> Conversation {
 /// The subtasks of a task, oldest first.
 async fn children(client: &Client, task: &str) -> Result<Vec<v1::Task>, tonic::Status> {
     let filter = v1::list_tasks_request::Filter { parent: task.to_owned(), ..Default::default() };
-    let page = v1::PageRequest { page_size: 100, order_by: "created_at".to_owned(), ..v1::PageRequest::default() };
+    let page = v1::PageRequest {
+        page_size: 100,
+        order_by: "created_at".to_owned(),
+        ..v1::PageRequest::default()
+    };
     let request = v1::ListTasksRequest { page: Some(page), filter: Some(filter) };
     Ok(client.tasks().list_tasks(request).await?.into_inner().tasks)
 }
@@ -45,12 +49,18 @@ async fn children_when(
     wanted: impl Fn(&[v1::TaskStatus]) -> bool,
 ) -> Vec<Conversation> {
     let found = until(what, PATIENCE, async || {
-        let tasks = children(conversation.client(), conversation.id()).await.map_err(|status| status.to_string())?;
-        let states: Vec<v1::TaskStatus> = tasks.iter().filter_map(|task| task.status.clone()).collect();
+        let tasks = children(conversation.client(), conversation.id())
+            .await
+            .map_err(|status| status.to_string())?;
+        let states: Vec<v1::TaskStatus> =
+            tasks.iter().filter_map(|task| task.status.clone()).collect();
         if wanted(&states) { Ok(tasks) } else { Err(format!("{states:?}")) }
     })
     .await;
-    found.iter().map(|task| conversation.client().conversation(&id(task.metadata.as_ref()))).collect()
+    found
+        .iter()
+        .map(|task| conversation.client().conversation(&id(task.metadata.as_ref())))
+        .collect()
 }
 
 fn all_in(count: usize, phase: TaskPhase) -> impl Fn(&[v1::TaskStatus]) -> bool {
@@ -68,9 +78,11 @@ async fn ended(conversation: &Conversation) -> String {
 }
 
 async fn nothing_is_in_flight(mesh: &Mesh) {
-    until("the queue of scripts to be empty", PATIENCE, async || match mesh.nats.messages(Stream::Code).await {
-        0 => Ok(()),
-        messages => Err(format!("{messages} commands")),
+    until("the queue of scripts to be empty", PATIENCE, async || {
+        match mesh.nats.messages(Stream::Code).await {
+            0 => Ok(()),
+            messages => Err(format!("{messages} commands")),
+        }
     })
     .await;
 }
@@ -89,17 +101,22 @@ async fn subtasks_run_at_the_same_time_and_their_answers_come_in_order() {
     mesh.scripted_agent("reader", &echo(3000)).await.unwrap();
     let conversation = boss(&mesh, &THREE).await;
     let recorder = conversation.record();
-    let begun = children_when(&conversation, "three at once", all_in(3, TaskPhase::InvokeModel)).await;
+    let begun =
+        children_when(&conversation, "three at once", all_in(3, TaskPhase::InvokeModel)).await;
     conversation.in_phase(TaskPhase::AwaitSubtasks).await;
     nothing_is_in_flight(&mesh).await;
     let why = conversation.explain().await.unwrap();
     assert!(
-        why.waiting_for.contains("subtasks of its script to end") && why.waiting_for.contains(begun[2].id()),
+        why.waiting_for.contains("subtasks of its script to end")
+            && why.waiting_for.contains(begun[2].id()),
         "{why:?}"
     );
     assert!(why.deadline.is_some() && why.next_wake.is_some(), "{why:?}");
     let why = begun[0].explain().await.unwrap();
-    assert!(why.waiting_for.contains(&format!("it is a subtask of {}", conversation.id())), "{why:?}");
+    assert!(
+        why.waiting_for.contains(&format!("it is a subtask of {}", conversation.id())),
+        "{why:?}"
+    );
     assert_eq!(ended(&conversation).await, TOLD);
     let task = conversation.task().await.unwrap().status.unwrap();
     assert_eq!(task.subtasks, begun.iter().map(|child| child.id().to_owned()).collect::<Vec<_>>());
@@ -121,9 +138,11 @@ async fn a_script_waits_for_subtasks_through_the_death_of_every_service() {
     conversation.in_phase(TaskPhase::AwaitSubtasks).await;
     // The answers come while nobody decides; then everything dies.
     mesh.kill(Service::Reconciler).unwrap();
-    until("the answers to wait", PATIENCE, async || match mesh.nats.messages(Stream::Model).await {
-        0 => Ok(()),
-        messages => Err(format!("{messages} model calls")),
+    until("the answers to wait", PATIENCE, async || {
+        match mesh.nats.messages(Stream::Model).await {
+            0 => Ok(()),
+            messages => Err(format!("{messages} model calls")),
+        }
     })
     .await;
     for service in [Service::Interpreter, Service::Gateway, Service::Providers] {
@@ -157,7 +176,8 @@ async fn a_script_that_dies_between_beginning_and_waiting_begins_nothing_twice()
     assert_eq!(ended(&conversation).await, format!("Heard: and more; {}", answers.join("; ")));
     let begun = children(conversation.client(), conversation.id()).await.unwrap();
     assert_eq!(begun.len(), 8);
-    let first = conversation.client().conversation(&id(begun[0].metadata.as_ref())).transcript().await;
+    let first =
+        conversation.client().conversation(&id(begun[0].metadata.as_ref())).transcript().await;
     first.check(&["number 0", "and more"]);
 }
 
@@ -170,8 +190,11 @@ async fn a_cancel_ends_the_whole_tree_and_the_script_is_told_of_what_had_ended()
     let code = ["tasks.await(tasks.spawn({ message: 'manage', agent: 'middle' }).task).status"];
     let conversation = boss(&mesh, &code).await;
     let middle =
-        children_when(&conversation, "a subtask that waits", all_in(1, TaskPhase::AwaitSubtasks)).await.remove(0);
-    let leaf = children_when(&middle, "one below it", all_in(1, TaskPhase::InvokeModel)).await.remove(0);
+        children_when(&conversation, "a subtask that waits", all_in(1, TaskPhase::AwaitSubtasks))
+            .await
+            .remove(0);
+    let leaf =
+        children_when(&middle, "one below it", all_in(1, TaskPhase::InvokeModel)).await.remove(0);
     assert_eq!(leaf.task().await.unwrap().status.unwrap().depth, 2);
     conversation.in_phase(TaskPhase::AwaitSubtasks).await;
     conversation.cancel("enough").await;
@@ -180,14 +203,20 @@ async fn a_cancel_ends_the_whole_tree_and_the_script_is_told_of_what_had_ended()
         assert_eq!(status.last_outcome(), TurnOutcome::Cancelled, "{}", task.id());
     }
     let error = &conversation.transcript().await.result().error;
-    assert!(error.contains("cancelled while waiting for subtasks") && error.contains("#1 tasks.spawn"), "{error}");
+    assert!(
+        error.contains("cancelled while waiting for subtasks") && error.contains("#1 tasks.spawn"),
+        "{error}"
+    );
     let error = leaf.task().await.unwrap().status.unwrap().last_error.unwrap();
     assert!(error.message.contains("the task above it was cancelled: enough"), "{error:?}");
     // A cancel of a subtask alone is told to who waits for it.
     let conversation = begin(&mesh).await;
     let middle =
-        children_when(&conversation, "a subtask that waits", all_in(1, TaskPhase::AwaitSubtasks)).await.remove(0);
-    let leaf = children_when(&middle, "one below it", all_in(1, TaskPhase::InvokeModel)).await.remove(0);
+        children_when(&conversation, "a subtask that waits", all_in(1, TaskPhase::AwaitSubtasks))
+            .await
+            .remove(0);
+    let leaf =
+        children_when(&middle, "one below it", all_in(1, TaskPhase::InvokeModel)).await.remove(0);
     leaf.cancel("no need").await;
     assert_eq!(ended(&middle).await, "cancelled");
     assert_eq!(ended(&conversation).await, "completed");
@@ -199,12 +228,16 @@ async fn a_deleted_task_takes_its_subtasks_along_and_a_deleted_subtask_is_told_o
     mesh.scripted_agent("slow", &echo(60_000)).await.unwrap();
     let code = ["tasks.await(tasks.spawn({ message: 'wait', agent: 'slow' }).task).status"];
     let conversation = boss(&mesh, &code).await;
-    let child = children_when(&conversation, "a subtask", all_in(1, TaskPhase::InvokeModel)).await.remove(0);
+    let child = children_when(&conversation, "a subtask", all_in(1, TaskPhase::InvokeModel))
+        .await
+        .remove(0);
     conversation.in_phase(TaskPhase::AwaitSubtasks).await;
     child.delete().await;
     assert_eq!(ended(&conversation).await, "deleted");
     let conversation = begin(&mesh).await;
-    let child = children_when(&conversation, "a subtask", all_in(1, TaskPhase::InvokeModel)).await.remove(0);
+    let child = children_when(&conversation, "a subtask", all_in(1, TaskPhase::InvokeModel))
+        .await
+        .remove(0);
     conversation.delete().await;
     until("the subtask to be gone", PATIENCE, async || match child.task().await {
         Err(status) if status.code() == tonic::Code::NotFound => Ok(()),
@@ -228,7 +261,10 @@ async fn what_is_refused_is_said_in_words() {
     let nested = mesh.client().unwrap().begin("nest", None).await.unwrap();
     nested.say("Go.").await;
     let told = ended(&nested).await;
-    assert!(told.starts_with("[[[[[TooDeep: tasks.spawn: subtasks can be nested 5 levels deep"), "{told}");
+    assert!(
+        told.starts_with("[[[[[TooDeep: tasks.spawn: subtasks can be nested 5 levels deep"),
+        "{told}"
+    );
     let code = [
         "const told = [];",
         "const attempt = f => { try { told.push(f()) } catch (error) { told.push(`${error.name}: ${error.message}`) } };",
@@ -266,7 +302,8 @@ async fn what_is_refused_is_said_in_words() {
 #[tokio::test]
 async fn another_agent_goes_on_and_a_subtask_speaks_to_its_parent() {
     let mesh = Mesh::start().await.unwrap();
-    let lawyer = json!({"turns": [{"text": "unused"}, {"text": "The lawyer says: {{last_result}}"}]});
+    let lawyer =
+        json!({"turns": [{"text": "unused"}, {"text": "The lawyer says: {{last_result}}"}]});
     let lawyer = mesh.scripted_agent("lawyer", &lawyer).await.unwrap();
     let child = json!({"turns": [{"code": [["tasks.parent('halfway'); 'told'"]]}, {"text": "{{last_result}}"}]});
     mesh.scripted_agent("child", &child).await.unwrap();
@@ -278,7 +315,9 @@ async fn another_agent_goes_on_and_a_subtask_speaks_to_its_parent() {
     let conversation = boss(&mesh, &code).await;
     conversation
         .task_when("both turns to be over", |_, status| {
-            status.phase() == TaskPhase::AwaitInput && status.queued_count == 0 && status.message_count >= 6
+            status.phase() == TaskPhase::AwaitInput
+                && status.queued_count == 0
+                && status.message_count >= 6
         })
         .await;
     let transcript = conversation.transcript().await;
@@ -302,7 +341,11 @@ async fn a_subtask_has_no_more_than_it_was_given() {
     ];
     let conversation = boss(&mesh, &code).await;
     let told = ended(&conversation).await;
-    assert!(told.starts_with("failed: the budget of the task is exhausted") && told.ends_with(" \"\" 0"), "{told}");
+    assert!(
+        told.starts_with("failed: the budget of the task is exhausted")
+            && told.ends_with(" \"\" 0"),
+        "{told}"
+    );
 }
 
 #[tokio::test]
@@ -325,15 +368,22 @@ async fn a_script_waits_for_a_person_and_a_subtask_at_once() {
         ..v1::PolicyRule::default()
     }];
     let workspace = mesh.workspace().display().to_string();
-    let spec = v1::TaskSpec { agent: "boss".to_owned(), workspace, policy, ..v1::TaskSpec::default() };
+    let spec =
+        v1::TaskSpec { agent: "boss".to_owned(), workspace, policy, ..v1::TaskSpec::default() };
     let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
     conversation.say("Go.").await;
     conversation.in_phase(TaskPhase::AwaitApproval).await;
     // What waits for the subtask goes on while a person has not decided.
     file_when(&mesh.workspace().join("log"), |text| text == "ended\n").await;
     conversation.in_phase(TaskPhase::AwaitApproval).await;
-    let approvals = v1::approval_service_client::ApprovalServiceClient::new(mesh.channel().unwrap());
-    let pending = approvals.clone().list_approvals(v1::ListApprovalsRequest::default()).await.unwrap().into_inner();
+    let approvals =
+        v1::approval_service_client::ApprovalServiceClient::new(mesh.channel().unwrap());
+    let pending = approvals
+        .clone()
+        .list_approvals(v1::ListApprovalsRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
     let decision = v1::DecideApprovalRequest {
         approval: id(pending.approvals[0].metadata.as_ref()),
         decision: v1::decide_approval_request::Decision::Approve.into(),
@@ -345,7 +395,8 @@ async fn a_script_waits_for_a_person_and_a_subtask_at_once() {
 }
 
 #[tokio::test]
-async fn a_script_that_does_something_else_meanwhile_notices_the_end_and_is_put_away_when_only_the_wait_is_left() {
+async fn a_script_that_does_something_else_meanwhile_notices_the_end_and_is_put_away_when_only_the_wait_is_left()
+ {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("quick", &echo(1500)).await.unwrap();
     mesh.scripted_agent("slow", &echo(15_000)).await.unwrap();
@@ -388,8 +439,12 @@ async fn a_policy_says_which_agents_a_script_may_begin_and_hand_over_to() {
         ..v1::PolicyRule::default()
     }];
     let workspace = mesh.workspace().display().to_string();
-    let spec = v1::TaskSpec { agent: "boss".to_owned(), workspace, policy, ..v1::TaskSpec::default() };
+    let spec =
+        v1::TaskSpec { agent: "boss".to_owned(), workspace, policy, ..v1::TaskSpec::default() };
     let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
     conversation.say("Go.").await;
-    assert_eq!(ended(&conversation).await, "PolicyDenied,AgentNotFound,PolicyDenied,PolicyDenied,Heard: x");
+    assert_eq!(
+        ended(&conversation).await,
+        "PolicyDenied,AgentNotFound,PolicyDenied,PolicyDenied,Heard: x"
+    );
 }

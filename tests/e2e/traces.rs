@@ -1,4 +1,5 @@
-//! One trace from a client's request to the vendor's answer and each call of a tool, through every service.
+//! One trace from a client's request to the vendor's answer and each call of a tool, through every
+//! service.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,31 +45,48 @@ async fn traced(collector: &Collector, vendor: &VendorServer, settings: &[(&str,
         ..v1::ModelProviderSpec::default()
     };
     mesh.agent("worker", provider).await.unwrap();
-    // A reconciler that takes its partitions over looks at what is there, for nobody's sake. Here that is over.
-    mesh.scripted_agent("warm", &serde_json::json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
+    // A reconciler that takes its partitions over looks at what is there, for nobody's sake. Here
+    // that is over.
+    mesh.scripted_agent("warm", &serde_json::json!({"turns": [{"text": "{{last_user_text}}"}]}))
+        .await
+        .unwrap();
     mesh.client().unwrap().begin("warm", None).await.unwrap().ask("hello").await;
     mesh
 }
 
 /// A new task with a message that a client sends in a trace of its own.
 async fn begin(mesh: &Mesh) -> Conversation {
-    let spec = v1::TaskSpec { agent: "worker".into(), title: "A job".into(), ..v1::TaskSpec::default() };
+    let spec =
+        v1::TaskSpec { agent: "worker".into(), title: "A job".into(), ..v1::TaskSpec::default() };
     let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
-    let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: QUESTION.to_owned() })) };
-    let spec = v1::MessageSpec { task: conversation.id().to_owned(), blocks: vec![text], ..v1::MessageSpec::default() };
-    let request = v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
+    let text =
+        v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: QUESTION.to_owned() })) };
+    let spec = v1::MessageSpec {
+        task: conversation.id().to_owned(),
+        blocks: vec![text],
+        ..v1::MessageSpec::default()
+    };
+    let request =
+        v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
     let mut request = tonic::Request::new(request);
-    request.metadata_mut().insert("traceparent", format!("00-{TRACE}-{PARENT}-01").parse().unwrap());
+    request
+        .metadata_mut()
+        .insert("traceparent", format!("00-{TRACE}-{PARENT}-01").parse().unwrap());
     mesh.client().unwrap().messages().create_message(request).await.unwrap();
     conversation
 }
 
 /// The traces in which a task's calls were made, when there are enough of them.
-async fn traces_of_calls(collector: &Collector, conversation: &Conversation, enough: usize) -> BTreeSet<String> {
+async fn traces_of_calls(
+    collector: &Collector,
+    conversation: &Conversation,
+    enough: usize,
+) -> BTreeSet<String> {
     let calls = until("the calls of the task", PATIENCE, async || {
         let mut calls = collector.spans();
         calls.retain(|span| {
-            span.name == "providers.model.invoke" && span.attribute("construct.task") == conversation.id()
+            span.name == "providers.model.invoke"
+                && span.attribute("construct.task") == conversation.id()
         });
         if calls.len() >= enough { Ok(calls) } else { Err(calls) }
     })
@@ -82,12 +100,16 @@ async fn one_trace_joins_a_turn_across_all_services() {
     let mut mesh = traced(&collector, &vendor, &[]).await;
     // The first call fails, and is made once more.
     vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
-    vendor.reply(anthropic::Answer::text("I look.").and_code("toolu_1", CODE).using(7, 0, 0, 9).reply());
+    vendor.reply(
+        anthropic::Answer::text("I look.").and_code("toolu_1", CODE).using(7, 0, 0, 9).reply(),
+    );
     vendor.reply(anthropic::Answer::text("It is done.").using(5, 0, 0, 7).reply());
     let conversation = begin(&mesh).await;
     conversation.settled().await;
 
-    let wanted = |spans: &[Span], name: &str, count| spans.iter().filter(|span| span.name == name).count() >= count;
+    let wanted = |spans: &[Span], name: &str, count| {
+        spans.iter().filter(|span| span.name == name).count() >= count
+    };
     let spans = until("all of the trace", PATIENCE, async || {
         let spans = collector.trace(TRACE);
         let whole = wanted(&spans, "reconciler.task.look", 4)
@@ -97,27 +119,45 @@ async fn one_trace_joins_a_turn_across_all_services() {
         if whole {
             Ok(spans)
         } else {
-            Err(collector.spans().into_iter().map(|span| (span.trace, span.name)).collect::<Vec<_>>())
+            Err(collector
+                .spans()
+                .into_iter()
+                .map(|span| (span.trace, span.name))
+                .collect::<Vec<_>>())
         }
     })
     .await;
     let services: BTreeSet<&str> = spans.iter().map(|span| span.service.as_str()).collect();
-    let all = ["construct-gateway", "construct-interpreter", "construct-providers", "construct-reconciler"];
+    let all = [
+        "construct-gateway",
+        "construct-interpreter",
+        "construct-providers",
+        "construct-reconciler",
+    ];
     assert_eq!(services, BTreeSet::from(all));
     // Nothing hangs in the air: each is in another one, and at last in the client's.
-    let by_id: BTreeMap<String, Span> = spans.iter().map(|span| (span.id.clone(), span.clone())).collect();
+    let by_id: BTreeMap<String, Span> =
+        spans.iter().map(|span| (span.id.clone(), span.clone())).collect();
     for span in &spans {
-        assert!(span.parent == PARENT || by_id.contains_key(&span.parent), "{span:#?} has no parent among {spans:#?}");
+        assert!(
+            span.parent == PARENT || by_id.contains_key(&span.parent),
+            "{span:#?} has no parent among {spans:#?}"
+        );
     }
     let named = |name: &str| spans.iter().filter(|span| span.name == name).collect::<Vec<_>>();
 
     // What was taken from the mesh says so in the words of the conventions.
-    for (name, stream) in
-        [("providers.model.invoke", "CONSTRUCT_MODEL"), ("interpreter.step.execute", "CONSTRUCT_CODE")]
-    {
+    for (name, stream) in [
+        ("providers.model.invoke", "CONSTRUCT_MODEL"),
+        ("interpreter.step.execute", "CONSTRUCT_CODE"),
+    ] {
         for span in named(name) {
             assert_eq!(
-                (span.kind, span.attribute("messaging.system"), span.attribute("messaging.operation.type")),
+                (
+                    span.kind,
+                    span.attribute("messaging.system"),
+                    span.attribute("messaging.operation.type")
+                ),
                 ("SPAN_KIND_CONSUMER", "nats", "process"),
                 "{span:#?}"
             );
@@ -125,9 +165,15 @@ async fn one_trace_joins_a_turn_across_all_services() {
             assert_eq!(span.attribute("construct.task"), conversation.id());
         }
     }
-    // A span for each call of the vendor, the one that failed as well, within the step that made it.
-    let calls: Vec<&Span> = spans.iter().filter(|span| span.attribute("gen_ai.operation.name") == "chat").collect();
-    assert_eq!(calls.iter().map(|call| call.failed).filter(|failed| *failed).count(), 1, "{calls:#?}");
+    // A span for each call of the vendor, the one that failed as well, within the step that made
+    // it.
+    let calls: Vec<&Span> =
+        spans.iter().filter(|span| span.attribute("gen_ai.operation.name") == "chat").collect();
+    assert_eq!(
+        calls.iter().map(|call| call.failed).filter(|failed| *failed).count(),
+        1,
+        "{calls:#?}"
+    );
     assert_eq!(calls.len(), 3, "{calls:#?}");
     for call in &calls {
         assert_eq!(
@@ -135,39 +181,66 @@ async fn one_trace_joins_a_turn_across_all_services() {
             (&*format!("chat {}", call.attribute("gen_ai.request.model")), "SPAN_KIND_CLIENT")
         );
         assert_eq!(call.attribute("gen_ai.provider.name"), "anthropic");
-        assert!(named("providers.model.invoke").iter().any(|step| is_within(call, step, &by_id)), "{call:#?}");
+        assert!(
+            named("providers.model.invoke").iter().any(|step| is_within(call, step, &by_id)),
+            "{call:#?}"
+        );
         let answered = !call.failed;
         let tokens = |name: &str| call.attribute(name).parse::<u64>().unwrap();
         assert_eq!(tokens("gen_ai.usage.output_tokens") > 0, answered, "{call:#?}");
         assert_eq!(call.attribute("error.type"), if answered { "" } else { "overloaded" });
-        let told = ["server.address", "gen_ai.conversation.id", "gen_ai.output.type", "gen_ai.request.stream"];
-        assert_eq!(told.map(|name| call.attribute(name)), ["127.0.0.1", conversation.id(), "text", "true"]);
-        assert!(vendor.url().ends_with(&format!(":{}", call.attribute("server.port"))), "{call:#?}");
+        let told = [
+            "server.address",
+            "gen_ai.conversation.id",
+            "gen_ai.output.type",
+            "gen_ai.request.stream",
+        ];
+        assert_eq!(
+            told.map(|name| call.attribute(name)),
+            ["127.0.0.1", conversation.id(), "text", "true"]
+        );
+        assert!(
+            vendor.url().ends_with(&format!(":{}", call.attribute("server.port"))),
+            "{call:#?}"
+        );
         // What only an answer has.
-        let named = ["gen_ai.response.id", "gen_ai.response.model"].map(|name| call.attribute(name));
-        assert_eq!(named, if answered { ["msg_01XFDUDYJgAACzvnptvVoYEL", "claude-test"] } else { ["", ""] });
+        let named =
+            ["gen_ai.response.id", "gen_ai.response.model"].map(|name| call.attribute(name));
+        assert_eq!(
+            named,
+            if answered { ["msg_01XFDUDYJgAACzvnptvVoYEL", "claude-test"] } else { ["", ""] }
+        );
         let first = call.attribute("gen_ai.response.time_to_first_chunk").parse::<f64>();
         assert_eq!(first.is_ok_and(|seconds| seconds > 0.0), answered, "{call:#?}");
     }
-    let mut reasons: Vec<&str> = calls.iter().map(|call| call.attribute("gen_ai.response.finish_reasons")).collect();
+    let mut reasons: Vec<&str> =
+        calls.iter().map(|call| call.attribute("gen_ai.response.finish_reasons")).collect();
     reasons.sort_unstable();
     assert_eq!(reasons, ["", "stop", "tool_call"], "{calls:#?}");
     // And one for each call of a tool.
     let step = named("interpreter.step.execute")[0];
     let tools: Vec<(&str, &str)> = spans
         .iter()
-        .filter(|span| span.attribute("gen_ai.operation.name") == "execute_tool" && is_within(span, step, &by_id))
+        .filter(|span| {
+            span.attribute("gen_ai.operation.name") == "execute_tool"
+                && is_within(span, step, &by_id)
+        })
         .map(|span| (span.attribute("gen_ai.tool.name"), span.attribute("error.type")))
         .collect();
     let mut names: Vec<&str> = tools.iter().map(|(name, _)| *name).collect();
     names.sort_unstable();
     assert_eq!(names, ["create_file", "execute_command", "read_file"]);
     assert_eq!(
-        tools.iter().filter(|(_, error)| !error.is_empty()).map(|(name, _)| *name).collect::<Vec<_>>(),
+        tools
+            .iter()
+            .filter(|(_, error)| !error.is_empty())
+            .map(|(name, _)| *name)
+            .collect::<Vec<_>>(),
         ["read_file"]
     );
 
-    // What was said, done and known stays out of it, and vendors are strangers: they are told of no trace.
+    // What was said, done and known stays out of it, and vendors are strangers: they are told of no
+    // trace.
     for span in collector.spans() {
         let shown = format!("{span:?}");
         for secret in [QUESTION, "Nobody-reads", "Nor-that", "It is done", KEY] {
@@ -179,7 +252,8 @@ async fn one_trace_joins_a_turn_across_all_services() {
     }
     // People who ask why find the trace by its id.
     let explained = v1::ExplainTaskRequest { task: conversation.id().to_owned() };
-    let explained = mesh.client().unwrap().tasks().explain_task(explained).await.unwrap().into_inner();
+    let explained =
+        mesh.client().unwrap().tasks().explain_task(explained).await.unwrap().into_inner();
     assert_eq!(explained.trace_id, TRACE);
     mesh.stop(Service::Gateway).await.unwrap();
 }
@@ -192,9 +266,15 @@ async fn a_turn_whose_call_is_tried_again_has_the_trace_of_its_message() {
     vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
     vendor.reply(anthropic::Answer::text("It is done.").using(5, 0, 0, 7).reply());
     let conversation = begin(&mesh).await;
-    assert_eq!(conversation.settled().await.status.unwrap().last_outcome(), v1::TurnOutcome::Completed);
+    assert_eq!(
+        conversation.settled().await.status.unwrap().last_outcome(),
+        v1::TurnOutcome::Completed
+    );
     assert_eq!(conversation.explain().await.unwrap().trace_id, TRACE);
-    assert_eq!(traces_of_calls(&collector, &conversation, 2).await, BTreeSet::from([TRACE.to_owned()]));
+    assert_eq!(
+        traces_of_calls(&collector, &conversation, 2).await,
+        BTreeSet::from([TRACE.to_owned()])
+    );
     // The look that a timer began is in the trace as well, and not in the air.
     until("whole looks", PATIENCE, async || {
         let spans = collector.trace(TRACE);
@@ -218,7 +298,13 @@ async fn a_turn_whose_call_is_tried_again_has_the_trace_of_its_message() {
     mesh.kill(Service::Reconciler).unwrap();
     mesh.spawn(Service::Reconciler).unwrap();
     conversation.resume().await;
-    assert_eq!(conversation.settled().await.status.unwrap().last_outcome(), v1::TurnOutcome::Completed);
+    assert_eq!(
+        conversation.settled().await.status.unwrap().last_outcome(),
+        v1::TurnOutcome::Completed
+    );
     assert_eq!(conversation.explain().await.unwrap().trace_id, TRACE);
-    assert_eq!(traces_of_calls(&collector, &conversation, 2).await, BTreeSet::from([TRACE.to_owned()]));
+    assert_eq!(
+        traces_of_calls(&collector, &conversation, 2).await,
+        BTreeSet::from([TRACE.to_owned()])
+    );
 }

@@ -1,4 +1,5 @@
-//! What a user sees of turns: answers, scripts, queues, limits, and everything by which a person interferes.
+//! What a user sees of turns: answers, scripts, queues, limits, and everything by which a person
+//! interferes.
 
 use construct_proto::v1::{self, MessageSource, TaskPhase, TurnOutcome, event::Payload};
 use construct_tests::{
@@ -47,10 +48,19 @@ async fn a_message_is_answered_through_model_and_script() {
     let transcript = conversation.transcript().await;
     transcript.check(&["What is the sum?"]);
     let result = transcript.result();
-    assert_eq!((result.output.as_str(), result.error.as_str()), ("exit 3, out, err\nthe sum is 42", ""));
-    let uses: Vec<(u32, &str, bool)> =
-        result.tool_uses.iter().map(|used| (used.number, used.name.as_str(), used.succeeded)).collect();
-    assert_eq!(uses, [(1, "create_file", true), (2, "execute_command", true), (3, "read_file", true)]);
+    assert_eq!(
+        (result.output.as_str(), result.error.as_str()),
+        ("exit 3, out, err\nthe sum is 42", "")
+    );
+    let uses: Vec<(u32, &str, bool)> = result
+        .tool_uses
+        .iter()
+        .map(|used| (used.number, used.name.as_str(), used.succeeded))
+        .collect();
+    assert_eq!(
+        uses,
+        [(1, "create_file", true), (2, "execute_command", true), (3, "read_file", true)]
+    );
     // What they were given and gave stays with them.
     let given: serde_json::Value = serde_json::from_str(&result.tool_uses[2].arguments).unwrap();
     assert_eq!(given["path"], "notes/sum.txt");
@@ -70,7 +80,12 @@ async fn a_message_is_answered_through_model_and_script() {
     assert_eq!(usage(answers[0]).cost_pico_usd, first);
     assert_eq!(
         usage(answers[1]),
-        v1::Usage { input_tokens: 7, output_tokens: 5, cost_pico_usd: second, ..v1::Usage::default() }
+        v1::Usage {
+            input_tokens: 7,
+            output_tokens: 5,
+            cost_pico_usd: second,
+            ..v1::Usage::default()
+        }
     );
     let status = task.status.clone().unwrap();
     let total = v1::Usage {
@@ -82,18 +97,24 @@ async fn a_message_is_answered_through_model_and_script() {
         ..v1::Usage::default()
     };
     assert_eq!(status.usage, Some(total));
-    let uses: Vec<(&str, i64)> = [("create_file", 1), ("execute_command", 1), ("read_file", 1)].into();
-    let mut counted: Vec<(&str, i64)> = status.tool_uses.iter().map(|(tool, uses)| (tool.as_str(), *uses)).collect();
+    let uses: Vec<(&str, i64)> =
+        [("create_file", 1), ("execute_command", 1), ("read_file", 1)].into();
+    let mut counted: Vec<(&str, i64)> =
+        status.tool_uses.iter().map(|(tool, uses)| (tool.as_str(), *uses)).collect();
     counted.sort_unstable();
     assert_eq!(counted, uses);
     assert_eq!(status.last_outcome(), TurnOutcome::Completed);
-    assert_eq!((status.last_error, status.message_count, status.queued_count, status.turns_used), (None, 4, 0, 0));
+    assert_eq!(
+        (status.last_error, status.message_count, status.queued_count, status.turns_used),
+        (None, 4, 0, 0)
+    );
     assert_eq!(task.spec.unwrap().title, "Sums");
 
     // Whoever watched saw it all, in order.
     let events = recorder.until_sequence(status.event_sequence).await;
     check_order(&events);
-    let kinds: Vec<&str> = records(&events).into_iter().map(|event| event.r#type.as_str()).collect();
+    let kinds: Vec<&str> =
+        records(&events).into_iter().map(|event| event.r#type.as_str()).collect();
     assert_eq!(
         kinds,
         [
@@ -116,10 +137,14 @@ async fn a_message_is_answered_through_model_and_script() {
             _ => None,
         })
         .collect();
-    let (idle, model, tools) = (TaskPhase::AwaitInput, TaskPhase::InvokeModel, TaskPhase::ExecuteTools);
+    let (idle, model, tools) =
+        (TaskPhase::AwaitInput, TaskPhase::InvokeModel, TaskPhase::ExecuteTools);
     assert_eq!(phases, [(idle, model), (model, tools), (tools, model), (model, idle)]);
     assert_eq!(streamed_text(&events, 1), "Let me look at that first.");
-    assert!(types(&events).iter().filter(|kind| **kind == "message.delta").count() > 3, "text is streamed in pieces");
+    assert!(
+        types(&events).iter().filter(|kind| **kind == "message.delta").count() > 3,
+        "text is streamed in pieces"
+    );
     assert_eq!(streamed_text(&events, 3), "I found: exit 3, out, err\nthe sum is 42");
     let mut open = Vec::new();
     let mut ended = Vec::new();
@@ -127,7 +152,11 @@ async fn a_message_is_answered_through_model_and_script() {
         match &event.payload {
             Some(Payload::ToolCalled(called)) => open.push((called.number, called.name.clone())),
             Some(Payload::ToolResult(result)) => {
-                assert_eq!(open.pop(), Some((result.number, result.name.clone())), "a result follows its call");
+                assert_eq!(
+                    open.pop(),
+                    Some((result.number, result.name.clone())),
+                    "a result follows its call"
+                );
                 ended.push((result.number, result.name.clone(), result.succeeded));
             }
             _ => {}
@@ -146,7 +175,10 @@ async fn a_message_is_answered_through_model_and_script() {
 
     // An idle task says that it waits for its user.
     let why = conversation.explain().await.unwrap();
-    assert_eq!((why.phase(), why.waiting_for.as_str()), (TaskPhase::AwaitInput, "a message from a user"));
+    assert_eq!(
+        (why.phase(), why.waiting_for.as_str()),
+        (TaskPhase::AwaitInput, "a message from a user")
+    );
 }
 
 #[tokio::test]
@@ -174,16 +206,20 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
         {"match": "titled", "title": "\"A good title\"\nand more", "turns": [{"text": "hello"}]},
     ]});
     mesh.scripted_agent("one", &script).await.unwrap();
-    mesh.scripted_agent("two", &json!({"turns": [{"text": "unused"}, {"text": "two took over"}]})).await.unwrap();
+    mesh.scripted_agent("two", &json!({"turns": [{"text": "unused"}, {"text": "two took over"}]}))
+        .await
+        .unwrap();
     let client = mesh.client().unwrap();
-    let begin = async |name: &str| client.begin("one", Some(&mesh.folder(name).unwrap())).await.unwrap();
+    let begin =
+        async |name: &str| client.begin("one", Some(&mesh.folder(name).unwrap())).await.unwrap();
 
     let several = async {
         let conversation = begin("several").await;
         conversation.ask("several").await;
         let transcript = conversation.transcript().await;
         transcript.check(&["several"]);
-        let results: Vec<String> = transcript.results().into_iter().map(|result| result.output).collect();
+        let results: Vec<String> =
+            transcript.results().into_iter().map(|result| result.output).collect();
         assert_eq!(results, ["first\n", "1\nsecond"]);
     };
 
@@ -218,7 +254,11 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
         // What still waits can be changed and taken back.
         let queued: Vec<String> = {
             let transcript = conversation.transcript().await;
-            transcript.unplaced().iter().map(|message| construct_tests::client::id(message.metadata.as_ref())).collect()
+            transcript
+                .unplaced()
+                .iter()
+                .map(|message| construct_tests::client::id(message.metadata.as_ref()))
+                .collect()
         };
         let block = v1::block::Block::Text(v1::Text { text: "quick and changed".into() });
         let update = v1::UpdateMessageRequest {
@@ -227,13 +267,19 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
             ..v1::UpdateMessageRequest::default()
         };
         client.messages().update_message(update).await.unwrap();
-        let delete = v1::DeleteMessageRequest { message: queued[2].clone(), ..v1::DeleteMessageRequest::default() };
+        let delete = v1::DeleteMessageRequest {
+            message: queued[2].clone(),
+            ..v1::DeleteMessageRequest::default()
+        };
         client.messages().delete_message(delete).await.unwrap();
         std::fs::write(folder.join("go"), "").unwrap();
         let task = conversation.settled().await;
         let transcript = conversation.transcript().await;
         transcript.check(&["gate", "quick 1", "quick and changed"]);
-        assert_eq!(transcript.answers(), ["", "opened", "quick: quick 1", "quick: quick and changed"]);
+        assert_eq!(
+            transcript.answers(),
+            ["", "opened", "quick: quick 1", "quick: quick and changed"]
+        );
         let events = recorder.until_sequence(task.status.unwrap().event_sequence).await;
         check_order(&events);
         assert_eq!(types(&events).iter().filter(|kind| **kind == "turn.completed").count(), 3);
@@ -249,9 +295,17 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
         assert_eq!(status.last_error.as_ref().map(|error| error.code.as_str()), Some("MAX_TURNS"));
         let transcript = conversation.transcript().await;
         transcript.check(&["endless"]);
-        assert_eq!(transcript.results().len(), 3, "the last script was run before the limit was noticed");
+        assert_eq!(
+            transcript.results().len(),
+            3,
+            "the last script was run before the limit was noticed"
+        );
         let user = transcript.of(MessageSource::User)[0];
-        assert!(transcript::status(user).error.contains("limit of 3 model calls"), "{}", transcript.show());
+        assert!(
+            transcript::status(user).error.contains("limit of 3 model calls"),
+            "{}",
+            transcript.show()
+        );
         let events = recorder.until_sequence(status.event_sequence).await;
         assert!(types(&events).contains(&"error"));
         // The limit is one message's, not the task's.
@@ -264,7 +318,9 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
         let conversation = begin("title").await;
         conversation.ask("titled").await;
         let task = conversation
-            .task_when("a title", |task, _| task.spec.as_ref().is_some_and(|spec| !spec.title.is_empty()))
+            .task_when("a title", |task, _| {
+                task.spec.as_ref().is_some_and(|spec| !spec.title.is_empty())
+            })
             .await;
         assert_eq!(task.spec.unwrap().title, "A good title");
         conversation.transcript().await.check(&["titled"]);
@@ -334,7 +390,11 @@ async fn a_person_can_suspend_resume_cancel_and_delete_at_any_time() {
         // Before that it waits for the call to have stopped.
         until("the task to wait for a person", PATIENCE, async || {
             let why = conversation.explain().await.unwrap();
-            if why.waiting_for.contains("a person to resume it; 1 message waits") { Ok(()) } else { Err(why) }
+            if why.waiting_for.contains("a person to resume it; 1 message waits") {
+                Ok(())
+            } else {
+                Err(why)
+            }
         })
         .await;
         conversation.resume().await;
@@ -353,7 +413,10 @@ async fn a_person_can_suspend_resume_cancel_and_delete_at_any_time() {
         let why = conversation.explain().await.unwrap();
         assert!(why.waiting_for.starts_with("the script of the model to end"), "{why:?}");
         assert_eq!(why.attempt, 1, "{why:?}");
-        assert!(why.since.is_some() && why.deadline.is_some() && why.next_wake.is_some(), "{why:?}");
+        assert!(
+            why.since.is_some() && why.deadline.is_some() && why.next_wake.is_some(),
+            "{why:?}"
+        );
         assert!(why.step_id.starts_with("step_") && why.trace_id.len() == 32, "{why:?}");
         assert!(why.released_by.contains("interpreter"), "{why:?}");
         conversation.suspend().await;
@@ -364,9 +427,11 @@ async fn a_person_can_suspend_resume_cancel_and_delete_at_any_time() {
         let transcript = conversation.transcript().await;
         transcript.check(&["command"]);
         let answer = transcript.answers().pop().unwrap();
-        for part in
-            ["Stopped: the user suspended the task", "#1 create_file", "may or may not have had their effect: #3"]
-        {
+        for part in [
+            "Stopped: the user suspended the task",
+            "#1 create_file",
+            "may or may not have had their effect: #3",
+        ] {
             assert!(answer.contains(part), "{part:?} is not in what the model was told:\n{answer}");
         }
         assert_eq!(read(&folder.join("done.txt")), "yes");
@@ -405,7 +470,11 @@ async fn a_person_can_suspend_resume_cancel_and_delete_at_any_time() {
         transcript.check(&["command"]);
         let result = transcript.result();
         assert!(result.error.contains("Stopped: enough"), "{result:?}");
-        assert_eq!(status.tool_uses.get("create_file"), Some(&1), "what was done before counts: {status:?}");
+        assert_eq!(
+            status.tool_uses.get("create_file"),
+            Some(&1),
+            "what was done before counts: {status:?}"
+        );
         // A cancelled script is not run again.
         conversation.ask("quick").await;
         assert!(!folder.join("never").exists());
@@ -431,12 +500,13 @@ async fn a_person_can_suspend_resume_cancel_and_delete_at_any_time() {
 
 #[tokio::test]
 async fn a_vendor_that_fails_for_a_while_is_asked_again_and_the_error_is_told() {
-    let mesh =
-        Mesh::start_with(&[("CONSTRUCT_PROVIDERS_RETRY_FIRST", "20ms"), ("CONSTRUCT_PROVIDERS_RETRY_LAST", "20ms")])
-            .await
-            .unwrap();
-    let fault =
-        |class: &str, times: u32| json!({"class": class, "times": times, "message": "try later", "after_chars": 4});
+    let mesh = Mesh::start_with(&[
+        ("CONSTRUCT_PROVIDERS_RETRY_FIRST", "20ms"),
+        ("CONSTRUCT_PROVIDERS_RETRY_LAST", "20ms"),
+    ])
+    .await
+    .unwrap();
+    let fault = |class: &str, times: u32| json!({"class": class, "times": times, "message": "try later", "after_chars": 4});
     let script = json!({"conversations": [
         {"match": "blip", "turns": [{"text": "It worked.", "fault": fault("overloaded", 2)}]},
         {"match": "storm", "turns": [{"text": "It worked after all.", "fault": fault("rate_limited", 4)}]},
@@ -507,7 +577,8 @@ async fn messages_larger_than_the_mesh_takes_travel_whole_and_huge_results_are_t
         ]},
     ]});
     mesh.scripted_agent("worker", &script).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
+    let conversation =
+        mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
     let recorder = conversation.record();
     // A megabyte is the most a user may say; without a turn for it, the scripted model repeats it.
     let long = "ä".repeat(512 * 1024);
@@ -522,9 +593,14 @@ async fn messages_larger_than_the_mesh_takes_travel_whole_and_huge_results_are_t
     assert_eq!(transcript.placed().len(), 14);
     let answers = transcript.answers();
     assert!(answers[0] == format!("You said: {long}"), "the answer is whole");
-    // What a model is told of one script is bounded, or one result would spoil the conversation for good.
+    // What a model is told of one script is bounded, or one result would spoil the conversation for
+    // good.
     let told = &answers[2];
-    assert!(told.len() < 66_000 && told.starts_with("000") && told.ends_with("vvv"), "{} bytes", told.len());
+    assert!(
+        told.len() < 66_000 && told.starts_with("000") && told.ends_with("vvv"),
+        "{} bytes",
+        told.len()
+    );
     assert!(told.contains("bytes are left out here"));
     assert_eq!(answers[4], "3000000");
     transcript.check(&said);

@@ -1,4 +1,5 @@
-//! Vendors' models, through a real HTTP server that speaks their wire formats and keeps what it was asked.
+//! Vendors' models, through a real HTTP server that speaks their wire formats and keeps what it was
+//! asked.
 
 use construct_proto::v1::{self, TurnOutcome, Usage};
 use construct_tests::{
@@ -15,7 +16,12 @@ const KEY: &str = "sk-test-0123456789";
 const CODE: &str = "create_file('x.txt', 'made'); print('hi'); read_file('x.txt')";
 const FAILING: &str = "print('so far'); throw new RangeError('too far')";
 
-async fn begin(mesh: &Mesh, name: &str, kind: v1::ModelProviderType, base_url: String) -> Conversation {
+async fn begin(
+    mesh: &Mesh,
+    name: &str,
+    kind: v1::ModelProviderType,
+    base_url: String,
+) -> Conversation {
     let provider = v1::ModelProviderSpec {
         name: name.into(),
         r#type: kind.into(),
@@ -27,23 +33,40 @@ async fn begin(mesh: &Mesh, name: &str, kind: v1::ModelProviderType, base_url: S
     let client = mesh.client().unwrap();
     let update = v1::UpdateAgentRequest {
         agent: name.into(),
-        parameters: Some(v1::ModelParameters { temperature: Some(0.5), max_tokens: Some(777), ..Default::default() }),
+        parameters: Some(v1::ModelParameters {
+            temperature: Some(0.5),
+            max_tokens: Some(777),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     client.agents().update_agent(update).await.unwrap();
     let workspace = mesh.folder(name).unwrap().display().to_string();
     // With a title, no model call is made for one.
-    let spec = v1::TaskSpec { agent: name.into(), workspace, title: "A job".into(), ..v1::TaskSpec::default() };
+    let spec = v1::TaskSpec {
+        agent: name.into(),
+        workspace,
+        title: "A job".into(),
+        ..v1::TaskSpec::default()
+    };
     client.begin_as(spec).await.unwrap()
 }
 
 /// What every vendor is told about the job, and the mesh.
 fn check_system(mesh: &Mesh, system: &str) {
     assert!(system.contains("# Tools"));
-    for part in ["function execute_command(", "function read_file(", "Do what the test says.", "OutcomeUnknown"] {
+    for part in [
+        "function execute_command(",
+        "function read_file(",
+        "Do what the test says.",
+        "OutcomeUnknown",
+    ] {
         assert!(system.contains(part), "{part:?} is not in the system prompt:\n{system}");
     }
-    assert!(system.contains(&mesh.workspace().display().to_string()), "the workspace is named:\n{system}");
+    assert!(
+        system.contains(&mesh.workspace().display().to_string()),
+        "the workspace is named:\n{system}"
+    );
 }
 
 async fn check_costs(conversation: &Conversation, expected: &[Usage]) {
@@ -68,7 +91,10 @@ fn usage(input: i64, output: i64, cache_read: i64, cache_write: i64) -> Usage {
         output_tokens: output,
         cache_read_tokens: cache_read,
         cache_write_tokens: cache_write,
-        cost_pico_usd: input * 3_000_000 + output * 15_000_000 + cache_read * 300_000 + cache_write * 3_750_000,
+        cost_pico_usd: input * 3_000_000
+            + output * 15_000_000
+            + cache_read * 300_000
+            + cache_write * 3_750_000,
         ..Usage::default()
     }
 }
@@ -76,17 +102,24 @@ fn usage(input: i64, output: i64, cache_read: i64, cache_write: i64) -> Usage {
 #[tokio::test]
 async fn vendors_get_what_their_interfaces_ask_for_and_are_understood() {
     let mesh = Mesh::start().await.unwrap();
-    tokio::join!(anthropic_job(&mesh), openai_job(&mesh), failing_vendor(&mesh), vendor_that_is_down(&mesh));
+    tokio::join!(
+        anthropic_job(&mesh),
+        openai_job(&mesh),
+        failing_vendor(&mesh),
+        vendor_that_is_down(&mesh)
+    );
 }
 
 async fn anthropic_job(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
-    let first = anthropic::Answer::text("I look.").and_code("toolu_1", CODE).and_code("toolu_2", FAILING);
+    let first =
+        anthropic::Answer::text("I look.").and_code("toolu_1", CODE).and_code("toolu_2", FAILING);
     vendor
         .reply(first.using(100, 20, 30, 40).reply())
         .reply(anthropic::Answer::text("All is made.").using(5, 150, 6, 7).reply())
         .reply(anthropic::Answer::text("You are welcome.").using(1, 160, 2, 3).reply());
-    let conversation = begin(mesh, "anthropic", v1::ModelProviderType::Anthropic, vendor.url()).await;
+    let conversation =
+        begin(mesh, "anthropic", v1::ModelProviderType::Anthropic, vendor.url()).await;
     let recorder = conversation.record();
     conversation.ask("Make it.").await;
     let status = conversation.ask("Thanks.").await.status.unwrap();
@@ -97,7 +130,8 @@ async fn anthropic_job(mesh: &Mesh) {
     let events = recorder.until_sequence(status.event_sequence).await;
     check_order(&events);
     assert_eq!(streamed_text(&events, 1), "I look.");
-    check_costs(&conversation, &[usage(100, 40, 20, 30), usage(5, 7, 150, 6), usage(1, 3, 160, 2)]).await;
+    check_costs(&conversation, &[usage(100, 40, 20, 30), usage(5, 7, 150, 6), usage(1, 3, 160, 2)])
+        .await;
 
     let requests = vendor.requests();
     assert_eq!(requests.len(), 3);
@@ -133,9 +167,18 @@ async fn anthropic_job(mesh: &Mesh) {
         ])
     );
     let results = &messages[2]["content"];
-    assert_eq!((&results[0]["type"], &results[0]["tool_use_id"]), (&json!("tool_result"), &json!("toolu_1")));
-    assert_eq!((&results[0]["content"], &results[0]["is_error"]), (&json!("hi\nmade"), &Value::Null));
-    assert_eq!((&results[1]["tool_use_id"], &results[1]["is_error"]), (&json!("toolu_2"), &json!(true)));
+    assert_eq!(
+        (&results[0]["type"], &results[0]["tool_use_id"]),
+        (&json!("tool_result"), &json!("toolu_1"))
+    );
+    assert_eq!(
+        (&results[0]["content"], &results[0]["is_error"]),
+        (&json!("hi\nmade"), &Value::Null)
+    );
+    assert_eq!(
+        (&results[1]["tool_use_id"], &results[1]["is_error"]),
+        (&json!("toolu_2"), &json!(true))
+    );
     let told = results[1]["content"].as_str().unwrap();
     assert!(told.contains("so far") && told.contains("RangeError: too far"), "{told}");
     assert_eq!(results[1]["cache_control"], json!({"type": "ephemeral"}));
@@ -144,7 +187,8 @@ async fn anthropic_job(mesh: &Mesh) {
     for (earlier, later) in [(0, 1), (1, 2)] {
         let (earlier, later) = (plain(&requests[earlier].body), plain(&requests[later].body));
         assert_eq!((&earlier["system"], &earlier["tools"]), (&later["system"], &later["tools"]));
-        let (earlier, later) = (earlier["messages"].as_array().unwrap(), later["messages"].as_array().unwrap());
+        let (earlier, later) =
+            (earlier["messages"].as_array().unwrap(), later["messages"].as_array().unwrap());
         assert_eq!(earlier[..], later[..earlier.len()]);
     }
 }
@@ -152,8 +196,10 @@ async fn anthropic_job(mesh: &Mesh) {
 async fn openai_job(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
     let counted = |prompt: i64, cached: i64, completion: i64| {
-        Some(json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": cached}}))
+        Some(
+            json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached}}),
+        )
     };
     vendor
         .reply(
@@ -164,7 +210,8 @@ async fn openai_job(mesh: &Mesh) {
                 .reply(),
         )
         .reply(openai::Answer::text("All is made.").using(counted(155, 150, 7)).reply());
-    let conversation = begin(mesh, "openai", v1::ModelProviderType::Openai, format!("{}/v1", vendor.url())).await;
+    let conversation =
+        begin(mesh, "openai", v1::ModelProviderType::Openai, format!("{}/v1", vendor.url())).await;
     let status = conversation.ask("Make it.").await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
     let transcript = conversation.transcript().await;
@@ -194,9 +241,13 @@ async fn openai_job(mesh: &Mesh) {
     assert_eq!(messages[2]["content"], "I look.");
     let calls = &messages[2]["tool_calls"];
     assert_eq!((&calls[0]["id"], &calls[0]["type"]), (&json!("call_1"), &json!("function")));
-    let arguments: Value = serde_json::from_str(calls[0]["function"]["arguments"].as_str().unwrap()).unwrap();
+    let arguments: Value =
+        serde_json::from_str(calls[0]["function"]["arguments"].as_str().unwrap()).unwrap();
     assert_eq!(arguments, json!({"code": CODE}));
-    assert_eq!(messages[3], json!({"role": "tool", "tool_call_id": "call_1", "content": "hi\nmade"}));
+    assert_eq!(
+        messages[3],
+        json!({"role": "tool", "tool_call_id": "call_1", "content": "hi\nmade"})
+    );
     assert_eq!(messages[4]["tool_call_id"], "call_2");
     let told = messages[4]["content"].as_str().unwrap();
     assert!(told.contains("the script failed") && told.contains("RangeError: too far"), "{told}");
@@ -205,8 +256,13 @@ async fn openai_job(mesh: &Mesh) {
 /// A refused key ends the turn with a clear error in which the key does not stand.
 async fn failing_vendor(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
-    vendor.reply(anthropic::error(401, "authentication_error", &format!("invalid x-api-key {KEY}")));
-    let conversation = begin(mesh, "refusing", v1::ModelProviderType::Anthropic, vendor.url()).await;
+    vendor.reply(anthropic::error(
+        401,
+        "authentication_error",
+        &format!("invalid x-api-key {KEY}"),
+    ));
+    let conversation =
+        begin(mesh, "refusing", v1::ModelProviderType::Anthropic, vendor.url()).await;
     let status = conversation.ask("Hello?").await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Failed);
     let error = status.last_error.unwrap();
@@ -216,7 +272,8 @@ async fn failing_vendor(mesh: &Mesh) {
     conversation.transcript().await.check(&["Hello?"]);
     // Nor can it be read back, nor is it in the database in the open.
     let get = v1::GetModelProviderRequest { model_provider: "refusing".into() };
-    let provider = conversation.client().providers().get_model_provider(get).await.unwrap().into_inner();
+    let provider =
+        conversation.client().providers().get_model_provider(get).await.unwrap().into_inner();
     assert_eq!(provider.spec.unwrap().api_key, "");
     let sealed = provider.status.unwrap();
     assert!(sealed.api_key_set);
@@ -228,7 +285,8 @@ async fn failing_vendor(mesh: &Mesh) {
 
 /// Five failures in a row are all that a vendor is called, and everybody can see why.
 async fn vendor_that_is_down(mesh: &Mesh) {
-    let vendor = VendorServer::answering(|_| anthropic::error(500, "api_error", "it is down")).await;
+    let vendor =
+        VendorServer::answering(|_| anthropic::error(500, "api_error", "it is down")).await;
     let conversation = begin(mesh, "down", v1::ModelProviderType::Anthropic, vendor.url()).await;
     let status = conversation.ask("Hello?").await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Failed);
@@ -238,8 +296,9 @@ async fn vendor_that_is_down(mesh: &Mesh) {
     let breaker = model.status.unwrap().breaker.unwrap();
     assert_eq!((breaker.state(), breaker.failures), (v1::breaker::State::Open, 5), "{breaker:?}");
     let page = mesh.metrics(Service::Providers).await.unwrap();
-    let line =
-        page.lines().find(|line| line.starts_with("construct_providers_breaker_state") && line.contains("\"down\""));
+    let line = page.lines().find(|line| {
+        line.starts_with("construct_providers_breaker_state") && line.contains("\"down\"")
+    });
     assert!(line.is_some_and(|line| line.ends_with(" 2")), "{page}");
 }
 
@@ -290,5 +349,8 @@ async fn a_title_that_takes_its_time_does_not_hold_up_the_conversation() {
     })
     .await;
     conversation.ask("two").await;
-    assert_eq!(conversation.transcript().await.check(&["one", "two"]).answers(), ["First.", "Second."]);
+    assert_eq!(
+        conversation.transcript().await.check(&["one", "two"]).answers(),
+        ["First.", "Second."]
+    );
 }

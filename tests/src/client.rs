@@ -1,7 +1,8 @@
 //! A small client of the public API: what a test says to the mesh and asks of it.
 //!
-//! Questions are level-triggered: they look at what the API says until it says what is waited for. While a service is
-//! down the API may answer `UNAVAILABLE` or nothing at all; a question is then simply asked again.
+//! Questions are level-triggered: they look at what the API says until it says what is waited for.
+//! While a service is down the API may answer `UNAVAILABLE` or nothing at all; a question is then
+//! simply asked again.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -9,7 +10,8 @@ use construct_proto::v1::{
     self, agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
     budget_service_client::BudgetServiceClient, diagnosis_service_client::DiagnosisServiceClient,
     event_service_client::EventServiceClient, key_service_client::KeyServiceClient,
-    message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
+    message_service_client::MessageServiceClient,
+    model_provider_service_client::ModelProviderServiceClient,
     model_service_client::ModelServiceClient, model_token_service_client::ModelTokenServiceClient,
     recovery_service_client::RecoveryServiceClient, scan_service_client::ScanServiceClient,
     schedule_service_client::ScheduleServiceClient, task_service_client::TaskServiceClient,
@@ -19,8 +21,9 @@ use uuid::Uuid;
 
 use crate::{recorder::Recorder, transcript::Transcript, wait::until};
 
-/// How long a turn may take before a test gives up on it. Long enough for what a crash costs at most: a command that its dead worker held is
-/// delivered again after seconds, one that NATS lost is sent again within half a minute, and a turn has several.
+/// How long a turn may take before a test gives up on it. Long enough for what a crash costs at
+/// most: a command that its dead worker held is delivered again after seconds, one that NATS lost
+/// is sent again within half a minute, and a turn has several.
 pub const PATIENCE: Duration = Duration::from_secs(170);
 /// Messages read at once.
 const PAGE: i32 = 100;
@@ -111,9 +114,18 @@ impl Client {
     ///
     /// # Errors
     /// What the gateway answers.
-    pub async fn begin(&self, agent: &str, workspace: Option<&Path>) -> Result<Conversation, Status> {
+    pub async fn begin(
+        &self,
+        agent: &str,
+        workspace: Option<&Path>,
+    ) -> Result<Conversation, Status> {
         let workspace = workspace.map(|path| path.display().to_string()).unwrap_or_default();
-        self.begin_as(v1::TaskSpec { agent: agent.to_owned(), workspace, ..v1::TaskSpec::default() }).await
+        self.begin_as(v1::TaskSpec {
+            agent: agent.to_owned(),
+            workspace,
+            ..v1::TaskSpec::default()
+        })
+        .await
     }
 
     /// A new task as `spec` says.
@@ -121,7 +133,8 @@ impl Client {
     /// # Errors
     /// What the gateway answers.
     pub async fn begin_as(&self, spec: v1::TaskSpec) -> Result<Conversation, Status> {
-        let request = v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() };
+        let request =
+            v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() };
         let task = self.tasks().create_task(request).await?.into_inner();
         Ok(self.conversation(&id(task.metadata.as_ref())))
     }
@@ -158,7 +171,8 @@ impl Conversation {
         self.send_as(text, "").await
     }
 
-    /// Sends a message until the gateway says that it has it. The same key goes with each try, so that it is accepted once.
+    /// Sends a message until the gateway says that it has it. The same key goes with each try, so
+    /// that it is accepted once.
     pub async fn say(&self, text: &str) -> v1::Message {
         let key = Uuid::now_v7().to_string();
         patiently("the gateway to accept a message", async || self.send_as(text, &key).await)
@@ -167,8 +181,13 @@ impl Conversation {
     }
 
     async fn send_as(&self, text: &str, key: &str) -> Result<v1::Message, Status> {
-        let spec = v1::MessageSpec { task: self.task.to_string(), blocks: words(text), ..v1::MessageSpec::default() };
-        let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: key.to_owned() };
+        let spec = v1::MessageSpec {
+            task: self.task.to_string(),
+            blocks: words(text),
+            ..v1::MessageSpec::default()
+        };
+        let request =
+            v1::CreateMessageRequest { spec: Some(spec), idempotency_key: key.to_owned() };
         Ok(self.client.messages().create_message(request).await?.into_inner())
     }
 
@@ -183,7 +202,12 @@ impl Conversation {
     /// # Errors
     /// What the gateway answers.
     pub async fn task(&self) -> Result<v1::Task, Status> {
-        Ok(self.client.tasks().get_task(v1::GetTaskRequest { task: self.task.to_string() }).await?.into_inner())
+        Ok(self
+            .client
+            .tasks()
+            .get_task(v1::GetTaskRequest { task: self.task.to_string() })
+            .await?
+            .into_inner())
     }
 
     /// Waits until nothing is left to do: no turn, and no message that waits for one.
@@ -201,15 +225,25 @@ impl Conversation {
     }
 
     /// Waits until the task is as `wanted`.
-    pub async fn task_when(&self, what: &str, wanted: impl Fn(&v1::Task, &v1::TaskStatus) -> bool) -> v1::Task {
+    pub async fn task_when(
+        &self,
+        what: &str,
+        wanted: impl Fn(&v1::Task, &v1::TaskStatus) -> bool,
+    ) -> v1::Task {
         let what = format!("{what} ({})", self.task);
         // Who has waited nearly in vain asks why.
         let late = std::time::Instant::now() + PATIENCE.mul_f32(0.9);
         until(&what, PATIENCE, async || match self.task().await {
             Ok(task) => {
                 let status = task.status.clone().unwrap_or_default();
-                let why = async || if std::time::Instant::now() > late { Some(self.explain().await) } else { None };
-                if wanted(&task, &status) { Ok(task) } else { Err(format!("{status:?}; why: {:?}", why().await)) }
+                let why = async || {
+                    if std::time::Instant::now() > late { Some(self.explain().await) } else { None }
+                };
+                if wanted(&task, &status) {
+                    Ok(task)
+                } else {
+                    Err(format!("{status:?}; why: {:?}", why().await))
+                }
             }
             Err(status) => Err(format!("{status:?}")),
         })
@@ -218,14 +252,26 @@ impl Conversation {
 
     /// Suspends the task, trying until the gateway does.
     pub async fn suspend(&self) {
-        let request = v1::SuspendTaskRequest { task: self.task.to_string(), ..v1::SuspendTaskRequest::default() };
-        self.intent("suspend", async || self.client.tasks().suspend_task(request.clone()).await.map(drop)).await;
+        let request = v1::SuspendTaskRequest {
+            task: self.task.to_string(),
+            ..v1::SuspendTaskRequest::default()
+        };
+        self.intent("suspend", async || {
+            self.client.tasks().suspend_task(request.clone()).await.map(drop)
+        })
+        .await;
     }
 
     /// Resumes the task.
     pub async fn resume(&self) {
-        let request = v1::ResumeTaskRequest { task: self.task.to_string(), ..v1::ResumeTaskRequest::default() };
-        self.intent("resume", async || self.client.tasks().resume_task(request.clone()).await.map(drop)).await;
+        let request = v1::ResumeTaskRequest {
+            task: self.task.to_string(),
+            ..v1::ResumeTaskRequest::default()
+        };
+        self.intent("resume", async || {
+            self.client.tasks().resume_task(request.clone()).await.map(drop)
+        })
+        .await;
     }
 
     /// Cancels the running turn.
@@ -235,17 +281,28 @@ impl Conversation {
             reason: reason.to_owned(),
             ..v1::CancelTaskRequest::default()
         };
-        self.intent("cancel", async || self.client.tasks().cancel_task(request.clone()).await.map(drop)).await;
+        self.intent("cancel", async || {
+            self.client.tasks().cancel_task(request.clone()).await.map(drop)
+        })
+        .await;
     }
 
     /// Deletes the task.
     pub async fn delete(&self) {
-        let request = v1::DeleteTaskRequest { task: self.task.to_string(), ..v1::DeleteTaskRequest::default() };
-        self.intent("delete", async || self.client.tasks().delete_task(request.clone()).await.map(drop)).await;
+        let request = v1::DeleteTaskRequest {
+            task: self.task.to_string(),
+            ..v1::DeleteTaskRequest::default()
+        };
+        self.intent("delete", async || {
+            self.client.tasks().delete_task(request.clone()).await.map(drop)
+        })
+        .await;
     }
 
     async fn intent(&self, what: &str, attempt: impl AsyncFn() -> Result<(), Status>) {
-        patiently(what, attempt).await.unwrap_or_else(|status| panic!("{what} is refused: {status}"));
+        patiently(what, attempt)
+            .await
+            .unwrap_or_else(|status| panic!("{what} is refused: {status}"));
     }
 
     /// Why the task does not go on.
@@ -268,8 +325,10 @@ impl Conversation {
     }
 
     async fn transcript_with(&self, aside: bool) -> Transcript {
-        let messages =
-            until("the transcript to be readable", PATIENCE, async || self.read_transcript(aside).await).await;
+        let messages = until("the transcript to be readable", PATIENCE, async || {
+            self.read_transcript(aside).await
+        })
+        .await;
         Transcript::new(messages)
     }
 
@@ -277,10 +336,17 @@ impl Conversation {
         let mut messages = Vec::new();
         let mut page_token = String::new();
         loop {
-            let page = v1::PageRequest { page_size: PAGE, page_token, ..v1::PageRequest::default() };
-            let filter = v1::list_messages_request::Filter { include_superseded: aside, ..Default::default() };
-            let request =
-                v1::ListMessagesRequest { task: self.task.to_string(), page: Some(page), filter: Some(filter) };
+            let page =
+                v1::PageRequest { page_size: PAGE, page_token, ..v1::PageRequest::default() };
+            let filter = v1::list_messages_request::Filter {
+                include_superseded: aside,
+                ..Default::default()
+            };
+            let request = v1::ListMessagesRequest {
+                task: self.task.to_string(),
+                page: Some(page),
+                filter: Some(filter),
+            };
             let response = self.client.messages().list_messages(request).await?.into_inner();
             messages.extend(response.messages);
             page_token = response.page.unwrap_or_default().next_page_token;
@@ -290,7 +356,8 @@ impl Conversation {
         }
     }
 
-    /// Records all events of the task from its beginning, connecting again whenever the connection is lost.
+    /// Records all events of the task from its beginning, connecting again whenever the connection
+    /// is lost.
     pub fn record(&self) -> Recorder {
         Recorder::start(self.client.events(), self.subscription(), None)
     }
@@ -302,7 +369,11 @@ impl Conversation {
 
     /// A subscription from the beginning.
     pub fn subscription(&self) -> v1::SubscribeRequest {
-        v1::SubscribeRequest { task: self.task.to_string(), cursor: "0".to_owned(), types: Vec::new() }
+        v1::SubscribeRequest {
+            task: self.task.to_string(),
+            cursor: "0".to_owned(),
+            types: Vec::new(),
+        }
     }
 }
 
@@ -316,17 +387,22 @@ pub fn id(metadata: Option<&v1::Metadata>) -> String {
     metadata.map(|metadata| metadata.id.clone()).unwrap_or_default()
 }
 
-/// Whether asking again may help: the gateway or what it needs is away, or the connection broke in the middle.
+/// Whether asking again may help: the gateway or what it needs is away, or the connection broke in
+/// the middle.
 pub fn is_away(status: &Status) -> bool {
     use std::error::Error as _;
-    status.source().is_some() || matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded)
+    status.source().is_some()
+        || matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded)
 }
 
 /// Asks again while the gateway, or what it needs, is away.
 ///
 /// # Errors
 /// Any other answer than that.
-pub async fn patiently<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T, Status>) -> Result<T, Status> {
+pub async fn patiently<T>(
+    what: &str,
+    mut ask: impl AsyncFnMut() -> Result<T, Status>,
+) -> Result<T, Status> {
     until(what, PATIENCE, async || match ask().await {
         Err(status) if is_away(&status) => Err(status),
         answer => Ok(answer),

@@ -1,5 +1,6 @@
-//! Machines whose clocks are set while services run on them: libfaketime says what time it is, in each process whose clock the test has given
-//! to it. The monotonic clock, which nobody can set, stays as it is.
+//! Machines whose clocks are set while services run on them: libfaketime says what time it is, in
+//! each process whose clock the test has given to it. The monotonic clock, which nobody can set,
+//! stays as it is.
 
 use std::{
     fs, io,
@@ -47,11 +48,15 @@ impl Clocks {
 
     /// By how many seconds a clock is wrong.
     pub fn off(&self, name: &str) -> i64 {
-        fs::read_to_string(self.path(name)).ok().and_then(|text| text.trim().parse().ok()).unwrap_or_default()
+        fs::read_to_string(self.path(name))
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or_default()
     }
 
-    /// The words that begin a program which goes by this clock. The variables are set by the last of the programs that begin it: each that
-    /// loads the library leaves something to the next one of the same process.
+    /// The words that begin a program which goes by this clock. The variables are set by the last
+    /// of the programs that begin it: each that loads the library leaves something to the next one
+    /// of the same process.
     ///
     /// # Errors
     /// When its file cannot be written.
@@ -86,7 +91,7 @@ fn library() -> anyhow::Result<PathBuf> {
     }
     let folders = fs::read_dir("/usr/lib")?.filter_map(Result::ok);
     let libraries = folders.map(|folder| folder.path().join("faketime/libfaketimeMT.so.1"));
-    { libraries }
-        .find(|library| library.exists())
-        .with_context(|| format!("libfaketime is not installed: `./dev test` installs it, or name it in {LIBRARY}"))
+    { libraries }.find(|library| library.exists()).with_context(|| {
+        format!("libfaketime is not installed: `./dev test` installs it, or name it in {LIBRARY}")
+    })
 }

@@ -60,11 +60,15 @@ impl Collector {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
         let address = listener.local_addr().expect("it has an address");
         let (spans, stop) = (Arc::<Mutex<Vec<Span>>>::default(), CancellationToken::new());
-        let receiver = TraceServiceServer::new(Receiver(Arc::clone(&spans))).max_decoding_message_size(64 << 20);
+        let receiver = TraceServiceServer::new(Receiver(Arc::clone(&spans)))
+            .max_decoding_message_size(64 << 20);
         let stopped = stop.clone().cancelled_owned();
         tokio::spawn(async move {
             let serving = Server::builder().add_service(receiver);
-            serving.serve_with_incoming_shutdown(TcpIncoming::from(listener), stopped).await.expect("it serves");
+            serving
+                .serve_with_incoming_shutdown(TcpIncoming::from(listener), stopped)
+                .await
+                .expect("it serves");
         });
         Self { address, spans, _stop: stop.drop_guard() }
     }
@@ -95,7 +99,9 @@ impl TraceService for Receiver {
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
         let mut spans = Vec::new();
         for resource in request.into_inner().resource_spans {
-            let attributes = attributes(resource.resource.map(|resource| resource.attributes).unwrap_or_default());
+            let attributes = attributes(
+                resource.resource.map(|resource| resource.attributes).unwrap_or_default(),
+            );
             let service = attributes.get("service.name").cloned().unwrap_or_default();
             let exported = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
             spans.extend(exported.map(|span| of(&service, span)));
@@ -129,7 +135,8 @@ fn text(value: Option<AnyValue>) -> String {
         Some(Value::IntValue(value)) => value.to_string(),
         Some(Value::DoubleValue(value)) => value.to_string(),
         Some(Value::ArrayValue(list)) => {
-            let texts: Vec<String> = list.values.into_iter().map(|value| text(Some(value))).collect();
+            let texts: Vec<String> =
+                list.values.into_iter().map(|value| text(Some(value))).collect();
             texts.join(", ")
         }
         Some(other) => format!("{other:?}"),

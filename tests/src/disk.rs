@@ -1,8 +1,10 @@
-//! Small disks that can be full, without the rights of an administrator: file systems in memory that only a process which does nothing else
-//! sees, and whoever is started beside it. They are gone with that process, whatever ends it.
+//! Small disks that can be full, without the rights of an administrator: file systems in memory
+//! that only a process which does nothing else sees, and whoever is started beside it. They are
+//! gone with that process, whatever ends it.
 //!
-//! It needs what the sandbox of commands needs as well: namespaces of users. A limit of a process's files (`RLIMIT_FSIZE`) would be another
-//! error, and a file system in a file (a loop device) an administrator's.
+//! It needs what the sandbox of commands needs as well: namespaces of users. A limit of a process's
+//! files (`RLIMIT_FSIZE`) would be another error, and a file system in a file (a loop device) an
+//! administrator's.
 
 use std::{
     fs,
@@ -16,7 +18,8 @@ use anyhow::{Context as _, ensure};
 
 /// What fills a disk up; beside what else is on it.
 const BALLAST: &str = "ballast";
-/// Makes a file system of so many MiB over each of the folders, says so, and stays until its input ends, which is the test's end.
+/// Makes a file system of so many MiB over each of the folders, says so, and stays until its input
+/// ends, which is the test's end.
 const HOLDER: &str = "while [ $# -gt 0 ]; do mount -t tmpfs -o \"mode=700,size=$2m\" tmpfs \"$1\" || exit 1; shift 2; done; echo ready; exec cat";
 
 /// Disks that are seen by the same processes.
@@ -32,19 +35,22 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// Disks of so many MiB, each over a folder that is there, for processes of the test's user, or of another one.
+    /// Disks of so many MiB, each over a folder that is there, for processes of the test's user, or
+    /// of another one.
     ///
     /// # Errors
-    /// When the system does not let users make file systems of their own, which the error then says.
+    /// When the system does not let users make file systems of their own, which the error then
+    /// says.
     pub fn over(folders: &[(&Path, u32)], user: Option<&str>) -> anyhow::Result<Self> {
         let user: Vec<String> = match user {
             None => Vec::new(),
-            Some(name) => {
-                ["setpriv", "--reuid", name, "--regid", name, "--init-groups", "--"].map(str::to_owned).into()
-            }
+            Some(name) => ["setpriv", "--reuid", name, "--regid", name, "--init-groups", "--"]
+                .map(str::to_owned)
+                .into(),
         };
         let ids = (id(&user, "-u")?, id(&user, "-g")?);
-        let unshare = ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", HOLDER, "disks"];
+        let unshare =
+            ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", HOLDER, "disks"];
         let mut command = command(&user, &unshare.map(str::to_owned));
         for (folder, size) in folders {
             command.arg(folder).arg(size.to_string());
@@ -65,8 +71,10 @@ impl Disks {
     /// What a program that sees the disks is started by, in the process that is begun.
     pub fn starter(&self) -> Vec<String> {
         let holder = self.holder.id().to_string();
-        let enter = ["nsenter", "--target", &holder, "--user", "--mount", "--preserve-credentials", "--"];
-        let mut words: Vec<String> = self.user.iter().cloned().chain(enter.map(str::to_owned)).collect();
+        let enter =
+            ["nsenter", "--target", &holder, "--user", "--mount", "--preserve-credentials", "--"];
+        let mut words: Vec<String> =
+            self.user.iter().cloned().chain(enter.map(str::to_owned)).collect();
         // Inside, the user is called root, which servers refuse to be.
         let (user, group) = self.ids;
         if user != 0 {
@@ -89,7 +97,11 @@ impl Disks {
     pub fn fill(&self, folder: &Path) -> anyhow::Result<()> {
         // From inside, as the user who writes there: another one may not exist there.
         let said = self.inside("exec cat /dev/zero >> \"$0\"", folder)?;
-        ensure!(said.contains("No space left on device"), "the disk over {} is not full: {said}", folder.display());
+        ensure!(
+            said.contains("No space left on device"),
+            "the disk over {} is not full: {said}",
+            folder.display()
+        );
         Ok(())
     }
 
@@ -99,7 +111,11 @@ impl Disks {
     /// When that fails.
     pub fn clear(&self, folder: &Path) -> anyhow::Result<()> {
         let said = self.inside("rm \"$0\"", folder)?;
-        ensure!(said.is_empty(), "there is no room again on the disk over {}: {said}", folder.display());
+        ensure!(
+            said.is_empty(),
+            "there is no room again on the disk over {}: {said}",
+            folder.display()
+        );
         Ok(())
     }
 

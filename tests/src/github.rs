@@ -1,7 +1,9 @@
-//! A GitHub to test against: a real HTTP server with the REST API's shapes, and a second one that gives the archives out, as
-//! codeload.github.com does. It counts limits, answers conditional requests, verifies what an app signs, and breaks on demand.
+//! A GitHub to test against: a real HTTP server with the REST API's shapes, and a second one that
+//! gives the archives out, as codeload.github.com does. It counts limits, answers conditional
+//! requests, verifies what an app signs, and breaks on demand.
 //!
-//! What it was sent and should not have been stands in [`GitHubServer::complaints`]; a test that ends well has none.
+//! What it was sent and should not have been stands in [`GitHubServer::complaints`]; a test that
+//! ends well has none.
 
 mod archive;
 
@@ -86,7 +88,7 @@ struct GitHub {
     codeload: String,
     repositories: BTreeMap<String, Repository>,
     renamed: BTreeMap<String, String>,
-    /// Owners that are people and no organisations.
+    /// Owners that are people and no organizations.
     people: BTreeSet<String>,
     /// Tokens of installations that are valid.
     tokens: BTreeSet<String>,
@@ -110,7 +112,8 @@ struct Repository {
 impl GitHubServer {
     /// A server without repositories.
     pub async fn start() -> Self {
-        let bind = async || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
+        let bind =
+            async || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
         let (api, codeload) = (bind().await, bind().await);
         let address = |listener: &TcpListener| listener.local_addr().expect("it has an address");
         let (api_address, codeload_address) = (address(&api), address(&codeload));
@@ -147,7 +150,8 @@ impl GitHubServer {
         format!("http://{}/api/v3", self.api)
     }
 
-    /// Commits files to a repository's default branch, making the repository when there is none; gives the commit's id.
+    /// Commits files to a repository's default branch, making the repository when there is none;
+    /// gives the commit's id.
     pub fn commit(&self, repository: &str, files: &[(&str, &[u8])]) -> String {
         let id = commit_id(repository, files);
         let folder = format!("{}-{}", repository.replace('/', "-"), &id[..7]);
@@ -169,10 +173,11 @@ impl GitHubServer {
 
     /// Makes a repository without commits.
     pub fn create(&self, repository: &str) {
-        self.github().repositories.entry(repository.to_owned()).or_default().branch = "main".to_owned();
+        self.github().repositories.entry(repository.to_owned()).or_default().branch =
+            "main".to_owned();
     }
 
-    /// Lets an owner be a person: no organisation has this name.
+    /// Lets an owner be a person: no organization has this name.
     pub fn person(&self, name: &str) {
         self.github().people.insert(name.to_owned());
     }
@@ -199,7 +204,9 @@ impl GitHubServer {
     }
 
     fn change(&self, repository: &str, change: impl FnOnce(&mut Repository)) {
-        change(self.github().repositories.get_mut(repository).expect("the repository was made before"));
+        change(
+            self.github().repositories.get_mut(repository).expect("the repository was made before"),
+        );
     }
 
     /// Has the next request go wrong whose path contains this; several are played in their order.
@@ -207,7 +214,8 @@ impl GitHubServer {
         self.github().faults.push_back((path.to_owned(), fault));
     }
 
-    /// So many requests are left until the limit begins anew after so many seconds. Conditional ones that find nothing new are free.
+    /// So many requests are left until the limit begins anew after so many seconds. Conditional
+    /// ones that find nothing new are free.
     pub fn limit(&self, requests: u32, reset: i64) {
         self.github().remaining = Some((requests, now() + reset));
     }
@@ -260,8 +268,7 @@ pub(crate) fn commit_id(repository: &str, files: &[(&str, &[u8])]) -> String {
 
 fn said(status: u16, message: &str) -> Response {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let body =
-        json!({"message": message, "documentation_url": "https://docs.github.com/rest", "status": status.as_str()});
+    let body = json!({"message": message, "documentation_url": "https://docs.github.com/rest", "status": status.as_str()});
     (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
 
@@ -292,7 +299,8 @@ async fn broken(fault: Fault) -> Response {
 
 async fn answer_api(State(shared): State<Arc<Mutex<GitHub>>>, request: Request) -> Response {
     let (method, headers) = (request.method().clone(), request.headers().clone());
-    let (path, query) = (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
+    let (path, query) =
+        (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
     let path = path.strip_prefix("/api/v3").unwrap_or(&path).to_owned();
     let conditional = headers.contains_key(header::IF_NONE_MATCH);
     let fault = {
@@ -315,7 +323,9 @@ async fn answer_codeload(State(shared): State<Arc<Mutex<GitHub>>>, request: Requ
     let path = request.uri().path().to_owned();
     let (fault, archive) = {
         let mut github = lock(&shared);
-        for name in [header::AUTHORIZATION, HeaderName::from_static("private-token"), header::COOKIE] {
+        for name in
+            [header::AUTHORIZATION, HeaderName::from_static("private-token"), header::COOKIE]
+        {
             if request.headers().contains_key(&name) {
                 github.complaints.push(format!("the second host was sent {name}: {path}"));
             }
@@ -323,8 +333,15 @@ async fn answer_codeload(State(shared): State<Arc<Mutex<GitHub>>>, request: Requ
         let mut parts = path.trim_start_matches('/').rsplitn(3, '/');
         let (id, _, repository) = (parts.next(), parts.next(), parts.next());
         let repository = repository.and_then(|repository| github.repositories.get(repository));
-        let archive = repository.and_then(|repository| repository.archives.get(id.unwrap_or_default())).cloned();
-        github.asked.push(Asked { api: false, path: path.clone(), conditional: false, status: 200 });
+        let archive = repository
+            .and_then(|repository| repository.archives.get(id.unwrap_or_default()))
+            .cloned();
+        github.asked.push(Asked {
+            api: false,
+            path: path.clone(),
+            conditional: false,
+            status: 200,
+        });
         (github.take_fault(&path), archive)
     };
     let Some(archive) = archive else { return said(404, "Not Found") };
@@ -345,9 +362,9 @@ async fn answer_codeload(State(shared): State<Arc<Mutex<GitHub>>>, request: Requ
             let first = futures::stream::iter([Ok::<_, std::io::Error>(archive.slice(..1))]);
             (kind, Body::from_stream(first.chain(futures::stream::pending()))).into_response()
         }
-        Some(fault) => {
-            tokio::time::timeout(Duration::from_secs(600), broken(fault)).await.unwrap_or_else(|_| said(500, ""))
-        }
+        Some(fault) => tokio::time::timeout(Duration::from_secs(600), broken(fault))
+            .await
+            .unwrap_or_else(|_| said(500, "")),
     }
 }
 
@@ -357,10 +374,17 @@ impl GitHub {
         self.faults.remove(index).map(|(_, fault)| fault)
     }
 
-    fn answer(&mut self, method: &Method, path: &str, query: &str, headers: &HeaderMap) -> Response {
+    fn answer(
+        &mut self,
+        method: &Method,
+        path: &str,
+        query: &str,
+        headers: &HeaderMap,
+    ) -> Response {
         let segments: Vec<String> = path.split('/').skip(1).map(decoded).collect();
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
-        let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let authorization =
+            headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         if let ["app", "installations", installation, "access_tokens"] = segments.as_slice() {
             return self.token(method, installation, authorization);
         }
@@ -376,7 +400,10 @@ impl GitHub {
             return response;
         }
         let mut response = self.resource(&segments, query, known);
-        if headers.get(header::IF_NONE_MATCH).is_some_and(|tag| response.headers().get(header::ETAG) == Some(tag)) {
+        if headers
+            .get(header::IF_NONE_MATCH)
+            .is_some_and(|tag| response.headers().get(header::ETAG) == Some(tag))
+        {
             response = StatusCode::NOT_MODIFIED.into_response();
         } else if let Some((left, _)) = &mut self.remaining {
             *left = left.saturating_sub(1);
@@ -389,8 +416,14 @@ impl GitHub {
     }
 
     /// Gives the app a token for what it has signed.
-    fn token(&mut self, method: &Method, installation: &str, authorization: Option<&str>) -> Response {
-        let assertion = authorization.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
+    fn token(
+        &mut self,
+        method: &Method,
+        installation: &str,
+        authorization: Option<&str>,
+    ) -> Response {
+        let assertion =
+            authorization.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
         let key = DecodingKey::from_rsa_pem(APP_PUBLIC_KEY).expect("the key is one");
         let mut rules = Validation::new(Algorithm::RS256);
         rules.set_issuer(&[APP]);
@@ -402,9 +435,13 @@ impl GitHub {
                 return said(401, "A JSON web token could not be decoded");
             }
         };
-        let (from, until) = (claims["iat"].as_i64().unwrap_or(i64::MAX), claims["exp"].as_i64().unwrap_or(i64::MAX));
+        let (from, until) = (
+            claims["iat"].as_i64().unwrap_or(i64::MAX),
+            claims["exp"].as_i64().unwrap_or(i64::MAX),
+        );
         if method != Method::POST || from > now() || until > now() + 600 {
-            self.complaints.push(format!("the app's assertion is not as GitHub wants it: {claims}"));
+            self.complaints
+                .push(format!("the app's assertion is not as GitHub wants it: {claims}"));
             return said(401, "'Expiration time' claim ('exp') is too far in the future");
         }
         if installation != INSTALLATION.to_string() {
@@ -413,17 +450,26 @@ impl GitHub {
         self.issued += 1;
         let token = format!("ghs_{:036}", self.issued);
         self.tokens.insert(token.clone());
-        let until = jiff::Timestamp::from_second(now() + self.lifetime).expect("a time").to_string();
-        (StatusCode::CREATED, json!({"token": token, "expires_at": until}).to_string()).into_response()
+        let until =
+            jiff::Timestamp::from_second(now() + self.lifetime).expect("a time").to_string();
+        (StatusCode::CREATED, json!({"token": token, "expires_at": until}).to_string())
+            .into_response()
     }
 
     fn resource(&self, segments: &[&str], query: &str, known: bool) -> Response {
         let list = |prefix: &str| {
-            let mine = |(name, one): &(&String, &Repository)| name.starts_with(prefix) && (known || !one.private);
-            self.repositories.iter().filter(mine).map(|(name, one)| shown(name, one)).collect::<Vec<_>>()
+            let mine = |(name, one): &(&String, &Repository)| {
+                name.starts_with(prefix) && (known || !one.private)
+            };
+            self.repositories
+                .iter()
+                .filter(mine)
+                .map(|(name, one)| shown(name, one))
+                .collect::<Vec<_>>()
         };
         let exists = |owner: &str| {
-            self.people.contains(owner) || self.repositories.keys().any(|name| name.split('/').next() == Some(owner))
+            self.people.contains(owner)
+                || self.repositories.keys().any(|name| name.split('/').next() == Some(owner))
         };
         match segments {
             ["orgs", owner, "repos"] if self.people.contains(*owner) => said(404, "Not Found"),
@@ -431,7 +477,9 @@ impl GitHub {
                 self.page(&list(&format!("{owner}/")), segments, query, false)
             }
             ["user", "repos"] if known => self.page(&list(""), segments, query, false),
-            ["installation", "repositories"] if known => self.page(&list(""), segments, query, true),
+            ["installation", "repositories"] if known => {
+                self.page(&list(""), segments, query, true)
+            }
             ["repos", owner, name, rest @ ..] => {
                 let full = format!("{owner}/{name}");
                 if let Some(new) = self.renamed.get(&full) {
@@ -439,7 +487,9 @@ impl GitHub {
                     return redirect(301, &format!("{}/repos/{new}{rest}", self.base));
                 }
                 match self.repositories.get(&full) {
-                    Some(repository) if known || !repository.private => self.repository(&full, repository, rest),
+                    Some(repository) if known || !repository.private => {
+                        self.repository(&full, repository, rest)
+                    }
                     _ => said(404, "Not Found"),
                 }
             }
@@ -462,9 +512,13 @@ impl GitHub {
                 None => said(422, &format!("No commit found for SHA: {reference}")),
             },
             ["tarball", reference] => match find(reference) {
-                Some(id) => {
-                    redirect(302, &format!("{}/{name}/legacy.tar.gz/{id}?token=SECRETOFTHEADDRESS", self.codeload))
-                }
+                Some(id) => redirect(
+                    302,
+                    &format!(
+                        "{}/{name}/legacy.tar.gz/{id}?token=SECRETOFTHEADDRESS",
+                        self.codeload
+                    ),
+                ),
                 None => said(404, "Not Found"),
             },
             _ => said(404, "Not Found"),
@@ -474,18 +528,28 @@ impl GitHub {
     fn page(&self, all: &[Value], segments: &[&str], query: &str, wrapped: bool) -> Response {
         let number = |name: &str, default: usize| {
             let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs.find(|(key, _)| *key == name).and_then(|(_, value)| value.parse().ok()).unwrap_or(default)
+            pairs
+                .find(|(key, _)| *key == name)
+                .and_then(|(_, value)| value.parse().ok())
+                .unwrap_or(default)
         };
         let (size, page) = (number("per_page", 30).min(100), number("page", 1).max(1));
         let part: Vec<&Value> = all.iter().skip((page - 1) * size).take(size).collect();
-        let body = if wrapped { json!({"total_count": all.len(), "repositories": part}) } else { json!(part) };
+        let body = if wrapped {
+            json!({"total_count": all.len(), "repositories": part})
+        } else {
+            json!(part)
+        };
         let mut response = tagged(&body);
         if page * size < all.len() {
             let path = segments.join("/");
-            let link =
-                |page: usize, rel: &str| format!("<{}/{path}?per_page={size}&page={page}>; rel=\"{rel}\"", self.base);
+            let link = |page: usize, rel: &str| {
+                format!("<{}/{path}?per_page={size}&page={page}>; rel=\"{rel}\"", self.base)
+            };
             let links = [link(page + 1, "next"), link(all.len().div_ceil(size), "last")].join(", ");
-            response.headers_mut().insert(header::LINK, HeaderValue::from_str(&links).expect("it is ASCII"));
+            response
+                .headers_mut()
+                .insert(header::LINK, HeaderValue::from_str(&links).expect("it is ASCII"));
         }
         response
     }
@@ -502,8 +566,12 @@ fn shown(name: &str, repository: &Repository) -> Value {
 
 fn tagged(body: &Value) -> Response {
     let body = body.to_string();
-    let tag: String = Sha256::digest(&body).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    let headers = [(header::CONTENT_TYPE, "application/json".to_owned()), (header::ETAG, format!("W/\"{tag}\""))];
+    let tag: String =
+        Sha256::digest(&body).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let headers = [
+        (header::CONTENT_TYPE, "application/json".to_owned()),
+        (header::ETAG, format!("W/\"{tag}\"")),
+    ];
     (headers, body).into_response()
 }
 

@@ -1,7 +1,9 @@
-//! A GitLab to test against: a real HTTP server with the shapes of its REST API. It counts limits, answers conditional requests, gives
-//! the archives out itself, as GitLab does, and breaks on demand.
+//! A GitLab to test against: a real HTTP server with the shapes of its REST API. It counts limits,
+//! answers conditional requests, gives the archives out itself, as GitLab does, and breaks on
+//! demand.
 //!
-//! What it was sent and should not have been stands in [`GitLabServer::complaints`]; a test that ends well has none.
+//! What it was sent and should not have been stands in [`GitLabServer::complaints`]; a test that
+//! ends well has none.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -136,7 +138,8 @@ impl GitLabServer {
         });
     }
 
-    /// Commits files to a project's default branch, making the project when there is none; gives the commit's id.
+    /// Commits files to a project's default branch, making the project when there is none; gives
+    /// the commit's id.
     pub fn commit(&self, project: &str, files: &[(&str, &[u8])]) -> String {
         self.create(project);
         let id = commit_id(project, files);
@@ -228,14 +231,17 @@ fn redirect(status: u16, to: &str) -> Response {
 
 /// What a limit says of itself.
 fn limits(response: &mut Response, remaining: i64, reset: i64) {
-    for (name, value) in [("ratelimit-limit", LIMIT), ("ratelimit-remaining", remaining), ("ratelimit-reset", reset)] {
+    for (name, value) in
+        [("ratelimit-limit", LIMIT), ("ratelimit-remaining", remaining), ("ratelimit-reset", reset)]
+    {
         response.headers_mut().insert(name, value.into());
     }
 }
 
 async fn answer(State(shared): State<Arc<Mutex<GitLab>>>, request: Request) -> Response {
     let headers = request.headers().clone();
-    let (path, query) = (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
+    let (path, query) =
+        (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
     let path = path.strip_prefix("/api/v4").unwrap_or(&path).to_owned();
     let response = {
         let mut gitlab = lock(&shared);
@@ -252,7 +258,8 @@ async fn answer(State(shared): State<Arc<Mutex<GitLab>>>, request: Request) -> R
         }
         gitlab.play(&path, &query, &headers)
     };
-    let (credential, conditional) = (headers.contains_key(PRIVATE_TOKEN), headers.contains_key(header::IF_NONE_MATCH));
+    let (credential, conditional) =
+        (headers.contains_key(PRIVATE_TOKEN), headers.contains_key(header::IF_NONE_MATCH));
     let status = response.status().as_u16();
     lock(&shared).asked.push(Asked { path, query, credential, conditional, status });
     response
@@ -264,7 +271,9 @@ impl GitLab {
         let fault = index.and_then(|index| self.faults.remove(index)).map(|(_, fault)| fault);
         match fault {
             None => self.answer(path, query, headers),
-            Some(Fault::Status(status)) => said(status, &json!(format!("{status} Something is wrong"))),
+            Some(Fault::Status(status)) => {
+                said(status, &json!(format!("{status} Something is wrong")))
+            }
             Some(Fault::Throttled(after)) => {
                 let mut response = (StatusCode::TOO_MANY_REQUESTS, "Retry later\n").into_response();
                 limits(&mut response, 0, now() + i64::try_from(after).unwrap_or(i64::MAX));
@@ -327,7 +336,10 @@ impl GitLab {
         let asks = |pair: &str| query.split('&').any(|one| one == pair);
         let sees = |project: &Project| known || project.visibility == "public";
         let list = |takes: &dyn Fn(&str, &Project) -> bool| {
-            let taken = self.projects.iter().filter(|(path, project)| sees(project) && takes(path, project));
+            let taken = self
+                .projects
+                .iter()
+                .filter(|(path, project)| sees(project) && takes(path, project));
             taken.map(|(path, project)| shown(path, project)).collect::<Vec<_>>()
         };
         let is_user = |name: &str| self.users.iter().any(|user| user == name);
@@ -346,24 +358,39 @@ impl GitLab {
                     return missing("Group");
                 }
                 let deep = asks("include_subgroups=true");
-                let is_in = |path: &str| path.strip_prefix(&below).is_some_and(|rest| deep || !rest.contains('/'));
-                self.page(&list(&|path, _| is_in(path)), &format!("groups/{}/projects", encoded(group)), query)
+                let is_in = |path: &str| {
+                    path.strip_prefix(&below).is_some_and(|rest| deep || !rest.contains('/'))
+                };
+                self.page(
+                    &list(&|path, _| is_in(path)),
+                    &format!("groups/{}/projects", encoded(group)),
+                    query,
+                )
             }
             ["users", user, "projects"] if is_user(user) => {
                 let below = format!("{user}/");
-                self.page(&list(&|path, _| path.starts_with(&below)), &format!("users/{user}/projects"), query)
+                self.page(
+                    &list(&|path, _| path.starts_with(&below)),
+                    &format!("users/{user}/projects"),
+                    query,
+                )
             }
             ["users", ..] => missing("User"),
             ["projects", name, rest @ ..] => {
                 if let Some(new) = self.renamed.get(*name) {
-                    let rest: String = rest.iter().map(|part| format!("/{}", encoded(part))).collect();
+                    let rest: String =
+                        rest.iter().map(|part| format!("/{}", encoded(part))).collect();
                     let query = if query.is_empty() { String::new() } else { format!("?{query}") };
                     let number = self.projects.get(new).map_or(0, |project| project.number);
                     return redirect(301, &format!("{}/projects/{number}{rest}{query}", self.base));
                 }
-                let is = |(path, project): &(&String, &Project)| path == name || project.number.to_string() == *name;
+                let is = |(path, project): &(&String, &Project)| {
+                    path == name || project.number.to_string() == *name
+                };
                 match self.projects.iter().find(is) {
-                    Some((path, project)) if sees(project) => of_project(path, project, rest, query),
+                    Some((path, project)) if sees(project) => {
+                        of_project(path, project, rest, query)
+                    }
                     _ => missing("Project"),
                 }
             }
@@ -374,21 +401,29 @@ impl GitLab {
     fn page(&self, all: &[Value], path: &str, query: &str) -> Response {
         let number = |name: &str, default: usize| {
             let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs.find(|(key, _)| *key == name).and_then(|(_, value)| value.parse().ok()).unwrap_or(default)
+            pairs
+                .find(|(key, _)| *key == name)
+                .and_then(|(_, value)| value.parse().ok())
+                .unwrap_or(default)
         };
         let (size, page) = (number("per_page", 20).min(100), number("page", 1).max(1));
         let part: Vec<&Value> = all.iter().skip((page - 1) * size).take(size).collect();
         let mut response = tagged(&json!(part));
         let pages = all.len().div_ceil(size).max(1);
-        let link =
-            |page: usize, rel: &str| format!("<{}/{path}?page={page}&per_page={size}>; rel=\"{rel}\"", self.base);
+        let link = |page: usize, rel: &str| {
+            format!("<{}/{path}?page={page}&per_page={size}>; rel=\"{rel}\"", self.base)
+        };
         let mut links = vec![link(1, "first"), link(pages, "last")];
         let next = if page < pages { (page + 1).to_string() } else { String::new() };
         if page < pages {
             links.insert(0, link(page + 1, "next"));
         }
-        for (name, value) in [("link", links.join(", ")), ("x-next-page", next), ("x-page", page.to_string())] {
-            response.headers_mut().insert(name, HeaderValue::from_str(&value).expect("it is ASCII"));
+        for (name, value) in
+            [("link", links.join(", ")), ("x-next-page", next), ("x-page", page.to_string())]
+        {
+            response
+                .headers_mut()
+                .insert(name, HeaderValue::from_str(&value).expect("it is ASCII"));
         }
         response
     }
@@ -405,7 +440,9 @@ fn of_project(path: &str, project: &Project, rest: &[&str], query: &str) -> Resp
     match rest {
         [] => tagged(&shown(path, project)),
         ["repository", "commits", reference] => match find(reference) {
-            Some(id) => tagged(&json!({"id": id, "short_id": &id[..8], "title": "A commit", "parent_ids": []})),
+            Some(id) => tagged(
+                &json!({"id": id, "short_id": &id[..8], "title": "A commit", "parent_ids": []}),
+            ),
             None => missing("Commit"),
         },
         ["repository", "archive.tar.gz"] => {
@@ -430,8 +467,12 @@ fn shown(path: &str, project: &Project) -> Value {
 
 fn tagged(body: &Value) -> Response {
     let body = body.to_string();
-    let tag: String = Sha256::digest(&body).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    let headers = [(header::CONTENT_TYPE, "application/json".to_owned()), (header::ETAG, format!("W/\"{tag}\""))];
+    let tag: String =
+        Sha256::digest(&body).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let headers = [
+        (header::CONTENT_TYPE, "application/json".to_owned()),
+        (header::ETAG, format!("W/\"{tag}\"")),
+    ];
     (headers, body).into_response()
 }
 

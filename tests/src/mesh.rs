@@ -1,5 +1,5 @@
-//! A whole mesh for one test: its own PostgreSQL database, its own NATS server, and the four services as processes
-//! that can be killed and started again.
+//! A whole mesh for one test: its own PostgreSQL database, its own NATS server, and the four
+//! services as processes that can be killed and started again.
 
 mod ground;
 mod processes;
@@ -59,7 +59,8 @@ pub enum Service {
 
 impl Service {
     /// Those that every mesh has.
-    pub const ALL: [Self; 4] = [Self::Gateway, Self::Reconciler, Self::Interpreter, Self::Providers];
+    pub const ALL: [Self; 4] =
+        [Self::Gateway, Self::Reconciler, Self::Interpreter, Self::Providers];
 
     /// Clients of the gateway, which a mesh has where a test wants them.
     pub const CLIENTS: [Self; 2] = [Self::Slack, Self::Scanner];
@@ -93,7 +94,8 @@ impl Service {
 pub struct Mesh {
     /// Where services write their logs and data.
     home: TempDir,
-    /// The folder with what the tools may touch. Where there are disks, one lies over it, and services have their data there as well.
+    /// The folder with what the tools may touch. Where there are disks, one lies over it, and
+    /// services have their data there as well.
     ground: TempDir,
     workspace: PathBuf,
     data: PathBuf,
@@ -136,7 +138,8 @@ impl Mesh {
     /// Everything but the services.
     pub async fn prepare(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
-        // A reconciler makes the streams. Tests that begin with other services have them from the beginning.
+        // A reconciler makes the streams. Tests that begin with other services have them from the
+        // beginning.
         drop(nats.bus().await);
         Self::on(database, nats, environment)
     }
@@ -160,7 +163,11 @@ impl Mesh {
         Self::on(database, nats, &[])
     }
 
-    fn on(database: Database, nats: NatsServer, environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+    fn on(
+        database: Database,
+        nats: NatsServer,
+        environment: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
         let (home, ground) = (tempfile::tempdir()?, tempfile::tempdir()?);
         let mut health = BTreeMap::new();
         for service in Service::ALL.into_iter().chain(Service::CLIENTS) {
@@ -182,7 +189,10 @@ impl Mesh {
             health,
             processes: BTreeMap::new(),
             replicas: Vec::new(),
-            environment: environment.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+            environment: environment
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
             programs: None,
         };
         Ok(mesh)
@@ -193,7 +203,8 @@ impl Mesh {
         self.environment.push((key.to_owned(), value.into()));
     }
 
-    /// Services that are started from now on are those of this folder; none: those that were built beside the test.
+    /// Services that are started from now on are those of this folder; none: those that were built
+    /// beside the test.
     pub fn run_programs_of(&mut self, folder: Option<PathBuf>) {
         self.programs = folder;
     }
@@ -248,7 +259,8 @@ impl Mesh {
     /// When it cannot be made.
     pub fn folder(&self, name: &str) -> anyhow::Result<PathBuf> {
         let path = self.workspace().join(name);
-        fs::create_dir(self.seen(&path)).with_context(|| format!("{} cannot be made", path.display()))?;
+        fs::create_dir(self.seen(&path))
+            .with_context(|| format!("{} cannot be made", path.display()))?;
         Ok(path)
     }
 
@@ -284,7 +296,8 @@ impl Mesh {
         self.home.path().join(format!("{}.log", service.name()))
     }
 
-    /// A connection to the gateway; made when first used, so that it outlives the gateway's restart.
+    /// A connection to the gateway; made when first used, so that it outlives the gateway's
+    /// restart.
     pub fn channel(&self) -> anyhow::Result<Channel> {
         Ok(Channel::from_shared(self.gateway_url())?.connect_lazy())
     }
@@ -295,7 +308,11 @@ impl Mesh {
     }
 
     /// Makes a scripted provider of this name with its model and agent, all called `name`.
-    pub async fn scripted_agent(&self, name: &str, script: &serde_json::Value) -> anyhow::Result<v1::Agent> {
+    pub async fn scripted_agent(
+        &self,
+        name: &str,
+        script: &serde_json::Value,
+    ) -> anyhow::Result<v1::Agent> {
         let provider = v1::ModelProviderSpec {
             name: name.to_owned(),
             r#type: v1::ModelProviderType::Scripted.into(),
@@ -306,9 +323,14 @@ impl Mesh {
     }
 
     /// Makes a provider, and a model and an agent of the same name that use it.
-    pub async fn agent(&self, name: &str, provider: v1::ModelProviderSpec) -> anyhow::Result<v1::Agent> {
+    pub async fn agent(
+        &self,
+        name: &str,
+        provider: v1::ModelProviderSpec,
+    ) -> anyhow::Result<v1::Agent> {
         let channel = self.channel()?;
-        let provider = v1::CreateModelProviderRequest { spec: Some(provider), ..Default::default() };
+        let provider =
+            v1::CreateModelProviderRequest { spec: Some(provider), ..Default::default() };
         v1::model_provider_service_client::ModelProviderServiceClient::new(channel.clone())
             .create_model_provider(provider)
             .await?;
@@ -339,19 +361,26 @@ impl Mesh {
         Ok(agent.into_inner())
     }
 
-    /// How the work queues stand. For the end of a test that has failed, where nothing can be waited for but by another thread.
+    /// How the work queues stand. For the end of a test that has failed, where nothing can be
+    /// waited for but by another thread.
     fn queues(&self) -> String {
         let described = async {
             let mut text = String::new();
             for stream in [Stream::Task, Stream::Model, Stream::Code] {
                 let described = tokio::time::timeout(STOP, self.nats.describe(stream)).await;
-                text += &described.unwrap_or_else(|_| format!("{}: NATS does not answer\n", stream.name()));
+                text += &described
+                    .unwrap_or_else(|_| format!("{}: NATS does not answer\n", stream.name()));
             }
             text
         };
-        let read =
-            || tokio::runtime::Builder::new_current_thread().enable_all().build().map(|one| one.block_on(described));
-        std::thread::scope(|scope| scope.spawn(read).join().unwrap_or_else(|_| Ok(String::new()))).unwrap_or_default()
+        let read = || {
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map(|one| one.block_on(described))
+        };
+        std::thread::scope(|scope| scope.spawn(read).join().unwrap_or_else(|_| Ok(String::new())))
+            .unwrap_or_default()
     }
 }
 
@@ -369,7 +398,11 @@ impl Drop for Mesh {
             for service in Service::ALL.into_iter().chain(Service::CLIENTS) {
                 eprintln!("---- {} ----\n{}", service.name(), self.log(service));
             }
-            eprintln!("---- queues ----\n{}\n---- NATS, its last lines ----\n{}", self.queues(), self.nats.log());
+            eprintln!(
+                "---- queues ----\n{}\n---- NATS, its last lines ----\n{}",
+                self.queues(),
+                self.nats.log()
+            );
             return;
         }
         for service in Service::ALL.into_iter().chain(Service::CLIENTS) {
@@ -380,11 +413,16 @@ impl Drop for Mesh {
     }
 }
 
-/// A command that passes a program a socket, as systemd does: at descriptor 3, with variables that say so. It needs this standard input.
+/// A command that passes a program a socket, as systemd does: at descriptor 3, with variables that
+/// say so. It needs this standard input.
 ///
 /// # Errors
 /// When there can be no other descriptor of the socket.
-pub fn with_socket(program: &Path, arguments: &[&str], socket: &UnixListener) -> anyhow::Result<(Command, Stdio)> {
+pub fn with_socket(
+    program: &Path,
+    arguments: &[&str],
+    socket: &UnixListener,
+) -> anyhow::Result<(Command, Stdio)> {
     let mut command = Command::new("/bin/sh");
     let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\"";
     command.arg("-c").arg(script).arg(program).args(arguments);
@@ -395,13 +433,18 @@ pub fn with_socket(program: &Path, arguments: &[&str], socket: &UnixListener) ->
 pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
     // target/<profile>/deps/<test>
-    let folder = test.parent().and_then(Path::parent).context("the test binary lies in no target folder")?;
+    let folder =
+        test.parent().and_then(Path::parent).context("the test binary lies in no target folder")?;
     let path = folder.join(name);
-    ensure!(path.exists(), "{} is not built; run `./dev test`, which builds the binaries first", path.display());
+    ensure!(
+        path.exists(),
+        "{} is not built; run `./dev test`, which builds the binaries first",
+        path.display()
+    );
     Ok(path)
 }
 
-/// The compiled guest is kept between tests: compiling it takes seconds in an unoptimised build.
+/// The compiled guest is kept between tests: compiling it takes seconds in an unoptimized build.
 ///
 /// # Errors
 /// When the services are not built.
@@ -410,8 +453,9 @@ pub fn guest_cache() -> anyhow::Result<PathBuf> {
     Ok(binary.with_file_name("guest-cache"))
 }
 
-/// A port of this machine that nobody listens on, and that no other test takes until this process ends. It lies below those that the system
-/// gives to outgoing connections, so that none of these takes it while the service that listens on it is down.
+/// A port of this machine that nobody listens on, and that no other test takes until this process
+/// ends. It lies below those that the system gives to outgoing connections, so that none of these
+/// takes it while the service that listens on it is down.
 ///
 /// # Errors
 /// When ports cannot be reserved in the folder for temporary files.

@@ -51,13 +51,23 @@ impl PostgresServer {
         if user.is_some() {
             // Another user's processes have to reach the folder, not what is in it.
             fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
-            let owned =
-                command(&[], &["chown".to_owned(), "postgres".to_owned(), disk.display().to_string()]).status()?;
+            let owned = command(
+                &[],
+                &["chown".to_owned(), "postgres".to_owned(), disk.display().to_string()],
+            )
+            .status()?;
             ensure!(owned.success(), "the folder cannot be given to PostgreSQL's user");
         }
         let disks = Disks::over(&[(disk.as_path(), SIZE)], user)?;
         let password = Uuid::now_v7().simple().to_string();
-        let mut server = Self { disks, folder, programs: programs()?, address: free_address()?, password, child: None };
+        let mut server = Self {
+            disks,
+            folder,
+            programs: programs()?,
+            address: free_address()?,
+            password,
+            child: None,
+        };
         server.make().context("initdb")?;
         server.launch()?;
         server.accepts().await;
@@ -77,7 +87,8 @@ impl PostgresServer {
         self.disks.fill(&self.disk())
     }
 
-    /// Makes room on its disk, and does what whoever looks after it does: starts it again if it has ended. Says whether that was so.
+    /// Makes room on its disk, and does what whoever looks after it does: starts it again if it has
+    /// ended. Says whether that was so.
     ///
     /// # Errors
     /// When that fails.
@@ -86,8 +97,8 @@ impl PostgresServer {
         self.keep().await
     }
 
-    /// Ends its first process as the system does to one that takes too much memory: `kill -9`. The others are left to themselves, and end as
-    /// they come to notice; its lock file stays.
+    /// Ends its first process as the system does to one that takes too much memory: `kill -9`. The
+    /// others are left to themselves, and end as they come to notice; its lock file stays.
     ///
     /// # Errors
     /// When it does not run.
@@ -98,8 +109,9 @@ impl PostgresServer {
         Ok(())
     }
 
-    /// Has it run, as whoever looks after it does: starts it if it has ended, again and again, since it refuses to run as long as one of the
-    /// processes that were left to themselves has the shared memory. Says whether it had ended.
+    /// Has it run, as whoever looks after it does: starts it if it has ended, again and again,
+    /// since it refuses to run as long as one of the processes that were left to themselves has the
+    /// shared memory. Says whether it had ended.
     ///
     /// # Errors
     /// When it does not come back.
@@ -118,7 +130,11 @@ impl PostgresServer {
             if self.is_ready()? {
                 return Ok(ended);
             }
-            ensure!(tokio::time::Instant::now() < deadline, "PostgreSQL does not come back:\n{}", self.log());
+            ensure!(
+                tokio::time::Instant::now() < deadline,
+                "PostgreSQL does not come back:\n{}",
+                self.log()
+            );
             tokio::time::sleep(crate::wait::INTERVAL).await;
         }
     }
@@ -146,8 +162,12 @@ impl PostgresServer {
         let disk = self.disk().display().to_string();
         let words = ["sh", "-c", script, &self.program("initdb"), &disk].map(str::to_owned);
         let mut making = command(&self.disks.starter(), &words);
-        let mut making =
-            making.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let mut making = making
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
         making.stdin.take().context("it has an input")?.write_all(self.password.as_bytes())?;
         let made = making.wait_with_output()?;
         ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
@@ -173,14 +193,20 @@ impl PostgresServer {
             words.extend(["-c".to_owned(), option.to_owned()]);
         }
         let mut starting = command(&self.disks.starter(), &words);
-        let child = starting.current_dir("/").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
+        let child = starting
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
         self.child = Some(child);
         Ok(())
     }
 
     fn is_ready(&self) -> anyhow::Result<bool> {
         let port = self.address.port().to_string();
-        let words = [&*self.program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", &port].map(str::to_owned);
+        let words =
+            [&*self.program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", &port].map(str::to_owned);
         Ok(command(&[], &words).status()?.success())
     }
 
@@ -196,8 +222,10 @@ impl PostgresServer {
 impl Drop for PostgresServer {
     fn drop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
-        // At once, without a checkpoint: nobody wants the data. Its children end with it, which `kill -9` would leave to themselves.
-        let _ = command(&[], &["kill".to_owned(), "-QUIT".to_owned(), child.id().to_string()]).status();
+        // At once, without a checkpoint: nobody wants the data. Its children end with it, which
+        // `kill -9` would leave to themselves.
+        let _ =
+            command(&[], &["kill".to_owned(), "-QUIT".to_owned(), child.id().to_string()]).status();
         let _ = child.wait();
         if std::thread::panicking() {
             let log = self.log();
@@ -210,15 +238,18 @@ impl Drop for PostgresServer {
     }
 }
 
-/// Where the server's programs are: `CONSTRUCT_TEST_POSTGRES`, or the newest that Debian's packages have installed.
+/// Where the server's programs are: `CONSTRUCT_TEST_POSTGRES`, or the newest that Debian's packages
+/// have installed.
 fn programs() -> anyhow::Result<PathBuf> {
     if let Some(named) = std::env::var_os("CONSTRUCT_TEST_POSTGRES") {
         return Ok(named.into());
     }
-    let versions =
-        fs::read_dir("/usr/lib/postgresql").context("PostgreSQL is not installed; `./dev test` installs it")?;
-    let newest =
-        versions.filter_map(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max();
+    let versions = fs::read_dir("/usr/lib/postgresql")
+        .context("PostgreSQL is not installed; `./dev test` installs it")?;
+    let newest = versions
+        .filter_map(Result::ok)
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .max();
     let newest = newest.context("PostgreSQL is not installed; `./dev test` installs it")?;
     Ok(PathBuf::from(format!("/usr/lib/postgresql/{newest}/bin")))
 }
@@ -229,7 +260,8 @@ mod tests {
 
     use super::*;
 
-    /// Says that it begins, and computes for seconds, without a look at whether the first process is there.
+    /// Says that it begins, and computes for seconds, without a look at whether the first process
+    /// is there.
     const BUSY: &str = "DO $$ BEGIN RAISE NOTICE 'begun'; \
                         PERFORM count(*) FROM (SELECT generate_series(1, 30000000)) AS numbers; END $$";
 

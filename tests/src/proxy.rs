@@ -1,5 +1,6 @@
-//! A TCP proxy that can cut a service off from what it talks to, hold everything up, at once or at a certain piece, slow it down, and let it
-//! through again. One before NATS can also hold everything up at a certain message, and have messages come late, in another order, and twice.
+//! A TCP proxy that can cut a service off from what it talks to, hold everything up, at once or at
+//! a certain piece, slow it down, and let it through again. One before NATS can also hold
+//! everything up at a certain message, and have messages come late, in another order, and twice.
 
 mod disorder;
 mod frames;
@@ -93,7 +94,13 @@ impl Proxy {
                 // While cut off, a connection is closed as soon as it stands.
                 if *state.borrow() != Way::Cut {
                     let connection = (number, knows_messages);
-                    tokio::spawn(pass(client, upstream.clone(), state.clone(), Arc::clone(&set), connection));
+                    tokio::spawn(pass(
+                        client,
+                        upstream.clone(),
+                        state.clone(),
+                        Arc::clone(&set),
+                        connection,
+                    ));
                 }
             }
         });
@@ -110,7 +117,8 @@ impl Proxy {
         self.way.send_replace(Way::Cut);
     }
 
-    /// Leaves connections standing, but lets nothing through until [`Proxy::restore`]; then everything comes, in order.
+    /// Leaves connections standing, but lets nothing through until [`Proxy::restore`]; then
+    /// everything comes, in order.
     pub fn hold(&self) {
         self.way.send_replace(Way::Held);
     }
@@ -120,9 +128,10 @@ impl Proxy {
         self.way.send_replace(Way::Slow(delay));
     }
 
-    /// Holds back some messages, in both directions, while later ones of the same connection pass, and has some from the server come twice,
-    /// until [`Proxy::restore`]; what is late then still comes late. Everything else passes at once. The same seed chooses the same of what
-    /// comes in the same order.
+    /// Holds back some messages, in both directions, while later ones of the same connection pass,
+    /// and has some from the server come twice, until [`Proxy::restore`]; what is late then still
+    /// comes late. Everything else passes at once. The same seed chooses the same of what comes in
+    /// the same order.
     ///
     /// # Panics
     /// When it was not started with [`Proxy::start_nats`].
@@ -151,8 +160,9 @@ impl Proxy {
         *lock(&self.traps).counted(end)
     }
 
-    /// Has this proxy and `others` let nothing through any more as soon as the `nth` piece from now has come from `end`, which is not passed
-    /// on either; says when. It takes the place of an earlier trap.
+    /// Has this proxy and `others` let nothing through any more as soon as the `nth` piece from now
+    /// has come from `end`, which is not passed on either; says when. It takes the place of an
+    /// earlier trap.
     pub fn trap(&self, end: End, nth: u64, others: &[&Self]) -> oneshot::Receiver<()> {
         let (catch, heard) = self.catch(others);
         let mut traps = lock(&self.traps);
@@ -161,8 +171,9 @@ impl Proxy {
         heard
     }
 
-    /// The same at a moment of the next piece from a client that has this text in it; with `after`, of the next one on the connection of a piece
-    /// with that text. What is answered to it is the next piece that the server sends on its connection.
+    /// The same at a moment of the next piece from a client that has this text in it; with `after`,
+    /// of the next one on the connection of a piece with that text. What is answered to it is the
+    /// next piece that the server sends on its connection.
     pub fn trap_text(
         &self,
         moment: Moment,
@@ -172,12 +183,13 @@ impl Proxy {
     ) -> oneshot::Receiver<()> {
         let (catch, heard) = self.catch(others);
         let (text, after) = (text.to_owned(), after.map(str::to_owned));
-        lock(&self.traps).text = Some(TextTrap { moment, text, after, on: None, said_on: None, catch });
+        lock(&self.traps).text =
+            Some(TextTrap { moment, text, after, on: None, said_on: None, catch });
         heard
     }
 
-    /// The same at a moment of the `nth` message from now that a client sends to a subject that begins so; with `after`, from when a message
-    /// was sent to one that begins like that.
+    /// The same at a moment of the `nth` message from now that a client sends to a subject that
+    /// begins so; with `after`, from when a message was sent to one that begins like that.
     ///
     /// # Panics
     /// When it was not started with [`Proxy::start_nats`].

@@ -45,7 +45,9 @@ impl Random {
 /// When it names something else.
 pub fn named(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
-    let number = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
+    let number = text
+        .strip_prefix("0x")
+        .map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
     Some(number.unwrap_or_else(|error| panic!("{variable} is not a number: {error}")))
 }
 
@@ -55,7 +57,8 @@ pub fn fresh() -> u64 {
     uuid::Uuid::now_v7().as_u128() as u64
 }
 
-/// The seed that [`SEED`] names, or a fresh one. It is printed: whoever sees the test fail can name it.
+/// The seed that [`SEED`] names, or a fresh one. It is printed: whoever sees the test fail can name
+/// it.
 pub fn seed() -> u64 {
     let seed = named(SEED).unwrap_or_else(fresh);
     eprintln!("{SEED}={seed:#018x}");

@@ -1,4 +1,5 @@
-//! Everything a subscriber of a task gets to see, recorded in the background, whatever happens to its connection.
+//! Everything a subscriber of a task gets to see, recorded in the background, whatever happens to
+//! its connection.
 
 use std::{
     fmt,
@@ -6,7 +7,8 @@ use std::{
 };
 
 use construct_proto::v1::{
-    Event, MessageDelta, SubscribeRequest, event::Payload, event_service_client::EventServiceClient, message_delta,
+    Event, MessageDelta, SubscribeRequest, event::Payload,
+    event_service_client::EventServiceClient, message_delta,
 };
 use tokio::task::AbortHandle;
 use tonic::{Code, Status, transport::Channel};
@@ -33,7 +35,9 @@ struct Recorded {
 
 impl fmt::Debug for Recorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recorder").field("events", &self.lock().events.len()).finish_non_exhaustive()
+        f.debug_struct("Recorder")
+            .field("events", &self.lock().events.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -44,11 +48,16 @@ impl Drop for Recorder {
 }
 
 impl Recorder {
-    /// Records what `request` subscribes to. With `every`, the stream is dropped after so many events, and resumed with
-    /// the cursor of the last.
-    pub fn start(client: EventServiceClient<Channel>, request: SubscribeRequest, every: Option<usize>) -> Self {
+    /// Records what `request` subscribes to. With `every`, the stream is dropped after so many
+    /// events, and resumed with the cursor of the last.
+    pub fn start(
+        client: EventServiceClient<Channel>,
+        request: SubscribeRequest,
+        every: Option<usize>,
+    ) -> Self {
         let shared = Arc::new(Mutex::new(Recorded::default()));
-        let abort = tokio::spawn(record(client, request, every, Arc::clone(&shared))).abort_handle();
+        let abort =
+            tokio::spawn(record(client, request, every, Arc::clone(&shared))).abort_handle();
         Self { shared, abort }
     }
 
@@ -96,14 +105,21 @@ impl Recorder {
     /// Waits for the `count`-th event of this type.
     pub async fn until_count(&self, kind: &str, count: usize) -> Vec<Event> {
         let what = format!("{count} events of the type {kind}");
-        self.until(&what, |events| events.iter().filter(|event| event.r#type == kind).count() >= count).await
+        self.until(&what, |events| {
+            events.iter().filter(|event| event.r#type == kind).count() >= count
+        })
+        .await
     }
 
     /// Waits until the record with this sequence was seen, and gives everything up to it.
     pub async fn until_sequence(&self, sequence: u64) -> Vec<Event> {
         let what = format!("the record {sequence}");
-        let mut events = self.until(&what, |events| events.iter().any(|event| event.sequence >= sequence)).await;
-        let end = events.iter().position(|event| event.sequence >= sequence).map_or(events.len(), |last| last + 1);
+        let mut events =
+            self.until(&what, |events| events.iter().any(|event| event.sequence >= sequence)).await;
+        let end = events
+            .iter()
+            .position(|event| event.sequence >= sequence)
+            .map_or(events.len(), |last| last + 1);
         events.truncate(end);
         events
     }
@@ -149,8 +165,10 @@ async fn record(
             Ok(false) => {}
             Err(status) => {
                 let status: Status = status;
-                let refused = matches!(status.code(), Code::InvalidArgument | Code::NotFound | Code::Internal)
-                    && !crate::client::is_away(&status);
+                let refused = matches!(
+                    status.code(),
+                    Code::InvalidArgument | Code::NotFound | Code::Internal
+                ) && !crate::client::is_away(&status);
                 lock(&shared).last_error = Some(status.clone());
                 if refused {
                     lock(&shared).end = Some(Err(status));
@@ -180,8 +198,8 @@ pub fn records(events: &[Event]) -> Vec<&Event> {
     events.iter().filter(|event| event.sequence > 0).collect()
 }
 
-/// Panics unless the records are numbered 1, 2, 3, …, and the progress of each step rises and ends before the record
-/// that ends the step.
+/// Panics unless the records are numbered 1, 2, 3, …, and the progress of each step rises and ends
+/// before the record that ends the step.
 pub fn check_order(events: &[Event]) {
     let seen = || events.iter().map(describe).collect::<Vec<_>>();
     let numbers: Vec<u64> = records(events).iter().map(|event| event.sequence).collect();
@@ -193,12 +211,27 @@ pub fn check_order(events: &[Event]) {
             over = over.max(event.step);
             continue;
         }
-        assert!(event.step > over, "{} comes after the record that ends its step: {:?}", describe(event), seen());
+        assert!(
+            event.step > over,
+            "{} comes after the record that ends its step: {:?}",
+            describe(event),
+            seen()
+        );
         if event.step != step {
-            assert!(event.step > step, "{} belongs to an earlier step: {:?}", describe(event), seen());
+            assert!(
+                event.step > step,
+                "{} belongs to an earlier step: {:?}",
+                describe(event),
+                seen()
+            );
             (step, index) = (event.step, None);
         }
-        assert!(index.is_none_or(|index| event.index > index), "{} does not rise: {:?}", describe(event), seen());
+        assert!(
+            index.is_none_or(|index| event.index > index),
+            "{} does not rise: {:?}",
+            describe(event),
+            seen()
+        );
         index = Some(event.index);
     }
     let mut cursors: Vec<&str> = events.iter().map(|event| event.cursor.as_str()).collect();

@@ -1,5 +1,5 @@
-//! Real repositories to scan: packages of the public registries, which `./dev test` fetches, and large ones that are put together from
-//! such packages.
+//! Real repositories to scan: packages of the public registries, which `./dev test` fetches, and
+//! large ones that are put together from such packages.
 
 use std::{
     io,
@@ -13,8 +13,8 @@ pub const PYTHON: &str = "sqlite_utils-3.38.tar.gz";
 /// A command line in JavaScript, made with commander.
 pub const NODE: &str = "svgo-3.3.2.tgz";
 
-/// A monorepo that `./dev test` puts together from those and two large ones: Django, with commands made with argparse, and core-js. It is packed
-/// as GitHub packs repositories.
+/// A monorepo that `./dev test` puts together from those and two large ones: Django, with commands
+/// made with argparse, and core-js. It is packed as GitHub packs repositories.
 pub const MONOREPO: &str = "monorepo-1.tar.gz";
 /// Its files.
 pub const MONOREPO_FILES: i64 = 10_549;
@@ -34,15 +34,16 @@ pub fn package(name: &str) -> PathBuf {
 /// Larger files are not copied: what is tested is how many there are.
 const MAX_COPIED: u64 = 4 * 1024;
 
-/// Puts a workspace together from the crates that cargo has unpacked for this project: at least so many files, in folders by crate; small
-/// ones. Gives how many there are.
+/// Puts a workspace together from the crates that cargo has unpacked for this project: at least so
+/// many files, in folders by crate; small ones. Gives how many there are.
 ///
 /// # Errors
 /// When the disk fails, or there are not as many.
 pub fn monorepo(into: &Path, files: usize) -> io::Result<usize> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
-    let sources = home.ok_or_else(|| io::Error::other("cargo's home is not known"))?.join("registry/src");
+    let sources =
+        home.ok_or_else(|| io::Error::other("cargo's home is not known"))?.join("registry/src");
     let mut crates = Vec::new();
     for registry in std::fs::read_dir(sources)? {
         for one in std::fs::read_dir(registry?.path())? {
@@ -59,7 +60,10 @@ pub fn monorepo(into: &Path, files: usize) -> io::Result<usize> {
         let name = folder.file_name().unwrap_or_default();
         count += copy(folder, &into.join("crates").join(name))?;
     }
-    std::fs::write(into.join("Cargo.toml"), "[workspace]\nmembers = [\"crates/*\"]\nresolver = \"3\"\n")?;
+    std::fs::write(
+        into.join("Cargo.toml"),
+        "[workspace]\nmembers = [\"crates/*\"]\nresolver = \"3\"\n",
+    )?;
     if count < files {
         return Err(io::Error::other(format!("cargo has unpacked {count} files only")));
     }

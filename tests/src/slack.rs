@@ -1,7 +1,9 @@
-//! A Slack to test against: a real HTTP server that speaks the Web API in the shapes of its documentation, keeps the state of channels,
-//! checks what it is sent (tokens, scopes, arguments, limits) and signs what it sends.
+//! A Slack to test against: a real HTTP server that speaks the Web API in the shapes of its
+//! documentation, keeps the state of channels, checks what it is sent (tokens, scopes, arguments,
+//! limits) and signs what it sends.
 //!
-//! What it was sent and should not have been stands in [`SlackServer::complaints`]; a test that ends well has none.
+//! What it was sent and should not have been stands in [`SlackServer::complaints`]; a test that
+//! ends well has none.
 
 mod methods;
 mod serve;
@@ -111,7 +113,7 @@ pub(crate) struct Slack {
     issued: u32,
     /// Whether tokens end.
     rotates: bool,
-    /// Whether the app is installed in a whole Enterprise organisation.
+    /// Whether the app is installed in a whole Enterprise organization.
     org_wide: bool,
     users: BTreeMap<String, Value>,
     channels: BTreeMap<String, Vec<Value>>,
@@ -151,11 +153,16 @@ pub(crate) struct File {
 }
 
 impl SlackServer {
-    /// A server with a workspace of some people and channels, in which the app is not installed yet.
+    /// A server with a workspace of some people and channels, in which the app is not installed
+    /// yet.
     pub async fn start() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
         let address = listener.local_addr().expect("it has an address");
-        let mut slack = Slack { base: format!("http://{address}"), clock: 1_760_000_000_000_000, ..Slack::default() };
+        let mut slack = Slack {
+            base: format!("http://{address}"),
+            clock: 1_760_000_000_000_000,
+            ..Slack::default()
+        };
         for (id, name, more) in [
             (ANN, "Ann", json!({})),
             (BOB, "Bob", json!({"is_admin": true})),
@@ -228,12 +235,13 @@ impl SlackServer {
         self.slack().rotates = true;
     }
 
-    /// From now on people agree to an installation in their whole Enterprise organisation.
+    /// From now on people agree to an installation in their whole Enterprise organization.
     pub fn install_org_wide(&self) {
         self.slack().org_wide = true;
     }
 
-    /// Gives a code that the app can have a token for, as when somebody has agreed to its installation.
+    /// Gives a code that the app can have a token for, as when somebody has agreed to its
+    /// installation.
     pub fn agree(&self) -> String {
         self.agree_in(TEAM)
     }
@@ -246,11 +254,18 @@ impl SlackServer {
         code
     }
 
-    /// Connects a workspace to the organisation that a set-up code was made in, through the form. Gives the status and the words of the last page.
+    /// Connects a workspace to the organization that a set-up code was made in, through the form.
+    /// Gives the status and the words of the last page.
     ///
     /// # Errors
     /// Whatever the browser fails with.
-    pub async fn join(&self, mesh: &Mesh, team: &str, code: &str, agent: &str) -> anyhow::Result<(u16, String)> {
+    pub async fn join(
+        &self,
+        mesh: &Mesh,
+        team: &str,
+        code: &str,
+        agent: &str,
+    ) -> anyhow::Result<(u16, String)> {
         let browser = http::client().redirect(reqwest::redirect::Policy::none()).build()?;
         let request = browser.post(format!("{}/slack/connect", mesh.slack_url()));
         let request = request.header(header::ORIGIN, mesh.slack_url());
@@ -260,7 +275,11 @@ impl SlackServer {
             return Ok((begun.status().as_u16(), begun.text().await?));
         }
         let (state, cookie) = agreed(&begun)?;
-        let url = format!("{}/slack/callback?code={}&state={state}", mesh.slack_url(), self.agree_in(team));
+        let url = format!(
+            "{}/slack/callback?code={}&state={state}",
+            mesh.slack_url(),
+            self.agree_in(team)
+        );
         let done = browser.get(url).header(header::COOKIE, cookie).send().await?;
         Ok((done.status().as_u16(), done.text().await?))
     }
@@ -276,10 +295,17 @@ impl SlackServer {
     /// Whatever the service or the browser fails with.
     pub async fn install_in(&self, mesh: &Mesh, team: &str) -> anyhow::Result<String> {
         let browser = http::client().redirect(reqwest::redirect::Policy::none()).build()?;
-        let begun = browser.get(format!("{}/slack/connect?key={CONNECT_KEY}", mesh.slack_url())).send().await?;
+        let begun = browser
+            .get(format!("{}/slack/connect?key={CONNECT_KEY}", mesh.slack_url()))
+            .send()
+            .await?;
         anyhow::ensure!(begun.status() == 303, "{}", begun.status());
         let (state, cookie) = agreed(&begun)?;
-        let url = format!("{}/slack/callback?code={}&state={state}", mesh.slack_url(), self.agree_in(team));
+        let url = format!(
+            "{}/slack/callback?code={}&state={state}",
+            mesh.slack_url(),
+            self.agree_in(team)
+        );
         let done = browser.get(url).header(header::COOKIE, cookie).send().await?;
         anyhow::ensure!(done.status() == 200, "{}: {}", done.status(), done.text().await?);
         Ok(done.text().await?)
@@ -290,8 +316,8 @@ impl SlackServer {
         self.slack().tokens.clear();
     }
 
-    /// Has the next call of a method go wrong, or, as `files-pri` or `upload`, the next download or upload of a file; several are played in
-    /// their order.
+    /// Has the next call of a method go wrong, or, as `files-pri` or `upload`, the next download or
+    /// upload of a file; several are played in their order.
     pub fn fail(&self, method: &str, fault: Fault) {
         self.slack().faults.push_back((method.to_owned(), fault));
     }
@@ -307,10 +333,18 @@ impl SlackServer {
     }
 
     /// Somebody says something; gives the message's `ts`. Nobody is told of it yet.
-    pub fn say(&self, channel: &str, user: &str, thread: Option<&str>, text: &str, files: Value) -> String {
+    pub fn say(
+        &self,
+        channel: &str,
+        user: &str,
+        thread: Option<&str>,
+        text: &str,
+        files: Value,
+    ) -> String {
         let mut slack = self.slack();
         let ts = slack.next_ts();
-        let mut message = json!({"type": "message", "user": user, "text": text, "ts": ts, "team": TEAM});
+        let mut message =
+            json!({"type": "message", "user": user, "text": text, "ts": ts, "team": TEAM});
         if let Some(thread) = thread {
             message["thread_ts"] = thread.into();
         }
@@ -326,9 +360,10 @@ impl SlackServer {
         let mut slack = self.slack();
         let id = format!("F{}", slack.files.len());
         let url = format!("{}/files-pri/{id}/download/{name}", slack.base);
-        let info =
-            json!({"id": id, "name": name, "mimetype": mimetype, "size": content.len(), "url_private_download": url});
-        slack.files.insert(id, File { content: content.to_vec(), info: info.clone(), shared: Vec::new() });
+        let info = json!({"id": id, "name": name, "mimetype": mimetype, "size": content.len(), "url_private_download": url});
+        slack
+            .files
+            .insert(id, File { content: content.to_vec(), info: info.clone(), shared: Vec::new() });
         info
     }
 
@@ -338,8 +373,16 @@ impl SlackServer {
         slack.channels.entry(channel.to_owned()).or_default().retain(|message| message["ts"] != ts);
     }
 
-    /// Somebody's words to the app: in a channel with its name, or directly. Gives the message's `ts`, and the event of it.
-    pub fn ask(&self, channel: &str, user: &str, thread: Option<&str>, text: &str, files: Value) -> (String, Value) {
+    /// Somebody's words to the app: in a channel with its name, or directly. Gives the message's
+    /// `ts`, and the event of it.
+    pub fn ask(
+        &self,
+        channel: &str,
+        user: &str,
+        thread: Option<&str>,
+        text: &str,
+        files: Value,
+    ) -> (String, Value) {
         let direct = channel.starts_with('D');
         let text = if direct { text.to_owned() } else { format!("<@{BOT}> {text}") };
         let ts = self.say(channel, user, thread, &text, files.clone());
@@ -405,7 +448,9 @@ impl SlackServer {
     /// When it does not answer.
     pub async fn suggestions(&self, mesh: &Mesh, payload: &Value) -> anyhow::Result<Value> {
         let body = form(&[("payload", &payload.to_string())]);
-        let answer = self.post(&mesh.slack_url(), "interactivity", "application/x-www-form-urlencoded", body).await?;
+        let answer = self
+            .post(&mesh.slack_url(), "interactivity", "application/x-www-form-urlencoded", body)
+            .await?;
         Ok(serde_json::from_str(&answer.text().await?)?)
     }
 
@@ -425,10 +470,18 @@ impl SlackServer {
     }
 
     /// Somebody presses the button with this action in a message.
-    pub async fn press(&self, mesh: &Mesh, user: &str, channel: &str, ts: &str, action: &str) -> anyhow::Result<u16> {
+    pub async fn press(
+        &self,
+        mesh: &Mesh,
+        user: &str,
+        channel: &str,
+        ts: &str,
+        action: &str,
+    ) -> anyhow::Result<u16> {
         let message = self.message(channel, ts).unwrap_or_default();
         let button = Self::button(&message, action);
-        let button = &button.ok_or_else(|| anyhow::anyhow!("there is no button {action}: {message}"))?;
+        let button =
+            &button.ok_or_else(|| anyhow::anyhow!("there is no button {action}: {message}"))?;
         self.send_action(mesh, &self.pressed((user, channel), &message, button)).await
     }
 
@@ -450,12 +503,20 @@ impl SlackServer {
     /// The button with this action in a message.
     pub fn button(message: &Value, action: &str) -> Option<Value> {
         let blocks = message["blocks"].as_array().cloned().unwrap_or_default();
-        let mut buttons = blocks.iter().flat_map(|block| block["elements"].as_array().cloned().unwrap_or_default());
+        let mut buttons = blocks
+            .iter()
+            .flat_map(|block| block["elements"].as_array().cloned().unwrap_or_default());
         buttons.find(|button| button["action_id"] == action)
     }
 
     /// Somebody gives the slash command.
-    pub async fn command(&self, mesh: &Mesh, user: &str, channel: &str, text: &str) -> anyhow::Result<String> {
+    pub async fn command(
+        &self,
+        mesh: &Mesh,
+        user: &str,
+        channel: &str,
+        text: &str,
+    ) -> anyhow::Result<String> {
         let command = self.given(user, channel, text);
         let fields: Vec<(&str, &str)> = command
             .as_object()
@@ -463,8 +524,9 @@ impl SlackServer {
             .flatten()
             .map(|(name, value)| (name.as_str(), value.as_str().unwrap_or_default()))
             .collect();
-        let answer =
-            self.post(&mesh.slack_url(), "commands", "application/x-www-form-urlencoded", form(&fields)).await?;
+        let answer = self
+            .post(&mesh.slack_url(), "commands", "application/x-www-form-urlencoded", form(&fields))
+            .await?;
         anyhow::ensure!(answer.status() == 200, "{}", answer.status());
         Ok(answer.text().await?)
     }
@@ -482,12 +544,25 @@ impl SlackServer {
         })
     }
 
-    async fn post(&self, service: &str, path: &str, kind: &str, body: String) -> anyhow::Result<reqwest::Response> {
+    async fn post(
+        &self,
+        service: &str,
+        path: &str,
+        kind: &str,
+        body: String,
+    ) -> anyhow::Result<reqwest::Response> {
         let timestamp = jiff::Timestamp::now().as_second().to_string();
         let signature = sign(SIGNING_SECRET.as_bytes(), &timestamp, body.as_bytes());
         let request = http::client().build()?.post(format!("{service}/slack/{path}"));
-        let request = request.header("x-slack-request-timestamp", timestamp).header("x-slack-signature", signature);
-        Ok(request.header(header::CONTENT_TYPE, kind).body(body).timeout(Duration::from_secs(60)).send().await?)
+        let request = request
+            .header("x-slack-request-timestamp", timestamp)
+            .header("x-slack-signature", signature);
+        Ok(request
+            .header(header::CONTENT_TYPE, kind)
+            .body(body)
+            .timeout(Duration::from_secs(60))
+            .send()
+            .await?)
     }
 
     /// A message, as it is now.
@@ -499,14 +574,20 @@ impl SlackServer {
     pub fn posts(&self, channel: &str, thread: &str) -> Vec<Value> {
         let slack = self.slack();
         let messages = slack.channels.get(channel).into_iter().flatten();
-        messages.filter(|message| message["user"] == BOT && message["thread_ts"] == thread).cloned().collect()
+        messages
+            .filter(|message| message["user"] == BOT && message["thread_ts"] == thread)
+            .cloned()
+            .collect()
     }
 
     /// What the app has posted into a channel, outside of threads.
     pub fn channel_posts(&self, channel: &str) -> Vec<Value> {
         let slack = self.slack();
         let messages = slack.channels.get(channel).into_iter().flatten();
-        messages.filter(|message| message["user"] == BOT && message["thread_ts"].is_null()).cloned().collect()
+        messages
+            .filter(|message| message["user"] == BOT && message["thread_ts"].is_null())
+            .cloned()
+            .collect()
     }
 
     /// Files that are shown in a thread.
@@ -548,9 +629,11 @@ impl SlackServer {
 /// # Errors
 /// When it was sent nowhere.
 pub fn agreed(begun: &reqwest::Response) -> anyhow::Result<(String, String)> {
-    let header = |name| begun.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let header =
+        |name| begun.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let asked = reqwest::Url::parse(header(header::LOCATION))?;
-    let state = asked.query_pairs().find(|(name, _)| name == "state").map(|(_, state)| state.into_owned());
+    let state =
+        asked.query_pairs().find(|(name, _)| name == "state").map(|(_, state)| state.into_owned());
     let cookie = header(header::SET_COOKIE).split(';').next().unwrap_or_default().to_owned();
     Ok((state.unwrap_or_default(), cookie))
 }
@@ -566,7 +649,8 @@ pub fn shown(message: &Value) -> String {
     let texts = blocks.iter().map(|block| {
         let text = block["text"]["text"].as_str().unwrap_or_default().to_owned();
         let elements = block["elements"].as_array().cloned().unwrap_or_default();
-        let elements = elements.iter().filter_map(|element| element["text"].as_str().map(str::to_owned));
+        let elements =
+            elements.iter().filter_map(|element| element["text"].as_str().map(str::to_owned));
         std::iter::once(text).chain(elements).collect::<Vec<_>>().join("\n")
     });
     texts.collect::<Vec<_>>().join("\n")
@@ -577,8 +661,9 @@ pub fn sign(secret: &[u8], timestamp: &str, body: &[u8]) -> String {
     let mut key = [0_u8; 64];
     key[..secret.len()].copy_from_slice(secret);
     let padded = |pad: u8| key.map(|byte| byte ^ pad);
-    let inner =
-        Sha256::new().chain_update(padded(0x36)).chain_update([b"v0:", timestamp.as_bytes(), b":", body].concat());
+    let inner = Sha256::new()
+        .chain_update(padded(0x36))
+        .chain_update([b"v0:", timestamp.as_bytes(), b":", body].concat());
     let outer = Sha256::new().chain_update(padded(0x5c)).chain_update(inner.finalize()).finalize();
     format!("v0={}", outer.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
 }

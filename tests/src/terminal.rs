@@ -1,7 +1,8 @@
 //! A program in a terminal of its own: what a person types, and what the person sees.
 //!
-//! The terminal is a real pseudo-terminal, what it shows is worked out by a terminal emulator, and the program is started by a
-//! shell, as a person starts it: the shell is what notices when the terminal is not given back as it was.
+//! The terminal is a real pseudo-terminal, what it shows is worked out by a terminal emulator, and
+//! the program is started by a shell, as a person starts it: the shell is what notices when the
+//! terminal is not given back as it was.
 
 use std::{
     ffi::OsStr,
@@ -40,8 +41,8 @@ const SIZE: (u16, u16) = (50, 100);
 /// What the shell says when the program has ended.
 const LEFT: &str = "~ the program has ended";
 
-/// Notes how the terminal is before and after the program, its process id and its exit code, as files. Ctrl-C reaches the whole
-/// foreground; the shell outlives it.
+/// Notes how the terminal is before and after the program, its process id and its exit code, as
+/// files. Ctrl-C reaches the whole foreground; the shell outlives it.
 const SHELL: &str = r#"
 trap : INT
 dir=$1
@@ -96,7 +97,11 @@ impl Terminal {
     ///
     /// # Errors
     /// When the system gives no terminal, or the shell does not start.
-    pub fn run<A: AsRef<OsStr>>(program: &Path, arguments: &[A], environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+    pub fn run<A: AsRef<OsStr>>(
+        program: &Path,
+        arguments: &[A],
+        environment: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
         let notes = tempfile::tempdir()?;
         let (pty, pts) = pty_process::open()?;
         pty.resize(pty_process::Size::new(SIZE.0, SIZE.1))?;
@@ -160,7 +165,11 @@ impl Terminal {
     pub async fn shows_when(&self, what: &str, wanted: impl Fn(&str) -> bool) {
         until(what, PATIENCE, async || {
             let screen = self.screen();
-            if wanted(&screen) { Ok(()) } else { Err(screen.lines().map(ToOwned::to_owned).collect::<Vec<_>>()) }
+            if wanted(&screen) {
+                Ok(())
+            } else {
+                Err(screen.lines().map(ToOwned::to_owned).collect::<Vec<_>>())
+            }
         })
         .await;
     }
@@ -170,7 +179,8 @@ impl Terminal {
     /// # Errors
     /// When the program does not run.
     pub fn signal(&self, name: &str) -> anyhow::Result<()> {
-        let status = Command::new("kill").args([&format!("-{name}"), &self.note("pid")?]).status()?;
+        let status =
+            Command::new("kill").args([&format!("-{name}"), &self.note("pid")?]).status()?;
         anyhow::ensure!(status.success(), "the program does not run");
         Ok(())
     }
@@ -182,19 +192,30 @@ impl Terminal {
     pub async fn left(self) -> i32 {
         self.shows(LEFT).await;
         let note = |name: &str| self.note(name).expect("the shell wrote it down");
-        assert_eq!(note("before"), note("after"), "the terminal is not as it was:\n{}", self.screen());
+        assert_eq!(
+            note("before"),
+            note("after"),
+            "the terminal is not as it was:\n{}",
+            self.screen()
+        );
         {
             let shown = lock(&self.shared);
             let screen = shown.emulator.screen();
-            assert!(!screen.bracketed_paste() && !screen.hide_cursor() && !screen.alternate_screen());
+            assert!(
+                !screen.bracketed_paste() && !screen.hide_cursor() && !screen.alternate_screen()
+            );
         }
         let screen = self.screen();
-        assert!(screen.lines().any(|line| line == LEFT), "the shell's line does not begin at the margin:\n{screen}");
+        assert!(
+            screen.lines().any(|line| line == LEFT),
+            "the shell's line does not begin at the margin:\n{screen}"
+        );
         note("code").parse().expect("an exit code is a number")
     }
 
     fn note(&self, name: &str) -> anyhow::Result<String> {
-        let text = fs::read_to_string(self.notes.path().join(name)).with_context(|| format!("no {name} is noted"))?;
+        let text = fs::read_to_string(self.notes.path().join(name))
+            .with_context(|| format!("no {name} is noted"))?;
         Ok(text.trim().to_owned())
     }
 }

@@ -19,15 +19,20 @@ impl Transcript {
         Self { messages }
     }
 
-    /// Panics unless the transcript is whole: positions 1, 2, 3, …; each answer's calls followed by exactly their results;
-    /// the user's messages `said`, each once, in this order, and each dealt with.
+    /// Panics unless the transcript is whole: positions 1, 2, 3, …; each answer's calls followed by
+    /// exactly their results; the user's messages `said`, each once, in this order, and each dealt
+    /// with.
     pub fn check(&self, said: &[&str]) -> &Self {
         let placed = self.placed();
         let positions: Vec<i64> = placed.iter().map(|message| status(message).position).collect();
-        let expected: Vec<i64> = (1..=i64::try_from(placed.len()).expect("a transcript is short")).collect();
+        let expected: Vec<i64> =
+            (1..=i64::try_from(placed.len()).expect("a transcript is short")).collect();
         assert_eq!(positions, expected, "positions have a gap or a duplicate:\n{}", self.show());
-        let ids: BTreeSet<String> =
-            self.messages.iter().map(|message| crate::client::id(message.metadata.as_ref())).collect();
+        let ids: BTreeSet<String> = self
+            .messages
+            .iter()
+            .map(|message| crate::client::id(message.metadata.as_ref()))
+            .collect();
         assert_eq!(ids.len(), self.messages.len(), "a message is listed twice:\n{}", self.show());
 
         let users: Vec<String> = placed
@@ -35,9 +40,19 @@ impl Transcript {
             .filter(|message| source(message) == MessageSource::User)
             .map(|message| text(message))
             .collect();
-        assert_eq!(users, said, "the user's messages are not all there, once and in order:\n{}", self.show());
-        for message in self.messages.iter().filter(|message| source(message) == MessageSource::User) {
-            assert!(status(message).processed_at.is_some(), "a message is not dealt with:\n{}", self.show());
+        assert_eq!(
+            users,
+            said,
+            "the user's messages are not all there, once and in order:\n{}",
+            self.show()
+        );
+        for message in self.messages.iter().filter(|message| source(message) == MessageSource::User)
+        {
+            assert!(
+                status(message).processed_at.is_some(),
+                "a message is not dealt with:\n{}",
+                self.show()
+            );
         }
 
         for (at, message) in placed.iter().enumerate() {
@@ -51,7 +66,12 @@ impl Transcript {
                 .collect();
             match source(message) {
                 MessageSource::Assistant => {
-                    assert_eq!(calls, next, "calls and results are not paired after {at}:\n{}", self.show());
+                    assert_eq!(
+                        calls,
+                        next,
+                        "calls and results are not paired after {at}:\n{}",
+                        self.show()
+                    );
                 }
                 MessageSource::User | MessageSource::System | MessageSource::Unspecified => {
                     assert!(calls.is_empty(), "only the model calls:\n{}", self.show());
@@ -101,7 +121,8 @@ impl Transcript {
         for message in &self.messages {
             let status = status(message);
             // Writing to a string cannot fail.
-            let _ = writeln!(shown, "{:>3} {:?} {}", status.position, status.source(), status.error);
+            let _ =
+                writeln!(shown, "{:>3} {:?} {}", status.position, status.source(), status.error);
             for block in message.spec.iter().flat_map(|spec| &spec.blocks) {
                 let _ = writeln!(shown, "      {:?}", block.block);
             }

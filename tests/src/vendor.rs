@@ -1,8 +1,9 @@
-//! A model vendor to test against: a real HTTP server that speaks the vendors' wire formats, answers what it is told
-//! to, and keeps what it was asked.
+//! A model vendor to test against: a real HTTP server that speaks the vendors' wire formats,
+//! answers what it is told to, and keeps what it was asked.
 //!
-//! Replies are played in the order they were queued ([`VendorServer::reply`]); when none is left, the handler given to
-//! [`VendorServer::answering`] decides, and without one the server answers 500, which no test can mistake for success.
+//! Replies are played in the order they were queued ([`VendorServer::reply`]); when none is left,
+//! the handler given to [`VendorServer::answering`] decides, and without one the server answers
+//! 500, which no test can mistake for success.
 
 pub mod anthropic;
 pub mod bedrock;
@@ -127,7 +128,10 @@ impl Reply {
     /// With a further header.
     #[must_use]
     pub fn header(mut self, name: &'static str, value: &str) -> Self {
-        self.headers.insert(HeaderName::from_static(name), value.parse().expect("a test names a valid header"));
+        self.headers.insert(
+            HeaderName::from_static(name),
+            value.parse().expect("a test names a valid header"),
+        );
         self
     }
 
@@ -215,7 +219,8 @@ impl VendorServer {
     }
 
     async fn serve(handler: Option<Box<Handler>>) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port on the loopback");
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port on the loopback");
         let address = listener.local_addr().expect("a bound socket has an address");
         let shared = Arc::new(Shared {
             replies: Mutex::default(),
@@ -314,8 +319,8 @@ fn body_of(reply: Reply, shared: Arc<Shared>) -> Body {
             return match ending {
                 Ending::Whole => None,
                 Ending::Broken => {
-                    // Only while its source has nothing to give is a body flushed: without this pause, what stands
-                    // before the break would never leave the server.
+                    // Only while its source has nothing to give is a body flushed: without this
+                    // pause, what stands before the break would never leave the server.
                     tokio::time::sleep(FLUSH).await;
                     Some((Err(std::io::Error::other("the test breaks the connection")), None))
                 }

@@ -1,5 +1,5 @@
-//! HTTP as bare as it gets, so that what is measured is the proxy and not its client: an instant upstream, and a client that
-//! sends the same bytes again and again over one connection.
+//! HTTP as bare as it gets, so that what is measured is the proxy and not its client: an instant
+//! upstream, and a client that sends the same bytes again and again over one connection.
 
 use std::{
     net::SocketAddr,
@@ -48,8 +48,11 @@ const STREAMED: &str = concat!(
 );
 
 fn response(content_type: &str, body: &str) -> Vec<u8> {
-    format!("HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
-        .into_bytes()
+    format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
 }
 
 async fn answer(mut connection: TcpStream, whole: &[u8], streamed: &[u8]) -> anyhow::Result<()> {
@@ -64,7 +67,8 @@ async fn answer(mut connection: TcpStream, whole: &[u8], streamed: &[u8]) -> any
         };
         let end = length.end(&mut connection, &mut buffer, head).await?;
         let asks = |words: &[u8]| find(&buffer[head..end], words).is_some();
-        let answer = if asks(b"\"stream\":true") || asks(b"\"stream\": true") { streamed } else { whole };
+        let answer =
+            if asks(b"\"stream\":true") || asks(b"\"stream\": true") { streamed } else { whole };
         connection.write_all(answer).await?;
         buffer.drain(..end);
     }
@@ -79,7 +83,8 @@ enum Length {
 impl Length {
     fn of(head: &[u8]) -> anyhow::Result<Self> {
         let head = std::str::from_utf8(head)?.to_ascii_lowercase();
-        let value = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let value =
+            |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         if let Some(length) = value("content-length:") {
             return Ok(Self::Known(length.parse()?));
         }
@@ -87,7 +92,12 @@ impl Length {
     }
 
     /// Reads until the body, which begins at `head`, is whole; gives its end.
-    async fn end(&self, connection: &mut TcpStream, buffer: &mut Vec<u8>, head: usize) -> anyhow::Result<usize> {
+    async fn end(
+        &self,
+        connection: &mut TcpStream,
+        buffer: &mut Vec<u8>,
+        head: usize,
+    ) -> anyhow::Result<usize> {
         loop {
             let end = match self {
                 Self::Known(length) => (buffer.len() >= head + length).then_some(head + length),
@@ -124,12 +134,14 @@ pub(crate) struct Target {
 
 impl Target {
     fn request(&self, streamed: bool) -> Vec<u8> {
-        let stream = if streamed { r#""stream":true,"stream_options":{"include_usage":true},"# } else { "" };
+        let stream =
+            if streamed { r#""stream":true,"stream_options":{"include_usage":true},"# } else { "" };
         let model = &self.model;
         let body = format!(
             r#"{{"model":"{model}",{stream}"messages":[{{"role":"system","content":"Be brief."}},{{"role":"user","content":"Say hello."}}]}}"#
         );
-        let headers: String = self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let headers: String =
+            self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let (path, host, length) = (&self.path, self.address, body.len());
         format!(
             "POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n{body}"
@@ -140,7 +152,12 @@ impl Target {
     pub(crate) async fn connect(&self, streamed: bool) -> anyhow::Result<Client> {
         let connection = TcpStream::connect(self.address).await?;
         connection.set_nodelay(true)?;
-        Ok(Client { connection, request: self.request(streamed), buffer: Vec::with_capacity(16 * 1024), streamed })
+        Ok(Client {
+            connection,
+            request: self.request(streamed),
+            buffer: Vec::with_capacity(16 * 1024),
+            streamed,
+        })
     }
 }
 
@@ -174,7 +191,9 @@ impl Client {
         let length = Length::of(&self.buffer[..head])?;
         let end = length.end(&mut self.connection, &mut self.buffer, head).await?;
         let took = first.unwrap_or_else(|| began.elapsed());
-        if !self.buffer.starts_with(b"HTTP/1.1 200") || find(&self.buffer[head..end], b"Hello").is_none() {
+        if !self.buffer.starts_with(b"HTTP/1.1 200")
+            || find(&self.buffer[head..end], b"Hello").is_none()
+        {
             let answer = String::from_utf8_lossy(&self.buffer[..end.min(2_000)]).into_owned();
             bail!("the answer is no answer: {answer}");
         }
@@ -184,7 +203,11 @@ impl Client {
 }
 
 /// Calls one after the other, for `duration`.
-pub(crate) async fn serial(target: &Target, streamed: bool, duration: Duration) -> anyhow::Result<Vec<Duration>> {
+pub(crate) async fn serial(
+    target: &Target,
+    streamed: bool,
+    duration: Duration,
+) -> anyhow::Result<Vec<Duration>> {
     let mut client = target.connect(streamed).await?;
     let (mut times, began) = (Vec::new(), Instant::now());
     while began.elapsed() < duration {
@@ -194,7 +217,11 @@ pub(crate) async fn serial(target: &Target, streamed: bool, duration: Duration) 
 }
 
 /// Calls over so many connections at the same time, for `duration`; gives calls per second.
-pub(crate) async fn saturated(target: &Target, connections: usize, duration: Duration) -> anyhow::Result<f64> {
+pub(crate) async fn saturated(
+    target: &Target,
+    connections: usize,
+    duration: Duration,
+) -> anyhow::Result<f64> {
     let began = Instant::now();
     let mut running = tokio::task::JoinSet::new();
     for _ in 0..connections {

@@ -110,7 +110,10 @@ impl Peer {
 
 async fn call(target: &Target, streamed: bool) -> anyhow::Result<()> {
     let called = async { target.connect(streamed).await?.call().await };
-    tokio::time::timeout(Duration::from_secs(10), called).await.context("no answer in time")?.map(drop)
+    tokio::time::timeout(Duration::from_secs(10), called)
+        .await
+        .context("no answer in time")?
+        .map(drop)
 }
 
 fn log(work: &Path, name: &str) -> PathBuf {
@@ -120,7 +123,12 @@ fn log(work: &Path, name: &str) -> PathBuf {
 fn command(program: &Path, work: &Path, name: &str) -> anyhow::Result<Command> {
     let log = fs::File::create(log(work, name))?;
     let mut command = Command::new(program);
-    command.current_dir(work).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).env("OPENAI_API_KEY", "none");
+    command
+        .current_dir(work)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .env("OPENAI_API_KEY", "none");
     Ok(command)
 }
 
@@ -148,8 +156,9 @@ fn litellm(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(
     let mut command = command(&folder.join("litellm/bin/litellm"), work, "LiteLLM")?;
     let child = command
         .env("LITELLM_MASTER_KEY", &key)
-        // It would fetch a list of prices while it starts, and again in each worker. Where the network is slow or not there, a worker takes longer
-        // than the 5 s that its supervisor believes in it, which kills it, for ever.
+        // It would fetch a list of prices while it starts, and again in each worker. Where the
+        // network is slow or not there, a worker takes longer than the 5 s that its supervisor
+        // believes in it, which kills it, for ever.
         .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         .args(["--timeout_worker_healthcheck", &START.as_secs().to_string()])
         .args(["--host", "127.0.0.1", "--num_workers", "2", "--port", &port.to_string()])
@@ -178,7 +187,11 @@ fn portkey(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(
     Ok((Running(child), target(local(port), "/v1/chat/completions", "m", &headers)))
 }
 
-fn tensorzero(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(Running, Target)> {
+fn tensorzero(
+    folder: &Path,
+    work: &Path,
+    upstream: SocketAddr,
+) -> anyhow::Result<(Running, Target)> {
     let config = work.join("tensorzero.toml");
     fs::write(
         &config,
@@ -188,7 +201,11 @@ fn tensorzero(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Resul
         ),
     )?;
     let mut command = command(&folder.join("tensorzero/bin/python"), work, "TensorZero")?;
-    let child = command.arg(folder.join("serve_tensorzero.py")).arg(&config).stdout(Stdio::piped()).spawn()?;
+    let child = command
+        .arg(folder.join("serve_tensorzero.py"))
+        .arg(&config)
+        .stdout(Stdio::piped())
+        .spawn()?;
     let mut running = Running(child);
     let stdout = running.0.stdout.take().context("it has an output")?;
     let (found, url) = mpsc::channel();
@@ -204,7 +221,8 @@ fn tensorzero(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Resul
     });
     let url = url.recv_timeout(START).context("it does not say where it serves")?;
     let (host, path) = url.split_once('/').context("it names no path")?;
-    let address: SocketAddr = host.replace("0.0.0.0", "127.0.0.1").replace("localhost", "127.0.0.1").parse()?;
+    let address: SocketAddr =
+        host.replace("0.0.0.0", "127.0.0.1").replace("localhost", "127.0.0.1").parse()?;
     let path = format!("/{}/chat/completions", path.trim_end_matches('/'));
     Ok((running, target(address, &path, "tensorzero::model_name::m", &[])))
 }

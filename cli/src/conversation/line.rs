@@ -66,12 +66,18 @@ impl Line {
             return self.control(key.code);
         }
         match key.code {
-            KeyCode::Enter if key.modifiers.intersects(KeyModifiers::ALT | KeyModifiers::SHIFT) => self.insert("\n"),
+            KeyCode::Enter if key.modifiers.intersects(KeyModifiers::ALT | KeyModifiers::SHIFT) => {
+                self.insert("\n")
+            }
             KeyCode::Enter => return Some(self.submit()),
             KeyCode::Esc => return Some(Wish::Suspend),
             KeyCode::Tab => return Some(Wish::NextAgent),
-            KeyCode::Char('b') if key.modifiers.contains(KeyModifiers::ALT) => self.cursor = self.word_before(),
-            KeyCode::Char('f') if key.modifiers.contains(KeyModifiers::ALT) => self.cursor = self.word_after(),
+            KeyCode::Char('b') if key.modifiers.contains(KeyModifiers::ALT) => {
+                self.cursor = self.word_before()
+            }
+            KeyCode::Char('f') if key.modifiers.contains(KeyModifiers::ALT) => {
+                self.cursor = self.word_after()
+            }
             KeyCode::Char(c) => self.insert(c.encode_utf8(&mut [0; 4])),
             KeyCode::Backspace if key.modifiers.contains(KeyModifiers::ALT) => {
                 self.cut(self.word_before(), self.cursor)
@@ -160,8 +166,11 @@ impl Line {
             self.draft = std::mem::take(&mut self.text);
         }
         self.back = back;
-        let text =
-            if back == 0 { std::mem::take(&mut self.draft) } else { self.history[self.history.len() - back].clone() };
+        let text = if back == 0 {
+            std::mem::take(&mut self.draft)
+        } else {
+            self.history[self.history.len() - back].clone()
+        };
         self.set(text);
     }
 
@@ -183,7 +192,9 @@ impl Line {
 
     fn word_after(&self) -> usize {
         let rest = &self.text[self.cursor..];
-        let Some(word) = rest.iter().position(|c| !c.is_whitespace()) else { return self.text.len() };
+        let Some(word) = rest.iter().position(|c| !c.is_whitespace()) else {
+            return self.text.len();
+        };
         let end = rest[word..].iter().position(|c| c.is_whitespace()).unwrap_or(rest.len() - word);
         self.cursor + word + end
     }
@@ -258,7 +269,10 @@ mod tests {
         assert_eq!(wide.view(20), ("日本語⏎".to_owned(), 7));
         for width in 0..12 {
             let (view, cursor) = wide.view(width);
-            assert!(cursor < width.max(2) && crate::words::columns(&view) < width.max(3), "{width} {view} {cursor}");
+            assert!(
+                cursor < width.max(2) && crate::words::columns(&view) < width.max(3),
+                "{width} {view} {cursor}"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A conversation with a program: each line of standard input is a message, and is answered before the next is read.
+//! A conversation with a program: each line of standard input is a message, and is answered before
+//! the next is read.
 
 use std::{io, thread};
 
@@ -7,7 +8,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 use super::talk::{DELETED, Mode, Talk};
 use crate::{
-    console::{Colour, Console, Sink as _, Style},
+    console::{Color, Console, Sink as _, Style},
     exec::{LAST_WORDS, interrupts, watch::is_dropped},
     failure::{Exit, Failure},
     follow::{News, is_last},
@@ -16,8 +17,8 @@ use crate::{
 
 /// # Errors
 /// When the gateway refuses or stays away.
-pub(super) async fn run(mut talk: Talk, colour: Colour) -> Result<Exit, Failure> {
-    let mut console = Console::standard(colour);
+pub(super) async fn run(mut talk: Talk, color: Color) -> Result<Exit, Failure> {
+    let mut console = Console::standard(color);
     let live = console.is_live();
     let mut renderer = Renderer::new(Options { live, people: true, entities: false });
     // A program is given answers to what it says, not the history.
@@ -46,7 +47,8 @@ pub(super) async fn run(mut talk: Talk, colour: Colour) -> Result<Exit, Failure>
             continue;
         }
         let message = talk.say(line).await?;
-        exit = Box::pin(answer(&mut talk, &message, &mut renderer, &mut console, &mut interrupts)).await?;
+        exit = Box::pin(answer(&mut talk, &message, &mut renderer, &mut console, &mut interrupts))
+            .await?;
         if matches!(exit, Exit::Suspended | Exit::Interrupted) {
             break;
         }
@@ -57,8 +59,8 @@ pub(super) async fn run(mut talk: Talk, colour: Colour) -> Result<Exit, Failure>
     Ok(exit)
 }
 
-/// Shows how the message is answered. An interrupt cancels the turn, and a second one, or a turn that does not end by that,
-/// leaves it.
+/// Shows how the message is answered. An interrupt cancels the turn, and a second one, or a turn
+/// that does not end by that, leaves it.
 async fn answer(
     talk: &mut Talk,
     message: &str,
@@ -113,18 +115,24 @@ fn show(news: News, renderer: &mut Renderer, console: &mut Console) -> io::Resul
 fn ended(news: &News, message: &str) -> Option<Exit> {
     let News::Event(event) = news else { return None };
     match &event.payload {
-        Some(Payload::TurnCompleted(turn)) if turn.message_id == message => Some(match turn.outcome() {
-            TurnOutcome::Completed => Exit::Completed,
-            TurnOutcome::Cancelled | TurnOutcome::Interrupted => Exit::Cancelled,
-            TurnOutcome::MaxTurns => Exit::MaxTurns,
-            TurnOutcome::Failed | TurnOutcome::Unspecified => Exit::Failed,
-        }),
-        Some(Payload::Message(changed)) if event.r#type == "message.updated" && is_dropped(changed) => {
+        Some(Payload::TurnCompleted(turn)) if turn.message_id == message => {
+            Some(match turn.outcome() {
+                TurnOutcome::Completed => Exit::Completed,
+                TurnOutcome::Cancelled | TurnOutcome::Interrupted => Exit::Cancelled,
+                TurnOutcome::MaxTurns => Exit::MaxTurns,
+                TurnOutcome::Failed | TurnOutcome::Unspecified => Exit::Failed,
+            })
+        }
+        Some(Payload::Message(changed))
+            if event.r#type == "message.updated" && is_dropped(changed) =>
+        {
             let ours = changed.metadata.as_ref().is_some_and(|metadata| metadata.id == message);
             ours.then_some(Exit::Cancelled)
         }
         Some(Payload::Deleted(deleted)) if deleted.id == message => Some(Exit::Cancelled),
-        Some(Payload::PhaseChanged(changed)) if changed.phase() == TaskPhase::Suspended => Some(Exit::Suspended),
+        Some(Payload::PhaseChanged(changed)) if changed.phase() == TaskPhase::Suspended => {
+            Some(Exit::Suspended)
+        }
         _ => None,
     }
 }

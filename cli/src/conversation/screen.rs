@@ -13,8 +13,9 @@ use crate::{
     words::{columns, printable},
 };
 
-/// What stands between these is drawn at once by terminals that know them, and others ignore them. Standard output is written
-/// line by line, so that one change takes several writes, between which the prompt would be seen to come and go.
+/// What stands between these is drawn at once by terminals that know them, and others ignore them.
+/// Standard output is written line by line, so that one change takes several writes, between which
+/// the prompt would be seen to come and go.
 const FRAME: (&str, &str) = ("\x1b[?2026h", "\x1b[?2026l");
 
 /// The terminal as it was found is given back when this is dropped.
@@ -42,7 +43,7 @@ impl Drop for RawMode {
 /// What is on the screen.
 pub(super) struct Screen {
     to: Box<dyn Write + Send>,
-    colour: bool,
+    color: bool,
     width: usize,
     /// Written out with the prompt, so that nothing flickers.
     pending: String,
@@ -54,15 +55,24 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    pub(super) fn new(to: Box<dyn Write + Send>, colour: bool, width: usize) -> Self {
-        Self { to, colour, width: width.max(20), pending: String::new(), column: 0, prompted: false, open: None }
+    pub(super) fn new(to: Box<dyn Write + Send>, color: bool, width: usize) -> Self {
+        Self {
+            to,
+            color,
+            width: width.max(20),
+            pending: String::new(),
+            column: 0,
+            prompted: false,
+            open: None,
+        }
     }
 
     pub(super) fn resize(&mut self, width: usize) {
         self.width = width.max(20);
     }
 
-    /// Shows all output, and below it the line: `label`, then what `view` gives for the columns that are left.
+    /// Shows all output, and below it the line: `label`, then what `view` gives for the columns
+    /// that are left.
     ///
     /// # Errors
     /// When the terminal is gone.
@@ -79,7 +89,11 @@ impl Screen {
         if self.column > 0 {
             self.pending.push_str("\r\n");
         }
-        self.pending.push_str(&format!("{} {text}\r\x1b[{}C", style.paint(&label, self.colour), used + cursor));
+        self.pending.push_str(&format!(
+            "{} {text}\r\x1b[{}C",
+            style.paint(&label, self.color),
+            used + cursor
+        ));
         self.prompted = true;
         self.show()
     }
@@ -138,11 +152,12 @@ impl Sink for Screen {
                 self.pending.push_str("\r\n");
                 self.column = 0;
             }
-            self.pending.push_str(&style.paint(line, self.colour));
+            self.pending.push_str(&style.paint(line, self.color));
             for c in line.chars() {
                 let wide = c.width().unwrap_or(0);
                 // A full line goes on in the next one.
-                self.column = if self.column + wide > self.width { wide } else { self.column + wide };
+                self.column =
+                    if self.column + wide > self.width { wide } else { self.column + wide };
             }
         }
         self.open = (self.column > 0).then_some(channel);
@@ -200,7 +215,9 @@ mod tests {
         let prompt = "\r\na ❯ hi\r\x1b[6C";
         assert_eq!(
             written(&paper),
-            format!("one\r\ntwo{prompt}\r\x1b[K\x1b[A\x1b[3C three{prompt}\r\x1b[K\x1b[A\x1b[9C\r\n")
+            format!(
+                "one\r\ntwo{prompt}\r\x1b[K\x1b[A\x1b[3C three{prompt}\r\x1b[K\x1b[A\x1b[9C\r\n"
+            )
         );
     }
 

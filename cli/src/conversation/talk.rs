@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use construct_proto::v1::{
-    Approval, ApprovalState, Block, CancelTaskRequest, CreateTaskRequest, DecideApprovalRequest, Event,
-    ExplainTaskRequest, MessageSpec, ResumeTaskRequest, SubscribeRequest, SuspendTaskRequest, Task, TaskPhase,
-    TaskSpec, UpdateTaskRequest, decide_approval_request::Decision, event::Payload,
+    Approval, ApprovalState, Block, CancelTaskRequest, CreateTaskRequest, DecideApprovalRequest,
+    Event, ExplainTaskRequest, MessageSpec, ResumeTaskRequest, SubscribeRequest,
+    SuspendTaskRequest, Task, TaskPhase, TaskSpec, UpdateTaskRequest,
+    decide_approval_request::Decision, event::Payload,
 };
 use jiff::Timestamp;
 
@@ -39,7 +40,9 @@ pub(super) enum Mode {
 impl Mode {
     fn of(phase: TaskPhase) -> Self {
         match phase {
-            TaskPhase::InvokeModel | TaskPhase::ExecuteTools | TaskPhase::AwaitSubtasks => Self::Running,
+            TaskPhase::InvokeModel | TaskPhase::ExecuteTools | TaskPhase::AwaitSubtasks => {
+                Self::Running
+            }
             TaskPhase::AwaitApproval => Self::Asking,
             TaskPhase::Suspended => Self::Suspended,
             TaskPhase::AwaitInput | TaskPhase::Unspecified => Self::Idle,
@@ -47,7 +50,8 @@ impl Mode {
     }
 }
 
-/// One conversation. Its task is made with the first message, so that nobody who only looks leaves one behind.
+/// One conversation. Its task is made with the first message, so that nobody who only looks leaves
+/// one behind.
 #[derive(Debug)]
 pub(super) struct Talk {
     gateway: Gateway,
@@ -64,15 +68,33 @@ pub(super) struct Talk {
     history: u64,
     /// Approvals that were asked for and not decided, oldest first.
     asked: Vec<Approval>,
-    /// What could not be said, or was said without our knowing, and its idempotency key: said again it is the same message.
+    /// What could not be said, or was said without our knowing, and its idempotency key: said again
+    /// it is the same message.
     unsaid: Option<(MessageSpec, String)>,
 }
 
 impl Talk {
-    pub(super) fn new(gateway: Gateway, agents: Vec<String>, agent: String, workspace: String) -> Self {
+    pub(super) fn new(
+        gateway: Gateway,
+        agents: Vec<String>,
+        agent: String,
+        workspace: String,
+    ) -> Self {
         let (task, follow, mode, history) = (None, None, Mode::Idle, 0);
         let (attached, asked) = (Vec::new(), Vec::new());
-        Self { gateway, agents, agent, workspace, attached, task, follow, mode, history, asked, unsaid: None }
+        Self {
+            gateway,
+            agents,
+            agent,
+            workspace,
+            attached,
+            task,
+            follow,
+            mode,
+            history,
+            asked,
+            unsaid: None,
+        }
     }
 
     /// The same, with something that is shown with the first message.
@@ -82,7 +104,11 @@ impl Talk {
 
     /// # Errors
     /// When the gateway refuses or is away.
-    pub(super) async fn resume(gateway: Gateway, agents: Vec<String>, task: Task) -> Result<Self, Failure> {
+    pub(super) async fn resume(
+        gateway: Gateway,
+        agents: Vec<String>,
+        task: Task,
+    ) -> Result<Self, Failure> {
         let agent = task.spec.as_ref().map(|spec| spec.agent.clone()).unwrap_or_default();
         let mut talk = Self::new(gateway, agents, agent, String::new());
         talk.mode = task.status.as_ref().map_or(Mode::Idle, |status| Mode::of(status.phase()));
@@ -101,7 +127,10 @@ impl Talk {
 
     /// The task's id; empty before the first message.
     pub(super) fn task(&self) -> &str {
-        self.task.as_ref().and_then(|task| task.metadata.as_ref()).map_or("", |metadata| &metadata.id)
+        self.task
+            .as_ref()
+            .and_then(|task| task.metadata.as_ref())
+            .map_or("", |metadata| &metadata.id)
     }
 
     /// Whether the history still comes in.
@@ -125,16 +154,27 @@ impl Talk {
     /// Says something. Returns the message's id.
     ///
     /// # Errors
-    /// When the gateway refuses or is away. It may have heard all the same; the same words said next are then the same message.
+    /// When the gateway refuses or is away. It may have heard all the same; the same words said
+    /// next are then the same message.
     pub(super) async fn say(&mut self, text: String) -> Result<String, Failure> {
         if self.task.is_none() {
-            let spec = TaskSpec { agent: self.agent.clone(), workspace: self.workspace.clone(), ..TaskSpec::default() };
-            let request = CreateTaskRequest { spec: Some(spec), idempotency_key: idempotency_key() };
+            let spec = TaskSpec {
+                agent: self.agent.clone(),
+                workspace: self.workspace.clone(),
+                ..TaskSpec::default()
+            };
+            let request =
+                CreateTaskRequest { spec: Some(spec), idempotency_key: idempotency_key() };
             let task = call(self.gateway.tasks().create_task(request)).await?;
             self.listen(task).await?;
         }
         let task = self.task().to_owned();
-        if self.task.as_ref().and_then(|task| task.spec.as_ref()).is_some_and(|spec| spec.agent != self.agent) {
+        if self
+            .task
+            .as_ref()
+            .and_then(|task| task.spec.as_ref())
+            .is_some_and(|spec| spec.agent != self.agent)
+        {
             let request = UpdateTaskRequest {
                 task: task.clone(),
                 agent: Some(self.agent.clone()),
@@ -181,7 +221,8 @@ impl Talk {
     /// # Errors
     /// When the gateway refuses or is away.
     pub(super) async fn suspend(&mut self) -> Result<(), Failure> {
-        let request = SuspendTaskRequest { task: self.task().to_owned(), idempotency_key: idempotency_key() };
+        let request =
+            SuspendTaskRequest { task: self.task().to_owned(), idempotency_key: idempotency_key() };
         call(self.gateway.tasks().suspend_task(request)).await?;
         Ok(())
     }
@@ -191,7 +232,8 @@ impl Talk {
     /// # Errors
     /// When the gateway refuses or is away.
     pub(super) async fn go_on(&mut self) -> Result<(), Failure> {
-        let request = ResumeTaskRequest { task: self.task().to_owned(), idempotency_key: idempotency_key() };
+        let request =
+            ResumeTaskRequest { task: self.task().to_owned(), idempotency_key: idempotency_key() };
         call(self.gateway.tasks().resume_task(request)).await?;
         Ok(())
     }
@@ -205,14 +247,28 @@ impl Talk {
     ///
     /// # Errors
     /// When nothing is asked, or the gateway refuses or is away.
-    pub(super) async fn decide(&mut self, decision: Decision, words: String) -> Result<(), Failure> {
-        let Some(asked) = self.asked() else { return Err(Failure::failed("nothing waits for an approval")) };
+    pub(super) async fn decide(
+        &mut self,
+        decision: Decision,
+        words: String,
+    ) -> Result<(), Failure> {
+        let Some(asked) = self.asked() else {
+            return Err(Failure::failed("nothing waits for an approval"));
+        };
         let request = DecideApprovalRequest {
-            approval: asked.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default(),
+            approval: asked
+                .metadata
+                .as_ref()
+                .map(|metadata| metadata.id.clone())
+                .unwrap_or_default(),
             decision: decision.into(),
             words,
             // What was shown is what is decided about.
-            arguments_hash: asked.spec.as_ref().map(|spec| spec.arguments_hash.clone()).unwrap_or_default(),
+            arguments_hash: asked
+                .spec
+                .as_ref()
+                .map(|spec| spec.arguments_hash.clone())
+                .unwrap_or_default(),
             idempotency_key: idempotency_key(),
         };
         call(self.gateway.approvals().decide_approval(request)).await?;
@@ -262,18 +318,33 @@ impl Talk {
         match &event.payload {
             // Of the history too: what was asked and never decided still waits.
             Some(Payload::Approval(approval)) => {
-                let id = |approval: &Approval| approval.metadata.as_ref().map(|metadata| metadata.id.clone());
+                let id = |approval: &Approval| {
+                    approval.metadata.as_ref().map(|metadata| metadata.id.clone())
+                };
                 self.asked.retain(|asked| id(asked) != id(approval));
-                if approval.status.as_ref().is_some_and(|status| status.state() == ApprovalState::Pending) {
+                if approval
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| status.state() == ApprovalState::Pending)
+                {
                     self.asked.push(approval.clone());
                 }
             }
             // While the history comes in, the mode is what the task said of itself.
-            Some(Payload::PhaseChanged(changed)) if !self.is_catching_up() => self.mode = Mode::of(changed.phase()),
+            Some(Payload::PhaseChanged(changed)) if !self.is_catching_up() => {
+                self.mode = Mode::of(changed.phase())
+            }
             Some(Payload::Task(task)) if !self.is_catching_up() => {
-                let before = self.task.as_ref().and_then(|task| task.spec.as_ref()).map(|spec| spec.agent.clone());
-                // Somebody else may have switched the agent; a choice made here but not used yet stays.
-                if let Some(spec) = task.spec.as_ref().filter(|_| before.as_deref() == Some(self.agent.as_str())) {
+                let before = self
+                    .task
+                    .as_ref()
+                    .and_then(|task| task.spec.as_ref())
+                    .map(|spec| spec.agent.clone());
+                // Somebody else may have switched the agent; a choice made here but not used yet
+                // stays.
+                if let Some(spec) =
+                    task.spec.as_ref().filter(|_| before.as_deref() == Some(self.agent.as_str()))
+                {
                     self.agent.clone_from(&spec.agent);
                 }
                 self.task = Some(Task::clone(task));
@@ -285,5 +356,9 @@ impl Talk {
 
 /// What a whole conversation came to, in words; empty when nothing was said.
 pub(super) fn total(tally: &Tally) -> String {
-    if *tally == Tally::default() { String::new() } else { format!("in all {}", crate::render::usage(&tally.usage)) }
+    if *tally == Tally::default() {
+        String::new()
+    } else {
+        format!("in all {}", crate::render::usage(&tally.usage))
+    }
 }

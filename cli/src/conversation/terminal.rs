@@ -13,7 +13,7 @@ use super::{
     talk::{DELETED, Mode, Talk, total},
 };
 use crate::{
-    console::{Colour, Sink as _, Style},
+    console::{Color, Sink as _, Style},
     exec::interrupts,
     failure::{Exit, Failure},
     follow::{News, is_last},
@@ -35,14 +35,14 @@ A message that begins with a slash is written with two.";
 
 /// # Errors
 /// When the gateway refuses or stays away, or the terminal is gone.
-pub(super) async fn run(talk: Talk, colour: Colour) -> Result<Exit, Failure> {
+pub(super) async fn run(talk: Talk, color: Color) -> Result<Exit, Failure> {
     // A signal must not end us in the middle: the terminal would stay as no shell can use it.
     let mut interrupts = interrupts()?;
     let raw = RawMode::enter()?;
     let width = crossterm::terminal::size().map_or(80, |(columns, _)| usize::from(columns));
     let mut conversation = Conversation {
         talk,
-        screen: Screen::new(Box::new(io::stdout()), colour.applies(true), width),
+        screen: Screen::new(Box::new(io::stdout()), color.applies(true), width),
         line: Line::default(),
         renderer: Renderer::new(Options { live: true, people: true, entities: false }),
         tally: Tally::default(),
@@ -98,7 +98,8 @@ impl Conversation {
                         return Ok(Exit::Completed);
                     }
                 }
-                // From another program: Ctrl-C is a key here. What runs goes on, as when the person leaves.
+                // From another program: Ctrl-C is a key here. What runs goes on, as when the person
+                // leaves.
                 Some(()) = interrupts.recv() => return Ok(Exit::Interrupted),
                 news = self.talk.news() => match news? {
                     News::Event(event) => {
@@ -126,9 +127,14 @@ impl Conversation {
             Mode::Suspended => ("‖", Style::Bad),
         };
         // Of several calls that wait, the one that is decided about.
-        let asked =
-            self.talk.asked().and_then(|asked| asked.spec.as_ref()).filter(|_| self.talk.mode() == Mode::Asking);
-        let about = asked.map(|spec| one_line(&format!("#{} {} ", spec.number, spec.tool))).unwrap_or_default();
+        let asked = self
+            .talk
+            .asked()
+            .and_then(|asked| asked.spec.as_ref())
+            .filter(|_| self.talk.mode() == Mode::Asking);
+        let about = asked
+            .map(|spec| one_line(&format!("#{} {} ", spec.number, spec.tool)))
+            .unwrap_or_default();
         let label = format!("{} {about}{sign}", self.talk.agent());
         self.screen.prompt(&label, style, |width| self.line.view(width))
     }
@@ -228,7 +234,10 @@ impl Conversation {
                 Err(failure) => Err(failure),
             },
             "agent" if self.talk.set_agent(argument.trim()) => Ok(()),
-            "agent" => Err(Failure::failed(format!("there is no agent '{}'; Tab goes through all", argument.trim()))),
+            "agent" => Err(Failure::failed(format!(
+                "there is no agent '{}'; Tab goes through all",
+                argument.trim()
+            ))),
             "approve" | "reject" | "resume" | "suspend" | "cancel" if !has_task => {
                 Err(Failure::failed("nothing runs yet"))
             }

@@ -1,4 +1,5 @@
-//! The launchd of macOS, which runs agents of the person who is logged in, and the file by which it knows ours.
+//! The launchd of macOS, which runs agents of the person who is logged in, and the file by which it
+//! knows ours.
 
 use std::{
     env, fs,
@@ -24,7 +25,8 @@ pub(crate) const MARK: &str = "\
 <?xml version=\"1.0\" encoding=\"UTF-8\"?>
 <!-- Written by `construct daemon install`, which replaces it. -->
 ";
-/// What `launchctl bootout` ends with while that which it ends takes its time (`EINPROGRESS` of macOS).
+/// What `launchctl bootout` ends with while that which it ends takes its time (`EINPROGRESS` of
+/// macOS).
 const IN_PROGRESS: i32 = 36;
 
 /// The folder of a person's settings, agents and logs.
@@ -68,7 +70,10 @@ fn agent_in(settings: &Settings, library: &Path) -> Result<Unit, Failure> {
     variables.extend(settings.search.as_deref().map(|search| ("PATH", search)));
     let mut environment = String::new();
     for (name, value) in variables {
-        environment.push_str(&format!("    <key>{name}</key>\n    <string>{}</string>\n", escaped(value)?));
+        environment.push_str(&format!(
+            "    <key>{name}</key>\n    <string>{}</string>\n",
+            escaped(value)?
+        ));
     }
     let log = escaped(&library.join("Logs").join("construct.log"))?;
     let text = format!(
@@ -156,7 +161,8 @@ impl Launchd {
     /// # Errors
     /// When launchctl cannot be run.
     pub(crate) fn has(&self) -> Result<bool, Failure> {
-        // What it says besides is for people, by its own words, and of another form in each version.
+        // What it says besides is for people, by its own words, and of another form in each
+        // version.
         Ok(launchctl(&["print", &self.target()])?.status.success())
     }
 
@@ -209,7 +215,10 @@ mod tests {
     fn settings() -> Settings {
         Settings {
             program: "/opt/a b/construct".into(),
-            place: Place { script: "/src/R&D/deploy/docker/mesh".into(), home: "/Users/ann/construct".into() },
+            place: Place {
+                script: "/src/R&D/deploy/docker/mesh".into(),
+                home: "/Users/ann/construct".into(),
+            },
             target: None,
             environment: "/Users/ann/.config/construct/daemon.env".into(),
             search: Some("/opt/homebrew/bin:/usr/bin:/bin".into()),
@@ -242,6 +251,9 @@ mod tests {
         agent.write(folder.path()).unwrap();
         assert_eq!(data(&folder.path().join(FILE)).as_deref(), Some(home));
         let broken = Settings { program: "/a\u{1}".into(), ..settings() };
-        assert!(agent_in(&broken, Path::new("/Users/ann/Library")).is_err(), "XML has no such character");
+        assert!(
+            agent_in(&broken, Path::new("/Users/ann/Library")).is_err(),
+            "XML has no such character"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! One daemon for a mesh: it keeps a file of the mesh's folder locked as long as it lives. `./dev` looks at the lock as well.
+//! One daemon for a mesh: it keeps a file of the mesh's folder locked as long as it lives. `./dev`
+//! looks at the lock as well.
 
 use std::{
     fs::{DirBuilder, File, OpenOptions, TryLockError},
@@ -24,7 +25,13 @@ fn path(home: &Path) -> PathBuf {
 pub(crate) fn take(home: &Path) -> Result<File, Failure> {
     let path = path(home);
     DirBuilder::new().recursive(true).mode(0o700).create(path.parent().unwrap_or(home))?;
-    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)?;
     // Whoever looks who has it has it for that moment.
     let end = Instant::now() + MOMENT;
     let mut tried = file.try_lock();
@@ -35,8 +42,11 @@ pub(crate) fn take(home: &Path) -> Result<File, Failure> {
     match tried {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            let message =
-                format!("a daemon runs the mesh in {} already (process {})", home.display(), holder_of(&mut file));
+            let message = format!(
+                "a daemon runs the mesh in {} already (process {})",
+                home.display(),
+                holder_of(&mut file)
+            );
             return Err(Failure::failed(message).hint("construct daemon stop"));
         }
         Err(TryLockError::Error(error)) => return Err(error.into()),
@@ -75,7 +85,8 @@ mod tests {
 
     #[test]
     fn one_at_a_time_has_it_and_it_is_known_who() {
-        let home = std::env::temp_dir().join(format!("construct-daemon-lock-{}", uuid::Uuid::now_v7()));
+        let home =
+            std::env::temp_dir().join(format!("construct-daemon-lock-{}", uuid::Uuid::now_v7()));
         assert_eq!(holder(&home).unwrap(), None);
         let held = take(&home).unwrap();
         let own = i32::try_from(std::process::id()).unwrap();

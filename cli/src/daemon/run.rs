@@ -1,4 +1,5 @@
-//! The service: the mesh from its start to its end. What the mesh is, the `dev` script knows; here is when which of its commands is run.
+//! The service: the mesh from its start to its end. What the mesh is, the `dev` script knows; here
+//! is when which of its commands is run.
 
 use std::{env, process::Stdio};
 
@@ -14,8 +15,8 @@ use crate::{
     mesh::{self, HOME, Place},
 };
 
-/// Runs the mesh until this process is told to stop, or until something of it ends: that is a failure, so that the service manager starts it
-/// anew. Nothing is left running either way.
+/// Runs the mesh until this process is told to stop, or until something of it ends: that is a
+/// failure, so that the service manager starts it anew. Nothing is left running either way.
 ///
 /// # Errors
 /// When it cannot be started, or something of it has ended.
@@ -24,9 +25,11 @@ pub(crate) async fn run(place: &Place) -> Result<Exit, Failure> {
     let mut told = Told::new()?;
     let outcome = from_start_to_end(place, &mut told).await;
     notify::say("STOPPING=1\nSTATUS=The mesh is stopping.");
-    // Further signals change nothing: it takes a bounded time, and what was cut short would be left behind.
+    // Further signals change nothing: it takes a bounded time, and what was cut short would be left
+    // behind.
     let mut command = dev(place, &["down"]);
-    let stopped = command.spawn().map_err(|error| mesh::unusable(&place.script, &error))?.wait().await?;
+    let stopped =
+        command.spawn().map_err(|error| mesh::unusable(&place.script, &error))?.wait().await?;
     drop(lock);
     outcome?;
     if stopped.success() { Ok(Exit::Completed) } else { Err(failed(place, "down", stopped)) }
@@ -43,8 +46,14 @@ async fn from_start_to_end(place: &Place, told: &mut Told) -> Result<(), Failure
     Ok(())
 }
 
-/// Runs the command to its end, or ends it when this process is told to stop. Whether it came to its end by itself.
-async fn finished(place: &Place, name: &str, mut command: Command, told: &mut Told) -> Result<bool, Failure> {
+/// Runs the command to its end, or ends it when this process is told to stop. Whether it came to
+/// its end by itself.
+async fn finished(
+    place: &Place,
+    name: &str,
+    mut command: Command,
+    told: &mut Told,
+) -> Result<bool, Failure> {
     let mut child = command.spawn().map_err(|error| mesh::unusable(&place.script, &error))?;
     let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     tokio::select! {
@@ -63,7 +72,8 @@ async fn finished(place: &Place, name: &str, mut command: Command, told: &mut To
     }
 }
 
-/// A command of the script, in a group of its own: a Ctrl-C in the terminal is for this process alone.
+/// A command of the script, in a group of its own: a Ctrl-C in the terminal is for this process
+/// alone.
 fn dev(place: &Place, arguments: &[&str]) -> Command {
     let mut command = Command::new(&place.script);
     command
@@ -88,7 +98,9 @@ fn failed(place: &Place, name: &str, status: std::process::ExitStatus) -> Failur
 /// How many sockets were passed to this process (`sd_listen_fds(3)`).
 fn passed() -> u32 {
     let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
-    number("LISTEN_FDS").filter(|_| number("LISTEN_PID") == Some(std::process::id())).unwrap_or_default()
+    number("LISTEN_FDS")
+        .filter(|_| number("LISTEN_PID") == Some(std::process::id()))
+        .unwrap_or_default()
 }
 
 /// The signals that end this process.

@@ -39,7 +39,11 @@ impl Systemd {
         if done.status.success() {
             return Ok(());
         }
-        let failure = Failure::failed(format!("systemctl --user {}: {}", arguments.join(" "), complaint(&done)));
+        let failure = Failure::failed(format!(
+            "systemctl --user {}: {}",
+            arguments.join(" "),
+            complaint(&done)
+        ));
         Err(failure.hint("journalctl --user -u construct.service says more"))
     }
 

@@ -1,4 +1,5 @@
-//! The files by which systemd knows the service and its socket, and what launchd's has in common with them.
+//! The files by which systemd knows the service and its socket, and what launchd's has in common
+//! with them.
 
 use std::{
     env, fs,
@@ -14,8 +15,7 @@ use crate::{
 };
 
 /// What a file begins with that this program wrote.
-pub(crate) const MARK: &str =
-    "# Written by `construct daemon install`, which replaces it. Changes of yours: systemctl --user edit ";
+pub(crate) const MARK: &str = "# Written by `construct daemon install`, which replaces it. Changes of yours: systemctl --user edit ";
 /// What stands before the folder of the data, for `uninstall` to say where it is.
 const DATA: &str = "# Data: ";
 /// The files.
@@ -98,7 +98,8 @@ impl Settings {
 
     /// The variables by which the program finds what it runs.
     pub(crate) fn variables(&self) -> Vec<(&'static str, &Path)> {
-        let mut variables = vec![(mesh::VARIABLE, &*self.place.script), (mesh::HOME, &*self.place.home)];
+        let mut variables =
+            vec![(mesh::VARIABLE, &*self.place.script), (mesh::HOME, &*self.place.home)];
         variables.extend(self.target.as_deref().map(|target| ("CARGO_TARGET_DIR", target)));
         variables
     }
@@ -163,7 +164,11 @@ RemoveOnStop=yes
 WantedBy=sockets.target
 "
         );
-        Ok([(SERVICE, service), (SOCKET, socket)].map(|(name, text)| Unit { name, mark: MARK, text }))
+        Ok([(SERVICE, service), (SOCKET, socket)].map(|(name, text)| Unit {
+            name,
+            mark: MARK,
+            text,
+        }))
     }
 }
 
@@ -172,7 +177,9 @@ impl Unit {
     pub(crate) fn state(&self, folder: &Path) -> State {
         let path = folder.join(self.name);
         match state(&path, self.mark) {
-            State::Ours if fs::read_to_string(&path).is_ok_and(|text| text == self.text) => State::Same,
+            State::Ours if fs::read_to_string(&path).is_ok_and(|text| text == self.text) => {
+                State::Same
+            }
             state => state,
         }
     }
@@ -183,7 +190,8 @@ impl Unit {
     /// When it cannot be written.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), Failure> {
         let path = folder.join(self.name);
-        let failed = |error| Failure::failed(format!("{} cannot be written: {error}", path.display()));
+        let failed =
+            |error| Failure::failed(format!("{} cannot be written: {error}", path.display()));
         fs::create_dir_all(folder).map_err(failed)?;
         let unfinished = folder.join(format!(".{}.{}", self.name, std::process::id()));
         let done = fs::write(&unfinished, &self.text)
@@ -201,7 +209,10 @@ pub(crate) fn state(path: &Path, mark: &str) -> State {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => State::Absent,
         // A link is somebody's intention (a mask, or settings that are kept elsewhere).
-        Ok(found) if found.is_file() && fs::read_to_string(path).is_ok_and(|text| text.starts_with(mark)) => {
+        Ok(found)
+            if found.is_file()
+                && fs::read_to_string(path).is_ok_and(|text| text.starts_with(mark)) =>
+        {
             State::Ours
         }
         _ => State::Foreign,
@@ -214,10 +225,16 @@ pub(crate) fn state(path: &Path, mark: &str) -> State {
 /// When it has characters that they cannot hold.
 pub(crate) fn text(path: &Path) -> Result<&str, Failure> {
     let text = path.to_str().filter(|text| !text.chars().any(char::is_control));
-    text.ok_or_else(|| Failure::usage(format!("{} has characters that a service's file cannot hold", path.display())))
+    text.ok_or_else(|| {
+        Failure::usage(format!(
+            "{} has characters that a service's file cannot hold",
+            path.display()
+        ))
+    })
 }
 
-/// The same in quotes, where systemd would otherwise split it or put something else in the place of `%`.
+/// The same in quotes, where systemd would otherwise split it or put something else in the place of
+/// `%`.
 fn quoted(path: &Path) -> Result<String, Failure> {
     let text = text(path)?.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
     Ok(format!("\"{text}\""))

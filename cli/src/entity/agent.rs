@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
-    Agent, AgentScriptModels, AgentSecrets, AgentSpec, CreateAgentRequest, DeleteAgentRequest, GetAgentRequest,
-    ListAgentsRequest, ModelParameters, ThinkingEffort, UpdateAgentRequest, list_agents_request::Filter,
+    Agent, AgentScriptModels, AgentSecrets, AgentSpec, CreateAgentRequest, DeleteAgentRequest,
+    GetAgentRequest, ListAgentsRequest, ModelParameters, ThinkingEffort, UpdateAgentRequest,
+    list_agents_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -59,10 +60,12 @@ pub(crate) struct Create {
     /// Model calls one message may cause; 50 when not given.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
-    /// Share of the model's room, in percent, from which on a conversation's older part is summed up; 80 when not given.
+    /// Share of the model's room, in percent, from which on a conversation's older part is summed
+    /// up; 80 when not given.
     #[arg(long, value_name = "PERCENT", default_value_t = 0, hide_default_value = true)]
     compact_at: u32,
-    /// Where scripts of its tasks run: cpu-2 (when not given), cpu-4, cpu-8, or another pool of the installation.
+    /// Where scripts of its tasks run: cpu-2 (when not given), cpu-4, cpu-8, or another pool of the
+    /// installation.
     #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
     compute: String,
     #[command(flatten)]
@@ -115,7 +118,8 @@ pub(crate) struct Update {
     /// Model calls one message may cause.
     #[arg(long, value_name = "N")]
     max_turns: Option<u32>,
-    /// Share of the model's room, in percent, from which on a conversation's older part is summed up.
+    /// Share of the model's room, in percent, from which on a conversation's older part is summed
+    /// up.
     #[arg(long, value_name = "PERCENT")]
     compact_at: Option<u32>,
     /// Where scripts of tasks that are made from now on run.
@@ -125,13 +129,15 @@ pub(crate) struct Update {
     parameters: Parameters,
     #[command(flatten)]
     policy: PolicyArgs,
-    /// A secret its scripts may use, in the place of those they may use now; can be given several times.
+    /// A secret its scripts may use, in the place of those they may use now; can be given several
+    /// times.
     #[arg(long = "secret", value_name = "SECRET")]
     secrets: Vec<String>,
     /// Its scripts may use no secrets any more.
     #[arg(long, conflicts_with = "secrets")]
     no_secrets: bool,
-    /// A model its scripts may call beside its own, in the place of those they may call now; can be given several times.
+    /// A model its scripts may call beside its own, in the place of those they may call now; can be
+    /// given several times.
     #[arg(long = "script-model", value_name = "MODEL")]
     script_models: Vec<String>,
     /// Its scripts may call no model but its own any more.
@@ -235,8 +241,14 @@ impl Parameters {
             max_tokens: self.max_tokens.or(before.max_tokens),
             top_p: self.top_p.or(before.top_p),
             top_k: self.top_k.or(before.top_k),
-            stop_sequences: if self.stop_sequences.is_empty() { before.stop_sequences } else { self.stop_sequences },
-            thinking: self.thinking.map_or(before.thinking, |thinking| ThinkingEffort::from(thinking).into()),
+            stop_sequences: if self.stop_sequences.is_empty() {
+                before.stop_sequences
+            } else {
+                self.stop_sequences
+            },
+            thinking: self
+                .thinking
+                .map_or(before.thinking, |thinking| ThinkingEffort::from(thinking).into()),
         }
     }
 }
@@ -251,7 +263,8 @@ impl AgentCommand {
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => args.run(gateway).await,
             Self::Delete { agent, write, output } => {
-                let request = DeleteAgentRequest { agent: agent.clone(), idempotency_key: write.key() };
+                let request =
+                    DeleteAgentRequest { agent: agent.clone(), idempotency_key: write.key() };
                 call(gateway.agents().delete_agent(request)).await?;
                 output.deleted("agent", &agent)
             }
@@ -261,7 +274,8 @@ impl AgentCommand {
 
 impl Create {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        let parameters = self.parameters.is_given().then(|| self.parameters.over(ModelParameters::default()));
+        let parameters =
+            self.parameters.is_given().then(|| self.parameters.over(ModelParameters::default()));
         let spec = AgentSpec {
             name: self.name,
             description: self.description,
@@ -304,12 +318,16 @@ impl Update {
         let mut revision = self.change.revision;
         let mut parameters = None;
         if self.parameters.is_given() {
-            // Parameters are replaced as a whole, so those that are not given are taken from what is there.
+            // Parameters are replaced as a whole, so those that are not given are taken from what
+            // is there.
             let before = get(gateway, self.agent.clone()).await?;
             if revision == 0 {
                 revision = before.metadata.as_ref().map_or(0, |metadata| metadata.revision);
             }
-            parameters = Some(self.parameters.over(before.spec.and_then(|spec| spec.parameters).unwrap_or_default()));
+            parameters = Some(
+                self.parameters
+                    .over(before.spec.and_then(|spec| spec.parameters).unwrap_or_default()),
+            );
         }
         let request = UpdateAgentRequest {
             agent: self.agent,
@@ -322,7 +340,8 @@ impl Update {
             parameters,
             policy: self.policy.read()?,
             compute: self.compute,
-            secrets: (self.no_secrets || !self.secrets.is_empty()).then_some(AgentSecrets { secrets: self.secrets }),
+            secrets: (self.no_secrets || !self.secrets.is_empty())
+                .then_some(AgentSecrets { secrets: self.secrets }),
             script_models: (self.no_script_models || !self.script_models.is_empty())
                 .then_some(AgentScriptModels { script_models: self.script_models }),
             revision,
@@ -344,7 +363,13 @@ impl Entity for Agent {
     fn row(&self, now: Timestamp) -> Vec<String> {
         let spec = self.spec.clone().unwrap_or_default();
         let tasks = self.status.as_ref().map_or(0, |status| status.task_count);
-        vec![spec.name, spec.model, tasks.to_string(), age(self.metadata.as_ref(), now), spec.description]
+        vec![
+            spec.name,
+            spec.model,
+            tasks.to_string(),
+            age(self.metadata.as_ref(), now),
+            spec.description,
+        ]
     }
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
@@ -365,7 +390,15 @@ impl Entity for Agent {
             ("max tokens", unless_zero(parameters.max_tokens.unwrap_or(0))),
             ("top p", text(parameters.top_p)),
             ("top k", unless_zero(parameters.top_k.unwrap_or(0))),
-            ("stop", parameters.stop_sequences.iter().map(|stop| format!("{stop:?}")).collect::<Vec<_>>().join(", ")),
+            (
+                "stop",
+                parameters
+                    .stop_sequences
+                    .iter()
+                    .map(|stop| format!("{stop:?}"))
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            ),
             ("thinking", thinking),
             ("tasks", tasks.to_string()),
             ("policy", policy::words(&spec.policy)),

@@ -94,9 +94,9 @@ impl ApprovalCommand {
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::List(args) => args.run(gateway).await,
-            Self::Get { approval, output } => {
-                output.one(&call(gateway.approvals().get_approval(GetApprovalRequest { approval })).await?)
-            }
+            Self::Get { approval, output } => output.one(
+                &call(gateway.approvals().get_approval(GetApprovalRequest { approval })).await?,
+            ),
             Self::Approve(args) => args.run(gateway, Decision::Approve).await,
             Self::Reject(args) => args.run(gateway, Decision::Reject).await,
         }
@@ -110,7 +110,8 @@ impl List {
         let listed = self
             .list
             .collect(|page| {
-                let request = ListApprovalsRequest { page: Some(page), filter: Some(filter.clone()) };
+                let request =
+                    ListApprovalsRequest { page: Some(page), filter: Some(filter.clone()) };
                 async move {
                     let response = call(gateway.approvals().list_approvals(request)).await?;
                     Ok((response.approvals, response.page))
@@ -153,7 +154,8 @@ impl Entity for Approval {
 
     fn row(&self, now: Timestamp) -> Vec<String> {
         let spec = self.spec.clone().unwrap_or_default();
-        let state = self.status.as_ref().map_or(ApprovalState::Unspecified, |status| status.state());
+        let state =
+            self.status.as_ref().map_or(ApprovalState::Unspecified, |status| status.state());
         vec![
             id(self.metadata.as_ref()),
             spec.task,
@@ -168,7 +170,9 @@ impl Entity for Approval {
         let spec = self.spec.clone().unwrap_or_default();
         let status = self.status.clone().unwrap_or_default();
         let at = |time: Option<&prost_types::Timestamp>| {
-            time::read(time).map(|at| format!("{} ({})", time::local(at), time::relative(at, now))).unwrap_or_default()
+            time::read(time)
+                .map(|at| format!("{} ({})", time::local(at), time::relative(at, now)))
+                .unwrap_or_default()
         };
         let shown = spec.arguments.len() as u64;
         let left_out = match spec.arguments_size.checked_sub(shown) {
@@ -185,7 +189,10 @@ impl Entity for Approval {
             ("decided", at(status.decided_at.as_ref())),
             ("words", status.words.clone()),
             ("expires", at(status.expires_at.as_ref())),
-            ("call", format!("number {} of script {} of {}", spec.number, spec.script, spec.step_id)),
+            (
+                "call",
+                format!("number {} of script {} of {}", spec.number, spec.script, spec.step_id),
+            ),
             ("hash", spec.arguments_hash),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));

@@ -1,7 +1,9 @@
 //! The audit trail: who did what.
 
 use clap::{Args, Subcommand};
-use construct_proto::v1::{AuditEntry, AuditFilter, ExportAuditEntriesRequest, ListAuditEntriesRequest};
+use construct_proto::v1::{
+    AuditEntry, AuditFilter, ExportAuditEntriesRequest, ListAuditEntriesRequest,
+};
 use jiff::Timestamp;
 
 use crate::{
@@ -81,9 +83,13 @@ impl AuditCommand {
                 let filter = filter.filter();
                 let listed = list
                     .collect(|page| {
-                        let request = ListAuditEntriesRequest { page: Some(page), filter: Some(filter.clone()) };
+                        let request = ListAuditEntriesRequest {
+                            page: Some(page),
+                            filter: Some(filter.clone()),
+                        };
                         async move {
-                            let response = call(gateway.audit().list_audit_entries(request)).await?;
+                            let response =
+                                call(gateway.audit().list_audit_entries(request)).await?;
                             Ok((response.audit_entries, response.page))
                         }
                     })
@@ -111,7 +117,8 @@ fn who(entry: &AuditEntry) -> String {
 impl Entity for AuditEntry {
     const NAME: &'static str = "construct.v1.AuditEntry";
     const PLURAL: &'static str = "auditEntries";
-    const COLUMNS: &'static [&'static str] = &["TIME", "WHO", "METHOD", "OBJECTS", "OUTCOME", "CALLS", "FACE", "FROM"];
+    const COLUMNS: &'static [&'static str] =
+        &["TIME", "WHO", "METHOD", "OBJECTS", "OUTCOME", "CALLS", "FACE", "FROM"];
 
     fn row(&self, _: Timestamp) -> Vec<String> {
         vec![

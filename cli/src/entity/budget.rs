@@ -2,8 +2,8 @@
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    Budget, BudgetPeriod, BudgetSpec, CreateBudgetRequest, DeleteBudgetRequest, GetBudgetRequest, ListBudgetsRequest,
-    UpdateBudgetRequest, list_budgets_request::Filter,
+    Budget, BudgetPeriod, BudgetSpec, CreateBudgetRequest, DeleteBudgetRequest, GetBudgetRequest,
+    ListBudgetsRequest, UpdateBudgetRequest, list_budgets_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -100,7 +100,8 @@ impl BudgetCommand {
                     limit_pico_usd: limit.pico_usd,
                     token_id: String::new(),
                 };
-                let request = CreateBudgetRequest { spec: Some(spec), idempotency_key: write.key() };
+                let request =
+                    CreateBudgetRequest { spec: Some(spec), idempotency_key: write.key() };
                 output.one(&call(gateway.budgets().create_budget(request)).await?)
             }
             Self::Get { budget, output } => {
@@ -109,7 +110,9 @@ impl BudgetCommand {
             Self::List(args) => args.run(gateway).await,
             Self::Update(Update { budget, limit, change, output }) => {
                 if limit.period.is_some() {
-                    return Err(Failure::usage("a budget keeps its period; make another one for another period"));
+                    return Err(Failure::usage(
+                        "a budget keeps its period; make another one for another period",
+                    ));
                 }
                 let request = UpdateBudgetRequest {
                     budget,
@@ -120,7 +123,8 @@ impl BudgetCommand {
                 output.one(&call(gateway.budgets().update_budget(request)).await?)
             }
             Self::Delete { budget, write, output } => {
-                let request = DeleteBudgetRequest { budget: budget.clone(), idempotency_key: write.key() };
+                let request =
+                    DeleteBudgetRequest { budget: budget.clone(), idempotency_key: write.key() };
                 call(gateway.budgets().delete_budget(request)).await?;
                 output.deleted("budget", &budget)
             }
@@ -158,7 +162,11 @@ pub(crate) enum Of<'a> {
 ///
 /// # Errors
 /// What the gateway fails with.
-pub(crate) async fn make(gateway: &Gateway, of: Of<'_>, limit: Option<Limit>) -> Result<(), Failure> {
+pub(crate) async fn make(
+    gateway: &Gateway,
+    of: Of<'_>,
+    limit: Option<Limit>,
+) -> Result<(), Failure> {
     let Some(limit) = limit else { return Ok(()) };
     let (agent, task, period) = match of {
         Of::Agent(agent) => (agent.to_owned(), String::new(), BudgetPeriod::Month),
@@ -187,7 +195,8 @@ fn of(spec: &BudgetSpec) -> String {
 impl Entity for Budget {
     const NAME: &'static str = "construct.v1.Budget";
     const PLURAL: &'static str = "budgets";
-    const COLUMNS: &'static [&'static str] = &["ID", "OF", "PER", "LIMIT", "SPENT", "SET ASIDE", "AGE"];
+    const COLUMNS: &'static [&'static str] =
+        &["ID", "OF", "PER", "LIMIT", "SPENT", "SET ASIDE", "AGE"];
 
     fn row(&self, now: Timestamp) -> Vec<String> {
         let spec = self.spec.clone().unwrap_or_default();

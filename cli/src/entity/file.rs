@@ -10,8 +10,8 @@ use std::{
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    DeleteFileRequest, DownloadFileRequest, File, FileState, GetFileRequest, ListFilesRequest, UpdateFileRequest,
-    list_files_request::Filter,
+    DeleteFileRequest, DownloadFileRequest, File, FileState, GetFileRequest, ListFilesRequest,
+    UpdateFileRequest, list_files_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -27,7 +27,8 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum FileCommand {
-    /// Upload one. An upload that was cut goes on where it was, when the same command is given again.
+    /// Upload one. An upload that was cut goes on where it was, when the same command is given
+    /// again.
     Upload(upload::Upload),
     /// Write what one says to a file, or to standard output.
     Download(Download),
@@ -125,7 +126,8 @@ impl FileCommand {
                 args.output.one(&call(gateway.files().update_file(request)).await?)
             }
             Self::Delete { file, write, output } => {
-                let request = DeleteFileRequest { file: file.clone(), idempotency_key: write.key() };
+                let request =
+                    DeleteFileRequest { file: file.clone(), idempotency_key: write.key() };
                 call(gateway.files().delete_file(request)).await?;
                 output.deleted("file", &file)
             }
@@ -146,7 +148,12 @@ impl List {
             Some(State::Ready) => FileState::Ready,
             Some(State::Refused) => FileState::Refused,
         };
-        let filter = Filter { name: self.name, media_type: self.media_type, sha256: self.sha256, state: state.into() };
+        let filter = Filter {
+            name: self.name,
+            media_type: self.media_type,
+            sha256: self.sha256,
+            state: state.into(),
+        };
         let listed = self
             .list
             .collect(|page| {
@@ -171,16 +178,30 @@ impl Download {
         // Whoever uploaded it chose the name; the gateway refuses those with a folder.
         let to = self.to.clone().unwrap_or_else(|| PathBuf::from(&spec.name));
         if to.exists() && !self.force {
-            return Err(Failure::usage(format!("{} is there already; --force replaces it", to.display())));
+            return Err(Failure::usage(format!(
+                "{} is there already; --force replaces it",
+                to.display()
+            )));
         }
         // It has its name when all of it is there.
         let part = PathBuf::from(format!("{}.part", to.display()));
         let failed = |error: io::Error| Failure::failed(format!("{}: {error}", part.display()));
-        let mut new = OpenOptions::new().write(true).create(true).truncate(true).open(&part).map_err(failed)?;
+        let mut new = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&part)
+            .map_err(failed)?;
         let copied = self.copy(gateway, &mut new).await;
         let written = match copied {
-            Ok(bytes) if bytes == spec.size => fs::rename(&part, &to).map_err(failed).map(|()| bytes),
-            Ok(bytes) => Err(Failure::failed(format!("{} of {} bytes came", thousands(bytes), thousands(spec.size)))),
+            Ok(bytes) if bytes == spec.size => {
+                fs::rename(&part, &to).map_err(failed).map(|()| bytes)
+            }
+            Ok(bytes) => Err(Failure::failed(format!(
+                "{} of {} bytes came",
+                thousands(bytes),
+                thousands(spec.size)
+            ))),
             Err(failure) => Err(failure),
         };
         if written.is_err() {
@@ -196,7 +217,8 @@ impl Download {
         let mut pieces = gateway.files().download_file(request).await?.into_inner();
         let mut bytes = 0;
         while let Some(piece) = pieces.message().await? {
-            to.write_all(&piece.data).map_err(|error| Failure::failed(format!("it cannot be written: {error}")))?;
+            to.write_all(&piece.data)
+                .map_err(|error| Failure::failed(format!("it cannot be written: {error}")))?;
             bytes += i64::try_from(piece.data.len()).unwrap_or(i64::MAX);
         }
         to.flush().map_err(|error| Failure::failed(format!("it cannot be written: {error}")))?;
@@ -206,9 +228,12 @@ impl Download {
 
 /// What became of a file, in words.
 fn state(file: &File) -> String {
-    let (spec, status) = (file.spec.clone().unwrap_or_default(), file.status.clone().unwrap_or_default());
+    let (spec, status) =
+        (file.spec.clone().unwrap_or_default(), file.status.clone().unwrap_or_default());
     match status.state() {
-        FileState::Uploading => format!("{}% uploaded", status.received.saturating_mul(100) / spec.size.max(1)),
+        FileState::Uploading => {
+            format!("{}% uploaded", status.received.saturating_mul(100) / spec.size.max(1))
+        }
         FileState::Checking => "looked at".to_owned(),
         FileState::Ready => "ready".to_owned(),
         FileState::Refused => format!("refused: {}", status.reason),
@@ -234,7 +259,8 @@ impl Entity for File {
     }
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
-        let (spec, status) = (self.spec.clone().unwrap_or_default(), self.status.clone().unwrap_or_default());
+        let (spec, status) =
+            (self.spec.clone().unwrap_or_default(), self.status.clone().unwrap_or_default());
         let at = |at| format!("{} ({})", time::local(at), time::relative(at, now));
         let sha256 = if status.sha256.is_empty() { spec.sha256 } else { status.sha256.clone() };
         let mut details = vec![

@@ -1,9 +1,11 @@
-//! Invitations into the organisation that is worked in.
+//! Invitations into the organization that is worked in.
 
 use std::time::Duration;
 
 use clap::Subcommand;
-use construct_proto::v1::{CreateInvitationRequest, Invitation, ListInvitationsRequest, RevokeInvitationRequest, Role};
+use construct_proto::v1::{
+    CreateInvitationRequest, Invitation, ListInvitationsRequest, RevokeInvitationRequest, Role,
+};
 use jiff::Timestamp;
 
 use super::{
@@ -71,7 +73,8 @@ impl InvitationCommand {
                 let listed = list
                     .collect(|page| async move {
                         let request = ListInvitationsRequest { page: Some(page) };
-                        let response = call(gateway.organizations().list_invitations(request)).await?;
+                        let response =
+                            call(gateway.organizations().list_invitations(request)).await?;
                         Ok((response.invitations, response.page))
                     })
                     .await?;
@@ -86,7 +89,8 @@ impl InvitationCommand {
 }
 
 fn state(invitation: &Invitation, now: Timestamp) -> String {
-    let word = invitation.state().as_str_name().trim_start_matches("INVITATION_STATE_").to_lowercase();
+    let word =
+        invitation.state().as_str_name().trim_start_matches("INVITATION_STATE_").to_lowercase();
     let over = time::read(invitation.expires_at.as_ref()).is_some_and(|expires| expires <= now);
     if word == "pending" && over { "expired".to_owned() } else { word }
 }
@@ -98,7 +102,13 @@ impl Entity for Invitation {
 
     fn row(&self, now: Timestamp) -> Vec<String> {
         let metadata = self.metadata.as_ref();
-        vec![self.email.clone(), role(self.role()), state(self, now), age(metadata, now), id(metadata)]
+        vec![
+            self.email.clone(),
+            role(self.role()),
+            state(self, now),
+            age(metadata, now),
+            id(metadata),
+        ]
     }
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
@@ -112,7 +122,9 @@ impl Entity for Invitation {
             ("accepted by", self.accepted_by.clone()),
             (
                 "expires",
-                expires.map(|at| format!("{} ({})", time::local(at), time::relative(at, now))).unwrap_or_default(),
+                expires
+                    .map(|at| format!("{} ({})", time::local(at), time::relative(at, now)))
+                    .unwrap_or_default(),
             ),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));

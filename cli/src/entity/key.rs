@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    ApiKey, ApiKeyLimits, ApiKeySpec, ApiKeyUse, CreateApiKeyRequest, CreateApiKeyResponse, CreateSetupCodeRequest,
-    ExchangeSetupCodeRequest, GetApiKeyRequest, ListApiKeysRequest, RevokeApiKeyRequest, Role, UpdateApiKeyRequest,
+    ApiKey, ApiKeyLimits, ApiKeySpec, ApiKeyUse, CreateApiKeyRequest, CreateApiKeyResponse,
+    CreateSetupCodeRequest, ExchangeSetupCodeRequest, GetApiKeyRequest, ListApiKeysRequest,
+    RevokeApiKeyRequest, Role, UpdateApiKeyRequest,
 };
 use jiff::Timestamp;
 
@@ -65,7 +66,8 @@ pub(crate) enum KeyCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Exchange a code for a key, and print the key. The code is asked for, or read from standard input.
+    /// Exchange a code for a key, and print the key. The code is asked for, or read from standard
+    /// input.
     Exchange {
         #[command(flatten)]
         output: OutputArgs,
@@ -163,7 +165,8 @@ pub(crate) struct Create {
 pub(crate) struct KeyArgs {
     /// What it is for.
     name: String,
-    /// What it is good for, as `tasks:read`; can be given several times. `admin` is everything that the role allows.
+    /// What it is good for, as `tasks:read`; can be given several times. `admin` is everything that
+    /// the role allows.
     #[arg(long = "scope", value_name = "SCOPE", required = true)]
     scopes: Vec<String>,
     /// viewer, member, admin or owner; yours when not given.
@@ -191,7 +194,10 @@ impl KeyCommand {
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(Create { key, expires, output }) => {
-                let request = CreateApiKeyRequest { spec: Some(key.spec()), expires_in: expires.and_then(lasting) };
+                let request = CreateApiKeyRequest {
+                    spec: Some(key.spec()),
+                    expires_in: expires.and_then(lasting),
+                };
                 shown(&call(gateway.keys().create_api_key(request)).await?, output)
             }
             Self::List { list, output } => {
@@ -204,14 +210,17 @@ impl KeyCommand {
                     .await?;
                 output.list(&listed)
             }
-            Self::Get { key, output } => {
-                output.one(&call(gateway.keys().get_api_key(GetApiKeyRequest { api_key: key })).await?)
-            }
+            Self::Get { key, output } => output
+                .one(&call(gateway.keys().get_api_key(GetApiKeyRequest { api_key: key })).await?),
             Self::Limit(Limit { key, limits, write, output }) => {
-                let before = call(gateway.keys().get_api_key(GetApiKeyRequest { api_key: key.clone() })).await?;
+                let before =
+                    call(gateway.keys().get_api_key(GetApiKeyRequest { api_key: key.clone() }))
+                        .await?;
                 let request = UpdateApiKeyRequest {
                     api_key: key,
-                    limits: Some(limits.over(before.spec.and_then(|spec| spec.limits).unwrap_or_default())),
+                    limits: Some(
+                        limits.over(before.spec.and_then(|spec| spec.limits).unwrap_or_default()),
+                    ),
                     // What somebody else has said meanwhile is not undone.
                     revision: before.metadata.map(|metadata| metadata.revision).unwrap_or_default(),
                     idempotency_key: write.key(),
@@ -232,14 +241,16 @@ impl KeyCommand {
                 output.words("construct.v1.SetupCode", &code, &format!("{}\n", code.code))
             }
             Self::Exchange { output } => {
-                let request = ExchangeSetupCodeRequest { code: hidden::read("code: ")?.trim().to_owned() };
+                let request =
+                    ExchangeSetupCodeRequest { code: hidden::read("code: ")?.trim().to_owned() };
                 shown(&call(gateway.keys().exchange_setup_code(request)).await?, output)
             }
         }
     }
 }
 
-/// The key alone on standard output, so that a shell can take it: `CONSTRUCT_KEY=$(construct key create …)`.
+/// The key alone on standard output, so that a shell can take it: `CONSTRUCT_KEY=$(construct key
+/// create …)`.
 fn shown(made: &CreateApiKeyResponse, output: OutputArgs) -> Result<(), Failure> {
     if output.format() != Format::Table {
         return output.words("construct.v1.CreateApiKeyResponse", made, "");
@@ -252,7 +263,8 @@ fn shown(made: &CreateApiKeyResponse, output: OutputArgs) -> Result<(), Failure>
     print(&format!("{}\n", made.key))
 }
 
-/// `12 of 100 tasks a day, $1.20 of $5.00 a month`; without what was used, the limits alone. Nothing where nothing is limited.
+/// `12 of 100 tasks a day, $1.20 of $5.00 a month`; without what was used, the limits alone.
+/// Nothing where nothing is limited.
 fn limits(limits: &ApiKeyLimits, used: Option<&ApiKeyUse>) -> String {
     let number: fn(i64) -> String = thousands;
     let rows = [
@@ -260,7 +272,12 @@ fn limits(limits: &ApiKeyLimits, used: Option<&ApiKeyUse>) -> String {
         (number, limits.tasks_per_day, used.map(|used| used.tasks), " tasks a day"),
         (number, limits.runs_per_day, used.map(|used| used.runs), " runs a day"),
         (number, limits.tokens_per_day, used.map(|used| used.tokens), " tokens a day"),
-        (money::cost, limits.spend_per_month_pico_usd, used.map(|used| used.spend_pico_usd), " a month"),
+        (
+            money::cost,
+            limits.spend_per_month_pico_usd,
+            used.map(|used| used.spend_pico_usd),
+            " a month",
+        ),
         (number, limits.storage_bytes, used.map(|used| used.storage_bytes), " bytes kept"),
     ];
     let mut parts = Vec::new();
@@ -288,11 +305,14 @@ fn state(key: &ApiKey, now: Timestamp) -> String {
 impl Entity for ApiKey {
     const NAME: &'static str = "construct.v1.ApiKey";
     const PLURAL: &'static str = "apiKeys";
-    const COLUMNS: &'static [&'static str] = &["NAME", "KEY", "ROLE", "SCOPES", "STATE", "USED", "AGE", "ID"];
+    const COLUMNS: &'static [&'static str] =
+        &["NAME", "KEY", "ROLE", "SCOPES", "STATE", "USED", "AGE", "ID"];
 
     fn row(&self, now: Timestamp) -> Vec<String> {
         let (spec, metadata) = (self.spec.clone().unwrap_or_default(), self.metadata.as_ref());
-        let used = time::read(self.last_used_at.as_ref()).map(|at| time::relative(at, now)).unwrap_or_default();
+        let used = time::read(self.last_used_at.as_ref())
+            .map(|at| time::relative(at, now))
+            .unwrap_or_default();
         let (role, scopes) = (role(spec.role()), spec.scopes.join(", "));
         vec![
             spec.name,
@@ -308,7 +328,9 @@ impl Entity for ApiKey {
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
         let spec = self.spec.clone().unwrap_or_default();
-        let used = time::read(self.last_used_at.as_ref()).map(|at| time::relative(at, now)).unwrap_or_default();
+        let used = time::read(self.last_used_at.as_ref())
+            .map(|at| time::relative(at, now))
+            .unwrap_or_default();
         let limits = limits(&spec.limits.unwrap_or_default(), self.used.as_ref());
         vec![
             ("role", role(spec.role())),
@@ -336,7 +358,11 @@ mod tests {
             assert!(parse_number(wrong).is_err(), "{wrong}");
         }
         assert!(parse_dollars("5/month").is_err());
-        let before = ApiKeyLimits { tasks_per_day: Some(5), runs_per_day: Some(7), ..ApiKeyLimits::default() };
+        let before = ApiKeyLimits {
+            tasks_per_day: Some(5),
+            runs_per_day: Some(7),
+            ..ApiKeyLimits::default()
+        };
         let args = LimitArgs {
             requests_per_minute: None,
             tasks_per_day: Some(Said(None)),
@@ -363,10 +389,13 @@ mod tests {
             storage_bytes: Some(2_000_000),
             ..ApiKeyLimits::default()
         };
-        let used =
-            ApiKeyUse { tasks: 12, spend_pico_usd: 1_200_000_000_000, storage_bytes: 4096, ..ApiKeyUse::default() };
-        let shown =
-            "60 requests a minute, 12 of 1,000 tasks a day, $1.20 of $5.00 a month, 4,096 of 2,000,000 bytes kept";
+        let used = ApiKeyUse {
+            tasks: 12,
+            spend_pico_usd: 1_200_000_000_000,
+            storage_bytes: 4096,
+            ..ApiKeyUse::default()
+        };
+        let shown = "60 requests a minute, 12 of 1,000 tasks a day, $1.20 of $5.00 a month, 4,096 of 2,000,000 bytes kept";
         assert_eq!(limits(&limited, Some(&used)), shown);
         let alone = "60 requests a minute, 1,000 tasks a day, $5.00 a month, 2,000,000 bytes kept";
         assert_eq!(limits(&limited, None), alone);

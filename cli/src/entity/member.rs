@@ -1,7 +1,9 @@
-//! Members of the organisation that is worked in.
+//! Members of the organization that is worked in.
 
 use clap::Subcommand;
-use construct_proto::v1::{ListMembersRequest, Member, RemoveMemberRequest, Role, UpdateMemberRequest};
+use construct_proto::v1::{
+    ListMembersRequest, Member, RemoveMemberRequest, Role, UpdateMemberRequest,
+};
 use jiff::Timestamp;
 
 use super::{
@@ -72,7 +74,8 @@ impl MemberCommand {
                 output.one(&call(gateway.organizations().update_member(request)).await?)
             }
             Self::Remove { user, write, output } => {
-                let request = RemoveMemberRequest { user: user.clone(), idempotency_key: write.key() };
+                let request =
+                    RemoveMemberRequest { user: user.clone(), idempotency_key: write.key() };
                 call(gateway.organizations().remove_member(request)).await?;
                 output.deleted("member", &user)
             }
@@ -87,7 +90,13 @@ impl Entity for Member {
 
     fn row(&self, now: Timestamp) -> Vec<String> {
         let metadata = self.metadata.as_ref();
-        vec![self.name.clone(), self.email.clone(), role(self.role()), age(metadata, now), id(metadata)]
+        vec![
+            self.name.clone(),
+            self.email.clone(),
+            role(self.role()),
+            age(metadata, now),
+            id(metadata),
+        ]
     }
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {

@@ -2,9 +2,9 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
-    Block, CreateMessageRequest, DeleteMessageRequest, EditMessageRequest, GetMessageRequest, ListMessagesRequest,
-    Message, MessagePriority, MessageSource, MessageSpec, Text, UpdateMessageRequest, block,
-    list_messages_request::Filter,
+    Block, CreateMessageRequest, DeleteMessageRequest, EditMessageRequest, GetMessageRequest,
+    ListMessagesRequest, Message, MessagePriority, MessageSource, MessageSpec, Text,
+    UpdateMessageRequest, block, list_messages_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -132,15 +132,19 @@ impl MessageCommand {
             Self::Create(args) => {
                 let mut blocks = blocks(args.text)?;
                 blocks.extend(args.attach.blocks(gateway).await?);
-                let priority =
-                    if args.interrupt { MessagePriority::Interrupt } else { MessagePriority::AfterTurn }.into();
+                let priority = if args.interrupt {
+                    MessagePriority::Interrupt
+                } else {
+                    MessagePriority::AfterTurn
+                }
+                .into();
                 let spec = MessageSpec { task: args.task, blocks, priority };
-                let request = CreateMessageRequest { spec: Some(spec), idempotency_key: args.write.key() };
+                let request =
+                    CreateMessageRequest { spec: Some(spec), idempotency_key: args.write.key() };
                 args.output.one(&call(gateway.messages().create_message(request)).await?)
             }
-            Self::Get { message, output } => {
-                output.one(&call(gateway.messages().get_message(GetMessageRequest { message })).await?)
-            }
+            Self::Get { message, output } => output
+                .one(&call(gateway.messages().get_message(GetMessageRequest { message })).await?),
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => {
                 let request = UpdateMessageRequest {
@@ -157,7 +161,8 @@ impl MessageCommand {
                 args.output.one(&call(gateway.messages().edit_message(request)).await?)
             }
             Self::Delete { message, write, output } => {
-                let request = DeleteMessageRequest { message: message.clone(), idempotency_key: write.key() };
+                let request =
+                    DeleteMessageRequest { message: message.clone(), idempotency_key: write.key() };
                 call(gateway.messages().delete_message(request)).await?;
                 output.deleted("message", &message)
             }
@@ -176,7 +181,11 @@ impl List {
         let listed = self
             .list
             .collect(|page| {
-                let request = ListMessagesRequest { task: task.clone(), page: Some(page), filter: Some(filter) };
+                let request = ListMessagesRequest {
+                    task: task.clone(),
+                    page: Some(page),
+                    filter: Some(filter),
+                };
                 async move {
                     let response = call(gateway.messages().list_messages(request)).await?;
                     Ok((response.messages, response.page))
@@ -209,15 +218,21 @@ fn content(message: &Message) -> String {
     let blocks = message.spec.iter().flat_map(|spec| &spec.blocks);
     let parts = blocks.filter_map(|block| match block.block.as_ref()? {
         block::Block::Text(text) => Some(text.text.clone()),
-        block::Block::CodeInterpreterCall(call) => Some(format!("[script]\n{}", call.code.trim_end())),
+        block::Block::CodeInterpreterCall(call) => {
+            Some(format!("[script]\n{}", call.code.trim_end()))
+        }
         block::Block::CodeInterpreterResult(result) if result.error.is_empty() => {
             Some(format!("[result]\n{}", result.output.trim_end()))
         }
-        block::Block::CodeInterpreterResult(result) => {
-            Some(format!("[result]\n{}\n[error]\n{}", result.output.trim_end(), result.error.trim_end()))
-        }
+        block::Block::CodeInterpreterResult(result) => Some(format!(
+            "[result]\n{}\n[error]\n{}",
+            result.output.trim_end(),
+            result.error.trim_end()
+        )),
         block::Block::Thinking(thinking) if thinking.text.trim().is_empty() => None,
-        block::Block::Thinking(thinking) => Some(format!("[thinking]\n{}", thinking.text.trim_end())),
+        block::Block::Thinking(thinking) => {
+            Some(format!("[thinking]\n{}", thinking.text.trim_end()))
+        }
         block::Block::Attachment(attachment) => Some(render::attachment_line(attachment)),
     });
     parts.collect::<Vec<_>>().join("\n")
@@ -237,7 +252,8 @@ impl Entity for Message {
             (None, 0) => "queued",
             (None, _) => "running",
         };
-        let position = if status.position == 0 { "-".to_owned() } else { status.position.to_string() };
+        let position =
+            if status.position == 0 { "-".to_owned() } else { status.position.to_string() };
         vec![
             position,
             source_name(status.source()).to_owned(),
@@ -250,7 +266,11 @@ impl Entity for Message {
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
         let status = self.status.clone().unwrap_or_default();
-        let position = if status.position == 0 { "waits for its turn".to_owned() } else { status.position.to_string() };
+        let position = if status.position == 0 {
+            "waits for its turn".to_owned()
+        } else {
+            status.position.to_string()
+        };
         let mut details = vec![
             ("id", id(self.metadata.as_ref())),
             ("task", self.spec.as_ref().map(|spec| spec.task.clone()).unwrap_or_default()),
@@ -260,7 +280,9 @@ impl Entity for Message {
             ("error", status.error),
             (
                 "put aside",
-                time::read(status.superseded_at.as_ref()).map(|at| time::relative(at, now)).unwrap_or_default(),
+                time::read(status.superseded_at.as_ref())
+                    .map(|at| time::relative(at, now))
+                    .unwrap_or_default(),
             ),
             ("replaces", status.replaces),
             ("usage", status.usage.map(|usage| render::usage(&usage)).unwrap_or_default()),

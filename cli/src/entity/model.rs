@@ -2,9 +2,10 @@
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    Breaker, CatalogueModel, CreateModelRequest, DeleteModelRequest, GetModelRequest, ListCatalogueModelsRequest,
-    ListModelsRequest, LongContextPrices, Model, ModelFallback, ModelFallbacks, ModelProviderType, ModelSpec, Prices,
-    PricesSource, UpdateModelRequest, breaker::State, list_models_request::Filter,
+    Breaker, CatalogModel, CreateModelRequest, DeleteModelRequest, GetModelRequest,
+    ListCatalogModelsRequest, ListModelsRequest, LongContextPrices, Model, ModelFallback,
+    ModelFallbacks, ModelProviderType, ModelSpec, Prices, PricesSource, UpdateModelRequest,
+    breaker::State, list_models_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -35,7 +36,7 @@ pub(crate) enum ModelCommand {
     /// Change one: only what is given.
     Update(Update),
     /// List the vendors' models that Construct knows, with limits and prices.
-    Catalogue(Catalogue),
+    Catalog(Catalog),
     /// Delete one that no agent uses.
     Delete {
         /// Name or id.
@@ -77,7 +78,7 @@ pub(crate) struct List {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Catalogue {
+pub(crate) struct Catalog {
     /// Only those of this type of provider.
     #[arg(value_enum, value_name = "TYPE")]
     vendor: Option<Type>,
@@ -108,13 +109,13 @@ struct Fields {
     /// What the vendor calls the model; its name when not given.
     #[arg(long, visible_alias = "model-id", value_name = "NAME")]
     vendor_model: Option<String>,
-    /// Tokens the model can see; what the catalogue has when not given, else 128,000.
+    /// Tokens the model can see; what the catalog has when not given, else 128,000.
     #[arg(long, value_name = "TOKENS")]
     context_window: Option<i64>,
-    /// Tokens of one answer at most; what the catalogue has when not given, else 8,192.
+    /// Tokens of one answer at most; what the catalog has when not given, else 8,192.
     #[arg(long, value_name = "TOKENS")]
     max_output_tokens: Option<i64>,
-    /// Dollars per million input tokens. Without any price: those of the catalogue.
+    /// Dollars per million input tokens. Without any price: those of the catalog.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     input_price: Option<i64>,
     /// Dollars per million output tokens.
@@ -136,23 +137,29 @@ struct Fields {
     /// `above=TOKENS,input=DOLLARS,output=DOLLARS[,cache-read=DOLLARS][,cache-write=DOLLARS][,thinking=DOLLARS]`.
     #[arg(long, value_name = "PRICES", value_parser = parse_long_context)]
     long_context: Option<LongContextPrices>,
-    /// Whether the model can call tools; true when not given. One that cannot is asked for scripts in fenced blocks.
+    /// Whether the model can call tools; true when not given. One that cannot is asked for scripts
+    /// in fenced blocks.
     #[arg(long, value_name = "BOOL")]
     tool_calling: Option<bool>,
-    /// A model that answers when this one cannot, may be repeated (at most 8), in the order they are tried. Neighbours with a
-    /// weight (1 to 1,000) are a group, of which is drawn who comes first.
+    /// A model that answers when this one cannot, may be repeated (at most 8), in the order they
+    /// are tried. Neighbors with a weight (1 to 1,000) are a group, of which is drawn who comes
+    /// first.
     #[arg(long = "fallback", value_name = "MODEL[=WEIGHT]", value_parser = parse_fallback)]
     fallbacks: Vec<ModelFallback>,
-    /// Ask the next fallback as well when nothing of the answer has come after this time, e.g. `3s` or `800ms`; 0 is never.
+    /// Ask the next fallback as well when nothing of the answer has come after this time, e.g. `3s`
+    /// or `800ms`; 0 is never.
     #[arg(long, value_name = "DURATION", value_parser = parse_hedge)]
     hedge_after: Option<prost_types::Duration>,
 }
 
 fn parse_fallback(text: &str) -> Result<ModelFallback, String> {
     let (model, weight) = match text.split_once('=') {
-        Some((model, weight)) => {
-            (model, weight.parse().map_err(|_| format!("`{weight}` is no weight: use a number from 0 to 1000"))?)
-        }
+        Some((model, weight)) => (
+            model,
+            weight
+                .parse()
+                .map_err(|_| format!("`{weight}` is no weight: use a number from 0 to 1000"))?,
+        ),
         None => (text, 0),
     };
     Ok(ModelFallback { model: model.to_owned(), weight })
@@ -168,7 +175,8 @@ fn parse_hedge(text: &str) -> Result<prost_types::Duration, String> {
             _ => return Err(wrong()),
         },
     };
-    let millis = number.parse::<i64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(wrong)?;
+    let millis =
+        number.parse::<i64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(wrong)?;
     let nanos = i32::try_from(millis % 1_000 * 1_000_000).map_err(|_| wrong())?;
     Ok(prost_types::Duration { seconds: millis / 1_000, nanos })
 }
@@ -209,9 +217,10 @@ impl ModelCommand {
             Self::Get { model, output } => output.one(&get(gateway, model).await?),
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => args.run(gateway).await,
-            Self::Catalogue(args) => args.run(gateway).await,
+            Self::Catalog(args) => args.run(gateway).await,
             Self::Delete { model, write, output } => {
-                let request = DeleteModelRequest { model: model.clone(), idempotency_key: write.key() };
+                let request =
+                    DeleteModelRequest { model: model.clone(), idempotency_key: write.key() };
                 call(gateway.models().delete_model(request)).await?;
                 output.deleted("model", &model)
             }
@@ -260,12 +269,15 @@ impl Update {
         let mut revision = self.change.revision;
         let mut prices = None;
         if self.fields.has_prices() {
-            // Prices are replaced as a whole, so those that are not given are taken from what is there.
+            // Prices are replaced as a whole, so those that are not given are taken from what is
+            // there.
             let before = get(gateway, self.model.clone()).await?;
             if revision == 0 {
                 revision = before.metadata.as_ref().map_or(0, |metadata| metadata.revision);
             }
-            prices = Some(self.fields.prices(before.spec.and_then(|spec| spec.prices).unwrap_or_default()));
+            prices = Some(
+                self.fields.prices(before.spec.and_then(|spec| spec.prices).unwrap_or_default()),
+            );
         }
         let fallbacks = self.fields.fallbacks;
         let replaced = self.no_fallbacks || !fallbacks.is_empty();
@@ -286,18 +298,19 @@ impl Update {
     }
 }
 
-impl Catalogue {
+impl Catalog {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let kind = self.vendor.map_or(ModelProviderType::Unspecified, ModelProviderType::from);
-        let request = ListCatalogueModelsRequest { r#type: kind.into() };
-        let items = call(gateway.models().list_catalogue_models(request)).await?.models;
+        let request = ListCatalogModelsRequest { r#type: kind.into() };
+        let items = call(gateway.models().list_catalog_models(request)).await?.models;
         self.output.list(&Listed { items, next_page_token: String::new() })
     }
 }
 
 /// Prices of calls with a longer input.
 fn parse_long_context(text: &str) -> Result<LongContextPrices, String> {
-    const WRONG: &str = "write above=TOKENS,input=DOLLARS,output=DOLLARS and what else has a price of its own";
+    const WRONG: &str =
+        "write above=TOKENS,input=DOLLARS,output=DOLLARS and what else has a price of its own";
     let mut prices = LongContextPrices::default();
     let (mut cache_read, mut cache_write) = (None, None);
     for part in text.split(',') {
@@ -324,7 +337,7 @@ fn source_words(source: PricesSource) -> &'static str {
     match source {
         PricesSource::Unspecified => "",
         PricesSource::Given => "given",
-        PricesSource::Catalogue => "from the catalogue, when the model was created",
+        PricesSource::Catalog => "from the catalog, when the model was created",
         PricesSource::Free => "nobody asks for money",
         PricesSource::Unknown => "UNKNOWN: calls are counted as free, and no budget stops them",
     }
@@ -337,12 +350,16 @@ async fn get(gateway: &Gateway, model: String) -> Result<Model, Failure> {
 impl Entity for Model {
     const NAME: &'static str = "construct.v1.Model";
     const PLURAL: &'static str = "models";
-    const COLUMNS: &'static [&'static str] = &["NAME", "PROVIDER", "VENDOR MODEL", "CONTEXT", "IN/M", "OUT/M", "AGE"];
+    const COLUMNS: &'static [&'static str] =
+        &["NAME", "PROVIDER", "VENDOR MODEL", "CONTEXT", "IN/M", "OUT/M", "AGE"];
 
     fn row(&self, now: Timestamp) -> Vec<String> {
         let spec = self.spec.clone().unwrap_or_default();
         let prices = spec.prices.unwrap_or_default();
-        let unknown = self.status.as_ref().is_some_and(|status| status.prices_source() == PricesSource::Unknown);
+        let unknown = self
+            .status
+            .as_ref()
+            .is_some_and(|status| status.prices_source() == PricesSource::Unknown);
         let price = |micros| if unknown { "?".to_owned() } else { money::price(micros) };
         vec![
             spec.name,
@@ -378,17 +395,30 @@ impl Entity for Model {
             ("cache read", per_million(prices.cache_read)),
             ("cache write", per_million(prices.cache_write)),
             ("thinking", unless_free(prices.thinking)),
-            ("per call", if prices.request == 0 { String::new() } else { money::price(prices.request) }),
+            (
+                "per call",
+                if prices.request == 0 { String::new() } else { money::price(prices.request) },
+            ),
             ("long inputs", long),
             ("prices", source_words(source).to_owned()),
-            ("tool calling", if spec.tool_calling.unwrap_or(true) { "yes" } else { "no: fenced blocks" }.to_owned()),
+            (
+                "tool calling",
+                if spec.tool_calling.unwrap_or(true) { "yes" } else { "no: fenced blocks" }
+                    .to_owned(),
+            ),
         ];
         if !spec.fallbacks.is_empty() {
-            details.push(("fallbacks", spec.fallbacks.iter().map(fallback).collect::<Vec<_>>().join(", ")));
+            details.push((
+                "fallbacks",
+                spec.fallbacks.iter().map(fallback).collect::<Vec<_>>().join(", "),
+            ));
         }
         if let Some(after) = spec.hedge_after {
             let seconds = format!("{}.{:03}", after.seconds, after.nanos / 1_000_000);
-            details.push(("hedge after", format!("{} s", seconds.trim_end_matches('0').trim_end_matches('.'))));
+            details.push((
+                "hedge after",
+                format!("{} s", seconds.trim_end_matches('0').trim_end_matches('.')),
+            ));
         }
         if let Some(breaker) = self.status.as_ref().and_then(|status| status.breaker.as_ref()) {
             details.push(("breaker", breaker_words(breaker, now)));
@@ -398,11 +428,21 @@ impl Entity for Model {
     }
 }
 
-impl Entity for CatalogueModel {
-    const NAME: &'static str = "construct.v1.CatalogueModel";
+impl Entity for CatalogModel {
+    const NAME: &'static str = "construct.v1.CatalogModel";
     const PLURAL: &'static str = "models";
-    const COLUMNS: &'static [&'static str] =
-        &["TYPE", "VENDOR MODEL", "CONTEXT", "MAX OUT", "IN/M", "OUT/M", "CACHED/M", "TOOLS", "SEES", "DATE"];
+    const COLUMNS: &'static [&'static str] = &[
+        "TYPE",
+        "VENDOR MODEL",
+        "CONTEXT",
+        "MAX OUT",
+        "IN/M",
+        "OUT/M",
+        "CACHED/M",
+        "TOOLS",
+        "SEES",
+        "DATE",
+    ];
 
     fn row(&self, _now: Timestamp) -> Vec<String> {
         let prices = self.prices.unwrap_or_default();
@@ -443,7 +483,10 @@ fn breaker_words(breaker: &Breaker, now: Timestamp) -> String {
         State::HalfOpen => "half open: one call tries whether the vendor is well again".to_owned(),
         State::Open => {
             let left = breaker.retry_at.map_or(0, |at| at.seconds - now.as_second()).max(0);
-            format!("open: the vendor failed {} times in a row; next call in {left} s", breaker.failures)
+            format!(
+                "open: the vendor failed {} times in a row; next call in {left} s",
+                breaker.failures
+            )
         }
     }
 }
@@ -454,11 +497,20 @@ mod tests {
 
     #[test]
     fn prices_of_long_inputs_are_read_and_what_has_none_of_its_own_costs_as_input() {
-        let read = parse_long_context("above=200000,input=6,output=22.5,cache-read=0.6").expect("it can be read");
-        assert_eq!((read.above_input_tokens, read.input, read.output), (200_000, 6_000_000, 22_500_000));
+        let read = parse_long_context("above=200000,input=6,output=22.5,cache-read=0.6")
+            .expect("it can be read");
+        assert_eq!(
+            (read.above_input_tokens, read.input, read.output),
+            (200_000, 6_000_000, 22_500_000)
+        );
         assert_eq!((read.cache_read, read.cache_write, read.thinking), (600_000, 6_000_000, 0));
-        for text in ["", "above=1", "above=0,input=1,output=1", "above=9,input=1,output=1,other=1", "input=1,output=1"]
-        {
+        for text in [
+            "",
+            "above=1",
+            "above=0,input=1,output=1",
+            "above=9,input=1,output=1,other=1",
+            "input=1,output=1",
+        ] {
             assert!(parse_long_context(text).is_err(), "{text}");
         }
     }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
     ApiKeys, CheckModelProviderRequest, CreateModelProviderRequest, DeleteModelProviderRequest,
-    GetModelProviderRequest, KeyCheck, ListModelProvidersRequest, ListVendorModelsRequest, ModelProvider,
-    ModelProviderSpec, ModelProviderType, UpdateModelProviderRequest, VendorModel,
+    GetModelProviderRequest, KeyCheck, ListModelProvidersRequest, ListVendorModelsRequest,
+    ModelProvider, ModelProviderSpec, ModelProviderType, UpdateModelProviderRequest, VendorModel,
     list_model_providers_request::Filter,
 };
 use jiff::Timestamp;
@@ -30,8 +30,8 @@ pub(super) enum Type {
     OpenaiResponses,
     /// Google's Gemini API.
     Gemini,
-    /// AWS Bedrock. The key is `ACCESS_KEY_ID:SECRET_ACCESS_KEY[:SESSION_TOKEN]` or a Bedrock API key; the base URL
-    /// names the region: `https://bedrock-runtime.REGION.amazonaws.com`.
+    /// AWS Bedrock. The key is `ACCESS_KEY_ID:SECRET_ACCESS_KEY[:SESSION_TOKEN]` or a Bedrock API
+    /// key; the base URL names the region: `https://bedrock-runtime.REGION.amazonaws.com`.
     Bedrock,
     Xai,
     Deepseek,
@@ -163,8 +163,8 @@ struct Fields {
     /// The turns of a scripted provider (JSON); `-` is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "api_key_stdin")]
     script_file: Option<PathBuf>,
-    /// An environment variable that holds a further API key for the same address; may be repeated. Calls are spread over all
-    /// keys, and go on with the next one when one is refused.
+    /// An environment variable that holds a further API key for the same address; may be repeated.
+    /// Calls are spread over all keys, and go on with the next one when one is refused.
     #[arg(long = "additional-api-key-env", value_name = "VARIABLE")]
     further_key_env: Vec<String>,
     /// Calls at a time with each key; 0: no limit.
@@ -207,8 +207,9 @@ impl Fields {
 }
 
 fn variable_text(variable: &str) -> Result<String, Failure> {
-    std::env::var(variable)
-        .map_err(|_| Failure::usage(format!("the environment variable {variable} is not set, or not text")))
+    std::env::var(variable).map_err(|_| {
+        Failure::usage(format!("the environment variable {variable} is not set, or not text"))
+    })
 }
 
 impl ModelProviderCommand {
@@ -229,18 +230,23 @@ impl ModelProviderCommand {
                 let refused = checked.keys.iter().filter(|key| !key.accepted).count();
                 output.list(&Listed { items: checked.keys, next_page_token: String::new() })?;
                 if refused > 0 {
-                    return Err(Failure::failed(format!("keys of {provider} that cannot be used: {refused}")));
+                    return Err(Failure::failed(format!(
+                        "keys of {provider} that cannot be used: {refused}"
+                    )));
                 }
                 Ok(())
             }
             Self::Models { provider, output } => {
                 let request = ListVendorModelsRequest { model_provider: provider };
-                let models = call(gateway.model_providers().list_vendor_models(request)).await?.models;
+                let models =
+                    call(gateway.model_providers().list_vendor_models(request)).await?.models;
                 output.list(&Listed { items: models, next_page_token: String::new() })
             }
             Self::Delete { provider, write, output } => {
-                let request =
-                    DeleteModelProviderRequest { model_provider: provider.clone(), idempotency_key: write.key() };
+                let request = DeleteModelProviderRequest {
+                    model_provider: provider.clone(),
+                    idempotency_key: write.key(),
+                };
                 call(gateway.model_providers().delete_model_provider(request)).await?;
                 output.deleted("model provider", &provider)
             }
@@ -261,7 +267,8 @@ impl Create {
             tokens_per_minute: self.fields.tokens_per_minute.unwrap_or(0),
             base_url: self.fields.base_url.unwrap_or_default(),
         };
-        let request = CreateModelProviderRequest { spec: Some(spec), idempotency_key: self.write.key() };
+        let request =
+            CreateModelProviderRequest { spec: Some(spec), idempotency_key: self.write.key() };
         self.output.one(&call(gateway.model_providers().create_model_provider(request)).await?)
     }
 }
@@ -273,9 +280,11 @@ impl List {
         let listed = self
             .list
             .collect(|page| {
-                let request = ListModelProvidersRequest { page: Some(page), filter: Some(filter.clone()) };
+                let request =
+                    ListModelProvidersRequest { page: Some(page), filter: Some(filter.clone()) };
                 async move {
-                    let response = call(gateway.model_providers().list_model_providers(request)).await?;
+                    let response =
+                        call(gateway.model_providers().list_model_providers(request)).await?;
                     Ok((response.model_providers, response.page))
                 }
             })
@@ -356,7 +365,11 @@ impl Entity for ModelProvider {
         .filter(|(limit, _)| *limit > 0)
         .map(|(limit, what)| format!("{} {what}", thousands(limit)))
         .collect();
-        let script = if spec.script.is_empty() { String::new() } else { format!("{} bytes", spec.script.len()) };
+        let script = if spec.script.is_empty() {
+            String::new()
+        } else {
+            format!("{} bytes", spec.script.len())
+        };
         let mut details = vec![
             ("name", spec.name),
             ("id", id(self.metadata.as_ref())),
@@ -396,10 +409,18 @@ impl Entity for VendorModel {
 
     fn row(&self, _now: Timestamp) -> Vec<String> {
         let tokens = |tokens: i64| if tokens == 0 { String::new() } else { thousands(tokens) };
-        vec![self.name.clone(), self.display_name.clone(), tokens(self.context_window), tokens(self.max_output_tokens)]
+        vec![
+            self.name.clone(),
+            self.display_name.clone(),
+            tokens(self.context_window),
+            tokens(self.max_output_tokens),
+        ]
     }
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
-        ["vendor model", "name", "context window", "max output"].into_iter().zip(self.row(now)).collect()
+        ["vendor model", "name", "context window", "max output"]
+            .into_iter()
+            .zip(self.row(now))
+            .collect()
     }
 }

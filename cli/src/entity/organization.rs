@@ -1,9 +1,10 @@
-//! Organisations: who owns what.
+//! Organizations: who owns what.
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    CreateOrganizationRequest, DeleteOrganizationRequest, GetOrganizationRequest, ListOrganizationsRequest,
-    Organization, OrganizationKind, OrganizationSpec, Role, UpdateOrganizationRequest,
+    CreateOrganizationRequest, DeleteOrganizationRequest, GetOrganizationRequest,
+    ListOrganizationsRequest, Organization, OrganizationKind, OrganizationSpec, Role,
+    UpdateOrganizationRequest,
 };
 use jiff::Timestamp;
 
@@ -131,13 +132,17 @@ impl Create {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let name = self.name.unwrap_or_else(|| self.slug.clone());
         let spec = OrganizationSpec { name, slug: self.slug, avatar_url: self.avatar_url };
-        let request = CreateOrganizationRequest { spec: Some(spec), idempotency_key: self.write.key() };
+        let request =
+            CreateOrganizationRequest { spec: Some(spec), idempotency_key: self.write.key() };
         let made = call(gateway.organizations().create_organization(request)).await?;
         if self.output.format() != Format::Table {
             return self.output.words("construct.v1.CreateOrganizationResponse", &made, "");
         }
         if let Some(code) = &made.setup_code {
-            eprintln!("your key does not open it; this code is exchanged for one that does: {}", code.code);
+            eprintln!(
+                "your key does not open it; this code is exchanged for one that does: {}",
+                code.code
+            );
             eprintln!("  construct key exchange");
         }
         self.output.one(&made.organization.unwrap_or_default())
@@ -154,7 +159,8 @@ pub(super) fn role(role: Role) -> String {
 /// # Errors
 /// What is wrong with the text, for a person.
 pub(super) fn parse_role(text: &str) -> Result<Role, String> {
-    let known = Role::from_str_name(&format!("ROLE_{}", text.to_uppercase())).filter(|role| *role != Role::Unspecified);
+    let known = Role::from_str_name(&format!("ROLE_{}", text.to_uppercase()))
+        .filter(|role| *role != Role::Unspecified);
     known.ok_or_else(|| "write viewer, member, admin or owner".to_owned())
 }
 
@@ -164,14 +170,23 @@ impl Entity for Organization {
     const COLUMNS: &'static [&'static str] = &["SLUG", "NAME", "KIND", "ROLE", "AGE", "ID"];
 
     fn row(&self, now: Timestamp) -> Vec<String> {
-        let (spec, status) = (self.spec.clone().unwrap_or_default(), self.status.unwrap_or_default());
+        let (spec, status) =
+            (self.spec.clone().unwrap_or_default(), self.status.unwrap_or_default());
         let kind = if status.kind() == OrganizationKind::Personal { "personal" } else { "team" };
         let metadata = self.metadata.as_ref();
-        vec![spec.slug, spec.name, kind.to_owned(), role(status.role()), age(metadata, now), id(metadata)]
+        vec![
+            spec.slug,
+            spec.name,
+            kind.to_owned(),
+            role(status.role()),
+            age(metadata, now),
+            id(metadata),
+        ]
     }
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
-        let (spec, status) = (self.spec.clone().unwrap_or_default(), self.status.unwrap_or_default());
+        let (spec, status) =
+            (self.spec.clone().unwrap_or_default(), self.status.unwrap_or_default());
         let kind = if status.kind() == OrganizationKind::Personal { "personal" } else { "team" };
         let mut details = vec![
             ("slug", spec.slug),

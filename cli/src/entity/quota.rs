@@ -75,7 +75,9 @@ fn parse_limit(text: &str) -> Result<Limit, String> {
         return Ok(Limit(None));
     }
     let number = text.parse::<i64>().ok().filter(|number| *number >= 0);
-    number.map(|number| Limit(Some(number))).ok_or_else(|| "write a number, or `tier` for the tier's".to_owned())
+    number
+        .map(|number| Limit(Some(number)))
+        .ok_or_else(|| "write a number, or `tier` for the tier's".to_owned())
 }
 
 fn parse_dollars(text: &str) -> Result<Limit, String> {
@@ -94,7 +96,8 @@ impl QuotaCommand {
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Get { of, output } => {
-                let quota = call(gateway.usage().get_quota(GetQuotaRequest { organization: of })).await?;
+                let quota =
+                    call(gateway.usage().get_quota(GetQuotaRequest { organization: of })).await?;
                 show(output, &quota)
             }
             Self::Set(set) => set.run(gateway).await,
@@ -122,7 +125,10 @@ impl Set {
         let said = |limit: Option<Limit>, before| limit.map_or(before, |limit| limit.0);
         QuotaLimits {
             requests_per_minute: said(self.requests_per_minute, before.requests_per_minute),
-            key_requests_per_minute: said(self.key_requests_per_minute, before.key_requests_per_minute),
+            key_requests_per_minute: said(
+                self.key_requests_per_minute,
+                before.key_requests_per_minute,
+            ),
             tasks_per_day: said(self.tasks_per_day, before.tasks_per_day),
             runs_per_day: said(self.runs_per_day, before.runs_per_day),
             tokens_per_day: said(self.tokens_per_day, before.tokens_per_day),
@@ -138,11 +144,18 @@ fn show(output: OutputArgs, quota: &Quota) -> Result<(), Failure> {
 
 /// The tier, then a line for each limit.
 fn words(quota: &Quota) -> String {
-    let (limits, overrides) = (quota.limits.unwrap_or_default(), quota.overrides.unwrap_or_default());
+    let (limits, overrides) =
+        (quota.limits.unwrap_or_default(), quota.overrides.unwrap_or_default());
     let used = quota.used;
     let number: fn(i64) -> String = |number| thousands(number);
     let rows = [
-        ("requests a minute", number, limits.requests_per_minute, overrides.requests_per_minute, None),
+        (
+            "requests a minute",
+            number,
+            limits.requests_per_minute,
+            overrides.requests_per_minute,
+            None,
+        ),
         (
             "requests a minute, each key",
             number,
@@ -150,9 +163,27 @@ fn words(quota: &Quota) -> String {
             overrides.key_requests_per_minute,
             None,
         ),
-        ("tasks a day", number, limits.tasks_per_day, overrides.tasks_per_day, used.map(|used| used.tasks)),
-        ("runs a day", number, limits.runs_per_day, overrides.runs_per_day, used.map(|used| used.runs)),
-        ("tokens a day", number, limits.tokens_per_day, overrides.tokens_per_day, used.map(|used| used.tokens)),
+        (
+            "tasks a day",
+            number,
+            limits.tasks_per_day,
+            overrides.tasks_per_day,
+            used.map(|used| used.tasks),
+        ),
+        (
+            "runs a day",
+            number,
+            limits.runs_per_day,
+            overrides.runs_per_day,
+            used.map(|used| used.runs),
+        ),
+        (
+            "tokens a day",
+            number,
+            limits.tokens_per_day,
+            overrides.tokens_per_day,
+            used.map(|used| used.tokens),
+        ),
         (
             "spending a month",
             money::cost,
@@ -182,7 +213,8 @@ fn words(quota: &Quota) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
     let [what, used, limit] = [0, 1, 2].map(width);
     for line in &lines {
-        let line = format!("{:what$}  {:>used$}  {:>limit$}  {}", line[0], line[1], line[2], line[3]);
+        let line =
+            format!("{:what$}  {:>used$}  {:>limit$}  {}", line[0], line[1], line[2], line[3]);
         text.push_str(line.trim_end());
         text.push('\n');
     }
@@ -217,7 +249,11 @@ mod tests {
                 ..QuotaLimits::default()
             }),
             overrides: Some(QuotaLimits { tasks_per_day: Some(1000), ..QuotaLimits::default() }),
-            used: Some(QuotaUse { tasks: 12, spend_pico_usd: 1_200_000_000_000, ..QuotaUse::default() }),
+            used: Some(QuotaUse {
+                tasks: 12,
+                spend_pico_usd: 1_200_000_000_000,
+                ..QuotaUse::default()
+            }),
             ..Quota::default()
         };
         let expected = [

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    CancelScanRequest, CompareScansRequest, CompareScansResponse, CreateScanRequest, CreateToolsRequest,
-    GetScanRequest, ListScansRequest, Scan, ScanLimits, ScanSpec, ScanUpload, list_scans_request::Filter,
-    scan_spec::Source,
+    CancelScanRequest, CompareScansRequest, CompareScansResponse, CreateScanRequest,
+    CreateToolsRequest, GetScanRequest, ListScansRequest, Scan, ScanLimits, ScanSpec, ScanUpload,
+    list_scans_request::Filter, scan_spec::Source,
 };
 
 use super::WriteArgs;
@@ -41,7 +41,8 @@ pub(crate) struct ScanArgs {
 /// A new scan.
 #[derive(Debug, Args)]
 struct Start {
-    /// `owner/name` or the address of a repository on GitHub or GitLab, an archive (tar.gz, zip), or a folder.
+    /// `owner/name` or the address of a repository on GitHub or GitLab, an archive (tar.gz, zip),
+    /// or a folder.
     #[arg(required = true)]
     repository: Option<String>,
     /// Branch, tag or commit; the default branch when not given.
@@ -59,7 +60,8 @@ struct Start {
     /// What the exploration may cost, in dollars; 2 when not given.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_limit)]
     budget: Option<Limit>,
-    /// Model calls until the model answers; each of the two times that it may mend its answer it has as many again.
+    /// Model calls until the model answers; each of the two times that it may mend its answer it
+    /// has as many again.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
     /// How long the scan may take, e.g. 30m.
@@ -144,11 +146,13 @@ impl ScanArgs {
         let done = |()| Exit::Completed;
         match self.command {
             None => self.start.run(gateway).await,
-            Some(ScanCommand::Get { scan, output }) => {
-                output.one(&call(gateway.scans().get_scan(GetScanRequest { scan })).await?).map(done)
-            }
+            Some(ScanCommand::Get { scan, output }) => output
+                .one(&call(gateway.scans().get_scan(GetScanRequest { scan })).await?)
+                .map(done),
             Some(ScanCommand::List(args)) => args.run(gateway).await.map(done),
-            Some(ScanCommand::Watch { scan, output }) => watch::follow(gateway, &scan, output).await,
+            Some(ScanCommand::Watch { scan, output }) => {
+                watch::follow(gateway, &scan, output).await
+            }
             Some(ScanCommand::Cancel { scan, reason, write, output }) => {
                 let request = CancelScanRequest { scan, reason, idempotency_key: write.key() };
                 output.one(&call(gateway.scans().cancel_scan(request)).await?).map(done)
@@ -169,7 +173,9 @@ impl ScanArgs {
             Some(ScanCommand::Compare { before, after, output }) => {
                 let request = CompareScansRequest { before, after };
                 let changes = call(gateway.scans().compare_scans(request)).await?;
-                output.words("construct.v1.CompareScansResponse", &changes, &compared(&changes)).map(done)
+                output
+                    .words("construct.v1.CompareScansResponse", &changes, &compared(&changes))
+                    .map(done)
             }
             Some(ScanCommand::Connection(command)) => command.run(gateway).await.map(done),
         }
@@ -205,13 +211,18 @@ impl Start {
     }
 }
 
-/// What a person means by a word: something of this machine when it is there, else a repository elsewhere.
+/// What a person means by a word: something of this machine when it is there, else a repository
+/// elsewhere.
 fn source(named: &str, gitlab: bool) -> Result<Source, Failure> {
     let path = Path::new(named);
     let is_path = named.starts_with(['.', '/', '~']) || !named.contains('/');
     if gitlab || named.contains("://") || !(is_path || path.exists()) {
         let on_gitlab = gitlab || named.starts_with("https://gitlab.com/");
-        return Ok(if on_gitlab { Source::Gitlab(named.to_owned()) } else { Source::Github(named.to_owned()) });
+        return Ok(if on_gitlab {
+            Source::Gitlab(named.to_owned())
+        } else {
+            Source::Github(named.to_owned())
+        });
     }
     let unreadable = |error| Failure::usage(format!("{named} cannot be read: {error}"));
     if std::fs::metadata(path).map_err(unreadable)?.is_dir() {
@@ -254,7 +265,9 @@ fn compared(changes: &CompareScansResponse) -> String {
         changes.files_removed_count,
         changes.files_changed_count
     );
-    for (sign, paths) in [("+", &changes.files_added), ("-", &changes.files_removed), ("~", &changes.files_changed)] {
+    for (sign, paths) in
+        [("+", &changes.files_added), ("-", &changes.files_removed), ("~", &changes.files_changed)]
+    {
         for path in paths {
             text.push_str(&format!("  {sign} {}\n", crate::words::one_line(path)));
         }
@@ -279,11 +292,19 @@ mod tests {
     #[test]
     fn a_repository_an_archive_and_a_folder_are_told_apart() {
         let of = |named: &str, gitlab| source(named, gitlab).map_err(drop);
-        assert_eq!(of("octocat/hello-nowhere", false), Ok(Source::Github("octocat/hello-nowhere".into())));
-        assert_eq!(of("https://gitlab.com/a/b", false), Ok(Source::Gitlab("https://gitlab.com/a/b".into())));
+        assert_eq!(
+            of("octocat/hello-nowhere", false),
+            Ok(Source::Github("octocat/hello-nowhere".into()))
+        );
+        assert_eq!(
+            of("https://gitlab.com/a/b", false),
+            Ok(Source::Gitlab("https://gitlab.com/a/b".into()))
+        );
         assert_eq!(of("a/b", true), Ok(Source::Gitlab("a/b".into())));
         assert!(matches!(of(".", false), Ok(Source::Folder(path)) if path.starts_with('/')));
-        assert!(matches!(of("Cargo.toml", false), Ok(Source::Upload(ScanUpload { name, .. })) if name == "Cargo.toml"));
+        assert!(
+            matches!(of("Cargo.toml", false), Ok(Source::Upload(ScanUpload { name, .. })) if name == "Cargo.toml")
+        );
         assert!(of("./no-such-thing", false).is_err());
     }
 }

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
-    Block, CreateScheduleRequest, DeleteScheduleRequest, GetScheduleRequest, ListScheduleRunsRequest,
-    ListSchedulesRequest, MessagePriority, MissedRuns, PauseScheduleRequest, ResumeScheduleRequest, Schedule,
-    ScheduleRun, ScheduleRunOutcome, ScheduleSpec, Text, UpdateScheduleRequest, block, list_schedules_request::Filter,
+    Block, CreateScheduleRequest, DeleteScheduleRequest, GetScheduleRequest,
+    ListScheduleRunsRequest, ListSchedulesRequest, MessagePriority, MissedRuns,
+    PauseScheduleRequest, ResumeScheduleRequest, Schedule, ScheduleRun, ScheduleRunOutcome,
+    ScheduleSpec, Text, UpdateScheduleRequest, block, list_schedules_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -95,11 +96,18 @@ pub(crate) struct Create {
     /// Once, at this time, e.g. 2026-12-24T18:00:00+01:00.
     #[arg(long, value_name = "TIME", group = "when")]
     at: Option<Timestamp>,
-    /// Again and again: minute, hour, day of the month, month, day of the week, e.g. '0 9 * * MON-FRI'.
+    /// Again and again: minute, hour, day of the month, month, day of the week, e.g. '0 9 * *
+    /// MON-FRI'.
     #[arg(long, value_name = "PATTERN", group = "when")]
     cron: Option<String>,
     /// The time zone that the pattern means, e.g. Europe/Berlin; UTC when not given.
-    #[arg(long, value_name = "ZONE", conflicts_with = "at", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "ZONE",
+        conflicts_with = "at",
+        default_value = "",
+        hide_default_value = true
+    )]
     time_zone: String,
     /// What becomes of runs that were missed.
     #[arg(long, value_enum, default_value_t = Missed::Once)]
@@ -110,7 +118,8 @@ pub(crate) struct Create {
     /// Of the tasks that are begun; made from the conversation when not given.
     #[arg(long, conflicts_with = "task", default_value = "", hide_default_value = true)]
     title: String,
-    /// The directory in which all tasks that are begun work. Without it each gets an empty one of its own.
+    /// The directory in which all tasks that are begun work. Without it each gets an empty one of
+    /// its own.
     #[arg(long, value_name = "DIR", conflicts_with = "task")]
     workspace: Option<PathBuf>,
     #[command(flatten)]
@@ -167,13 +176,16 @@ impl ScheduleCommand {
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(args) => args.run(gateway).await,
-            Self::Get(One { schedule, output }) => {
-                output.one(&call(gateway.schedules().get_schedule(GetScheduleRequest { schedule })).await?)
-            }
+            Self::Get(One { schedule, output }) => output.one(
+                &call(gateway.schedules().get_schedule(GetScheduleRequest { schedule })).await?,
+            ),
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => args.run(gateway).await,
             Self::Delete(Write { schedule, write, output }) => {
-                let request = DeleteScheduleRequest { schedule: schedule.clone(), idempotency_key: write.key() };
+                let request = DeleteScheduleRequest {
+                    schedule: schedule.clone(),
+                    idempotency_key: write.key(),
+                };
                 call(gateway.schedules().delete_schedule(request)).await?;
                 output.deleted("schedule", &schedule)
             }
@@ -200,7 +212,8 @@ impl Create {
             Some(text) if text != "-" => text,
             _ => read_stdin()?,
         };
-        let priority = if self.interrupt { MessagePriority::Interrupt } else { MessagePriority::AfterTurn };
+        let priority =
+            if self.interrupt { MessagePriority::Interrupt } else { MessagePriority::AfterTurn };
         let spec = ScheduleSpec {
             name: self.name,
             task: self.task.unwrap_or_default(),
@@ -208,7 +221,12 @@ impl Create {
             blocks: blocks(text),
             priority: priority.into(),
             title: self.title,
-            workspace: self.workspace.as_deref().map(exec::workspace).transpose()?.unwrap_or_default(),
+            workspace: self
+                .workspace
+                .as_deref()
+                .map(exec::workspace)
+                .transpose()?
+                .unwrap_or_default(),
             at: self.at.map(time::write),
             cron: self.cron.unwrap_or_default(),
             time_zone: self.time_zone,
@@ -225,7 +243,8 @@ impl List {
         let listed = self
             .list
             .collect(|page| {
-                let request = ListSchedulesRequest { page: Some(page), filter: Some(filter.clone()) };
+                let request =
+                    ListSchedulesRequest { page: Some(page), filter: Some(filter.clone()) };
                 async move {
                     let response = call(gateway.schedules().list_schedules(request)).await?;
                     Ok((response.schedules, response.page))
@@ -297,7 +316,9 @@ impl Entity for Schedule {
         let spec = self.spec.clone().unwrap_or_default();
         let status = self.status.clone().unwrap_or_default();
         let at = |time: Option<&prost_types::Timestamp>| {
-            time::read(time).map(|at| format!("{} ({})", time::local(at), time::relative(at, now))).unwrap_or_default()
+            time::read(time)
+                .map(|at| format!("{} ({})", time::local(at), time::relative(at, now)))
+                .unwrap_or_default()
         };
         let missed = match spec.missed_runs() {
             MissedRuns::Skip => "are skipped",
@@ -311,7 +332,10 @@ impl Entity for Schedule {
             ("agent", spec.agent.clone()),
             ("when", when(&spec)),
             ("missed runs", missed.to_owned()),
-            ("next run", if status.paused { "paused".to_owned() } else { at(status.next_run.as_ref()) }),
+            (
+                "next run",
+                if status.paused { "paused".to_owned() } else { at(status.next_run.as_ref()) },
+            ),
             ("last run", at(status.last_run.as_ref())),
             ("last error", status.last_error),
             ("title", spec.title.clone()),
@@ -339,7 +363,13 @@ impl Entity for ScheduleRun {
 
     fn row(&self, _: Timestamp) -> Vec<String> {
         let due = time::read(self.due.as_ref()).map(time::local).unwrap_or_default();
-        vec![due, outcome_name(self.outcome()).to_owned(), self.task.clone(), self.message.clone(), self.error.clone()]
+        vec![
+            due,
+            outcome_name(self.outcome()).to_owned(),
+            self.task.clone(),
+            self.message.clone(),
+            self.error.clone(),
+        ]
     }
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {

@@ -2,8 +2,8 @@
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    CreateSecretRequest, DeleteSecretRequest, GetSecretRequest, ListSecretsRequest, Secret, SecretBindings, SecretSpec,
-    UpdateSecretRequest, list_secrets_request::Filter,
+    CreateSecretRequest, DeleteSecretRequest, GetSecretRequest, ListSecretsRequest, Secret,
+    SecretBindings, SecretSpec, UpdateSecretRequest, list_secrets_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -78,7 +78,8 @@ pub(crate) struct Update {
     name: Option<String>,
     #[arg(long)]
     description: Option<String>,
-    /// Ask for a new value, or read it from standard input. Needed when a host or a command is added.
+    /// Ask for a new value, or read it from standard input. Needed when a host or a command is
+    /// added.
     #[arg(long)]
     new_value: bool,
     #[command(flatten)]
@@ -92,7 +93,8 @@ pub(crate) struct Update {
 /// Where it may go.
 #[derive(Debug, Args)]
 struct Bindings {
-    /// A host it may be sent to in a header, as `api.example.com` or `*.example.com`; can be given several times.
+    /// A host it may be sent to in a header, as `api.example.com` or `*.example.com`; can be given
+    /// several times.
     #[arg(long = "host", value_name = "HOST")]
     hosts: Vec<String>,
     /// A program that may get it in its environment; can be given several times.
@@ -119,7 +121,8 @@ impl SecretCommand {
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => args.run(gateway).await,
             Self::Delete { secret, write, output } => {
-                let request = DeleteSecretRequest { secret: secret.clone(), idempotency_key: write.key() };
+                let request =
+                    DeleteSecretRequest { secret: secret.clone(), idempotency_key: write.key() };
                 call(gateway.secrets().delete_secret(request)).await?;
                 output.deleted("secret", &secret)
             }
@@ -161,7 +164,11 @@ impl List {
 
 impl Update {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        let value = if self.new_value { Some(hidden::read(&format!("new value of {}: ", self.secret))?) } else { None };
+        let value = if self.new_value {
+            Some(hidden::read(&format!("new value of {}: ", self.secret))?)
+        } else {
+            None
+        };
         let request = UpdateSecretRequest {
             secret: self.secret,
             name: self.name,
@@ -178,7 +185,8 @@ impl Update {
 impl Entity for Secret {
     const NAME: &'static str = "construct.v1.Secret";
     const PLURAL: &'static str = "secrets";
-    const COLUMNS: &'static [&'static str] = &["NAME", "HOSTS", "COMMANDS", "AGENTS", "AGE", "DESCRIPTION"];
+    const COLUMNS: &'static [&'static str] =
+        &["NAME", "HOSTS", "COMMANDS", "AGENTS", "AGE", "DESCRIPTION"];
 
     fn row(&self, now: Timestamp) -> Vec<String> {
         let spec = self.spec.clone().unwrap_or_default();

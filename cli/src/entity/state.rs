@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    DeleteStateRequest, GetStateRequest, ListStateVersionsRequest, ListStatesRequest, PutStateRequest, State,
+    DeleteStateRequest, GetStateRequest, ListStateVersionsRequest, ListStatesRequest,
+    PutStateRequest, State,
 };
 use jiff::Timestamp;
 
@@ -32,7 +33,8 @@ pub(crate) enum StateCommand {
     },
     /// Print one: what it says, or with -o json everything about it.
     Get {
-        /// settings, storage, pinned, designs, project-settings, skill-states, hook-states or mcp-states.
+        /// settings, storage, pinned, designs, project-settings, skill-states, hook-states or
+        /// mcp-states.
         name: String,
         /// An earlier version that is kept.
         // Not called like the option that every command has.
@@ -58,7 +60,8 @@ pub(crate) enum StateCommand {
     },
     /// Put an earlier version in the place of the present one.
     Restore(Restore),
-    /// Print changes as they happen, beginning with what there is; with -o json a line of JSON each, with what the document says.
+    /// Print changes as they happen, beginning with what there is; with -o json a line of JSON
+    /// each, with what the document says.
     Watch(watch::Watch),
     /// Write all of them into a folder, as NAME.json, for yourself only to read.
     Export(folder::Export),
@@ -190,9 +193,12 @@ impl Delete {
 impl Restore {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         if self.earlier <= 0 {
-            return Err(Failure::usage("versions are 1, 2, 3, …: construct state versions NAME lists them"));
+            return Err(Failure::usage(
+                "versions are 1, 2, 3, …: construct state versions NAME lists them",
+            ));
         }
-        // Nothing of what there is goes into the request, so that one that is sent again is the same.
+        // Nothing of what there is goes into the request, so that one that is sent again is the
+        // same.
         let request = PutStateRequest {
             state: self.name,
             shared: self.scope.shared,
@@ -209,7 +215,12 @@ async fn list(gateway: &Gateway, scope: ScopeArgs) -> Result<Vec<State>, Failure
     Ok(call(gateway.states().list_states(ListStatesRequest { shared: scope.shared })).await?.states)
 }
 
-async fn get(gateway: &Gateway, scope: ScopeArgs, name: &str, version: i64) -> Result<State, Failure> {
+async fn get(
+    gateway: &Gateway,
+    scope: ScopeArgs,
+    name: &str,
+    version: i64,
+) -> Result<State, Failure> {
     let request = GetStateRequest { state: name.to_owned(), shared: scope.shared, version };
     call(gateway.states().get_state(request)).await
 }
@@ -232,7 +243,9 @@ impl Entity for State {
             self.version.to_string(),
             thousands(self.bytes),
             self.updated_by.clone(),
-            time::read(self.updated_at.as_ref()).map(|at| time::relative(at, now)).unwrap_or_default(),
+            time::read(self.updated_at.as_ref())
+                .map(|at| time::relative(at, now))
+                .unwrap_or_default(),
         ]
     }
 

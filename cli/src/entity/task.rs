@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
-    CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, ForkTaskRequest, GetTaskRequest, ListTasksRequest,
-    ResumeTaskRequest, RetryTaskRequest, RewindTaskRequest, SuspendTaskRequest, Task, TaskPhase, TaskSpec, TaskStatus,
-    TasksBelow, TurnOutcome, UpdateTaskRequest, list_tasks_request::Filter,
+    CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, ForkTaskRequest, GetTaskRequest,
+    ListTasksRequest, ResumeTaskRequest, RetryTaskRequest, RewindTaskRequest, SuspendTaskRequest,
+    Task, TaskPhase, TaskSpec, TaskStatus, TasksBelow, TurnOutcome, UpdateTaskRequest,
+    list_tasks_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -80,8 +81,8 @@ pub(crate) enum TaskCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Have a turn gone on with that has failed, or came to its limit of model calls; or look again at a task that was put aside because
-    /// looking at it failed each time.
+    /// Have a turn gone on with that has failed, or came to its limit of model calls; or look again
+    /// at a task that was put aside because looking at it failed each time.
     Retry {
         #[command(flatten)]
         write: Write,
@@ -112,7 +113,8 @@ pub(crate) enum TaskCommand {
     },
     /// Begin another task with a copy of the conversation up to a message.
     Fork(Fork),
-    /// Pin a fact, which the model is told from its next call on, however long the conversation gets.
+    /// Pin a fact, which the model is told from its next call on, however long the conversation
+    /// gets.
     Pin {
         /// The task's id.
         task: String,
@@ -181,14 +183,15 @@ pub(crate) struct Create {
     /// Model calls one message may cause; the agent's limit when not given.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
-    /// Where its scripts run, for as long as it lives: cpu-2, cpu-4, cpu-8, or another pool of the installation; the
-    /// agent's when not given.
+    /// Where its scripts run, for as long as it lives: cpu-2, cpu-4, cpu-8, or another pool of the
+    /// installation; the agent's when not given.
     #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
     compute: String,
     /// Dollars it may spend in all, or as 2/day or 0.50/call.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_limit)]
     budget: Option<Limit>,
-    /// A fact that the model is told in every call, however long the conversation gets. Can be given several times.
+    /// A fact that the model is told in every call, however long the conversation gets. Can be
+    /// given several times.
     #[arg(long, value_name = "TEXT")]
     pin: Vec<String>,
     #[command(flatten)]
@@ -257,29 +260,40 @@ impl TaskCommand {
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => args.run(gateway).await,
             Self::Delete { write, output } => {
-                let request = DeleteTaskRequest { task: write.task.clone(), idempotency_key: write.write.key() };
+                let request = DeleteTaskRequest {
+                    task: write.task.clone(),
+                    idempotency_key: write.write.key(),
+                };
                 call(gateway.tasks().delete_task(request)).await?;
                 output.deleted("task", &write.task)
             }
             Self::Suspend { write, output } => {
-                let request = SuspendTaskRequest { idempotency_key: write.write.key(), task: write.task };
+                let request =
+                    SuspendTaskRequest { idempotency_key: write.write.key(), task: write.task };
                 output.one(&call(gateway.tasks().suspend_task(request)).await?)
             }
             Self::Resume { write, output } => {
-                let request = ResumeTaskRequest { idempotency_key: write.write.key(), task: write.task };
+                let request =
+                    ResumeTaskRequest { idempotency_key: write.write.key(), task: write.task };
                 output.one(&call(gateway.tasks().resume_task(request)).await?)
             }
             Self::Retry { write, output } => {
-                let request = RetryTaskRequest { idempotency_key: write.write.key(), task: write.task };
+                let request =
+                    RetryTaskRequest { idempotency_key: write.write.key(), task: write.task };
                 output.one(&call(gateway.recovery().retry_task(request)).await?)
             }
             Self::Cancel { write, reason, output } => {
-                let request = CancelTaskRequest { idempotency_key: write.write.key(), task: write.task, reason };
+                let request = CancelTaskRequest {
+                    idempotency_key: write.write.key(),
+                    task: write.task,
+                    reason,
+                };
                 output.one(&call(gateway.tasks().cancel_task(request)).await?)
             }
             Self::Rewind { write, message, keep, output } => {
                 let idempotency_key = write.write.key();
-                let request = RewindTaskRequest { task: write.task, message, keep, idempotency_key };
+                let request =
+                    RewindTaskRequest { task: write.task, message, keep, idempotency_key };
                 output.one(&call(gateway.tasks().rewind_task(request)).await?)
             }
             Self::Fork(args) => {
@@ -287,13 +301,22 @@ impl TaskCommand {
                     task: args.task,
                     message: args.message,
                     title: args.title,
-                    workspace: args.workspace.as_deref().map(exec::workspace).transpose()?.unwrap_or_default(),
+                    workspace: args
+                        .workspace
+                        .as_deref()
+                        .map(exec::workspace)
+                        .transpose()?
+                        .unwrap_or_default(),
                     idempotency_key: args.write.key(),
                 };
                 args.output.one(&call(gateway.tasks().fork_task(request)).await?)
             }
-            Self::Pin { task, text, output } => output.one(&pinned::pin(gateway, &task, &text).await?),
-            Self::Unpin { task, fact, output } => output.one(&pinned::unpin(gateway, &task, &fact).await?),
+            Self::Pin { task, text, output } => {
+                output.one(&pinned::pin(gateway, &task, &text).await?)
+            }
+            Self::Unpin { task, fact, output } => {
+                output.one(&pinned::unpin(gateway, &task, &fact).await?)
+            }
         }
     }
 }
@@ -302,7 +325,12 @@ impl Create {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let spec = TaskSpec {
             agent: agents::choose(gateway, self.agent).await?,
-            workspace: self.workspace.as_deref().map(exec::workspace).transpose()?.unwrap_or_default(),
+            workspace: self
+                .workspace
+                .as_deref()
+                .map(exec::workspace)
+                .transpose()?
+                .unwrap_or_default(),
             title: self.title,
             max_turns: self.max_turns,
             policy: self.policy.read()?.unwrap_or_default().rules,
@@ -321,7 +349,12 @@ impl List {
         let filter = Filter {
             agent: self.agent,
             phase: self.phase.map_or(TaskPhase::Unspecified, TaskPhase::from).into(),
-            workspace: self.workspace.as_deref().map(exec::workspace).transpose()?.unwrap_or_default(),
+            workspace: self
+                .workspace
+                .as_deref()
+                .map(exec::workspace)
+                .transpose()?
+                .unwrap_or_default(),
             created_after: self.created_after.map(time::write),
             created_before: self.created_before.map(time::write),
             parent: self.parent,
@@ -389,7 +422,8 @@ fn below(below: &TasksBelow) -> String {
 impl Entity for Task {
     const NAME: &'static str = "construct.v1.Task";
     const PLURAL: &'static str = "tasks";
-    const COLUMNS: &'static [&'static str] = &["ID", "AGENT", "PHASE", "LAST", "MESSAGES", "COST", "AGE", "TITLE"];
+    const COLUMNS: &'static [&'static str] =
+        &["ID", "AGENT", "PHASE", "LAST", "MESSAGES", "COST", "AGE", "TITLE"];
 
     fn row(&self, now: Timestamp) -> Vec<String> {
         let spec = self.spec.clone().unwrap_or_default();
@@ -409,16 +443,21 @@ impl Entity for Task {
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
         let spec = self.spec.clone().unwrap_or_default();
         let status = self.status.clone().unwrap_or_default();
-        let since = time::read(status.phase_since.as_ref()).map(|at| format!(", since {}", time::relative(at, now)));
-        let wanted = if status.desired_phase() == TaskPhase::Suspended && status.phase() != TaskPhase::Suspended {
+        let since = time::read(status.phase_since.as_ref())
+            .map(|at| format!(", since {}", time::relative(at, now)));
+        let wanted = if status.desired_phase() == TaskPhase::Suspended
+            && status.phase() != TaskPhase::Suspended
+        {
             " (about to be suspended)"
         } else {
             ""
         };
         let mut tools: Vec<_> = status.tool_uses.iter().collect();
         tools.sort();
-        let tools = tools.into_iter().map(|(name, n)| format!("{name} {n}")).collect::<Vec<_>>().join(", ");
-        let error = status.last_error.as_ref().map(|error| format!("{}: {}", error.code, error.message));
+        let tools =
+            tools.into_iter().map(|(name, n)| format!("{name} {n}")).collect::<Vec<_>>().join(", ");
+        let error =
+            status.last_error.as_ref().map(|error| format!("{}: {}", error.code, error.message));
         let mut details = vec![
             ("id", id(self.metadata.as_ref())),
             ("title", spec.title),
@@ -426,7 +465,10 @@ impl Entity for Task {
             ("workspace", spec.workspace),
             ("max turns", unless_zero(spec.max_turns)),
             ("compute", spec.compute),
-            ("phase", format!("{}{}{wanted}", phase_name(status.phase()), since.unwrap_or_default())),
+            (
+                "phase",
+                format!("{}{}{wanted}", phase_name(status.phase()), since.unwrap_or_default()),
+            ),
             ("last turn", outcome_name(status.last_outcome()).to_owned()),
             ("last error", error.unwrap_or_default()),
             ("messages", status.message_count.to_string()),
@@ -441,7 +483,10 @@ impl Entity for Task {
             ("below", status.below.as_deref().map(below).unwrap_or_default()),
             (
                 "forked from",
-                status.forked_from.map(|from| format!("{}, up to {}", from.task, from.message)).unwrap_or_default(),
+                status
+                    .forked_from
+                    .map(|from| format!("{}, up to {}", from.task, from.message))
+                    .unwrap_or_default(),
             ),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));

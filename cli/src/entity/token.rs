@@ -22,7 +22,8 @@ pub(crate) enum TokenCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// A model it is good for, by name or id; can be given several times. The first is meant by requests that name none.
+    /// A model it is good for, by name or id; can be given several times. The first is meant by
+    /// requests that name none.
     #[arg(long = "model", value_name = "MODEL", required = true)]
     models: Vec<String>,
     /// All that may be spent with it, in US dollars, like 2 or 0.50.
@@ -51,7 +52,8 @@ impl TokenCommand {
             expires_in: prost_types::Duration::try_from(expires).ok(),
         };
         let token = call(gateway.model_tokens().create_model_token(request)).await?;
-        // Alone on standard output, so that a shell can take it: `OPENAI_API_KEY=$(construct token create …)`.
+        // Alone on standard output, so that a shell can take it: `OPENAI_API_KEY=$(construct token
+        // create …)`.
         if output.format() == Format::Table {
             for (name, value) in token.details(Timestamp::now()) {
                 eprintln!("{name:<8} {value}");
@@ -78,10 +80,19 @@ impl Entity for ModelToken {
             ("id", self.id.clone()),
             ("models", self.models.join(", ")),
             ("task", self.task_id.clone()),
-            ("budget", if self.budget_pico_usd == 0 { String::new() } else { money::cost(self.budget_pico_usd) }),
+            (
+                "budget",
+                if self.budget_pico_usd == 0 {
+                    String::new()
+                } else {
+                    money::cost(self.budget_pico_usd)
+                },
+            ),
             (
                 "expires",
-                expires.map(|at| format!("{} (in {})", time::local(at), time::distance(now, at))).unwrap_or_default(),
+                expires
+                    .map(|at| format!("{} (in {})", time::local(at), time::distance(now, at)))
+                    .unwrap_or_default(),
             ),
         ]
         .into_iter()

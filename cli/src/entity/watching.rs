@@ -1,4 +1,5 @@
-//! What all watches have in common: a stream that is lost is opened again, with the cursor of its last event.
+//! What all watches have in common: a stream that is lost is opened again, with the cursor of its
+//! last event.
 
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ pub(super) enum End {
     Again,
 }
 
-/// Opens a stream with a cursor, and again whenever it is lost. `seen` takes an event, and gives the cursor that stands behind it.
+/// Opens a stream with a cursor, and again whenever it is lost. `seen` takes an event, and gives
+/// the cursor that stands behind it.
 ///
 /// # Errors
 /// Those of the gateway that won't pass, and what `seen` fails with.

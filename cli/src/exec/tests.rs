@@ -1,6 +1,6 @@
 use construct_proto::v1::{
-    self, Event, MessageDelta, MessageSpec, MessageStatus, Metadata, PhaseChanged, Text, TurnCompleted, Usage, block,
-    event::Payload, message_delta::Delta,
+    self, Event, MessageDelta, MessageSpec, MessageStatus, Metadata, PhaseChanged, Text,
+    TurnCompleted, Usage, block, event::Payload, message_delta::Delta,
 };
 
 use super::*;
@@ -15,11 +15,16 @@ fn event(kind: &str, step: u64, payload: Payload) -> Event {
 
 fn created(step: u64, id: &str, source: MessageSource, text: &str) -> Event {
     let blocks = vec![Block { block: Some(block::Block::Text(Text { text: text.to_owned() })) }];
-    let usage = Usage { input_tokens: 10, output_tokens: 5, cost_pico_usd: 2_000_000, ..Usage::default() };
+    let usage =
+        Usage { input_tokens: 10, output_tokens: 5, cost_pico_usd: 2_000_000, ..Usage::default() };
     let message = Message {
         metadata: Some(Metadata { id: id.to_owned(), ..Metadata::default() }),
         spec: Some(MessageSpec { task: TASK.to_owned(), blocks, ..MessageSpec::default() }),
-        status: Some(MessageStatus { source: source.into(), usage: Some(usage), ..MessageStatus::default() }),
+        status: Some(MessageStatus {
+            source: source.into(),
+            usage: Some(usage),
+            ..MessageStatus::default()
+        }),
     };
     event("message.created", step, Payload::Message(message))
 }
@@ -35,7 +40,8 @@ fn completed(message: &str, outcome: TurnOutcome) -> Event {
         message: "the key is wrong".to_owned(),
         time: None,
     });
-    let turn = TurnCompleted { message_id: message.to_owned(), outcome: outcome.into(), turns: 1, error };
+    let turn =
+        TurnCompleted { message_id: message.to_owned(), outcome: outcome.into(), turns: 1, error };
     event("turn.completed", 1, Payload::TurnCompleted(turn))
 }
 
@@ -79,13 +85,18 @@ async fn run_with(
     terminal: bool,
     interrupts: mpsc::Receiver<()>,
 ) -> (Result<Exit, Failure>, Paper, Paper) {
-    let (mut console, answer, aside) = paper(terminal, Colour::Never);
-    let run = run(args, "say hi to\nthe world".to_owned(), fake.gateway(), &mut console, interrupts);
+    let (mut console, answer, aside) = paper(terminal, Color::Never);
+    let run =
+        run(args, "say hi to\nthe world".to_owned(), fake.gateway(), &mut console, interrupts);
     let exit = tokio::time::timeout(Duration::from_secs(30), run).await.expect("the job ends");
     (exit, answer, aside)
 }
 
-async fn run_to_end(args: &ExecArgs, fake: &Fake, terminal: bool) -> (Result<Exit, Failure>, Paper, Paper) {
+async fn run_to_end(
+    args: &ExecArgs,
+    fake: &Fake,
+    terminal: bool,
+) -> (Result<Exit, Failure>, Paper, Paper) {
     run_with(args, fake, terminal, mpsc::channel(1).1).await
 }
 
@@ -100,7 +111,11 @@ async fn a_job_prints_its_answer_and_everything_else_beside_it() {
         "· task task_1\n✓ completed · 1 model call · 10 in + 5 out tokens · $0.000002\n· go on with: construct resume task_1\n"
     );
     let calls = fake.state().calls.clone();
-    assert_eq!(calls[..2], ["create_task coder say hi to the world", "subscribe 0"], "listens before it speaks");
+    assert_eq!(
+        calls[..2],
+        ["create_task coder say hi to the world", "subscribe 0"],
+        "listens before it speaks"
+    );
     assert!(calls[2].starts_with("create_message"));
 }
 
@@ -125,7 +140,7 @@ async fn a_broken_stream_goes_on_without_printing_anything_twice() {
 async fn a_gateway_that_restarts_in_the_middle_does_not_matter() {
     let (first, rest) = (a_turn()[..3].to_vec(), a_turn()[3..].to_vec());
     let mut fake = Fake::start(playing(first));
-    let (mut console, answer, _) = paper(true, Colour::Never);
+    let (mut console, answer, _) = paper(true, Color::Never);
     let args = args(Output::Text);
     let job = run(&args, "hi".to_owned(), fake.gateway(), &mut console, mpsc::channel(1).1);
     let restart = async {
@@ -134,7 +149,9 @@ async fn a_gateway_that_restarts_in_the_middle_does_not_matter() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), half).await.expect("the first half is printed");
+        tokio::time::timeout(Duration::from_secs(10), half)
+            .await
+            .expect("the first half is printed");
         fake.stop();
         fake.restart();
         fake.state().events.extend(rest);
@@ -166,8 +183,10 @@ async fn outcomes_have_their_exit_codes() {
         (TurnOutcome::Cancelled, Exit::Cancelled),
         (TurnOutcome::MaxTurns, Exit::MaxTurns),
     ] {
-        let fake =
-            Fake::start(playing(vec![created(0, MESSAGE, MessageSource::User, "hi"), completed(MESSAGE, outcome)]));
+        let fake = Fake::start(playing(vec![
+            created(0, MESSAGE, MessageSource::User, "hi"),
+            completed(MESSAGE, outcome),
+        ]));
         assert_eq!(run_to_end(&args(Output::Text), &fake, false).await.0, Ok(exit));
     }
     let suspended = PhaseChanged { phase: TaskPhase::Suspended.into(), ..PhaseChanged::default() };
@@ -259,7 +278,9 @@ async fn ndjson_is_the_events_of_the_turn() {
     let types: Vec<String> = answer
         .text()
         .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap()["type"].as_str().unwrap().to_owned())
+        .map(|line| {
+            serde_json::from_str::<Value>(line).unwrap()["type"].as_str().unwrap().to_owned()
+        })
         .collect();
     assert_eq!(types, a_turn().iter().map(|event| event.r#type.clone()).collect::<Vec<_>>());
 }
@@ -274,7 +295,11 @@ fn turns_of_earlier_messages_are_not_ours() {
     assert!(watch.is_ours() && watch.tally().text.is_empty());
     watch.see(&created(2, "y", MessageSource::Assistant, "ours"));
     assert_eq!(watch.tally().text, "ours");
-    assert_eq!(watch.see(&completed("z", TurnOutcome::Cancelled)), Seen::Nothing, "what it drops is told apart");
+    assert_eq!(
+        watch.see(&completed("z", TurnOutcome::Cancelled)),
+        Seen::Nothing,
+        "what it drops is told apart"
+    );
 }
 
 #[test]

@@ -63,20 +63,25 @@ impl Watch {
     fn look(&mut self, event: &Event) -> Seen {
         match &event.payload {
             Some(Payload::Message(message)) if event.r#type == "message.created" => {
-                self.begun |= message.metadata.as_ref().is_some_and(|metadata| metadata.id == self.message);
+                self.begun |=
+                    message.metadata.as_ref().is_some_and(|metadata| metadata.id == self.message);
                 Seen::Nothing
             }
             Some(Payload::TurnCompleted(turn)) if turn.message_id == self.message => {
                 Seen::Ended { outcome: turn.outcome(), error: turn.error.clone() }
             }
-            Some(Payload::Message(message)) if event.r#type == "message.updated" && is_dropped(message) => {
+            Some(Payload::Message(message))
+                if event.r#type == "message.updated" && is_dropped(message) =>
+            {
                 self.gone(message.metadata.as_ref().map_or("", |metadata| &metadata.id))
             }
             Some(Payload::TurnCompleted(turn)) => {
                 self.ahead.remove(&turn.message_id);
                 Seen::Nothing
             }
-            Some(Payload::PhaseChanged(changed)) if self.begun && changed.phase() == TaskPhase::Suspended => {
+            Some(Payload::PhaseChanged(changed))
+                if self.begun && changed.phase() == TaskPhase::Suspended =>
+            {
                 Seen::Suspended
             }
             Some(Payload::Deleted(_)) if event.r#type == "task.deleted" => Seen::TaskDeleted,
@@ -94,5 +99,8 @@ impl Watch {
 
 /// Whether a message that waited for its turn will never get one, because a cancel dropped it.
 pub(crate) fn is_dropped(message: &Message) -> bool {
-    message.status.as_ref().is_some_and(|status| status.position == 0 && status.processed_at.is_some())
+    message
+        .status
+        .as_ref()
+        .is_some_and(|status| status.position == 0 && status.processed_at.is_some())
 }

@@ -1,5 +1,5 @@
-//! Log-in with a browser of this machine: it comes back to a loopback port with a code (RFC 8252), which is worth something only to who
-//! sent it there (PKCE, RFC 7636).
+//! Log-in with a browser of this machine: it comes back to a loopback port with a code (RFC 8252),
+//! which is worth something only to who sent it there (PKCE, RFC 7636).
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -54,7 +54,11 @@ pub(super) async fn wait_with(
     port: u16,
     show: impl FnOnce(&Url),
 ) -> Result<Tokens, Failure> {
-    let busy = |error| Failure::failed(format!("the browser cannot come back to port {port} of this machine: {error}"));
+    let busy = |error| {
+        Failure::failed(format!(
+            "the browser cannot come back to port {port} of this machine: {error}"
+        ))
+    };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.map_err(busy)?;
     // The address, and not `localhost`: that may be another one (RFC 8252, 8.3).
     let redirect = format!("http://127.0.0.1:{}/", listener.local_addr()?.port());
@@ -77,11 +81,14 @@ pub(super) async fn wait_with(
 /// 256 random bits as text.
 fn random() -> Result<String, Failure> {
     let mut bytes = [0; 32];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| Failure::failed("this machine has no randomness"))?;
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| Failure::failed("this machine has no randomness"))?;
     Ok(BASE64_URL_SAFE_NO_PAD.encode(bytes))
 }
 
-/// Waits for the browser that was sent with `state`. Others are told that they are wrong here, and end nothing.
+/// Waits for the browser that was sent with `state`. Others are told that they are wrong here, and
+/// end nothing.
 async fn comes(listener: TcpListener, state: &str) -> Result<Came, Failure> {
     let (sender, mut receiver) = mpsc::channel(1);
     loop {
@@ -160,11 +167,17 @@ mod tests {
 
     #[test]
     fn what_a_browser_comes_back_with_is_read_from_its_request() {
-        let came = Came::of(b"GET /?code=a%2Bb&state=s&iss=https%3A%2F%2Fi HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        let came =
+            Came::of(b"GET /?code=a%2Bb&state=s&iss=https%3A%2F%2Fi HTTP/1.1\r\nhost: x\r\n\r\n")
+                .unwrap();
         assert_eq!((came.code.as_deref(), came.state.as_deref()), (Some("a+b"), Some("s")));
         assert_eq!(came.issuer.as_deref(), Some("https://i"));
-        for wrong in ["GET /favicon.ico HTTP/1.1\r\n\r\n", "POST /?state=s HTTP/1.1\r\n\r\n", "\r\n\r\n", "GET\r\n\r\n"]
-        {
+        for wrong in [
+            "GET /favicon.ico HTTP/1.1\r\n\r\n",
+            "POST /?state=s HTTP/1.1\r\n\r\n",
+            "\r\n\r\n",
+            "GET\r\n\r\n",
+        ] {
             assert_eq!(Came::of(wrong.as_bytes()), None, "{wrong}");
         }
     }

@@ -20,7 +20,14 @@ const SLOWER: Duration = Duration::from_secs(5);
 /// # Errors
 /// When nobody enters it, or the issuer does not take who did.
 pub(super) async fn wait(issuer: &Issuer, begun: Begun) -> Result<Tokens, Failure> {
-    let Begun { device_code, user_code, verification_uri, verification_uri_complete, expires_in, interval } = begun;
+    let Begun {
+        device_code,
+        user_code,
+        verification_uri,
+        verification_uri_complete,
+        expires_in,
+        interval,
+    } = begun;
     eprintln!("open {} and enter the code {}", one_line(&verification_uri), one_line(&user_code));
     if let Some(whole) = verification_uri_complete {
         eprintln!("or open {}, and see that it shows this code", one_line(&whole));
@@ -37,7 +44,9 @@ pub(super) async fn wait(issuer: &Issuer, begun: Begun) -> Result<Tokens, Failur
             Err(Error::Refused { code, words }) => match code.as_str() {
                 "authorization_pending" => {}
                 "slow_down" => pause += SLOWER,
-                "expired_token" => return Err(Failure::failed("nobody has entered the code in time")),
+                "expired_token" => {
+                    return Err(Failure::failed("nobody has entered the code in time"));
+                }
                 "access_denied" => return Err(Failure::failed("the log-in was refused there")),
                 _ => return Err(Error::Refused { code, words }.into()),
             },

@@ -1,7 +1,8 @@
-//! The issuer: an OpenID Provider, asked as a public client, which has no secret that a program on everybody's machine could not keep.
+//! The issuer: an OpenID Provider, asked as a public client, which has no secret that a program on
+//! everybody's machine could not keep.
 //!
-//! What its tokens say is not verified here: they come from the issuer itself over TLS (OpenID Connect Core, 3.1.3.7), are for the gateway,
-//! and the gateway verifies them.
+//! What its tokens say is not verified here: they come from the issuer itself over TLS (OpenID
+//! Connect Core, 3.1.3.7), are for the gateway, and the gateway verifies them.
 
 use std::{path::Path, time::Duration};
 
@@ -42,9 +43,15 @@ pub(super) enum Error {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
-            Error::Refused { code, words } if words.is_empty() => Self::failed(format!("the issuer refuses: {code}")),
-            Error::Refused { code, words } => Self::failed(format!("the issuer refuses: {words} ({code})")),
-            Error::Away(words) => Self::new(Exit::Unreachable, format!("the issuer cannot be reached: {words}")),
+            Error::Refused { code, words } if words.is_empty() => {
+                Self::failed(format!("the issuer refuses: {code}"))
+            }
+            Error::Refused { code, words } => {
+                Self::failed(format!("the issuer refuses: {words} ({code})"))
+            }
+            Error::Away(words) => {
+                Self::new(Exit::Unreachable, format!("the issuer cannot be reached: {words}"))
+            }
             Error::Wrong(words) => Self::failed(words),
         }
     }
@@ -113,7 +120,8 @@ pub(super) struct Issuer {
     client: Client,
     discovery: Discovery,
     client_id: String,
-    /// What is asked for by its address (RFC 8707), where tokens are for an address and not for this program.
+    /// What is asked for by its address (RFC 8707), where tokens are for an address and not for
+    /// this program.
     resource: Option<String>,
 }
 
@@ -124,14 +132,18 @@ impl Issuer {
         let shown = one_line(&login.issuer);
         check(&login.issuer, &shown)?;
         let mut builder = builder(&login.issuer);
-        // An issuer of the same house may be vouched for by the same; others are by who always does.
+        // An issuer of the same house may be vouched for by the same; others are by who always
+        // does.
         if let Some(ca) = ca {
             let bytes = read(ca).map_err(|failure| Error::Wrong(failure.message().to_owned()))?;
-            let wrong = |error: reqwest::Error| Error::Wrong(format!("{} cannot be used: {error}", ca.display()));
+            let wrong = |error: reqwest::Error| {
+                Error::Wrong(format!("{} cannot be used: {error}", ca.display()))
+            };
             builder = builder.tls_certs_merge(Certificate::from_pem_bundle(&bytes).map_err(wrong)?);
         }
         let client = builder.build().map_err(|error| Error::Wrong(causes(&error)))?;
-        let url = format!("{}/.well-known/openid-configuration", login.issuer.trim_end_matches('/'));
+        let url =
+            format!("{}/.well-known/openid-configuration", login.issuer.trim_end_matches('/'));
         let answer = client.get(url).send().await.map_err(|error| Error::Away(causes(&error)))?;
         let discovery: Discovery = read_answer(answer).await?;
         if discovery.issuer != login.issuer {
@@ -149,21 +161,25 @@ impl Issuer {
             check(endpoint, &shown)?;
         }
         let Login { client_id, audience, .. } = login;
-        let is_address = Url::parse(audience).is_ok_and(|url| matches!(url.scheme(), "https" | "http"));
+        let is_address =
+            Url::parse(audience).is_ok_and(|url| matches!(url.scheme(), "https" | "http"));
         let resource = Some(audience).filter(|_| is_address && audience != client_id).cloned();
         Ok(Self { client, discovery, client_id: client_id.clone(), resource })
     }
 
-    /// The scopes without those that the issuer does not have and one can do without, as it is asked for them.
+    /// The scopes without those that the issuer does not have and one can do without, as it is
+    /// asked for them.
     pub(super) fn known(&self, scopes: Vec<String>) -> String {
         let has = |scope: &String| {
             let listed = self.discovery.scopes_supported.as_ref();
-            !OPTIONAL.contains(&scope.as_str()) || listed.is_none_or(|listed| listed.contains(scope))
+            !OPTIONAL.contains(&scope.as_str())
+                || listed.is_none_or(|listed| listed.contains(scope))
         };
         scopes.into_iter().filter(has).collect::<Vec<_>>().join(" ")
     }
 
-    /// Has it give a code that is entered elsewhere. Nothing if it does not do that, or not for this program.
+    /// Has it give a code that is entered elsewhere. Nothing if it does not do that, or not for
+    /// this program.
     ///
     /// # Errors
     /// [`Error`].
@@ -189,8 +205,16 @@ impl Issuer {
     ///
     /// # Errors
     /// When people cannot log in there like this.
-    pub(super) fn page(&self, scopes: &str, redirect: &str, state: &str, challenge: &str) -> Result<Url, Error> {
-        let none = || Error::Wrong("the issuer has neither codes for devices nor a page to log in".to_owned());
+    pub(super) fn page(
+        &self,
+        scopes: &str,
+        redirect: &str,
+        state: &str,
+        challenge: &str,
+    ) -> Result<Url, Error> {
+        let none = || {
+            Error::Wrong("the issuer has neither codes for devices nor a page to log in".to_owned())
+        };
         let endpoint = self.discovery.authorization_endpoint.as_ref().ok_or_else(none)?;
         let mut page = Url::parse(endpoint).map_err(|_| none())?;
         let mut more = vec![
@@ -213,9 +237,20 @@ impl Issuer {
     ///
     /// # Errors
     /// [`Error`].
-    pub(super) async fn code_tokens(&self, code: &str, redirect: &str, verifier: &str) -> Result<Tokens, Error> {
+    pub(super) async fn code_tokens(
+        &self,
+        code: &str,
+        redirect: &str,
+        verifier: &str,
+    ) -> Result<Tokens, Error> {
         let grant = ("grant_type", "authorization_code");
-        self.tokens(&[grant, ("code", code), ("redirect_uri", redirect), ("code_verifier", verifier)]).await
+        self.tokens(&[
+            grant,
+            ("code", code),
+            ("redirect_uri", redirect),
+            ("code_verifier", verifier),
+        ])
+        .await
     }
 
     /// Renews.
@@ -232,7 +267,11 @@ impl Issuer {
     /// [`Error`].
     pub(super) async fn revoke(&self, token: &str) -> Result<(), Error> {
         let Some(endpoint) = &self.discovery.revocation_endpoint else { return Ok(()) };
-        let asked = [("token", token), ("token_type_hint", "refresh_token"), ("client_id", self.client_id.as_str())];
+        let asked = [
+            ("token", token),
+            ("token_type_hint", "refresh_token"),
+            ("client_id", self.client_id.as_str()),
+        ];
         done(self.send(endpoint, &asked).await?).await.map(drop)
     }
 
@@ -248,17 +287,26 @@ impl Issuer {
     /// What is asked for, and who asks.
     fn asking<'a>(&'a self, form: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
         let resource = self.resource.as_deref().map(|resource| ("resource", resource));
-        form.iter().copied().chain([("client_id", self.client_id.as_str())]).chain(resource).collect()
+        form.iter()
+            .copied()
+            .chain([("client_id", self.client_id.as_str())])
+            .chain(resource)
+            .collect()
     }
 
-    async fn post<T: DeserializeOwned>(&self, endpoint: &str, form: &[(&str, &str)]) -> Result<T, Error> {
+    async fn post<T: DeserializeOwned>(
+        &self,
+        endpoint: &str,
+        form: &[(&str, &str)],
+    ) -> Result<T, Error> {
         read_answer(self.send(endpoint, form).await?).await
     }
 
     async fn send(&self, endpoint: &str, form: &[(&str, &str)]) -> Result<Response, Error> {
         let body = Serializer::new(String::new()).extend_pairs(form).finish();
         let request = self.client.post(endpoint).header("accept", "application/json");
-        let request = request.header("content-type", "application/x-www-form-urlencoded").body(body);
+        let request =
+            request.header("content-type", "application/x-www-form-urlencoded").body(body);
         request.send().await.map_err(|error| Error::Away(causes(&error)))
     }
 }
@@ -321,7 +369,11 @@ fn check(address: &str, issuer: &str) -> Result<(), Error> {
         "http" => stays_here(address),
         _ => false,
     });
-    if fine { Ok(()) } else { Err(Error::Wrong(format!("the issuer {issuer} has an address without TLS"))) }
+    if fine {
+        Ok(())
+    } else {
+        Err(Error::Wrong(format!("the issuer {issuer} has an address without TLS")))
+    }
 }
 
 #[cfg(test)]

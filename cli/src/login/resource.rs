@@ -38,13 +38,20 @@ impl Resource {
     /// When the gateway does not say it.
     pub(super) async fn ask(address: &str, tls: &TlsArgs) -> Result<Self, Failure> {
         if address.starts_with("unix:") {
-            let failure = Failure::usage("over a socket of this machine everybody who gets in is the operator");
+            let failure = Failure::usage(
+                "over a socket of this machine everybody who gets in is the operator",
+            );
             return Err(failure.hint("a person logs in over http:// or https://"));
         }
-        let whole = reqwest::Url::parse(address).map_err(|_| Failure::usage(format!("{address} is no address")))?;
-        let url = whole.join(PATH).map_err(|_| Failure::usage(format!("{address} is no address")))?;
+        let whole = reqwest::Url::parse(address)
+            .map_err(|_| Failure::usage(format!("{address} is no address")))?;
+        let url =
+            whole.join(PATH).map_err(|_| Failure::usage(format!("{address} is no address")))?;
         let away = |error: &dyn std::error::Error| {
-            Failure::new(Exit::Unreachable, format!("the gateway cannot be reached: {}", causes(error)))
+            Failure::new(
+                Exit::Unreachable,
+                format!("the gateway cannot be reached: {}", causes(error)),
+            )
         };
         let client = client(address, tls)?;
         let asked = async {
@@ -55,14 +62,20 @@ impl Resource {
         };
         let (status, body) = timeout(TIMEOUT, asked).await.map_err(|error| away(&error))??;
         if status == reqwest::StatusCode::NOT_FOUND {
-            let failure =
-                Failure::failed("nobody can log in at this gateway: it has no issuer, or is of another version");
-            return Err(failure.hint("its operator gives out API keys: construct context add NAME --key-stdin …"));
+            let failure = Failure::failed(
+                "nobody can log in at this gateway: it has no issuer, or is of another version",
+            );
+            return Err(failure.hint(
+                "its operator gives out API keys: construct context add NAME --key-stdin …",
+            ));
         }
         if !status.is_success() {
-            return Err(Failure::failed(format!("the gateway does not say how people log in ({status})")));
+            return Err(Failure::failed(format!(
+                "the gateway does not say how people log in ({status})"
+            )));
         }
-        let wrong = |_| Failure::failed("what the gateway says of how people log in cannot be read");
+        let wrong =
+            |_| Failure::failed("what the gateway says of how people log in cannot be read");
         serde_json::from_slice::<Metadata>(&body).map_err(wrong)?.checked(&whole)
     }
 }
@@ -70,26 +83,37 @@ impl Resource {
 impl Metadata {
     fn checked(self, asked: &reqwest::Url) -> Result<Resource, Failure> {
         // RFC 9728, 3.3: what is of another resource is not to be used.
-        let same = reqwest::Url::parse(&self.resource).is_ok_and(|resource| resource.origin() == asked.origin());
+        let same = reqwest::Url::parse(&self.resource)
+            .is_ok_and(|resource| resource.origin() == asked.origin());
         if !same {
-            let message =
-                format!("{asked} says how people log in at {}, which is another address", one_line(&self.resource));
+            let message = format!(
+                "{asked} says how people log in at {}, which is another address",
+                one_line(&self.resource)
+            );
             return Err(Failure::failed(message)
                 .hint("a proxy before the gateway has to pass on the host it was asked for, and X-Forwarded-Proto"));
         }
         let missing = || Failure::failed("the gateway does not say where people log in");
         let issuer = self.authorization_servers.into_iter().next().ok_or_else(missing)?;
         let audience = self.construct_audience.ok_or_else(missing)?;
-        Ok(Resource { issuer, client_id: self.construct_client_id, audience, scopes: self.scopes_supported })
+        Ok(Resource {
+            issuer,
+            client_id: self.construct_client_id,
+            audience,
+            scopes: self.scopes_supported,
+        })
     }
 }
 
 /// One that trusts, and shows, what the connection to the gateway does.
 fn client(address: &str, tls: &TlsArgs) -> Result<reqwest::Client, Failure> {
-    let wrong = |error: reqwest::Error| Failure::usage(format!("the certificates cannot be used: {}", causes(&error)));
+    let wrong = |error: reqwest::Error| {
+        Failure::usage(format!("the certificates cannot be used: {}", causes(&error)))
+    };
     let mut builder = issuer::builder(address);
     if let Some(ca) = &tls.ca {
-        builder = builder.tls_certs_only(reqwest::Certificate::from_pem_bundle(&read(ca)?).map_err(wrong)?);
+        builder = builder
+            .tls_certs_only(reqwest::Certificate::from_pem_bundle(&read(ca)?).map_err(wrong)?);
     }
     if let (Some(certificate), Some(key)) = (&tls.client_certificate, &tls.client_key) {
         let both = [read(certificate)?, b"\n".to_vec(), read(key)?].concat();
@@ -124,7 +148,9 @@ mod tests {
             assert_eq!(metadata(resource).checked(&asked).is_ok(), fine, "{resource}");
         }
         assert!(
-            Metadata { construct_audience: None, ..metadata("https://construct.example.com") }.checked(&asked).is_err()
+            Metadata { construct_audience: None, ..metadata("https://construct.example.com") }
+                .checked(&asked)
+                .is_err()
         );
     }
 }

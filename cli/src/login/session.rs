@@ -28,17 +28,27 @@ struct Claims {
 }
 
 impl Session {
-    /// The one of the tokens that is for the audience: the access token if it says so, else the ID token. Nothing if neither does.
-    /// An issuer that gives no new refresh token when it renews means the one of `before`.
-    pub(super) fn of(tokens: Tokens, audience: &str, before: Option<Self>, now: Timestamp) -> Option<Self> {
+    /// The one of the tokens that is for the audience: the access token if it says so, else the ID
+    /// token. Nothing if neither does. An issuer that gives no new refresh token when it renews
+    /// means the one of `before`.
+    pub(super) fn of(
+        tokens: Tokens,
+        audience: &str,
+        before: Option<Self>,
+        now: Timestamp,
+    ) -> Option<Self> {
         let fitting = [tokens.access_token, tokens.id_token].into_iter().flatten();
         let (token, claims) = fitting
             .filter_map(|token| Claims::of(&token).map(|claims| (token, claims)))
             .find(|(_, claims)| claims.is_for(audience))?;
         #[expect(clippy::cast_precision_loss, reason = "seconds since 1970")]
         let left = claims.exp - now.as_second() as f64;
-        // The issuer's clock may be another one than ours; how long a token lasts it says by its own.
-        let left = tokens.expires_in.unwrap_or(left).min(claims.iat.map_or(f64::MAX, |iat| claims.exp - iat));
+        // The issuer's clock may be another one than ours; how long a token lasts it says by its
+        // own.
+        let left = tokens
+            .expires_in
+            .unwrap_or(left)
+            .min(claims.iat.map_or(f64::MAX, |iat| claims.exp - iat));
         #[expect(clippy::cast_possible_truncation, reason = "it is between nothing and a year")]
         let left = SignedDuration::from_secs(left.clamp(0.0, 31_536_000.0) as i64);
         let refresh = tokens.refresh_token.or_else(|| before.and_then(|before| before.refresh));
@@ -117,11 +127,21 @@ mod tests {
             let tokens = Tokens { expires_in, ..tokens(jwt(claims), None) };
             Session::of(tokens, "c", None, now).unwrap().until.as_second() - 1_000_000
         };
-        // A clock that is an hour behind, and an issuer that lets its tokens begin a little earlier.
-        assert_eq!(until(&json!({"aud": "c", "exp": 1_007_200, "iat": 1_003_600}), Some(3600.0)), 3600);
-        assert_eq!(until(&json!({"aud": "c", "exp": 1_003_600, "iat": 999_700}), Some(3600.0)), 3600);
+        // A clock that is an hour behind, and an issuer that lets its tokens begin a little
+        // earlier.
+        assert_eq!(
+            until(&json!({"aud": "c", "exp": 1_007_200, "iat": 1_003_600}), Some(3600.0)),
+            3600
+        );
+        assert_eq!(
+            until(&json!({"aud": "c", "exp": 1_003_600, "iat": 999_700}), Some(3600.0)),
+            3600
+        );
         assert_eq!(until(&json!({"aud": "c", "exp": 1_003_600}), None), 3600);
-        assert_eq!(until(&json!({"aud": "c", "exp": 1_000_300, "iat": 1_000_000}), Some(3600.0)), 300);
+        assert_eq!(
+            until(&json!({"aud": "c", "exp": 1_000_300, "iat": 1_000_000}), Some(3600.0)),
+            300
+        );
         assert_eq!(until(&json!({"aud": "c", "exp": 900_000}), None), 0);
     }
 

@@ -1,5 +1,5 @@
-//! Against an issuer in the test's own process, which is at the same time what a gateway says of it. Its tokens are signed by nobody: this
-//! program does not look at that.
+//! Against an issuer in the test's own process, which is at the same time what a gateway says of
+//! it. Its tokens are signed by nobody: this program does not look at that.
 
 use std::{
     collections::HashMap,
@@ -77,7 +77,12 @@ impl Stub {
 
     /// What was asked for at an endpoint, in order.
     fn asked(&self, what: &str) -> Vec<Form> {
-        self.does().asked.iter().filter(|(at, _)| *at == what).map(|(_, form)| form.clone()).collect()
+        self.does()
+            .asked
+            .iter()
+            .filter(|(at, _)| *at == what)
+            .map(|(_, form)| form.clone())
+            .collect()
     }
 
     async fn issuer(&self) -> Result<Issuer, Error> {
@@ -122,7 +127,10 @@ async fn tokens(State(stub): State<Stub>, RawForm(form): RawForm) -> (StatusCode
     let mut does = stub.does();
     if !does.refusals.is_empty() {
         let error = does.refusals.remove(0);
-        return (StatusCode::BAD_REQUEST, Json(json!({"error": error, "error_description": "words of it"})));
+        return (
+            StatusCode::BAD_REQUEST,
+            Json(json!({"error": error, "error_description": "words of it"})),
+        );
     }
     does.given += 1;
     let claims = json!({"aud": "construct", "exp": jiff::Timestamp::now().as_second() + 3600, "sub": does.given});
@@ -130,7 +138,9 @@ async fn tokens(State(stub): State<Stub>, RawForm(form): RawForm) -> (StatusCode
     let refresh = format!("refresh-{}", does.given);
     (
         StatusCode::OK,
-        Json(json!({"access_token": "opaque", "id_token": id, "refresh_token": refresh, "expires_in": 3600})),
+        Json(
+            json!({"access_token": "opaque", "id_token": id, "refresh_token": refresh, "expires_in": 3600}),
+        ),
     )
 }
 
@@ -146,9 +156,16 @@ fn has(form: &Form, expected: &[(&str, &str)]) {
 
 #[tokio::test]
 async fn a_code_is_waited_for_until_it_is_entered_and_the_session_renewed_and_ended() {
-    let stub = Stub::start(json!({"scopes_supported": ["openid", "email"]}), &["authorization_pending"; 2]).await;
+    let stub = Stub::start(
+        json!({"scopes_supported": ["openid", "email"]}),
+        &["authorization_pending"; 2],
+    )
+    .await;
     let resource = Resource::ask(&stub.url(), &TlsArgs::default()).await.unwrap();
-    assert_eq!((resource.client_id.as_deref(), resource.audience.as_str()), (Some("cli"), "construct"));
+    assert_eq!(
+        (resource.client_id.as_deref(), resource.audience.as_str()),
+        (Some("cli"), "construct")
+    );
     let issuer = stub.issuer().await.unwrap();
     // What the issuer does not have is not asked for.
     let scopes = issuer.known(resource.scopes);
@@ -171,9 +188,16 @@ async fn a_code_is_waited_for_until_it_is_entered_and_the_session_renewed_and_en
     has(&stub.asked("revoke")[0], &[("token", "refresh-2"), ("client_id", "cli")]);
 
     stub.does().refusals = vec!["invalid_grant", "temporarily_unavailable"];
-    assert_eq!(renewed(&stub.login(), &second, &TlsArgs::default()).await.err(), Some(None), "it is over");
-    let passes = renewed(&stub.login(), &second, &TlsArgs::default()).await.err().expect("it is refused");
-    assert!(passes.expect("it may pass").message().contains("words of it (temporarily_unavailable)"));
+    assert_eq!(
+        renewed(&stub.login(), &second, &TlsArgs::default()).await.err(),
+        Some(None),
+        "it is over"
+    );
+    let passes =
+        renewed(&stub.login(), &second, &TlsArgs::default()).await.err().expect("it is refused");
+    assert!(
+        passes.expect("it may pass").message().contains("words of it (temporarily_unavailable)")
+    );
 }
 
 #[tokio::test]
@@ -204,9 +228,21 @@ async fn a_browser_comes_back_and_what_others_say_is_not_listened_to() {
         let redirect = format!("http://127.0.0.1:{port}/");
         has(
             &query,
-            &[("realm", "r"), ("response_type", "code"), ("client_id", "cli"), ("redirect_uri", redirect.as_str())],
+            &[
+                ("realm", "r"),
+                ("response_type", "code"),
+                ("client_id", "cli"),
+                ("redirect_uri", redirect.as_str()),
+            ],
         );
-        has(&query, &[("scope", "openid offline_access"), ("prompt", "consent"), ("code_challenge_method", "S256")]);
+        has(
+            &query,
+            &[
+                ("scope", "openid offline_access"),
+                ("prompt", "consent"),
+                ("code_challenge_method", "S256"),
+            ],
+        );
         let (state, challenge) = (query["state"].clone(), query["code_challenge"].clone());
         stub.does().asked.push(("page", Form::from([("challenge".to_owned(), challenge)])));
         tokio::spawn(async move {
@@ -224,7 +260,8 @@ async fn a_browser_comes_back_and_what_others_say_is_not_listened_to() {
     assert_eq!(tokens.refresh_token.as_deref(), Some("refresh-1"));
     let asked = stub.asked("token").remove(0);
     has(&asked, &[("grant_type", "authorization_code"), ("code", "c"), ("client_id", "cli")]);
-    let challenge = BASE64_URL_SAFE_NO_PAD.encode(digest(&SHA256, asked["code_verifier"].as_bytes()));
+    let challenge =
+        BASE64_URL_SAFE_NO_PAD.encode(digest(&SHA256, asked["code_verifier"].as_bytes()));
     assert_eq!(stub.asked("page")[0]["challenge"], challenge);
 }
 
@@ -236,12 +273,20 @@ async fn nobody_is_sent_to_an_issuer_that_is_another_one_or_that_others_can_list
     };
     let another = refused(json!({"issuer": "https://login.example.com"})).await;
     assert!(another.message().contains("another issuer"), "{another}");
-    for endpoint in ["token_endpoint", "authorization_endpoint", "device_authorization_endpoint", "revocation_endpoint"]
-    {
+    for endpoint in [
+        "token_endpoint",
+        "authorization_endpoint",
+        "device_authorization_endpoint",
+        "revocation_endpoint",
+    ] {
         let open = refused(json!({endpoint: "http://login.example.com/x"})).await;
         assert!(open.message().contains("without TLS"), "{endpoint}: {open}");
     }
-    let login = Login { issuer: "http://login.example.com".into(), client_id: "cli".into(), audience: "c".into() };
+    let login = Login {
+        issuer: "http://login.example.com".into(),
+        client_id: "cli".into(),
+        audience: "c".into(),
+    };
     assert!(matches!(Issuer::find(&login, None).await, Err(Error::Wrong(_))));
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let login = Login { issuer: format!("http://127.0.0.1:{port}"), ..login };

@@ -1,4 +1,5 @@
-//! One answer of the model: streamed in pieces, then told whole. Shows each part once, whichever comes first.
+//! One answer of the model: streamed in pieces, then told whole. Shows each part once, whichever
+//! comes first.
 
 use std::io;
 
@@ -34,7 +35,8 @@ pub(super) struct Answer {
     parts: Vec<Part>,
     /// The unfinished line of JavaScript.
     line: String,
-    /// The unfinished line of the model's thinking, while it thinks. It is shown live only, and is no part of the answer.
+    /// The unfinished line of the model's thinking, while it thinks. It is shown live only, and is
+    /// no part of the answer.
     thought: Option<String>,
 }
 
@@ -44,7 +46,12 @@ impl Answer {
     }
 
     /// A piece.
-    pub(super) fn delta(&mut self, step: u64, delta: &MessageDelta, sink: &mut dyn Sink) -> io::Result<()> {
+    pub(super) fn delta(
+        &mut self,
+        step: u64,
+        delta: &MessageDelta,
+        sink: &mut dyn Sink,
+    ) -> io::Result<()> {
         if !self.live {
             return Ok(());
         }
@@ -72,7 +79,12 @@ impl Answer {
     }
 
     /// The answer is whole: shows what has not been shown.
-    pub(super) fn complete(&mut self, step: u64, blocks: &[v1::Block], sink: &mut dyn Sink) -> io::Result<()> {
+    pub(super) fn complete(
+        &mut self,
+        step: u64,
+        blocks: &[v1::Block],
+        sink: &mut dyn Sink,
+    ) -> io::Result<()> {
         if step != self.step {
             self.abandon(sink)?;
             self.step = step;
@@ -107,7 +119,12 @@ impl Answer {
     }
 
     /// What was streamed is not what the answer is: all of it from here on is shown again.
-    fn diverged<'a>(&mut self, matching: &mut bool, text: &'a str, sink: &mut dyn Sink) -> io::Result<&'a str> {
+    fn diverged<'a>(
+        &mut self,
+        matching: &mut bool,
+        text: &'a str,
+        sink: &mut dyn Sink,
+    ) -> io::Result<&'a str> {
         *matching = false;
         self.end_part(sink)?;
         sink.line(&[(Style::Dim, "↻ the whole answer:")])?;
@@ -174,7 +191,9 @@ fn thought_line(line: &str, sink: &mut dyn Sink) -> io::Result<()> {
 fn kind_and_text(block: &v1::Block) -> Option<(Kind, &str)> {
     match &block.block {
         Some(Block::Text(text)) if !text.text.is_empty() => Some((Kind::Text, &text.text)),
-        Some(Block::CodeInterpreterCall(call)) if !call.code.is_empty() => Some((Kind::Code, &call.code)),
+        Some(Block::CodeInterpreterCall(call)) if !call.code.is_empty() => {
+            Some((Kind::Code, &call.code))
+        }
         _ => None,
     }
 }

@@ -1,10 +1,10 @@
 use construct_proto::v1::{
-    self, CodeInterpreterCall, CodeInterpreterResult, MessageDelta, MessageRestarted, MessageSpec, MessageStatus,
-    TaskError, Text, ToolCalled, ToolResult, ToolUse, message_delta::Delta,
+    self, CodeInterpreterCall, CodeInterpreterResult, MessageDelta, MessageRestarted, MessageSpec,
+    MessageStatus, TaskError, Text, ToolCalled, ToolResult, ToolUse, message_delta::Delta,
 };
 
 use super::*;
-use crate::console::{Colour, tests::paper};
+use crate::console::{Color, tests::paper};
 
 const LIVE: Options = Options { live: true, people: false, entities: false };
 
@@ -36,7 +36,11 @@ fn message(step: u64, source: MessageSource, blocks: Vec<Block>) -> Event {
             blocks: blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect(),
             ..MessageSpec::default()
         }),
-        status: Some(MessageStatus { source: source.into(), usage: Some(usage), ..MessageStatus::default() }),
+        status: Some(MessageStatus {
+            source: source.into(),
+            usage: Some(usage),
+            ..MessageStatus::default()
+        }),
         ..Message::default()
     };
     event("message.created", step, Payload::Message(message))
@@ -78,8 +82,11 @@ fn result_block(output: &str, error: &str, tools: &[&str]) -> Block {
 /// What a terminal shows, answers and the rest in one.
 fn shown(options: Options, events: &[Event]) -> String {
     let both = crate::console::tests::Paper::default();
-    let mut console =
-        crate::console::Console::new((Box::new(both.clone()), true), (Box::new(both.clone()), true), Colour::Never);
+    let mut console = crate::console::Console::new(
+        (Box::new(both.clone()), true),
+        (Box::new(both.clone()), true),
+        Color::Never,
+    );
     let mut renderer = Renderer::new(options);
     for event in events {
         renderer.event(event, &mut console).unwrap();
@@ -102,7 +109,10 @@ fn a_turn() -> Vec<Event> {
         message(
             1,
             MessageSource::Assistant,
-            vec![text_block("Let me look."), code_block("const hits = grep(\"TODO\", \"src\");\nprint(hits.length)")],
+            vec![
+                text_block("Let me look."),
+                code_block("const hits = grep(\"TODO\", \"src\");\nprint(hits.length)"),
+            ],
         ),
         event("task.phase_changed", 1, Payload::PhaseChanged(phase)),
         event(
@@ -183,11 +193,21 @@ fn calls_that_were_not_heard_are_shown_with_what_was_kept_of_them() {
     };
     let tool_uses = vec![
         used(1, "grep", true, r#"{"query":"TODO"}"#, r#"{"matches":[1,2,3]}"#),
-        used(2, "read_file", false, r#"{"path":"a"}"#, r#"{"name":"NotFound","message":"no such file"}"#),
+        used(
+            2,
+            "read_file",
+            false,
+            r#"{"path":"a"}"#,
+            r#"{"name":"NotFound","message":"no such file"}"#,
+        ),
         // Cut off, and so no JSON any more.
         used(3, "read_file", true, r#"{"path":"b"}"#, "\"xxx…"),
     ];
-    let result = CodeInterpreterResult { id: "call".to_owned(), tool_uses, ..CodeInterpreterResult::default() };
+    let result = CodeInterpreterResult {
+        id: "call".to_owned(),
+        tool_uses,
+        ..CodeInterpreterResult::default()
+    };
     let events = [message(2, MessageSource::System, vec![Block::CodeInterpreterResult(result)])];
     let expected = "  ✓ grep(query: \"TODO\") 900 µs · 3 matches\n  ✗ read_file(path: \"a\") 900 µs · no such file\n  \
                     ✓ read_file(path: \"b\") 900 µs\n";
@@ -196,7 +216,7 @@ fn calls_that_were_not_heard_are_shown_with_what_was_kept_of_them() {
 
 #[test]
 fn answers_that_are_not_shown_live_are_printed_once_and_whole() {
-    let (mut console, answer, aside) = paper(false, Colour::Auto);
+    let (mut console, answer, aside) = paper(false, Color::Auto);
     let mut renderer = Renderer::new(Options { live: false, ..LIVE });
     for event in a_turn() {
         renderer.event(&event, &mut console).unwrap();
@@ -218,12 +238,18 @@ fn an_answer_that_begins_again_is_said_to() {
         text(1, 0, "Right"),
         message(1, MessageSource::Assistant, vec![text_block("Right.")]),
     ];
-    assert_eq!(shown(LIVE, &events), "Wrong sta\n↻ the answer begins again: the vendor hung up\nRight.\n");
+    assert_eq!(
+        shown(LIVE, &events),
+        "Wrong sta\n↻ the answer begins again: the vendor hung up\nRight.\n"
+    );
 }
 
 #[test]
 fn thinking_is_shown_while_it_lasts_and_is_no_part_of_the_answer() {
-    let kept = Block::Thinking(v1::Thinking { text: "First I\nlook around.".to_owned(), ..v1::Thinking::default() });
+    let kept = Block::Thinking(v1::Thinking {
+        text: "First I\nlook around.".to_owned(),
+        ..v1::Thinking::default()
+    });
     let events = [
         thought(1, 0, "First I\nlook"),
         thought(1, 0, " around."),
@@ -236,13 +262,19 @@ fn thinking_is_shown_while_it_lasts_and_is_no_part_of_the_answer() {
 
 #[test]
 fn whoever_joins_in_the_middle_sees_nothing_twice() {
-    let events = [text(1, 0, "the end."), message(1, MessageSource::Assistant, vec![text_block("Only the end.")])];
+    let events = [
+        text(1, 0, "the end."),
+        message(1, MessageSource::Assistant, vec![text_block("Only the end.")]),
+    ];
     assert_eq!(shown(LIVE, &events), "the end.\n");
 }
 
 #[test]
 fn an_answer_that_differs_from_what_was_streamed_is_shown_whole() {
-    let events = [text(1, 0, "Lost pie"), message(1, MessageSource::Assistant, vec![text_block("Lost a piece.")])];
+    let events = [
+        text(1, 0, "Lost pie"),
+        message(1, MessageSource::Assistant, vec![text_block("Lost a piece.")]),
+    ];
     assert_eq!(shown(LIVE, &events), "Lost pie\n↻ the whole answer:\nLost a piece.\n");
 }
 
@@ -259,11 +291,19 @@ fn errors_of_tools_and_scripts_are_shown() {
                 ..ToolResult::default()
             }),
         ),
-        message(2, MessageSource::System, vec![result_block("1\n2\n3\n4\n5\n6\n7\n8", "Error: no\n  at x", &[])]),
+        message(
+            2,
+            MessageSource::System,
+            vec![result_block("1\n2\n3\n4\n5\n6\n7\n8", "Error: no\n  at x", &[])],
+        ),
         event(
             "error",
             2,
-            Payload::Error(TaskError { code: "RATE_LIMITED".to_owned(), message: "slow down".to_owned(), time: None }),
+            Payload::Error(TaskError {
+                code: "RATE_LIMITED".to_owned(),
+                message: "slow down".to_owned(),
+                time: None,
+            }),
         ),
     ];
     let expected = "  ✗ read_file() 80 µs · no such file: a.txt
@@ -308,7 +348,15 @@ fn what_a_person_is_asked_is_shown_whole_with_how_to_decide() {
         "? create_file needs approval: it is secret\n    {\n      \"content\": \"\\u001b[2Jx\",\n      \"path\": \"secrets/key\"\n    \
          }\n  decide: construct approval approve approval_1\n      or: construct approval reject approval_1 --words WHY\n"
     );
-    let decided =
-        shown(LIVE, &[approval(ApprovalState::Rejected, "use the vault"), approval(ApprovalState::Approved, "")]);
-    assert_eq!(decided, "✗ create_file rejected by ada: use the vault\n✓ create_file approved by ada\n");
+    let decided = shown(
+        LIVE,
+        &[
+            approval(ApprovalState::Rejected, "use the vault"),
+            approval(ApprovalState::Approved, ""),
+        ],
+    );
+    assert_eq!(
+        decided,
+        "✗ create_file rejected by ada: use the vault\n✓ create_file approved by ada\n"
+    );
 }

@@ -31,16 +31,27 @@ impl Tools {
         self.open.insert((called.step_id.clone(), called.number), called.arguments.clone());
     }
 
-    pub(super) fn result(&mut self, step: u64, result: &ToolResult, sink: &mut dyn Sink) -> io::Result<()> {
+    pub(super) fn result(
+        &mut self,
+        step: u64,
+        result: &ToolResult,
+        sink: &mut dyn Sink,
+    ) -> io::Result<()> {
         self.begin(step);
         self.shown += 1;
-        let arguments = self.open.remove(&(result.step_id.clone(), result.number)).unwrap_or_default();
+        let arguments =
+            self.open.remove(&(result.step_id.clone(), result.number)).unwrap_or_default();
         let said = summary(&result.name, result.succeeded, &result.result);
         line(&result.name, &arguments, result.succeeded, result.duration_micros, &said, sink)
     }
 
     /// Shows the calls of a script that nothing was heard of while it ran.
-    pub(super) fn missed(&mut self, step: u64, uses: &[ToolUse], sink: &mut dyn Sink) -> io::Result<()> {
+    pub(super) fn missed(
+        &mut self,
+        step: u64,
+        uses: &[ToolUse],
+        sink: &mut dyn Sink,
+    ) -> io::Result<()> {
         self.begin(step);
         let heard = self.shown.min(uses.len());
         self.shown -= heard;
@@ -65,7 +76,14 @@ impl Tools {
     }
 }
 
-fn line(name: &str, arguments: &str, succeeded: bool, micros: i64, said: &str, sink: &mut dyn Sink) -> io::Result<()> {
+fn line(
+    name: &str,
+    arguments: &str,
+    succeeded: bool,
+    micros: i64,
+    said: &str,
+    sink: &mut dyn Sink,
+) -> io::Result<()> {
     let (style, sign) = if succeeded { (Style::Good, "  ✓ ") } else { (Style::Bad, "  ✗ ") };
     let took = format!(" {}", time::measured(micros));
     let name = one_line(name);
@@ -73,7 +91,11 @@ fn line(name: &str, arguments: &str, succeeded: bool, micros: i64, said: &str, s
     let room = sink.width().saturating_sub(4 + columns(&name) + 2 + columns(&took) + 3 + SAID);
     let call = format!("{name}({})", clip(&shown_arguments(arguments), room.max(SAID)));
     let left = sink.width().saturating_sub(4 + columns(&call) + columns(&took) + 3);
-    let said = if said.is_empty() || left < 8 { String::new() } else { format!(" · {}", clip(said, left)) };
+    let said = if said.is_empty() || left < 8 {
+        String::new()
+    } else {
+        format!(" · {}", clip(said, left))
+    };
     let said_style = if succeeded { Style::Dim } else { Style::Bad };
     sink.line(&[(style, sign), (Style::Plain, &call), (Style::Dim, &took), (said_style, &said)])
 }
@@ -82,9 +104,11 @@ fn line(name: &str, arguments: &str, succeeded: bool, micros: i64, said: &str, s
 fn shown_arguments(json: &str) -> String {
     match serde_json::from_str(json) {
         Ok(Value::Array(items)) => items.iter().map(short).collect::<Vec<_>>().join(", "),
-        Ok(Value::Object(fields)) => {
-            fields.iter().map(|(name, value)| format!("{name}: {}", short(value))).collect::<Vec<_>>().join(", ")
-        }
+        Ok(Value::Object(fields)) => fields
+            .iter()
+            .map(|(name, value)| format!("{name}: {}", short(value)))
+            .collect::<Vec<_>>()
+            .join(", "),
         Ok(Value::Null) => String::new(),
         Ok(value) => short(&value),
         // Long arguments are clipped on the way and are no JSON any more.
@@ -113,7 +137,9 @@ fn summary(name: &str, succeeded: bool, json: &str) -> String {
             .iter()
             .find_map(|(field, value)| match value {
                 Value::Number(code) if field.starts_with("exit") => Some(format!("exit {code}")),
-                Value::Number(status) if name == "fetch" && field == "status" => Some(format!("status {status}")),
+                Value::Number(status) if name == "fetch" && field == "status" => {
+                    Some(format!("status {status}"))
+                }
                 Value::Array(items) => Some(format!("{} {}", items.len(), one_line(field))),
                 _ => None,
             })

@@ -15,8 +15,10 @@ use crate::{
 const ROOT: &str = "construct.v1.";
 /// How many bytes of an undecodable payload are shown.
 const PREVIEW: usize = 32;
-/// Fields that a line leaves out: the subject or the headers say the same, or they are of interest only in full.
-const KNOWN: [&str; 8] = ["organizationId", "taskId", "id", "cursor", "type", "time", "sequence", "metadata"];
+/// Fields that a line leaves out: the subject or the headers say the same, or they are of interest
+/// only in full.
+const KNOWN: [&str; 8] =
+    ["organizationId", "taskId", "id", "cursor", "type", "time", "sequence", "metadata"];
 
 /// What a message holds.
 #[derive(Debug)]
@@ -72,14 +74,16 @@ impl Shown {
         let short = self.subject.strip_prefix(ROOT).unwrap_or(&self.subject);
         let subject: Vec<String> = short.split('.').map(shorten).collect();
         let subject = printable(&subject.join("."));
-        let kind = self.type_name.as_deref().map_or("", |name| name.rsplit('.').next().unwrap_or(name));
+        let kind =
+            self.type_name.as_deref().map_or("", |name| name.rsplit('.').next().unwrap_or(name));
         let content = match &self.payload {
             Payload::Empty => String::new(),
             Payload::Decoded(value) => compact(value),
             Payload::Bytes { why, bytes } => format!("{why}: {} bytes {}", bytes.len(), hex(bytes)),
             Payload::Elsewhere(blob) => format!("in blob {blob}"),
         };
-        let style = if matches!(self.payload, Payload::Bytes { .. }) { Style::Bad } else { Style::Plain };
+        let style =
+            if matches!(self.payload, Payload::Bytes { .. }) { Style::Bad } else { Style::Plain };
         let used = columns(&clock) + columns(&subject) + columns(kind) + 6;
         let room = sink.width().saturating_sub(used).max(60);
         let content = if full && matches!(self.payload, Payload::Decoded(_)) {
@@ -109,8 +113,11 @@ impl Shown {
 
     /// For machines.
     pub(super) fn json(&self) -> Value {
-        let headers: serde_json::Map<String, Value> =
-            self.headers.iter().map(|(name, value)| (name.clone(), Value::from(value.as_str()))).collect();
+        let headers: serde_json::Map<String, Value> = self
+            .headers
+            .iter()
+            .map(|(name, value)| (name.clone(), Value::from(value.as_str())))
+            .collect();
         let mut whole = json!({ "time": self.time.to_string(), "subject": self.subject, "type": self.type_name, "headers": headers });
         match &self.payload {
             Payload::Empty => {}
@@ -128,7 +135,9 @@ impl Shown {
 /// An id by its end, which alone differs between those that were made at the same time.
 fn shorten(token: &str) -> String {
     match token.rsplit_once('_') {
-        Some((prefix, uuid)) if uuid.len() == 36 && uuid.is_ascii() => format!("{prefix}_…{}", &uuid[28..]),
+        Some((prefix, uuid)) if uuid.len() == 36 && uuid.is_ascii() => {
+            format!("{prefix}_…{}", &uuid[28..])
+        }
         _ => token.to_owned(),
     }
 }
@@ -144,7 +153,9 @@ fn compact(value: &Value) -> String {
             });
             shown.collect::<Vec<_>>().join(" ")
         }
-        Value::Array(items) => format!("[{}]", items.iter().map(compact).collect::<Vec<_>>().join(", ")),
+        Value::Array(items) => {
+            format!("[{}]", items.iter().map(compact).collect::<Vec<_>>().join(", "))
+        }
         Value::String(text) => shorten_text(text),
         Value::Null | Value::Bool(_) | Value::Number(_) => value.to_string(),
     }
@@ -152,7 +163,11 @@ fn compact(value: &Value) -> String {
 
 fn shorten_text(text: &str) -> String {
     let short = shorten(text);
-    if short.is_empty() || short.chars().any(char::is_whitespace) { Value::from(short).to_string() } else { short }
+    if short.is_empty() || short.chars().any(char::is_whitespace) {
+        Value::from(short).to_string()
+    } else {
+        short
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -170,7 +185,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::console::{Colour, tests::paper};
+    use crate::console::{Color, tests::paper};
 
     const TASK: &str = "task_01890a5d-ac96-774b-bcce-b302099a8057";
 
@@ -185,7 +200,7 @@ mod tests {
     }
 
     fn text(shown: &Shown, full: bool) -> String {
-        let (mut console, _, aside) = paper(false, Colour::Never);
+        let (mut console, _, aside) = paper(false, Color::Never);
         shown.write(full, &mut console).unwrap();
         // What remains does not depend on the time zone.
         aside
@@ -208,16 +223,25 @@ mod tests {
             Some("construct.mesh.v1.TaskWake"),
             &wake.encode_to_vec(),
         );
-        assert_eq!(text(&shown, false), r#"cmd.task.wake.3.task_…099a8057  TaskWake  reason="a message came""#);
+        assert_eq!(
+            text(&shown, false),
+            r#"cmd.task.wake.3.task_…099a8057  TaskWake  reason="a message came""#
+        );
         let full = text(&shown, true);
-        assert!(full.contains("    Nats-Msg-Id: 7\n    {\n      \"organizationId\": \"org\",\n"), "{full}");
+        assert!(
+            full.contains("    Nats-Msg-Id: 7\n    {\n      \"organizationId\": \"org\",\n"),
+            "{full}"
+        );
         assert_eq!(shown.json()["payload"]["reason"], "a message came");
     }
 
     #[test]
     fn deltas_are_compact() {
-        let delta =
-            v1::MessageDelta { index: 4, block: 0, delta: Some(v1::message_delta::Delta::Text("Let me ".to_owned())) };
+        let delta = v1::MessageDelta {
+            index: 4,
+            block: 0,
+            delta: Some(v1::message_delta::Delta::Text("Let me ".to_owned())),
+        };
         let event = v1::Event {
             r#type: "message.delta".to_owned(),
             step: 2,
@@ -225,9 +249,16 @@ mod tests {
             payload: Some(v1::event::Payload::MessageDelta(delta)),
             ..v1::Event::default()
         };
-        let shown = shown("construct.v1.delta.org.task.x", Some("construct.v1.Event"), &event.encode_to_vec());
+        let shown = shown(
+            "construct.v1.delta.org.task.x",
+            Some("construct.v1.Event"),
+            &event.encode_to_vec(),
+        );
         let line = text(&shown, false);
-        assert_eq!(line, r#"delta.org.task.x  Event  step=2 index=9 messageDelta { index=4 text="Let me " }"#);
+        assert_eq!(
+            line,
+            r#"delta.org.task.x  Event  step=2 index=9 messageDelta { index=4 text="Let me " }"#
+        );
     }
 
     #[test]
@@ -238,9 +269,16 @@ mod tests {
             (Some("construct.mesh.v1.TaskWake"), "not a construct.mesh.v1.TaskWake"),
         ] {
             let shown = shown("construct.v1.x", name, &[0xff, 0x01]);
-            assert!(text(&shown, false).contains(&format!("{why}: 2 bytes ff01")), "{}", text(&shown, false));
+            assert!(
+                text(&shown, false).contains(&format!("{why}: 2 bytes ff01")),
+                "{}",
+                text(&shown, false)
+            );
             assert_eq!(shown.json()["payload_hex"], "ff01");
         }
-        assert!(matches!(Payload::read(Some("construct.v1.Event"), Some("sha256:ab"), &[]), Payload::Elsewhere(_)));
+        assert!(matches!(
+            Payload::read(Some("construct.v1.Event"), Some("sha256:ab"), &[]),
+            Payload::Elsewhere(_)
+        ));
     }
 }

@@ -1,4 +1,5 @@
-//! `deploy/docker/mesh`, which runs the mesh where `./dev` cannot, with a script in the place of `docker`.
+//! `deploy/docker/mesh`, which runs the mesh where `./dev` cannot, with a script in the place of
+//! `docker`.
 
 use std::{fs, path::Path};
 
@@ -37,8 +38,9 @@ fn machine() -> Machine {
 /// With the script in the place of `./dev`, and data where it belongs when nothing is said.
 fn run(machine: &Machine, arguments: &[&str]) -> Done {
     let mut command = machine.command(arguments);
-    let command =
-        command.env("CONSTRUCT_DEV", machine.path("checkout/deploy/docker/mesh")).env_remove("CONSTRUCT_HOME");
+    let command = command
+        .env("CONSTRUCT_DEV", machine.path("checkout/deploy/docker/mesh"))
+        .env_remove("CONSTRUCT_HOME");
     Done::of(command.output().unwrap())
 }
 
@@ -46,10 +48,18 @@ fn run(machine: &Machine, arguments: &[&str]) -> Done {
 fn the_mesh_in_containers_is_run_and_ends_when_they_are_stopped() {
     let machine = machine();
     run(&machine, &["daemon", "run"]).said();
-    let calls = ["up --no-build --detach --wait", "ps --status running --quiet", "ps --status running --quiet", "stop"];
+    let calls = [
+        "up --no-build --detach --wait",
+        "ps --status running --quiet",
+        "ps --status running --quiet",
+        "stop",
+    ];
     assert_eq!(machine.calls("docker"), calls.map(|call| format!("{COMPOSE} {call}")));
     assert_eq!(machine.calls("sleep").len(), 1, "while some run, it waits");
-    assert!(machine.path("checkout/.construct/run/daemon").exists(), "what is the daemon's lies in the checkout");
+    assert!(
+        machine.path("checkout/.construct/run/daemon").exists(),
+        "what is the daemon's lies in the checkout"
+    );
     assert!(machine.calls("secrets").is_empty());
 }
 
@@ -58,7 +68,10 @@ fn it_fails_without_docker_so_that_it_is_started_anew() {
     let machine = machine();
     fs::write(machine.path("broken"), "").unwrap();
     let errors = run(&machine, &["daemon", "run"]).complained(1);
-    assert!(errors.contains("Cannot connect to the Docker daemon") && errors.contains("mesh watch: "), "{errors}");
+    assert!(
+        errors.contains("Cannot connect to the Docker daemon") && errors.contains("mesh watch: "),
+        "{errors}"
+    );
 }
 
 #[test]
@@ -68,7 +81,8 @@ fn passwords_and_keys_are_made_before_anything_is_built() {
     run(&machine, &["down"]).said();
     machine.program("programs/launchctl", "");
     run(&machine, &["daemon", "install", "--launchd"]).said();
-    let calls = ["up --build --detach --wait", "stop", "build"].map(|call| format!("{COMPOSE} {call}"));
+    let calls =
+        ["up --build --detach --wait", "stop", "build"].map(|call| format!("{COMPOSE} {call}"));
     assert_eq!(machine.calls("docker"), calls);
     assert_eq!(machine.calls("secrets").len(), 2);
 }

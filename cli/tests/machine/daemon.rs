@@ -17,7 +17,8 @@ use crate::{Done, Machine};
 /// More than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// `up` and `watch` end with the code that is written into their pipe; `up` at once when it has none.
+/// `up` and `watch` end with the code that is written into their pipe; `up` at once when it has
+/// none.
 const DEV: &str = r#"
 env | grep -E '^(DEV_|LISTEN_|NOTIFY_|CONSTRUCT_HOME)' | sort >>"$here/dev.environment"
 case $1 in
@@ -46,7 +47,10 @@ impl Service {
     pub(crate) fn new() -> Self {
         let machine = Machine::new();
         machine.program("checkout/dev", DEV);
-        machine.program("programs/systemctl", "echo 'Failed to connect to bus: No medium found' >&2; exit 1");
+        machine.program(
+            "programs/systemctl",
+            "echo 'Failed to connect to bus: No medium found' >&2; exit 1",
+        );
         let manager = UnixDatagram::bind(machine.path("manager")).unwrap();
         manager.set_read_timeout(Some(PATIENCE)).unwrap();
         let service = Self { machine, manager };
@@ -59,7 +63,11 @@ impl Service {
     }
 
     pub(crate) fn begin(&self) -> Child {
-        self.machine.command(&["daemon", "run"]).env("NOTIFY_SOCKET", self.machine.path("manager")).spawn().unwrap()
+        self.machine
+            .command(&["daemon", "run"])
+            .env("NOTIFY_SOCKET", self.machine.path("manager"))
+            .spawn()
+            .unwrap()
     }
 
     /// The first line of what the service manager is told next.
@@ -96,7 +104,10 @@ fn the_mesh_runs_until_somebody_says_stop() {
     end(run).said();
     assert_eq!(service.calls(), ["up --built", "watch", "down"]);
     let environment = crate::read(&service.machine.path("dev.environment"));
-    assert!(environment.contains("DEV_DAEMON=1") && environment.contains("DEV_LISTEN_FDS=0"), "{environment}");
+    assert!(
+        environment.contains("DEV_DAEMON=1") && environment.contains("DEV_LISTEN_FDS=0"),
+        "{environment}"
+    );
     assert!(!environment.contains("NOTIFY_SOCKET"), "it is for the daemon alone: {environment}");
     assert_eq!(service.machine.run(&["daemon", "stop"]).said(), "the daemon does not run\n");
     assert!(service.machine.run(&["daemon", "status"]).complained(3).is_empty());
@@ -151,8 +162,9 @@ fn a_socket_that_was_passed_is_passed_on() {
     let listener = UnixListener::bind(service.machine.path("socket")).unwrap();
     for (pid, passed) in [("$$", "1"), ("1", "0")] {
         // What systemd does: the socket at 3, and whom it is for.
-        let script =
-            format!("exec 3<&0 </dev/null; LISTEN_PID={pid} LISTEN_FDS=1 LISTEN_FDNAMES=x exec \"$0\" daemon run");
+        let script = format!(
+            "exec 3<&0 </dev/null; LISTEN_PID={pid} LISTEN_FDS=1 LISTEN_FDNAMES=x exec \"$0\" daemon run"
+        );
         let mut command = Command::new("/bin/sh");
         service.machine.furnish(&mut command);
         let run = command

@@ -20,14 +20,16 @@ fn machine() -> Machine {
 }
 
 fn units(machine: &Machine) -> [PathBuf; 2] {
-    ["construct.service", "construct.socket"].map(|name| machine.path("config/systemd/user").join(name))
+    ["construct.service", "construct.socket"]
+        .map(|name| machine.path("config/systemd/user").join(name))
 }
 
 /// What systemd was told, without what it was only asked.
 fn told(machine: &Machine) -> Vec<String> {
     let calls = machine.calls("systemctl").into_iter();
     let told = calls.filter(|call| !call.contains(" is-") && !call.contains("show-environment"));
-    told.map(|call| call.strip_prefix("--user ").expect("the person's own systemd").to_owned()).collect()
+    told.map(|call| call.strip_prefix("--user ").expect("the person's own systemd").to_owned())
+        .collect()
 }
 
 #[test]
@@ -52,21 +54,29 @@ fn what_is_installed_is_written_listened_for_and_removed_again() {
         assert!(text.contains(&part), "{part}: {text}");
     }
 
-    // Again: nothing is new. With other settings: the service is, and what runs is not stopped for it.
+    // Again: nothing is new. With other settings: the service is, and what runs is not stopped for
+    // it.
     let again = machine.run(&["daemon", "install"]).said();
     assert_eq!(again.matches("unchanged").count(), 2, "{again}");
     fs::write(machine.path("is-active.construct.service"), "active\n").unwrap();
     let mut other = machine.command(&["daemon", "install"]);
-    let changed = Done::of(other.env("CONSTRUCT_HOME", machine.path("other")).output().unwrap()).said();
+    let changed =
+        Done::of(other.env("CONSTRUCT_HOME", machine.path("other")).output().unwrap()).said();
     assert!(changed.contains("replaced   ") && changed.contains("unchanged  "), "{changed}");
     assert!(changed.contains("systemctl --user restart construct.service"), "{changed}");
     assert!(!told(&machine).iter().any(|call| call.contains("restart")));
 
     fs::remove_file(machine.path("systemctl.calls")).unwrap();
     let gone = machine.run(&["daemon", "uninstall"]).said();
-    assert!(gone.contains(&format!("the data stays in {}", machine.path("other").display())), "{gone}");
+    assert!(
+        gone.contains(&format!("the data stays in {}", machine.path("other").display())),
+        "{gone}"
+    );
     assert!(!service.exists() && !socket.exists());
-    assert_eq!(told(&machine), ["disable --now construct.socket", "stop construct.service", "daemon-reload"]);
+    assert_eq!(
+        told(&machine),
+        ["disable --now construct.socket", "stop construct.service", "daemon-reload"]
+    );
     assert_eq!(machine.run(&["daemon", "uninstall"]).said(), "nothing is installed\n");
 }
 
@@ -85,7 +95,10 @@ fn files_of_others_are_left_alone_unless_that_is_wanted() {
         }
         for command in ["install", "uninstall"] {
             let refused = machine.run(&["daemon", command]).complained(1);
-            assert!(refused.contains("construct.socket is there") && refused.contains("--force"), "{refused}");
+            assert!(
+                refused.contains("construct.socket is there") && refused.contains("--force"),
+                "{refused}"
+            );
             assert!(!service.exists(), "nothing is done by halves");
         }
         assert!(machine.calls("dev").is_empty() && told(&machine).is_empty());
@@ -104,12 +117,18 @@ fn files_can_be_shown_or_only_written() {
     assert!(!service.exists() && shown.contains(&format!("# {}\n", service.display())), "{shown}");
     assert!(shown.contains("Type=notify") && shown.contains("[Socket]"), "{shown}");
     let said = machine.run(&["daemon", "install", "--no-start"]).said();
-    assert!(service.exists() && socket.exists() && said.contains("systemctl --user daemon-reload"), "{said}");
+    assert!(
+        service.exists() && socket.exists() && said.contains("systemctl --user daemon-reload"),
+        "{said}"
+    );
     assert!(machine.calls("systemctl").is_empty() && machine.calls("dev").is_empty());
     assert!(shown.contains(&read(&service)) && shown.contains(&read(&socket)));
     // What systemd itself says of them, where it can be asked.
     let mut verify = Command::new("systemd-analyze");
-    verify.args(["--user", "verify"]).args([&service, &socket]).env("XDG_RUNTIME_DIR", machine.path("runtime"));
+    verify
+        .args(["--user", "verify"])
+        .args([&service, &socket])
+        .env("XDG_RUNTIME_DIR", machine.path("runtime"));
     if let Ok(done) = verify.output() {
         // A word that it does not know is only told.
         let done = Done::of(done);
@@ -120,13 +139,20 @@ fn files_can_be_shown_or_only_written() {
 #[test]
 fn without_systemd_it_is_said_what_can_be_done_instead() {
     let machine = machine();
-    machine.program("programs/systemctl", "echo 'Failed to connect to bus: No medium found' >&2; exit 1");
+    machine.program(
+        "programs/systemctl",
+        "echo 'Failed to connect to bus: No medium found' >&2; exit 1",
+    );
     let [service, _] = units(&machine);
     let refused = machine.run(&["daemon", "install"]).complained(1);
-    assert!(refused.contains("No medium found") && refused.contains("construct daemon run"), "{refused}");
+    assert!(
+        refused.contains("No medium found") && refused.contains("construct daemon run"),
+        "{refused}"
+    );
     assert!(!service.exists() && machine.calls("dev").is_empty());
     let mut nowhere = machine.command(&["daemon", "install"]);
-    let refused = Done::of(nowhere.env("PATH", machine.path("config")).output().unwrap()).complained(1);
+    let refused =
+        Done::of(nowhere.env("PATH", machine.path("config")).output().unwrap()).complained(1);
     assert!(refused.contains("there is no systemctl"), "{refused}");
     let status = machine.run(&["daemon", "status"]);
     assert!(status.code == Some(3) && status.output.contains("No medium found"), "{status:?}");

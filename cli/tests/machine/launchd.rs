@@ -1,5 +1,5 @@
-//! `construct daemon` with `--launchd`, as it is on macOS, with a script in the place of `launchctl`. What launchd itself does with the file
-//! no test says.
+//! `construct daemon` with `--launchd`, as it is on macOS, with a script in the place of
+//! `launchctl`. What launchd itself does with the file no test says.
 
 use std::{
     fs::{self, File},
@@ -49,7 +49,10 @@ fn told(machine: &Machine) -> Vec<String> {
 /// What it is told to begin with.
 fn begun(machine: &Machine) -> [String; 2] {
     let domain = format!("gui/{}", getuid().as_raw());
-    [format!("enable {domain}/construct.mesh"), format!("bootstrap {domain} {}", agent(machine).display())]
+    [
+        format!("enable {domain}/construct.mesh"),
+        format!("bootstrap {domain} {}", agent(machine).display()),
+    ]
 }
 
 fn ended() -> String {
@@ -67,10 +70,22 @@ fn what_is_installed_is_written_started_and_removed_again() {
     assert_eq!(told(&machine), begun(&machine));
     let text = read(&agent);
     for part in [
-        format!("<string>{}</string>\n    <string>daemon</string>\n", env!("CARGO_BIN_EXE_construct")),
-        format!("<key>CONSTRUCT_DEV</key>\n    <string>{}</string>\n", machine.path("checkout/dev").display()),
-        format!("<key>CONSTRUCT_HOME</key>\n    <string>{}</string>\n", machine.path("data").display()),
-        format!("<key>PATH</key>\n    <string>{}:/usr/bin:/bin</string>\n", machine.path("programs").display()),
+        format!(
+            "<string>{}</string>\n    <string>daemon</string>\n",
+            env!("CARGO_BIN_EXE_construct")
+        ),
+        format!(
+            "<key>CONSTRUCT_DEV</key>\n    <string>{}</string>\n",
+            machine.path("checkout/dev").display()
+        ),
+        format!(
+            "<key>CONSTRUCT_HOME</key>\n    <string>{}</string>\n",
+            machine.path("data").display()
+        ),
+        format!(
+            "<key>PATH</key>\n    <string>{}:/usr/bin:/bin</string>\n",
+            machine.path("programs").display()
+        ),
         format!("<string>{}</string>\n", machine.path("Library/Logs/construct.log").display()),
     ] {
         assert!(text.contains(&part), "{part}: {text}");
@@ -91,13 +106,20 @@ fn what_is_installed_is_written_started_and_removed_again() {
     let runs = machine.run(&["daemon", "install", "--launchd"]).said();
     assert!(runs.contains("the mesh runs"), "{runs}");
     let mut other = machine.command(&["daemon", "install", "--launchd"]);
-    let changed = Done::of(other.env("CONSTRUCT_HOME", machine.path("other")).output().unwrap()).said();
-    assert!(changed.contains("replaced   ") && changed.contains("construct daemon stop"), "{changed}");
+    let changed =
+        Done::of(other.env("CONSTRUCT_HOME", machine.path("other")).output().unwrap()).said();
+    assert!(
+        changed.contains("replaced   ") && changed.contains("construct daemon stop"),
+        "{changed}"
+    );
     assert!(told(&machine).is_empty());
     drop(running);
 
     let gone = machine.run(&["daemon", "uninstall", "--launchd"]).said();
-    assert!(gone.contains(&format!("the data stays in {}", machine.path("other").display())), "{gone}");
+    assert!(
+        gone.contains(&format!("the data stays in {}", machine.path("other").display())),
+        "{gone}"
+    );
     assert!(!agent.exists());
     assert_eq!(told(&machine), [ended()]);
     assert_eq!(machine.run(&["daemon", "uninstall", "--launchd"]).said(), "nothing is installed\n");
@@ -127,7 +149,10 @@ fn a_file_of_somebody_else_is_left_alone_unless_that_is_wanted() {
     fs::write(&agent, "<plist/>\n").unwrap();
     for command in ["install", "uninstall"] {
         let refused = machine.run(&["daemon", command, "--launchd"]).complained(1);
-        assert!(refused.contains("construct.mesh.plist is there") && refused.contains("--force"), "{refused}");
+        assert!(
+            refused.contains("construct.mesh.plist is there") && refused.contains("--force"),
+            "{refused}"
+        );
     }
     assert!(machine.calls("dev").is_empty() && told(&machine).is_empty());
     assert_eq!(read(&agent), "<plist/>\n");
@@ -141,17 +166,28 @@ fn what_launchd_refuses_is_told_and_without_it_the_file_can_be_removed() {
     let agent = agent(&machine);
     fs::write(machine.path("refused"), "").unwrap();
     let refused = machine.run(&["daemon", "install", "--launchd"]).complained(1);
-    assert!(refused.contains("launchctl bootstrap gui/") && refused.contains("Input/output error"), "{refused}");
-    assert!(machine.run(&["daemon", "status", "--launchd"]).output.contains("agent    not loaded\n"));
+    assert!(
+        refused.contains("launchctl bootstrap gui/") && refused.contains("Input/output error"),
+        "{refused}"
+    );
+    assert!(
+        machine.run(&["daemon", "status", "--launchd"]).output.contains("agent    not loaded\n")
+    );
 
     let without = |arguments: &[&str]| {
         let mut command = machine.command(arguments);
         Done::of(command.env("PATH", machine.path("config")).output().unwrap())
     };
     let refused = without(&["daemon", "install", "--launchd"]).complained(1);
-    assert!(refused.contains("there is no launchctl") && refused.contains("construct daemon run"), "{refused}");
+    assert!(
+        refused.contains("there is no launchctl") && refused.contains("construct daemon run"),
+        "{refused}"
+    );
     let status = without(&["daemon", "status", "--launchd"]);
-    assert!(status.code == Some(3) && status.output.contains("there is no launchctl"), "{status:?}");
+    assert!(
+        status.code == Some(3) && status.output.contains("there is no launchctl"),
+        "{status:?}"
+    );
     let gone = without(&["daemon", "uninstall", "--launchd"]);
     assert!(gone.errors.contains("only the file is removed"), "{gone:?}");
     gone.said();
@@ -167,13 +203,19 @@ fn what_launchd_started_it_forgets_before_it_ends() {
     let run = service.begin();
     assert_eq!(service.told(), "READY=1");
     let status = machine.run(&["daemon", "status", "--launchd"]).said();
-    assert!(status.contains("agent    loaded\n") && status.contains(&format!("(process {})", run.id())), "{status}");
+    assert!(
+        status.contains("agent    loaded\n") && status.contains(&format!("(process {})", run.id())),
+        "{status}"
+    );
     fs::write(machine.path("slow"), "").unwrap();
     // From anywhere: where the data is, the file says.
     let mut stop = machine.command(&["daemon", "stop", "--launchd"]);
     let stop = stop.env_remove("CONSTRUCT_DEV").env_remove("CONSTRUCT_HOME").current_dir("/");
     let said = Done::of(stop.output().unwrap()).said();
-    assert!(said.starts_with("the mesh has stopped; construct daemon install starts it again"), "{said}");
+    assert!(
+        said.starts_with("the mesh has stopped; construct daemon install starts it again"),
+        "{said}"
+    );
     assert_eq!(service.told(), "STOPPING=1");
     end(run).said();
     assert_eq!(service.calls(), ["build", "up --built", "watch", "down"]);

@@ -1,4 +1,5 @@
-//! What the command line does with the person's machine: systemd, launchd, the keyring, the mesh's script. All three are programs of the test's own.
+//! What the command line does with the person's machine: systemd, launchd, the keyring, the mesh's
+//! script. All three are programs of the test's own.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails with what it met")]
 
 mod containers;
@@ -36,12 +37,14 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    /// A program that writes down how it is called, in `NAME.calls`, and then does what `script` says, with `$here` for the machine's folder.
+    /// A program that writes down how it is called, in `NAME.calls`, and then does what `script`
+    /// says, with `$here` for the machine's folder.
     fn program(&self, name: &str, script: &str) {
         let path = self.path(name);
         let here = self.folder.path().display();
         let calls = self.path(&format!("{}.calls", path.file_name().unwrap().to_str().unwrap()));
-        let text = format!("#!/bin/sh\nhere='{here}'\necho \"$*\" >>'{}'\n{script}\n", calls.display());
+        let text =
+            format!("#!/bin/sh\nhere='{here}'\necho \"$*\" >>'{}'\n{script}\n", calls.display());
         fs::write(&path, text).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
     }

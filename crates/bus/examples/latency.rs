@@ -17,7 +17,8 @@ async fn main() {
     let pool = Pool::model_default();
     for max_in_flight in [1, 16] {
         let stop = CancellationToken::new();
-        let mut consumer = worker.consume_model(&pool, ConsumeOptions::new(max_in_flight, stop.clone()));
+        let mut consumer =
+            worker.consume_model(&pool, ConsumeOptions::new(max_in_flight, stop.clone()));
         let mut delivered = Vec::new();
         let mut published = Vec::new();
         for round in 0..ROUNDS {
@@ -33,7 +34,10 @@ async fn main() {
             let command = ModelInvoke { step: Some(step), ..Default::default() };
             let began = Instant::now();
             let publish = async {
-                sender.publish_once(&subject::ModelInvoke::new(pool.clone(), task), &command).await.expect("accepted");
+                sender
+                    .publish_once(&subject::ModelInvoke::new(pool.clone(), task), &command)
+                    .await
+                    .expect("accepted");
                 began.elapsed()
             };
             let receive = async {

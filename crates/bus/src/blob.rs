@@ -1,7 +1,7 @@
 //! Large payloads, stored under their SHA-256. Written once, verified on every read.
 //!
-//! Blobs are not flushed to disk one by one: JetStream does not do so with the messages that refer to them either, and
-//! PostgreSQL is the truth for both.
+//! Blobs are not flushed to disk one by one: JetStream does not do so with the messages that refer
+//! to them either, and PostgreSQL is the truth for both.
 
 use std::{
     fmt,
@@ -18,11 +18,13 @@ use jiff::Timestamp;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutMode, local::LocalFileSystem, path::Path};
 use sha2::{Digest as _, Sha256};
 
-/// How long a blob is kept after it was last put: a day longer than the longest that a message which refers to it is kept.
-/// (A command is kept until a worker takes it, but after this time nobody waits for its result any more.)
+/// How long a blob is kept after it was last put: a day longer than the longest that a message
+/// which refers to it is kept. (A command is kept until a worker takes it, but after this time
+/// nobody waits for its result any more.)
 pub const KEPT: Duration = Duration::from_secs(31 * 24 * 3600);
 
-/// A blob that is put again keeps its age when it is younger than this, so that putting one often writes it once.
+/// A blob that is put again keeps its age when it is younger than this, so that putting one often
+/// writes it once.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
 
 /// Where blobs are in their folder.
@@ -103,8 +105,12 @@ impl FromStr for Reference {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = || crate::subject::Invalid::new("not a reference to a blob", text);
-        let (hash, size) = text.strip_prefix("sha256:").and_then(|rest| rest.split_once(";size=")).ok_or_else(wrong)?;
-        let canonical = hash.len() == 64 && hash.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let (hash, size) = text
+            .strip_prefix("sha256:")
+            .and_then(|rest| rest.split_once(";size="))
+            .ok_or_else(wrong)?;
+        let canonical =
+            hash.len() == 64 && hash.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         match size.parse() {
             Ok(size) if canonical => Ok(Self { hash: hash.to_owned(), size }),
             _ => Err(wrong()),
@@ -125,7 +131,11 @@ impl Store {
     /// When it cannot be made or is not a folder.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, Error> {
         let dir = dir.into();
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(Error::Folder)?;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(Error::Folder)?;
         let files = LocalFileSystem::new_with_prefix(&dir).map_err(Error::Storage)?;
         Ok(Self { files: Arc::new(files) })
     }
@@ -136,15 +146,18 @@ impl Store {
     /// When the storage fails.
     pub async fn put(&self, content: Bytes) -> Result<Reference, Error> {
         let (content, reference) = blocking(content, Reference::of).await?;
-        let created = self.files.put_opts(&reference.path(), content.clone().into(), PutMode::Create.into()).await;
+        let created = self
+            .files
+            .put_opts(&reference.path(), content.clone().into(), PutMode::Create.into())
+            .await;
         match created {
             Ok(_) => Ok(reference),
             Err(object_store::Error::AlreadyExists { .. }) => {
                 let young = self.age(&reference).await?.is_some_and(|age| age < FRESH);
                 match self.get(&reference).await {
                     Ok(_) if young => return Ok(reference),
-                    // An old one gets a new lease, and a damaged one is healed: whoever was told this name before gets the
-                    // right content from now on.
+                    // An old one gets a new lease, and a damaged one is healed: whoever was told
+                    // this name before gets the right content from now on.
                     Ok(_) | Err(Error::Corrupt(_) | Error::Missing(_)) => {}
                     Err(error) => return Err(error),
                 }
@@ -162,17 +175,21 @@ impl Store {
     pub async fn get(&self, reference: &Reference) -> Result<Bytes, Error> {
         let read = match self.files.get(&reference.path()).await {
             // A file of another size is not read at all: it may be of any length.
-            Ok(read) if read.meta.size != reference.size => return Err(Error::Corrupt(reference.clone())),
+            Ok(read) if read.meta.size != reference.size => {
+                return Err(Error::Corrupt(reference.clone()));
+            }
             Ok(read) => read.bytes().await.map_err(Error::Storage)?,
-            Err(object_store::Error::NotFound { .. }) => return Err(Error::Missing(reference.clone())),
+            Err(object_store::Error::NotFound { .. }) => {
+                return Err(Error::Missing(reference.clone()));
+            }
             Err(error) => return Err(Error::Storage(error)),
         };
         let (content, found) = blocking(read, Reference::of).await?;
         if found == *reference { Ok(content) } else { Err(Error::Corrupt(reference.clone())) }
     }
 
-    /// Removes a blob before its time. Idempotent. Only for content that nobody else can have put, such as what was sealed: whoever was told
-    /// the same name misses it afterwards.
+    /// Removes a blob before its time. Idempotent. Only for content that nobody else can have put,
+    /// such as what was sealed: whoever was told the same name misses it afterwards.
     ///
     /// # Errors
     /// When the storage fails.
@@ -195,11 +212,15 @@ impl Store {
         let mut all = self.files.list(Some(&Path::from(ROOT)));
         while let Some(blob) = all.try_next().await.map_err(Error::Storage)? {
             // A time that cannot be told is not an old one.
-            if Timestamp::try_from(SystemTime::from(blob.last_modified)).map_or(true, |put| put >= before) {
+            if Timestamp::try_from(SystemTime::from(blob.last_modified))
+                .map_or(true, |put| put >= before)
+            {
                 continue;
             }
             match self.files.delete(&blob.location).await {
-                Ok(()) => removed = Removed { blobs: removed.blobs + 1, bytes: removed.bytes + blob.size },
+                Ok(()) => {
+                    removed = Removed { blobs: removed.blobs + 1, bytes: removed.bytes + blob.size }
+                }
                 // Another process was first.
                 Err(object_store::Error::NotFound { .. }) => {}
                 Err(error) => return Err(Error::Storage(error)),
@@ -243,7 +264,10 @@ mod tests {
     const MONTHS: Duration = Duration::from_secs(90 * 24 * 3600);
 
     fn grow_old(folder: &std::path::Path, reference: &Reference) {
-        let file = std::fs::File::options().append(true).open(folder.join(reference.path().as_ref())).expect("stored");
+        let file = std::fs::File::options()
+            .append(true)
+            .open(folder.join(reference.path().as_ref()))
+            .expect("stored");
         file.set_modified((Timestamp::now() - MONTHS).into()).expect("a time");
     }
 
@@ -264,7 +288,10 @@ mod tests {
         assert!(matches!(store.get(&references[0]).await, Err(Error::Missing(_))));
         assert_eq!(store.get(&references[1]).await.expect("kept"), put_again);
         assert_eq!(store.get(&references[2]).await.expect("kept"), young);
-        assert_eq!(store.remove_older_than(Timestamp::now() - KEPT).await.expect("cleaned"), Removed::default());
+        assert_eq!(
+            store.remove_older_than(Timestamp::now() - KEPT).await.expect("cleaned"),
+            Removed::default()
+        );
         for _ in 0..2 {
             store.remove(&references[2]).await.expect("removed, or gone already");
             assert!(matches!(store.get(&references[2]).await, Err(Error::Missing(_))));

@@ -1,4 +1,5 @@
-//! The connection to NATS. Once made it is repaired for ever; each loss and each return is said once.
+//! The connection to NATS. Once made it is repaired for ever; each loss and each return is said
+//! once.
 
 use std::{
     fmt, io,
@@ -24,7 +25,8 @@ const RECONNECT_MAX: Duration = Duration::from_secs(1);
 /// How soon the topology is looked after again when that failed.
 const ENSURE_AGAIN: Duration = Duration::from_secs(2);
 
-/// How often who makes the streams looks whether they are still there: nobody else can make one that was taken away.
+/// How often who makes the streams looks whether they are still there: nobody else can make one
+/// that was taken away.
 const LOOK: Duration = Duration::from_secs(15);
 
 /// How soon it looks again after the server was away, or when it has found something.
@@ -98,10 +100,12 @@ pub struct ConnectOptions {
     replicas: Option<NonZeroUsize>,
 }
 
-/// What a connection over TLS goes by: an address that begins with `tls://`, or a server that asks for TLS.
+/// What a connection over TLS goes by: an address that begins with `tls://`, or a server that asks
+/// for TLS.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Certificates of those who vouch for the server, in PEM. Not set: those that the system trusts.
+    /// Certificates of those who vouch for the server, in PEM. Not set: those that the system
+    /// trusts.
     pub ca: Option<PathBuf>,
     /// Our own certificate and its key, in PEM, for a server that asks for one.
     pub certificate: Option<(PathBuf, PathBuf)>,
@@ -113,23 +117,25 @@ impl ConnectOptions {
         Self { name: name.into(), blobs: None, user: None, tls: Tls::default(), replicas: None }
     }
 
-    /// The folder for large payloads, shared by all services. Without it large payloads can neither be sent nor read.
+    /// The folder for large payloads, shared by all services. Without it large payloads can neither
+    /// be sent nor read.
     #[must_use]
     pub fn blobs(mut self, dir: impl Into<PathBuf>) -> Self {
         self.blobs = Some(dir.into());
         self
     }
 
-    /// As which service to behave: what it may not do by the table of [`permissions`](crate::permissions) it doesn't try, whoever the
-    /// address says it is, and answers come to an inbox of its own. Without it everything is tried.
+    /// As which service to behave: what it may not do by the table of
+    /// [`permissions`](crate::permissions) it doesn't try, whoever the address says it is, and
+    /// answers come to an inbox of its own. Without it everything is tried.
     #[must_use]
     pub const fn user(mut self, user: User) -> Self {
         self.user = Some(user);
         self
     }
 
-    /// How many servers of a cluster are to keep each stream, where it is this connection that makes them. Without it streams stay as they
-    /// are at the server, and new ones are kept by one.
+    /// How many servers of a cluster are to keep each stream, where it is this connection that
+    /// makes them. Without it streams stay as they are at the server, and new ones are kept by one.
     #[must_use]
     pub const fn replicas(mut self, replicas: Option<NonZeroUsize>) -> Self {
         self.replicas = replicas;
@@ -149,7 +155,8 @@ impl ConnectOptions {
 pub enum Connection {
     /// Connected; the generation counts connections since the start, from 1.
     Up {
-        /// Rises with every reconnect: what the server kept in memory for us (waiting pulls) is gone.
+        /// Rises with every reconnect: what the server kept in memory for us (waiting pulls) is
+        /// gone.
         generation: u64,
     },
     /// Not connected at the moment.
@@ -178,11 +185,13 @@ pub(crate) struct Inner {
 }
 
 impl Bus {
-    /// Connects to `nats://[user:password@]host[:port][,…]`, or with a token as `nats://token@host`; over TLS where it is `tls://` or
-    /// the server asks for it. What the address says of the user is percent-decoded, and holds for all of its servers.
+    /// Connects to `nats://[user:password@]host[:port][,…]`, or with a token as
+    /// `nats://token@host`; over TLS where it is `tls://` or the server asks for it. What the
+    /// address says of the user is percent-decoded, and holds for all of its servers.
     ///
     /// # Errors
-    /// When the address or a certificate is not valid, NATS cannot be reached now or refuses us, or the blob folder cannot be used. Later losses are repaired in the background.
+    /// When the address or a certificate is not valid, NATS cannot be reached now or refuses us, or
+    /// the blob folder cannot be used. Later losses are repaired in the background.
     pub async fn connect(url: &str, options: ConnectOptions) -> Result<Self, Error> {
         let blobs = options.blobs.map(blob::Store::open).transpose().map_err(Error::Blobs)?;
         let (state, connection) = watch::channel(Connection::Down);
@@ -236,40 +245,47 @@ impl Bus {
         })
     }
 
-    /// Makes the server's streams and consumers what [`topology`] says, or looks whether those are there that we use, where that
-    /// is another's to do. Every service does so at its start.
+    /// Makes the server's streams and consumers what [`topology`] says, or looks whether those are
+    /// there that we use, where that is another's to do. Every service does so at its start.
     ///
     /// # Errors
-    /// When the server cannot be reached, or refuses (not enough storage, a change that is not possible in place); when a stream isn't
-    /// there yet.
+    /// When the server cannot be reached, or refuses (not enough storage, a change that is not
+    /// possible in place); when a stream isn't there yet.
     pub async fn ensure_topology(&self) -> Result<(), topology::Error> {
         match self.inner.user {
-            Some(user) if !user.makes_streams() => topology::expect(&self.inner.jetstream, user.streams()).await,
+            Some(user) if !user.makes_streams() => {
+                topology::expect(&self.inner.jetstream, user.streams()).await
+            }
             _ => topology::ensure(&self.inner.jetstream, self.inner.replicas).await,
         }
     }
 
-    /// Ensures the topology anew after every reconnect, and now and then where it is ours to make, until `stop`: a server that comes back may have lost its data, and without its
-    /// streams nothing could be said any more. Every service runs it after [`Bus::ensure_topology`].
+    /// Ensures the topology anew after every reconnect, and now and then where it is ours to make,
+    /// until `stop`: a server that comes back may have lost its data, and without its streams
+    /// nothing could be said any more. Every service runs it after [`Bus::ensure_topology`].
     pub async fn keep_topology(self, stop: CancellationToken) {
         let mut connection = self.connection();
         connection.borrow_and_update();
         let makes = self.inner.user.is_some_and(User::makes_streams);
         let (mut due, mut unseen, mut unread) = (false, topology::Unseen::default(), false);
-        // How many more looks follow one another closely, as after a reconnect: it takes two to find what nobody gets.
+        // How many more looks follow one another closely, as after a reconnect: it takes two to
+        // find what nobody gets.
         let mut close = 0_u32;
         loop {
             let pause = async {
                 match (due, makes) {
                     (true, _) => tokio::time::sleep(ENSURE_AGAIN).await,
-                    (false, true) => tokio::time::sleep(if close > 0 { LOOK_CLOSELY } else { LOOK }).await,
+                    (false, true) => {
+                        tokio::time::sleep(if close > 0 { LOOK_CLOSELY } else { LOOK }).await
+                    }
                     (false, false) => std::future::pending().await,
                 }
             };
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = pause => {
-                    // A consumer that was taken away is made by who takes from it, but for Slack's, who may not.
+                    // A consumer that was taken away is made by who takes from it, but for Slack's,
+                    // who may not.
                     let all = topology::Stream::ALL.map(topology::Stream::name);
                     let slack = topology::slack_consumer();
                     if !due
@@ -302,7 +318,8 @@ impl Bus {
                         tracing::error!(%error, source, "the streams could not be looked after; trying again. If NATS's disk was full, restart NATS");
                     }
                     if makes && error.is_refusal() {
-                        // What is wrong with one of them keeps nothing in the others from being found.
+                        // What is wrong with one of them keeps nothing in the others from being
+                        // found.
                         unread = self.look(&mut unseen, unread).await;
                     }
                     true
@@ -311,7 +328,8 @@ impl Bus {
         }
     }
 
-    /// Looks for messages that nobody gets. Whether that failed; once is said, when it had not failed the last time.
+    /// Looks for messages that nobody gets. Whether that failed; once is said, when it had not
+    /// failed the last time.
     async fn look(&self, unseen: &mut topology::Unseen, failed_before: bool) -> bool {
         let looked = unseen.look(&self.inner.jetstream).await;
         if let (Err(error), false) = (&looked, failed_before) {
@@ -339,8 +357,8 @@ impl Bus {
         self.inner.connection.clone()
     }
 
-    /// Waits until the server refuses something that we are not allowed, which nothing else tells, and says what. What was refused before is
-    /// said at once.
+    /// Waits until the server refuses something that we are not allowed, which nothing else tells,
+    /// and says what. What was refused before is said at once.
     pub async fn refused(&self) -> String {
         let mut refused = self.inner.refused.clone();
         match refused.wait_for(Option::is_some).await.map(|refusal| refusal.clone()) {
@@ -350,7 +368,8 @@ impl Bus {
         }
     }
 
-    /// Why the streams cannot be used although there is a connection, as [`Bus::keep_topology`] finds it. Nothing: they can, as far as is known.
+    /// Why the streams cannot be used although there is a connection, as [`Bus::keep_topology`]
+    /// finds it. Nothing: they can, as far as is known.
     pub fn trouble(&self) -> watch::Receiver<Option<String>> {
         self.inner.trouble.subscribe()
     }
@@ -377,9 +396,10 @@ impl Login {
         Ok(match (address.username(), address.password()) {
             (None, None) => None,
             (Some(token), None) => Some(Self::Token(decode(token)?)),
-            (user, Some(password)) => {
-                Some(Self::Password { user: decode(user.unwrap_or_default())?, password: decode(password)? })
-            }
+            (user, Some(password)) => Some(Self::Password {
+                user: decode(user.unwrap_or_default())?,
+                password: decode(password)?,
+            }),
         })
     }
 
@@ -399,8 +419,8 @@ impl fmt::Debug for Login {
     }
 }
 
-/// The servers, and as whom to connect to them. The client neither uses what an address says of the user, nor keeps it out of
-/// its log lines; so it is given addresses without.
+/// The servers, and as whom to connect to them. The client neither uses what an address says of the
+/// user, nor keeps it out of its log lines; so it is given addresses without.
 fn parse_address(url: &str) -> Result<(Vec<ServerAddr>, Option<Login>), AddressError> {
     let mut servers = Vec::new();
     let mut login = None;
@@ -418,7 +438,9 @@ fn parse_address(url: &str) -> Result<(Vec<ServerAddr>, Option<Login>), AddressE
         }
         login = Some(found);
         let mut bare = address.into_inner();
-        bare.set_username("").and_then(|()| bare.set_password(None)).map_err(|()| AddressError::Host)?;
+        bare.set_username("")
+            .and_then(|()| bare.set_password(None))
+            .map_err(|()| AddressError::Host)?;
         servers.push(ServerAddr::from_url(bare).map_err(AddressError::Parse)?);
     }
     Ok((servers, login))
@@ -460,14 +482,17 @@ fn is_refusal(error: &async_nats::ServerError) -> bool {
 }
 
 impl Tls {
-    /// Reads the files once: of a file that isn't there, the client would say only that the server cannot be reached.
+    /// Reads the files once: of a file that isn't there, the client would say only that the server
+    /// cannot be reached.
     async fn check(&self) -> Result<(), Error> {
         let own = self.certificate.iter().flat_map(|(certificate, key)| [certificate, key]);
         for file in self.ca.iter().chain(own) {
             let read = tokio::fs::read(file).await;
-            let checked = read.and_then(|content| match content.windows(10).any(|part| part == b"-----BEGIN") {
-                true => Ok(()),
-                false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not PEM")),
+            let checked = read.and_then(|content| {
+                match content.windows(10).any(|part| part == b"-----BEGIN") {
+                    true => Ok(()),
+                    false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not PEM")),
+                }
             });
             checked.map_err(|source| Error::Certificates { file: Path::to_owned(file), source })?;
         }
@@ -503,7 +528,8 @@ mod tests {
     async fn user_and_password_of_the_address_are_used() {
         let server = NatsServer::start_guarded("construct", PASSWORD).await;
         let url = with_login(server.url(), &format!("construct:{ENCODED}"));
-        let bus = Bus::connect(&url, ConnectOptions::new("test")).await.expect("the login is right");
+        let bus =
+            Bus::connect(&url, ConnectOptions::new("test")).await.expect("the login is right");
         bus.ensure_topology().await.expect("the login may do everything");
     }
 
@@ -511,7 +537,9 @@ mod tests {
     async fn wrong_or_missing_login_is_refused_for_good_and_not_shown() {
         let server = NatsServer::start_guarded("construct", PASSWORD).await;
         for url in [server.url().to_owned(), with_login(server.url(), "construct:wrongpass")] {
-            let error = Bus::connect(&url, ConnectOptions::new("test")).await.expect_err("the login is wrong");
+            let error = Bus::connect(&url, ConnectOptions::new("test"))
+                .await
+                .expect_err("the login is wrong");
             assert!(!error.is_retryable(), "{error:?}");
             assert!(!format!("{error:?}").contains("wrongpass"), "{error:?}");
         }
@@ -519,11 +547,16 @@ mod tests {
 
     #[test]
     fn address_is_split_into_servers_and_login() {
-        let password = |user: &str| Some(Login::Password { user: user.into(), password: PASSWORD.into() });
+        let password =
+            |user: &str| Some(Login::Password { user: user.into(), password: PASSWORD.into() });
         for (url, servers, login) in [
             ("nats://one:1", vec!["nats://one:1"], None),
             ("one", vec!["nats://one"], None),
-            ("nats://a%40b:PASS@one:1,nats://two", vec!["nats://one:1", "nats://two"], password("a@b")),
+            (
+                "nats://a%40b:PASS@one:1,nats://two",
+                vec!["nats://one:1", "nats://two"],
+                password("a@b"),
+            ),
             ("tls://a:PASS@one,tls://a:PASS@two", vec!["tls://one", "tls://two"], password("a")),
             ("nats://:PASS@[::1]:1", vec!["nats://[::1]:1"], password("")),
             ("nats://s3cret@one", vec!["nats://one"], Some(Login::Token("s3cret".into()))),

@@ -1,4 +1,5 @@
-//! Taking commands from work queues: bounded, alive as long as the process, and honest about what cannot be read.
+//! Taking commands from work queues: bounded, alive as long as the process, and honest about what
+//! cannot be read.
 
 mod dead;
 mod inbound;
@@ -27,8 +28,8 @@ use inbound::Inbound;
 use pull::Puller;
 use slots::{Slot, Slots};
 
-/// How long handing back may take once a consumer is told to stop. What is not handed back by then is delivered again
-/// after the acknowledgement wait.
+/// How long handing back may take once a consumer is told to stop. What is not handed back by then
+/// is delivered again after the acknowledgement wait.
 const HAND_BACK: Duration = Duration::from_secs(1);
 
 /// What a reconciler takes from a partition.
@@ -48,8 +49,8 @@ pub struct ConsumeOptions {
 }
 
 impl ConsumeOptions {
-    /// At most `max_in_flight` receipts exist at a time; further messages wait at the server, where other workers can
-    /// take them. After `stop` nothing more is taken.
+    /// At most `max_in_flight` receipts exist at a time; further messages wait at the server, where
+    /// other workers can take them. After `stop` nothing more is taken.
     pub fn new(max_in_flight: usize, stop: CancellationToken) -> Self {
         Self { max_in_flight: max_in_flight.max(1), stop }
     }
@@ -74,7 +75,8 @@ pub struct Delivery<T> {
     pub delivery: u32,
     /// The message's sequence in its stream.
     pub sequence: u64,
-    /// Settles the message. Dropped unsettled, the message is delivered again after [`topology::ACK_WAIT`].
+    /// Settles the message. Dropped unsettled, the message is delivered again after
+    /// [`topology::ACK_WAIT`].
     pub receipt: Receipt,
 }
 
@@ -115,12 +117,20 @@ impl Bus {
     }
 
     /// Takes a pool's model calls.
-    pub fn consume_model(&self, pool: &Pool, options: ConsumeOptions) -> Consumer<mesh::ModelInvoke> {
+    pub fn consume_model(
+        &self,
+        pool: &Pool,
+        options: ConsumeOptions,
+    ) -> Consumer<mesh::ModelInvoke> {
         self.consume(topology::model_consumer(pool), options)
     }
 
     /// Takes a pool's scripts.
-    pub fn consume_code(&self, pool: &Pool, options: ConsumeOptions) -> Consumer<mesh::CodeExecute> {
+    pub fn consume_code(
+        &self,
+        pool: &Pool,
+        options: ConsumeOptions,
+    ) -> Consumer<mesh::CodeExecute> {
         self.consume(topology::code_consumer(pool), options)
     }
 
@@ -143,14 +153,15 @@ impl Bus {
         let ConsumeOptions { max_in_flight, stop } = options;
         // As many places as slots, so that handing over never waits.
         let (sender, deliveries) = mpsc::channel(max_in_flight);
-        let puller = Puller::new(self.clone(), row, Slots::new(max_in_flight), stop.clone(), sender);
+        let puller =
+            Puller::new(self.clone(), row, Slots::new(max_in_flight), stop.clone(), sender);
         Consumer { deliveries, stop, puller: tokio::spawn(puller.run()) }
     }
 }
 
 impl<T> Consumer<T> {
-    /// The next message. `None` after `stop`: what was taken but not yet given out has then been handed back. Safe to
-    /// cancel.
+    /// The next message. `None` after `stop`: what was taken but not yet given out has then been
+    /// handed back. Safe to cancel.
     pub async fn next(&mut self) -> Option<Delivery<T>> {
         tokio::select! {
             biased;
@@ -167,7 +178,9 @@ impl<T> Consumer<T> {
             }
         };
         if tokio::time::timeout(HAND_BACK, hand_back).await.is_err() {
-            tracing::debug!("not everything could be handed back in time; it is delivered again later");
+            tracing::debug!(
+                "not everything could be handed back in time; it is delivered again later"
+            );
         }
         None
     }
@@ -183,8 +196,8 @@ impl<T> Drop for Consumer<T> {
 }
 
 impl Receipt {
-    /// Settles the message: it is done, and its outcome durable. Not confirmed by the server: if the word is lost, the
-    /// message is delivered again, which everything here must bear anyway.
+    /// Settles the message: it is done, and its outcome durable. Not confirmed by the server: if
+    /// the word is lost, the message is delivered again, which everything here must bear anyway.
     pub async fn ack(self) {
         self.acker.send(AckKind::Ack).await;
     }
@@ -194,8 +207,8 @@ impl Receipt {
         self.acker.send(AckKind::Nak((!delay.is_zero()).then_some(delay))).await;
     }
 
-    /// Says regularly that the work goes on, from [`KEEP_ALIVE`] after the message came, until the guard is dropped: the acknowledgement
-    /// wait begins anew.
+    /// Says regularly that the work goes on, from [`KEEP_ALIVE`] after the message came, until the
+    /// guard is dropped: the acknowledgement wait begins anew.
     pub fn keep_alive(&self) -> KeepAlive {
         let (acker, first) = (self.acker.clone(), self.came + KEEP_ALIVE);
         KeepAlive(tokio::spawn(async move {
@@ -218,8 +231,9 @@ impl Receipt {
         &self.parent
     }
 
-    /// Makes `span` a child of the publisher's, and says which stream and consumer its message came from, in the words of OpenTelemetry's
-    /// conventions for messaging. Call it before the span is entered.
+    /// Makes `span` a child of the publisher's, and says which stream and consumer its message came
+    /// from, in the words of OpenTelemetry's conventions for messaging. Call it before the span is
+    /// entered.
     pub fn continue_trace(&self, span: &Span) {
         if let Some((stream, consumer)) = self.acker.origin() {
             span.set_attribute("messaging.system", "nats");
@@ -227,7 +241,8 @@ impl Receipt {
             span.set_attribute("messaging.destination.name", stream.to_owned());
             span.set_attribute("messaging.consumer.group.name", consumer.to_owned());
         }
-        // Fails when the span is disabled or already started its own trace; then there is nothing to continue.
+        // Fails when the span is disabled or already started its own trace; then there is nothing
+        // to continue.
         if let Err(error) = span.set_parent(self.parent.clone()) {
             tracing::trace!(%error, "the trace is not continued");
         }
@@ -241,7 +256,8 @@ impl Drop for KeepAlive {
 }
 
 impl Acker {
-    /// The stream and the consumer that a message came from: the server's subject for acknowledgements names them.
+    /// The stream and the consumer that a message came from: the server's subject for
+    /// acknowledgements names them.
     fn origin(&self) -> Option<(&str, &str)> {
         let mut parts = self.reply.strip_prefix("$JS.ACK.")?.split('.');
         // A server of a cluster with domains puts two more before them.

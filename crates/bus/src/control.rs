@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_nats::{HeaderMap, Subscriber};
-use construct_proto::mesh::v1::{CancelStep, ToolCatalogue, ToolCatalogueRequest};
+use construct_proto::mesh::v1::{CancelStep, ToolCatalog, ToolCatalogRequest};
 use futures::{StreamExt as _, stream::BoxStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -21,7 +21,8 @@ pub(crate) const CONFIRM: Duration = Duration::from_secs(2);
 /// How many questions of a kind one process answers at a time; further ones wait.
 pub const ANSWERS: usize = 16;
 
-/// How many questions of a kind are taken from NATS at the same time, so that the time of those that wait for their turn runs.
+/// How many questions of a kind are taken from NATS at the same time, so that the time of those
+/// that wait for their turn runs.
 const TAKEN: usize = 1024;
 
 /// Subscribing.
@@ -79,11 +80,16 @@ pub mod request {
 }
 
 impl Bus {
-    /// Tells every process of a service to stop working on a step. Who is not connected does not hear it.
+    /// Tells every process of a service to stop working on a step. Who is not connected does not
+    /// hear it.
     ///
     /// # Errors
     /// When the payload names no step, or the client is closed.
-    pub async fn broadcast(&self, address: &Cancel, cancel: &CancelStep) -> Result<(), PublishError> {
+    pub async fn broadcast(
+        &self,
+        address: &Cancel,
+        cancel: &CancelStep,
+    ) -> Result<(), PublishError> {
         address.check(cancel).map_err(PublishError::Invalid)?;
         let sealed = self.seal(cancel).await?;
         self.inner
@@ -93,12 +99,15 @@ impl Bus {
             .map_err(|error| PublishError::Rejected { retryable: false, source: error.into() })
     }
 
-    /// Hears what a service is told to stop. The subscription survives reconnects. For a server that does not confirm it, because it hangs or is away,
-    /// is waited as long as that takes.
+    /// Hears what a service is told to stop. The subscription survives reconnects. For a server
+    /// that does not confirm it, because it hangs or is away, is waited as long as that takes.
     ///
     /// # Errors
     /// When the subscription is not possible.
-    pub async fn subscribe_cancel(&self, service: Service) -> Result<BoxStream<'static, CancelStep>, subscribe::Error> {
+    pub async fn subscribe_cancel(
+        &self,
+        service: Service,
+    ) -> Result<BoxStream<'static, CancelStep>, subscribe::Error> {
         let address = Cancel { service };
         let messages = self.subscribe(address.subject()).await?;
         let mut waits = false;
@@ -138,16 +147,18 @@ impl Bus {
     pub async fn request_tools(
         &self,
         pool: &Pool,
-        question: &ToolCatalogueRequest,
+        question: &ToolCatalogRequest,
         timeout: Duration,
-    ) -> Result<ToolCatalogue, request::Error> {
+    ) -> Result<ToolCatalog, request::Error> {
         self.ask(&Tools { pool: pool.clone() }, question, timeout).await
     }
 
-    /// Asks the processes that answer at an address; the first answer counts. They are told how long it is waited for, and work no longer.
+    /// Asks the processes that answer at an address; the first answer counts. They are told how
+    /// long it is waited for, and work no longer.
     ///
     /// # Errors
-    /// When nobody is there or nobody answers in time; [`request::Error::Send`] also when the question does not belong there.
+    /// When nobody is there or nobody answers in time; [`request::Error::Send`] also when the
+    /// question does not belong there.
     pub async fn ask<Q: Question>(
         &self,
         address: &Q,
@@ -159,13 +170,21 @@ impl Bus {
         if timeout.is_zero() {
             return Err(request::Error::Timeout);
         }
-        let mut question =
-            self.seal(question).await.map_err(|error| request::Error::Send(PublishError::from(error).into()))?;
+        let mut question = self
+            .seal(question)
+            .await
+            .map_err(|error| request::Error::Send(PublishError::from(error).into()))?;
         question.headers.insert(TIMEOUT, timeout.as_millis().max(1).to_string());
-        let question =
-            async_nats::Request::new().headers(question.headers).payload(question.payload).timeout(Some(timeout));
+        let question = async_nats::Request::new()
+            .headers(question.headers)
+            .payload(question.payload)
+            .timeout(Some(timeout));
         // The client's own time limit does not cover the wait for a broken connection.
-        let answered = tokio::time::timeout(timeout, self.inner.client.send_request(address.subject(), question)).await;
+        let answered = tokio::time::timeout(
+            timeout,
+            self.inner.client.send_request(address.subject(), question),
+        )
+        .await;
         let answer = match answered {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => {
@@ -183,17 +202,22 @@ impl Bus {
     /// Whether any interpreter serves a pool at the moment.
     ///
     /// # Errors
-    /// When that cannot be found out: NATS is away, or an interpreter is there and does not answer in time.
-    pub async fn pool_is_served(&self, pool: &Pool, timeout: Duration) -> Result<bool, request::Error> {
-        match self.request_tools(pool, &ToolCatalogueRequest::default(), timeout).await {
+    /// When that cannot be found out: NATS is away, or an interpreter is there and does not answer
+    /// in time.
+    pub async fn pool_is_served(
+        &self,
+        pool: &Pool,
+        timeout: Duration,
+    ) -> Result<bool, request::Error> {
+        match self.request_tools(pool, &ToolCatalogRequest::default(), timeout).await {
             Ok(_) => Ok(true),
             Err(request::Error::NoResponders) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Answers a pool's requests for tools until told to stop, up to [`ANSWERS`] at a time. The pool's interpreters share
-    /// them.
+    /// Answers a pool's requests for tools until told to stop, up to [`ANSWERS`] at a time. The
+    /// pool's interpreters share them.
     ///
     /// # Errors
     /// When the subscription cannot be made.
@@ -201,10 +225,10 @@ impl Bus {
         &self,
         pool: &Pool,
         stop: CancellationToken,
-        answer: impl Fn(ToolCatalogueRequest) -> F + Send + Sync,
+        answer: impl Fn(ToolCatalogRequest) -> F + Send + Sync,
     ) -> Result<(), subscribe::Error>
     where
-        F: Future<Output = ToolCatalogue> + Send,
+        F: Future<Output = ToolCatalog> + Send,
     {
         let answer = |question| {
             let answered = answer(question);
@@ -213,9 +237,10 @@ impl Bus {
         self.answer(&Tools { pool: pool.clone() }, stop, answer).await
     }
 
-    /// Answers what is asked at an address until told to stop, up to [`ANSWERS`] at a time. The processes of the address's
-    /// group share the questions; without a group all hear them. One that gets no answer (`None`) runs into its time limit.
-    /// What is done for an answer is dropped, wherever it is by then, when whoever asked no longer waits for it.
+    /// Answers what is asked at an address until told to stop, up to [`ANSWERS`] at a time. The
+    /// processes of the address's group share the questions; without a group all hear them. One
+    /// that gets no answer (`None`) runs into its time limit. What is done for an answer is
+    /// dropped, wherever it is by then, when whoever asked no longer waits for it.
     ///
     /// # Errors
     /// When the subscription cannot be made.
@@ -240,10 +265,13 @@ impl Bus {
         questions
             .take_until(stop.cancelled())
             .for_each_concurrent(TAKEN, |question| async move {
-                let (subject, patience) = (question.subject.clone(), patience(question.headers.as_ref()));
+                let (subject, patience) =
+                    (question.subject.clone(), patience(question.headers.as_ref()));
                 let answering = async {
                     // One whose turn does not come before the end gets no answer.
-                    let Some(Ok(_place)) = stop.run_until_cancelled(places.acquire()).await else { return Ok(()) };
+                    let Some(Ok(_place)) = stop.run_until_cancelled(places.acquire()).await else {
+                        return Ok(());
+                    };
                     self.answer_one(address, question, answer).await
                 };
                 let answered = match patience {
@@ -252,8 +280,12 @@ impl Bus {
                 };
                 match answered {
                     Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::warn!(%subject, error = &*error, "a question was not answered"),
-                    Err(_elapsed) => tracing::debug!(%subject, ?patience, "nobody waits for an answer any more"),
+                    Ok(Err(error)) => {
+                        tracing::warn!(%subject, error = &*error, "a question was not answered")
+                    }
+                    Err(_elapsed) => {
+                        tracing::debug!(%subject, ?patience, "nobody waits for an answer any more")
+                    }
                 }
             })
             .await;
@@ -279,8 +311,8 @@ impl Bus {
         self.inner.client.subscribe(filter).await.map_err(subscribe::Error::Refused)
     }
 
-    /// Waits until the server has seen everything sent so far: it answers in order, so a message to ourselves that
-    /// comes back tells.
+    /// Waits until the server has seen everything sent so far: it answers in order, so a message to
+    /// ourselves that comes back tells.
     pub(crate) async fn flush(&self) -> Result<(), subscribe::Error> {
         let client = &self.inner.client;
         let round_trip = async {

@@ -28,7 +28,8 @@ pub enum Error {
     /// There is none of this number (any more).
     #[error("there is no such dead letter")]
     NotFound,
-    /// Its message is a command. Its step has failed, and what is tried again the reconciler commands anew.
+    /// Its message is a command. Its step has failed, and what is tried again the reconciler
+    /// commands anew.
     #[error(
         "the message of the dead letter is a command: its step has failed, and what is tried again is commanded anew"
     )]
@@ -37,7 +38,9 @@ pub enum Error {
     #[error("the dead letter names a subject that is not one of its stream")]
     Subject,
     /// It does not say enough to be published again.
-    #[error("the dead letter does not say which headers its message had, so it cannot be published again")]
+    #[error(
+        "the dead letter does not say which headers its message had, so it cannot be published again"
+    )]
     Headers,
     /// The letter itself cannot be read.
     #[error("the dead letter cannot be read")]
@@ -79,7 +82,8 @@ impl Numbered {
 }
 
 impl Bus {
-    /// The oldest letters behind number `after`, at most `limit`. Those that cannot be read are left out.
+    /// The oldest letters behind number `after`, at most `limit`. Those that cannot be read are
+    /// left out.
     ///
     /// # Errors
     /// [`Error::Server`].
@@ -114,10 +118,12 @@ impl Bus {
         self.letter(&stream, number).await
     }
 
-    /// Publishes a letter's message where it was found, then removes the letter. When the process dies between the two, the letter can be
-    /// published once more, which every receiver must bear anyway.
+    /// Publishes a letter's message where it was found, then removes the letter. When the process
+    /// dies between the two, the letter can be published once more, which every receiver must bear
+    /// anyway.
     ///
-    /// Commands are not published again: their steps have failed, and nobody but the reconciler may command the interpreter.
+    /// Commands are not published again: their steps have failed, and nobody but the reconciler may
+    /// command the interpreter.
     ///
     /// # Errors
     /// All of [`Error`].
@@ -154,7 +160,9 @@ impl Bus {
             Ok(false) => Err(Error::NotFound),
             // What NATS says of a message that is not there differs from version to version.
             Err(error) => match stream.get_raw_message(number).await {
-                Err(missing) if missing.kind() == LastRawMessageErrorKind::NoMessageFound => Err(Error::NotFound),
+                Err(missing) if missing.kind() == LastRawMessageErrorKind::NoMessageFound => {
+                    Err(Error::NotFound)
+                }
                 _ => Err(server(error)),
             },
         }
@@ -163,7 +171,9 @@ impl Bus {
     async fn letter(&self, stream: &Server, number: u64) -> Result<Numbered, Error> {
         let message = match stream.get_raw_message(number).await {
             Ok(message) => message,
-            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Err(Error::NotFound),
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
+                return Err(Error::NotFound);
+            }
             Err(error) => return Err(server(error)),
         };
         self.read_letter(message).await
@@ -171,8 +181,10 @@ impl Bus {
 
     async fn read_letter(&self, message: StreamMessage) -> Result<Numbered, Error> {
         let number = message.sequence;
-        let letter: DeadLetter = self.open(Some(&message.headers), message.payload).await.map_err(Error::Read)?;
-        let address = Dead::parse(message.subject.as_str()).map_err(|error| Error::Read(OpenError::Invalid(error)))?;
+        let letter: DeadLetter =
+            self.open(Some(&message.headers), message.payload).await.map_err(Error::Read)?;
+        let address = Dead::parse(message.subject.as_str())
+            .map_err(|error| Error::Read(OpenError::Invalid(error)))?;
         address.check(&letter).map_err(|error| Error::Read(OpenError::Invalid(error)))?;
         Ok(Numbered { number, letter })
     }
@@ -186,10 +198,11 @@ fn server(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::Server(error.into())
 }
 
-/// The headers of a message that a letter keeps: what the message is, and the trace it belongs to. What the server looks at when it
-/// accepts a message is of the first time alone.
+/// The headers of a message that a letter keeps: what the message is, and the trace it belongs to.
+/// What the server looks at when it accepts a message is of the first time alone.
 pub(crate) fn kept(headers: &HeaderMap) -> HashMap<String, String> {
-    let known = [TYPE, BLOB, ORGANIZATION, STEP, STEP_NUMBER, STEP_ROUND, "traceparent", "tracestate"];
+    let known =
+        [TYPE, BLOB, ORGANIZATION, STEP, STEP_NUMBER, STEP_ROUND, "traceparent", "tracestate"];
     let kept = known.iter().filter_map(|name| {
         let value = headers.get(*name)?;
         Some(((*name).to_owned(), value.as_str().to_owned()))

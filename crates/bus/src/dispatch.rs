@@ -1,8 +1,9 @@
 //! Dispatching a command so that repeating it is harmless.
 //!
-//! The stream accepts it only while no message stands on its subject (`Nats-Expected-Last-Subject-Sequence: 0`); a
-//! work queue removes a message when it is acknowledged. A `Nats-Msg-Id` is deliberately absent: within its window it
-//! would swallow a legitimate second dispatch of a step whose first command was acknowledged.
+//! The stream accepts it only while no message stands on its subject
+//! (`Nats-Expected-Last-Subject-Sequence: 0`); a work queue removes a message when it is
+//! acknowledged. A `Nats-Msg-Id` is deliberately absent: within its window it would swallow a
+//! legitimate second dispatch of a step whose first command was acknowledged.
 
 use std::time::Instant;
 
@@ -28,12 +29,14 @@ pub enum Dispatch {
     Published,
     /// The same step's command waits, or is being worked on.
     AlreadyQueued,
-    /// The command of an earlier step, or of an earlier round of this one, left over by a worker that died, gave way to it.
+    /// The command of an earlier step, or of an earlier round of this one, left over by a worker
+    /// that died, gave way to it.
     Superseded {
         /// The earlier step.
         step_id: String,
     },
-    /// The command of a later step or round is there: whoever dispatches this one has been overtaken. Nothing was published.
+    /// The command of a later step or round is there: whoever dispatches this one has been
+    /// overtaken. Nothing was published.
     Stale {
         /// Number of the later step.
         number: u64,
@@ -45,7 +48,11 @@ impl Bus {
     ///
     /// # Errors
     /// As [`Bus::publish`].
-    pub async fn publish_once<A: Command>(&self, address: &A, message: &A::Message) -> Result<Dispatch, Error> {
+    pub async fn publish_once<A: Command>(
+        &self,
+        address: &A,
+        message: &A::Message,
+    ) -> Result<Dispatch, Error> {
         let end = Instant::now() + DEADLINE;
         let sealed = self.seal_command(address, message).await?;
         let Commanded { step: step_id, number, round, .. } = A::commanded(message);
@@ -55,7 +62,8 @@ impl Bus {
             let left = end.saturating_duration_since(Instant::now());
             match self.deliver(&subject, sealed.clone(), Expect::last(0), left).await {
                 Ok(_) => {
-                    return Ok(superseded.map_or(Dispatch::Published, |step_id| Dispatch::Superseded { step_id }));
+                    return Ok(superseded
+                        .map_or(Dispatch::Published, |step_id| Dispatch::Superseded { step_id }));
                 }
                 Err(Refusal::Failed(error)) => return Err(error),
                 Err(Refusal::WrongLast) => {}
@@ -73,8 +81,13 @@ impl Bus {
         }
     }
 
-    /// Puts a command into a message. The headers say enough to answer it for who cannot read the rest.
-    pub(crate) async fn seal_command<A: Command>(&self, address: &A, message: &A::Message) -> Result<Sealed, Error> {
+    /// Puts a command into a message. The headers say enough to answer it for who cannot read the
+    /// rest.
+    pub(crate) async fn seal_command<A: Command>(
+        &self,
+        address: &A,
+        message: &A::Message,
+    ) -> Result<Sealed, Error> {
         let mut sealed = self.seal_for(address, message).await?;
         let Commanded { organization, number, round, .. } = A::commanded(message);
         sealed.headers.insert(ORGANIZATION, organization);
@@ -83,19 +96,23 @@ impl Bus {
         Ok(sealed)
     }
 
-    /// Takes a command back that nobody needs any more, if it is still queued or being worked on: it is not delivered again.
+    /// Takes a command back that nobody needs any more, if it is still queued or being worked on:
+    /// it is not delivered again.
     ///
     /// # Errors
     /// When the server cannot be reached.
     pub async fn withdraw<A: Command>(&self, address: &A, step: StepId) -> Result<(), Error> {
         match self.standing(A::STREAM, &address.subject()).await? {
-            Some(standing) if standing.step_id == step.to_string() => self.remove(A::STREAM, standing.sequence).await,
+            Some(standing) if standing.step_id == step.to_string() => {
+                self.remove(A::STREAM, standing.sequence).await
+            }
             Some(_) | None => Ok(()),
         }
     }
 
-    /// Takes a command back that no worker has had: none will have it either. What this gives is whether that is so; none when the
-    /// command is not in its queue, having been carried out, or never sent.
+    /// Takes a command back that no worker has had: none will have it either. What this gives is
+    /// whether that is so; none when the command is not in its queue, having been carried out, or
+    /// never sent.
     ///
     /// # Errors
     /// When the server cannot be reached. Then it may have been taken back.
@@ -106,11 +123,15 @@ impl Bus {
         step: StepId,
     ) -> Result<Option<bool>, Error> {
         let standing = self.standing(A::STREAM, &address.subject()).await?;
-        let Some(standing) = standing.filter(|standing| standing.step_id == step.to_string()) else { return Ok(None) };
+        let Some(standing) = standing.filter(|standing| standing.step_id == step.to_string())
+        else {
+            return Ok(None);
+        };
         if self.reached(consumer).await? >= standing.sequence {
             return Ok(Some(false));
         }
-        let stream = self.inner.jetstream.get_stream_no_info(A::STREAM.name()).await.map_err(rejected)?;
+        let stream =
+            self.inner.jetstream.get_stream_no_info(A::STREAM.name()).await.map_err(rejected)?;
         stream.delete_message(standing.sequence).await.map_err(rejected)?;
         // It may have been handed out in between.
         Ok(Some(self.reached(consumer).await? < standing.sequence))
@@ -126,7 +147,12 @@ impl Bus {
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn is_queued<A: Command>(&self, address: &A, step: StepId, round: u32) -> Result<bool, Error> {
+    pub async fn is_queued<A: Command>(
+        &self,
+        address: &A,
+        step: StepId,
+        round: u32,
+    ) -> Result<bool, Error> {
         Ok(self.queued_at(address, step, round).await?.is_some())
     }
 
@@ -134,13 +160,20 @@ impl Bus {
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn queued_at<A: Command>(&self, address: &A, step: StepId, round: u32) -> Result<Option<u64>, Error> {
+    pub async fn queued_at<A: Command>(
+        &self,
+        address: &A,
+        step: StepId,
+        round: u32,
+    ) -> Result<Option<u64>, Error> {
         let standing = self.standing(A::STREAM, &address.subject()).await?;
-        let own = standing.filter(|standing| standing.step_id == step.to_string() && standing.round == round);
+        let own = standing
+            .filter(|standing| standing.step_id == step.to_string() && standing.round == round);
         Ok(own.map(|standing| standing.sequence))
     }
 
-    /// Whether a worker's result for a step of the task waits to be taken in. One of another step says nothing about this one.
+    /// Whether a worker's result for a step of the task waits to be taken in. One of another step
+    /// says nothing about this one.
     ///
     /// # Errors
     /// When the server cannot be reached.
@@ -151,7 +184,8 @@ impl Bus {
             return Ok(true);
         }
         // That of a title, which nobody waits for, may have come after it.
-        let stream = self.inner.jetstream.get_stream_no_info(Stream::Task.name()).await.map_err(rejected)?;
+        let stream =
+            self.inner.jetstream.get_stream_no_info(Stream::Task.name()).await.map_err(rejected)?;
         let mut from = 1;
         while from < newest.sequence {
             match stream.get_first_raw_message_by_subject(&subject, from).await {
@@ -174,7 +208,8 @@ impl Bus {
 
     /// What stands on a command's subject.
     async fn standing(&self, stream: Stream, subject: &str) -> Result<Option<Standing>, Error> {
-        let stream = self.inner.jetstream.get_stream_no_info(stream.name()).await.map_err(rejected)?;
+        let stream =
+            self.inner.jetstream.get_stream_no_info(stream.name()).await.map_err(rejected)?;
         match stream.get_last_raw_message_by_subject(subject).await {
             Ok(message) => Ok(Some(Standing::read(message.sequence, &message.headers))),
             Err(error) => match error.kind() {
@@ -186,7 +221,8 @@ impl Bus {
     }
 
     async fn remove(&self, stream: Stream, sequence: u64) -> Result<(), Error> {
-        let stream = self.inner.jetstream.get_stream_no_info(stream.name()).await.map_err(rejected)?;
+        let stream =
+            self.inner.jetstream.get_stream_no_info(stream.name()).await.map_err(rejected)?;
         match stream.delete_message(sequence).await {
             // Whether it was there does not matter: the next attempt looks again.
             Ok(_) => Ok(()),

@@ -1,4 +1,5 @@
-//! What surrounds a payload: its type, the trace it belongs to, and a reference instead of the payload when that is large.
+//! What surrounds a payload: its type, the trace it belongs to, and a reference instead of the
+//! payload when that is large.
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
@@ -17,8 +18,8 @@ pub const TYPE: &str = "Construct-Type";
 /// Reference to the payload ([`blob::Reference`]); the body is empty then.
 pub const BLOB: &str = "Construct-Blob";
 
-/// The organization of a command's task. With it, the headers below and the task in its subject a worker that cannot read a command can say
-/// that its step has failed.
+/// The organization of a command's task. With it, the headers below and the task in its subject a
+/// worker that cannot read a command can say that its step has failed.
 pub const ORGANIZATION: &str = "Construct-Organization";
 
 /// The step a message is about.
@@ -29,12 +30,12 @@ pub const STEP_NUMBER: &str = "Construct-Step-Number";
 /// How often that step was gone on with, on commands.
 pub const STEP_ROUND: &str = "Construct-Step-Round";
 
-/// How many milliseconds whoever asks waits for an answer, on questions. A length and not a moment, because clocks differ; how long NATS takes
-/// is left out, which is little.
+/// How many milliseconds whoever asks waits for an answer, on questions. A length and not a moment,
+/// because clocks differ; how long NATS takes is left out, which is little.
 pub const TIMEOUT: &str = "Construct-Timeout-Ms";
 
-/// Payloads above this many bytes become blobs. A quarter of what NATS accepts by default, so that a batch of pulled
-/// messages stays small in memory.
+/// Payloads above this many bytes become blobs. A quarter of what NATS accepts by default, so that
+/// a batch of pulled messages stays small in memory.
 pub const INLINE_LIMIT: usize = 256 * 1024;
 
 /// The largest payload there can be, in bytes: bounds what one message costs a receiver in memory.
@@ -113,21 +114,35 @@ impl Bus {
     }
 
     /// The payload's bytes, fetched and verified when the message only refers to them.
-    pub(crate) async fn resolve(&self, headers: Option<&HeaderMap>, payload: Bytes) -> Result<Bytes, OpenError> {
-        let Some(reference) = headers.and_then(|headers| headers.get(BLOB)) else { return Ok(payload) };
-        let reference: blob::Reference = reference.as_str().parse().map_err(OpenError::Reference)?;
+    pub(crate) async fn resolve(
+        &self,
+        headers: Option<&HeaderMap>,
+        payload: Bytes,
+    ) -> Result<Bytes, OpenError> {
+        let Some(reference) = headers.and_then(|headers| headers.get(BLOB)) else {
+            return Ok(payload);
+        };
+        let reference: blob::Reference =
+            reference.as_str().parse().map_err(OpenError::Reference)?;
         if reference.size() > PAYLOAD_LIMIT as u64 {
-            let invalid = Invalid::new("the blob is larger than any payload may be", reference.to_string());
+            let invalid =
+                Invalid::new("the blob is larger than any payload may be", reference.to_string());
             return Err(OpenError::Reference(invalid));
         }
         let blobs = self.inner.blobs.as_ref().ok_or(OpenError::Blob(blob::Error::Unconfigured))?;
         blobs.get(&reference).await.map_err(OpenError::Blob)
     }
 
-    /// Decodes a message of which the type is known from its subject. A missing type header is accepted: people publish
-    /// by hand.
-    pub(crate) async fn open<M: Message>(&self, headers: Option<&HeaderMap>, payload: Bytes) -> Result<M, OpenError> {
-        if let Some(found) = headers.and_then(|headers| headers.get(TYPE)).filter(|found| found.as_str() != M::NAME) {
+    /// Decodes a message of which the type is known from its subject. A missing type header is
+    /// accepted: people publish by hand.
+    pub(crate) async fn open<M: Message>(
+        &self,
+        headers: Option<&HeaderMap>,
+        payload: Bytes,
+    ) -> Result<M, OpenError> {
+        if let Some(found) =
+            headers.and_then(|headers| headers.get(TYPE)).filter(|found| found.as_str() != M::NAME)
+        {
             return Err(OpenError::Type { expected: M::NAME, found: found.as_str().to_owned() });
         }
         let payload = self.resolve(headers, payload).await?;
@@ -161,13 +176,16 @@ impl Extractor for Carried<'_> {
 /// Writes the current span's context, as `traceparent` and `tracestate`.
 fn inject(headers: &mut HeaderMap) {
     let context = Span::current().context();
-    global::get_text_map_propagator(|propagator| propagator.inject_context(&context, &mut Carrier(headers)));
+    global::get_text_map_propagator(|propagator| {
+        propagator.inject_context(&context, &mut Carrier(headers))
+    });
 }
 
 /// The publisher's context; an empty one when there is none.
 pub(crate) fn extract(headers: Option<&HeaderMap>) -> Context {
     match headers {
-        // On an empty base: the receiver's current span, if any, is none of the publisher's business.
+        // On an empty base: the receiver's current span, if any, is none of the publisher's
+        // business.
         Some(headers) => global::get_text_map_propagator(|propagator| {
             propagator.extract_with_context(&Context::new(), &Carried(headers))
         }),

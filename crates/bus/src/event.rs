@@ -24,9 +24,9 @@ pub enum Watch {
         /// The task.
         task: TaskId,
     },
-    /// The organisation's agents, models and providers.
+    /// The organization's agents, models and providers.
     Entities {
-        /// The organisation.
+        /// The organization.
         organization: OrganizationId,
     },
 }
@@ -48,12 +48,12 @@ impl Position {
 }
 
 impl Bus {
-    /// Events from now on. When this returns, the server knows of the subscription: what is published later arrives,
-    /// unless the connection breaks or the reader is so slow that NATS drops messages (both are gaps that the events'
-    /// sequence shows).
+    /// Events from now on. When this returns, the server knows of the subscription: what is
+    /// published later arrives, unless the connection breaks or the reader is so slow that NATS
+    /// drops messages (both are gaps that the events' sequence shows).
     ///
-    /// The order is the server's. A task's text and its other events come over two subscriptions; when both have
-    /// something waiting, the step and index decide, then the time.
+    /// The order is the server's. A task's text and its other events come over two subscriptions;
+    /// when both have something waiting, the step and index decide, then the time.
     ///
     /// # Errors
     /// When the server cannot be reached.
@@ -68,11 +68,19 @@ impl Bus {
         };
         let mut sources = Vec::with_capacity(filters.len());
         for filter in filters {
-            sources.push(Source { messages: self.subscribe(filter).await?, heads: VecDeque::new(), ended: false });
+            sources.push(Source {
+                messages: self.subscribe(filter).await?,
+                heads: VecDeque::new(),
+                ended: false,
+            });
         }
         self.flush().await?;
         let merge = Merge { bus: self.clone(), sources };
-        Ok(futures::stream::unfold(merge, |mut merge| async move { Some((merge.next().await?, merge)) }).boxed())
+        Ok(futures::stream::unfold(
+            merge,
+            |mut merge| async move { Some((merge.next().await?, merge)) },
+        )
+        .boxed())
     }
 }
 
@@ -91,8 +99,9 @@ struct Merge {
 impl Merge {
     async fn next(&mut self) -> Option<Event> {
         loop {
-            // What is here already. Looking at every source again after one has a head is what keeps the server's order:
-            // the connection fills the sources in that order, so an event that came before a head is visible by now.
+            // What is here already. Looking at every source again after one has a head is what
+            // keeps the server's order: the connection fills the sources in that order, so an event
+            // that came before a head is visible by now.
             loop {
                 let before = self.heads();
                 for index in 0..self.sources.len() {
@@ -104,7 +113,9 @@ impl Merge {
             }
             let first = (0..self.sources.len())
                 .filter(|&index| !self.sources[index].heads.is_empty())
-                .min_by(|&one, &other| compare(&self.sources[one].heads[0], &self.sources[other].heads[0]));
+                .min_by(|&one, &other| {
+                    compare(&self.sources[one].heads[0], &self.sources[other].heads[0])
+                });
             if let Some(index) = first {
                 return self.sources[index].heads.pop_front();
             }
@@ -158,8 +169,8 @@ impl Merge {
     }
 }
 
-/// Which of two events that wait together comes first. Within a step progress comes by index, and before the record
-/// that ends the step.
+/// Which of two events that wait together comes first. Within a step progress comes by index, and
+/// before the record that ends the step.
 fn compare(one: &Event, other: &Event) -> Ordering {
     let time = |event: &Event| event.time.map(|time| (time.seconds, time.nanos));
     if one.step == 0 || other.step == 0 {

@@ -1,8 +1,9 @@
-//! What people upload, in the folder of blobs beside them: `files/<organization>/<two digits>/<the rest of the SHA-256>`, and what is on its way
-//! in `files/<organization>/uploads/<file>/`.
+//! What people upload, in the folder of blobs beside them: `files/<organization>/<two digits>/<the
+//! rest of the SHA-256>`, and what is on its way in `files/<organization>/uploads/<file>/`.
 //!
-//! Other than blobs, which can be made again, these are the only copy: they are flushed to disk before anybody is told that they are there, are
-//! kept until somebody deletes them, and belong into a backup. The same content of two organizations is kept twice, because whoever could see
+//! Other than blobs, which can be made again, these are the only copy: they are flushed to disk
+//! before anybody is told that they are there, are kept until somebody deletes them, and belong
+//! into a backup. The same content of two organizations is kept twice, because whoever could see
 //! that it is there already would know what another has.
 //!
 //! Rows say what there is; nothing here is found by looking into the folder.
@@ -21,13 +22,16 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use construct_domain::{FileId, OrganizationId};
 use futures::{Stream, TryStreamExt as _, stream};
-use object_store::{GetResultPayload, ObjectStoreExt as _, PutPayload, local::LocalFileSystem, path::Path};
+use object_store::{
+    GetResultPayload, ObjectStoreExt as _, PutPayload, local::LocalFileSystem, path::Path,
+};
 use sha2::Digest as _;
 use uuid::Uuid;
 
 pub use sha256::Sha256;
 
-/// Most bytes that are held of a content at a time: of a part that is put together with others, and of what is read.
+/// Most bytes that are held of a content at a time: of a part that is put together with others, and
+/// of what is read.
 pub const PIECE: usize = 512 * 1024;
 
 /// Beside `sha256/`, where blobs are.
@@ -134,8 +138,13 @@ impl Store {
     /// When it cannot be made or is not a folder.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, Error> {
         let folder = dir.into();
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(Error::Folder)?;
-        let files = LocalFileSystem::new_with_prefix(&folder).map_err(Error::Storage)?.with_fsync(true);
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)
+            .map_err(Error::Folder)?;
+        let files =
+            LocalFileSystem::new_with_prefix(&folder).map_err(Error::Storage)?.with_fsync(true);
         Ok(Self { folder, files: Arc::new(files) })
     }
 
@@ -143,9 +152,17 @@ impl Store {
     ///
     /// # Errors
     /// When the storage fails.
-    pub async fn put_part(&self, organization: OrganizationId, file: FileId, part: Bytes) -> Result<PartName, Error> {
+    pub async fn put_part(
+        &self,
+        organization: OrganizationId,
+        file: FileId,
+        part: Bytes,
+    ) -> Result<PartName, Error> {
         let name = PartName(Uuid::now_v7());
-        self.files.put(&part_path(organization, file, name), part.into()).await.map_err(Error::Storage)?;
+        self.files
+            .put(&part_path(organization, file, name), part.into())
+            .await
+            .map_err(Error::Storage)?;
         Ok(name)
     }
 
@@ -153,7 +170,12 @@ impl Store {
     ///
     /// # Errors
     /// When the storage fails.
-    pub async fn remove_part(&self, organization: OrganizationId, file: FileId, part: PartName) -> Result<(), Error> {
+    pub async fn remove_part(
+        &self,
+        organization: OrganizationId,
+        file: FileId,
+        part: PartName,
+    ) -> Result<(), Error> {
         self.delete(&part_path(organization, file, part)).await
     }
 
@@ -186,11 +208,16 @@ impl Store {
         Ok(Assembled { stored: Stored { sha256: Sha256::of(hasher), size }, location, content })
     }
 
-    /// Makes what was assembled a file, all at once. What is there with the same name is the same, or damaged, and replaced either way.
+    /// Makes what was assembled a file, all at once. What is there with the same name is the same,
+    /// or damaged, and replaced either way.
     ///
     /// # Errors
     /// When the storage fails.
-    pub async fn place(&self, organization: OrganizationId, whole: Assembled) -> Result<Stored, Error> {
+    pub async fn place(
+        &self,
+        organization: OrganizationId,
+        whole: Assembled,
+    ) -> Result<Stored, Error> {
         let to = content_path(organization, &whole.stored.sha256);
         self.files.rename(&whole.location, &to).await.map_err(Error::storage)?;
         Ok(whole.stored)
@@ -200,7 +227,11 @@ impl Store {
     ///
     /// # Errors
     /// When the storage fails.
-    pub async fn head(&self, organization: OrganizationId, sha256: &Sha256) -> Result<Option<u64>, Error> {
+    pub async fn head(
+        &self,
+        organization: OrganizationId,
+        sha256: &Sha256,
+    ) -> Result<Option<u64>, Error> {
         match self.files.head(&content_path(organization, sha256)).await {
             Ok(meta) => Ok(Some(meta.size)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
@@ -208,8 +239,9 @@ impl Store {
         }
     }
 
-    /// Reads a content in pieces of at most [`PIECE`] bytes: all of it, or the range of it, as far as it has that. Who reads goes on though the
-    /// file is deleted meanwhile. The hash is not compared.
+    /// Reads a content in pieces of at most [`PIECE`] bytes: all of it, or the range of it, as far
+    /// as it has that. Who reads goes on though the file is deleted meanwhile. The hash is not
+    /// compared.
     ///
     /// # Errors
     /// When it is missing or the storage fails, at once or in the middle.
@@ -226,8 +258,14 @@ impl Store {
     ///
     /// # Errors
     /// When it is missing, larger, not what its name says, or the storage fails.
-    pub async fn get(&self, organization: OrganizationId, sha256: &Sha256, at_most: u64) -> Result<Bytes, Error> {
-        let found = self.files.get(&content_path(organization, sha256)).await.map_err(Error::storage)?;
+    pub async fn get(
+        &self,
+        organization: OrganizationId,
+        sha256: &Sha256,
+        at_most: u64,
+    ) -> Result<Bytes, Error> {
+        let found =
+            self.files.get(&content_path(organization, sha256)).await.map_err(Error::storage)?;
         if found.meta.size > at_most {
             return Err(Error::TooLarge(found.meta.size));
         }
@@ -248,7 +286,11 @@ impl Store {
     ///
     /// # Errors
     /// When the storage fails.
-    pub async fn remove_upload(&self, organization: OrganizationId, file: FileId) -> Result<(), Error> {
+    pub async fn remove_upload(
+        &self,
+        organization: OrganizationId,
+        file: FileId,
+    ) -> Result<(), Error> {
         self.remove_folder(&upload(organization, file)).await
     }
 

@@ -1,4 +1,4 @@
-//! Removing what streams hold of an organisation that is gone.
+//! Removing what streams hold of an organization that is gone.
 
 use construct_domain::OrganizationId;
 
@@ -10,13 +10,19 @@ use crate::{Bus, subject};
 pub struct Error(#[source] Box<dyn std::error::Error + Send + Sync>);
 
 impl Bus {
-    /// Removes the events and the live text of an organisation. Those that are published later go by their age.
+    /// Removes the events and the live text of an organization. Those that are published later go
+    /// by their age.
     ///
     /// # Errors
     /// When the server does not do it.
     pub async fn forget_organization(&self, organization: OrganizationId) -> Result<(), Error> {
         for (stream, subjects) in subject::of_organization(organization) {
-            let stream = self.inner.jetstream.get_stream(stream.name()).await.map_err(|error| Error(error.into()))?;
+            let stream = self
+                .inner
+                .jetstream
+                .get_stream(stream.name())
+                .await
+                .map_err(|error| Error(error.into()))?;
             stream.purge().filter(subjects).await.map_err(|error| Error(error.into()))?;
         }
         Ok(())

@@ -37,8 +37,8 @@ const BATCH_TIME: Duration = Duration::from_secs(2);
 /// After how much inactivity the server forgets the reader, should we die before saying so.
 const FORGOTTEN: Duration = Duration::from_secs(30);
 
-/// How much is kept of what is read of a task's progress on one subject, in bytes: the newest. A script may make ten thousand calls, with 4 KiB
-/// shown of what each is given and gives.
+/// How much is kept of what is read of a task's progress on one subject, in bytes: the newest. A
+/// script may make ten thousand calls, with 4 KiB shown of what each is given and gives.
 const KEPT: usize = 4 * 1024 * 1024;
 
 /// Why history could not be read.
@@ -74,11 +74,12 @@ impl Error {
     }
 }
 
-/// How far a task's progress has been read, so that reading goes on from there ([`Bus::replay_progress`]).
+/// How far a task's progress has been read, so that reading goes on from there
+/// ([`Bus::replay_progress`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Bookmark {
-    /// The connection at which it was read; 0 when there was none. After a reconnect the streams may be others, with sequences from
-    /// 1 on: then everything is read again.
+    /// The connection at which it was read; 0 when there was none. After a reconnect the streams
+    /// may be others, with sequences from 1 on: then everything is read again.
     generation: u64,
     /// On each subject of the task's progress, the sequence up to which it has been read.
     read: [u64; 3],
@@ -104,8 +105,9 @@ pub struct Replay {
 }
 
 impl Bus {
-    /// The retained progress of a task behind a bookmark (the default one: all of it): live text of the last hour, and what its scripts
-    /// called. Of that only what stands after `after`, and of each of the three subjects the newest 4 MiB.
+    /// The retained progress of a task behind a bookmark (the default one: all of it): live text of
+    /// the last hour, and what its scripts called. Of that only what stands after `after`, and of
+    /// each of the three subjects the newest 4 MiB.
     ///
     /// # Errors
     /// When the streams cannot be read within five seconds.
@@ -117,15 +119,24 @@ impl Bus {
         from: Bookmark,
     ) -> Result<Replay, Error> {
         let generation = self.generation();
-        let from = if from.generation == generation && generation > 0 { from } else { Bookmark::default() };
+        let from = if from.generation == generation && generation > 0 {
+            from
+        } else {
+            Bookmark::default()
+        };
         let [called, result] = TaskEvent::tools(organization, task);
         let deltas = Delta { organization, task }.subject();
-        let subjects = [(Stream::Deltas, deltas), (Stream::Events, called), (Stream::Events, result)];
-        let reads = subjects.iter().zip(from.read).map(|((stream, subject), read)| self.read(*stream, subject, read));
+        let subjects =
+            [(Stream::Deltas, deltas), (Stream::Events, called), (Stream::Events, result)];
+        let reads = subjects
+            .iter()
+            .zip(from.read)
+            .map(|((stream, subject), read)| self.read(*stream, subject, read));
         let found = futures::future::try_join_all(reads).await?;
         let mut until = Bookmark { generation, ..from };
         let (mut sorted, mut bytes) = (BTreeMap::new(), 0);
-        for ((messages, (stream, _)), read) in found.into_iter().zip(&subjects).zip(&mut until.read) {
+        for ((messages, (stream, _)), read) in found.into_iter().zip(&subjects).zip(&mut until.read)
+        {
             for (sequence, message) in messages {
                 *read = sequence;
                 let message = message.message;
@@ -152,12 +163,14 @@ impl Bus {
         Ok(Replay { events: sorted.into_values().collect(), bytes, until })
     }
 
-    /// The end of what is kept of any task's progress: what stands before it is what was stored when this was asked.
+    /// The end of what is kept of any task's progress: what stands before it is what was stored
+    /// when this was asked.
     ///
     /// # Errors
     /// When the server does not tell.
     pub async fn progress_end(&self) -> Result<Bookmark, Error> {
-        // Before the question: should the connection be lost meanwhile, this is of one that is gone.
+        // Before the question: should the connection be lost meanwhile, this is of one that is
+        // gone.
         let generation = self.generation();
         let [deltas, events] = [Stream::Deltas, Stream::Events].map(async |stream| {
             match self.inner.jetstream.get_stream(stream.name()).await {
@@ -169,8 +182,14 @@ impl Bus {
         Ok(Bookmark { generation, read: [deltas, events, events] })
     }
 
-    /// What a limits stream has on a subject without wildcards behind the sequence `read`, oldest first, and [`KEPT`] at most.
-    async fn read(&self, stream: Stream, subject: &str, read: u64) -> Result<VecDeque<(u64, Message)>, Error> {
+    /// What a limits stream has on a subject without wildcards behind the sequence `read`, oldest
+    /// first, and [`KEPT`] at most.
+    async fn read(
+        &self,
+        stream: Stream,
+        subject: &str,
+        read: u64,
+    ) -> Result<VecDeque<(u64, Message)>, Error> {
         let end = Instant::now() + DEADLINE;
         loop {
             // Boxed, because the future of the retries would be large.
@@ -193,8 +212,9 @@ impl Bus {
         subject: &str,
         read: u64,
     ) -> Result<VecDeque<(u64, Message)>, async_nats::Error> {
-        // Most histories that are looked for are empty. For a reader, a server counts what is before it, which takes the longer
-        // the more the stream holds (milliseconds for thousands of subjects); where a subject begins it knows at once.
+        // Most histories that are looked for are empty. For a reader, a server counts what is
+        // before it, which takes the longer the more the stream holds (milliseconds for thousands
+        // of subjects); where a subject begins it knows at once.
         let known = self.inner.jetstream.get_stream_no_info(stream.name()).await?;
         let Some(last) = found(known.get_last_raw_message_by_subject(subject).await)? else {
             return Ok(VecDeque::new());
@@ -209,8 +229,13 @@ impl Bus {
         }
     }
 
-    /// The same, one message after another: for who may not make consumers of the stream, because it publishes into it as well.
-    pub(crate) async fn read_one_by_one(&self, stream: Stream, subject: &str) -> Result<Vec<StreamMessage>, Error> {
+    /// The same, one message after another: for who may not make consumers of the stream, because
+    /// it publishes into it as well.
+    pub(crate) async fn read_one_by_one(
+        &self,
+        stream: Stream,
+        subject: &str,
+    ) -> Result<Vec<StreamMessage>, Error> {
         let mut end = Instant::now() + DEADLINE;
         let mut messages: Vec<StreamMessage> = Vec::new();
         loop {
@@ -219,7 +244,9 @@ impl Bus {
                 Ok(()) => return Ok(messages),
                 // One that is long may take its time, as long as it goes on.
                 Err(_) if messages.len() > before => end = Instant::now() + DEADLINE,
-                Err(source) if Instant::now() >= end => return Err(Error::Read { stream: stream.name(), source }),
+                Err(source) if Instant::now() >= end => {
+                    return Err(Error::Read { stream: stream.name(), source });
+                }
                 Err(error) => {
                     tracing::debug!(stream = stream.name(), subject, %error, "reading again");
                     tokio::time::sleep(PAUSE).await;
@@ -236,13 +263,17 @@ impl Bus {
         messages: &mut Vec<StreamMessage>,
     ) -> Result<(), async_nats::Error> {
         let stream = self.inner.jetstream.get_stream_no_info(stream.name()).await?;
-        let Some(last) = found(stream.get_last_raw_message_by_subject(subject).await)? else { return Ok(()) };
+        let Some(last) = found(stream.get_last_raw_message_by_subject(subject).await)? else {
+            return Ok(());
+        };
         loop {
             let read = messages.last().map_or(0, |message| message.sequence);
             if read >= last.sequence {
                 return Ok(());
             }
-            let Some(next) = found(stream.get_first_raw_message_by_subject(subject, read + 1).await)? else {
+            let Some(next) =
+                found(stream.get_first_raw_message_by_subject(subject, read + 1).await)?
+            else {
                 return Ok(());
             };
             messages.push(next);
@@ -258,7 +289,8 @@ impl Bus {
         last: u64,
     ) -> Result<VecDeque<(u64, Message)>, async_nats::Error> {
         let config = pull::Config {
-            // With a name the request names the filter, so that the server can be told what we may read.
+            // With a name the request names the filter, so that the server can be told what we may
+            // read.
             name: Some(self.unique_id()),
             deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: first },
             ack_policy: AckPolicy::None,
@@ -271,7 +303,9 @@ impl Bus {
         let reader = jetstream.create_consumer_on_stream(config, stream.name()).await?;
         let read = drain(&reader, last).await;
         // Best effort: the server forgets it anyway.
-        if let Err(error) = jetstream.delete_consumer_from_stream(&reader.cached_info().name, stream.name()).await {
+        if let Err(error) =
+            jetstream.delete_consumer_from_stream(&reader.cached_info().name, stream.name()).await
+        {
             tracing::debug!(%error, "a reader could not be removed");
         }
         read
@@ -279,7 +313,9 @@ impl Bus {
 }
 
 /// That there is no message is no failure.
-fn found(message: Result<StreamMessage, LastRawMessageError>) -> Result<Option<StreamMessage>, async_nats::Error> {
+fn found(
+    message: Result<StreamMessage, LastRawMessageError>,
+) -> Result<Option<StreamMessage>, async_nats::Error> {
     match message {
         Ok(message) => Ok(Some(message)),
         Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
@@ -287,9 +323,12 @@ fn found(message: Result<StreamMessage, LastRawMessageError>) -> Result<Option<S
     }
 }
 
-/// Takes everything up to the message `last`. How many that are the server says as well, but it may count messages that it never sends, and waiting for
-/// them would hold up whoever looks on.
-async fn drain(reader: &Consumer<pull::Config>, last: u64) -> Result<VecDeque<(u64, Message)>, async_nats::Error> {
+/// Takes everything up to the message `last`. How many that are the server says as well, but it may
+/// count messages that it never sends, and waiting for them would hold up whoever looks on.
+async fn drain(
+    reader: &Consumer<pull::Config>,
+    last: u64,
+) -> Result<VecDeque<(u64, Message)>, async_nats::Error> {
     let (mut messages, mut bytes) = (VecDeque::new(), 0);
     loop {
         let mut came = false;

@@ -1,4 +1,5 @@
-//! How the streams and consumers of the table stand at the server, for who looks after a deployment. Nothing is changed by it.
+//! How the streams and consumers of the table stand at the server, for who looks after a
+//! deployment. Nothing is changed by it.
 
 use std::time::Duration;
 
@@ -50,11 +51,13 @@ pub struct ConsumerState {
     pub taken: usize,
     /// Of these, those that were delivered more than once.
     pub redelivered: usize,
-    /// Workers' requests for messages. None of them wait while all workers have as much as they can do, or there are none.
+    /// Workers' requests for messages. None of them wait while all workers have as much as they can
+    /// do, or there are none.
     pub waiting: usize,
     /// Deliveries to workers since the consumer was made.
     pub delivered: u64,
-    /// The sequence in the stream up to which messages were delivered: what stands behind it no worker has had.
+    /// The sequence in the stream up to which messages were delivered: what stands behind it no
+    /// worker has had.
     pub reached: u64,
 }
 
@@ -74,10 +77,15 @@ impl Bus {
         let began = std::time::Instant::now();
         // Of one that is not there the server says so, which is an answer too.
         let stream = streams()[0].stream.name();
-        let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error { what: stream.to_owned(), source };
+        let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error {
+            what: stream.to_owned(),
+            source,
+        };
         match tokio::time::timeout(patience, self.inner.jetstream.get_stream(stream)).await {
             Ok(Ok(_)) => Ok(began.elapsed()),
-            Ok(Err(error)) if matches!(error.kind(), GetStreamErrorKind::JetStream(_)) => Ok(began.elapsed()),
+            Ok(Err(error)) if matches!(error.kind(), GetStreamErrorKind::JetStream(_)) => {
+                Ok(began.elapsed())
+            }
             Ok(Err(error)) => Err(failed(error.into())),
             Err(elapsed) => Err(failed(elapsed.into())),
         }
@@ -92,7 +100,9 @@ impl Bus {
     ///
     /// # Errors
     /// When the server cannot be asked.
-    pub async fn inspect_streams(&self) -> Result<Vec<(&'static StreamRow, Option<StreamState>)>, Error> {
+    pub async fn inspect_streams(
+        &self,
+    ) -> Result<Vec<(&'static StreamRow, Option<StreamState>)>, Error> {
         let mut states = Vec::new();
         for row in streams() {
             let state = match self.inner.jetstream.get_stream(row.stream.name()).await {
@@ -103,7 +113,12 @@ impl Bus {
                     {
                         None
                     }
-                    _ => return Err(Error { what: row.stream.name().to_owned(), source: error.into() }),
+                    _ => {
+                        return Err(Error {
+                            what: row.stream.name().to_owned(),
+                            source: error.into(),
+                        });
+                    }
                 },
             };
             states.push((row, state));
@@ -115,9 +130,13 @@ impl Bus {
     ///
     /// # Errors
     /// When the server cannot be asked.
-    pub async fn inspect_consumer(&self, row: &ConsumerRow) -> Result<Option<ConsumerState>, Error> {
+    pub async fn inspect_consumer(
+        &self,
+        row: &ConsumerRow,
+    ) -> Result<Option<ConsumerState>, Error> {
         let stream = self.inner.jetstream.get_stream_no_info(row.stream.name()).await;
-        let stream = stream.map_err(|error| Error { what: row.stream.name().to_owned(), source: error.into() })?;
+        let stream = stream
+            .map_err(|error| Error { what: row.stream.name().to_owned(), source: error.into() })?;
         match stream.consumer_info(&row.durable).await {
             Ok(info) => Ok(Some(ConsumerState {
                 pending: info.num_pending,
@@ -147,6 +166,9 @@ fn stream_state(row: &StreamRow, info: &Info) -> StreamState {
             .filter(|_| info.state.messages > 0)
             .and_then(|first| Timestamp::from_nanosecond(first).ok()),
         replicas: info.config.num_replicas,
-        behind: peers.filter(|peer| peer.offline || !peer.current).map(|peer| peer.name.clone()).collect(),
+        behind: peers
+            .filter(|peer| peer.offline || !peer.current)
+            .map(|peer| peer.name.clone())
+            .collect(),
     }
 }

@@ -1,8 +1,8 @@
 //! Journals of executions: appended with a fence, read completely.
 //!
-//! Every entry names the sequence of the entry before it, and the stream refuses it when another one is last by now. So
-//! of two processes that hold the same execution (one of them presumed dead) only one can go on; the other learns it
-//! before its next side effect.
+//! Every entry names the sequence of the entry before it, and the stream refuses it when another
+//! one is last by now. So of two processes that hold the same execution (one of them presumed dead)
+//! only one can go on; the other learns it before its next side effect.
 
 mod closed;
 
@@ -37,7 +37,8 @@ pub enum Error {
     /// The journal is gone: the stream has lost what was written to it.
     #[error("the journal is gone: the stream has lost its entries")]
     Lost,
-    /// The entry could not be written; whether it was is unknown only for a timeout or a lost connection.
+    /// The entry could not be written; whether it was is unknown only for a timeout or a lost
+    /// connection.
     #[error("the journal could not be written")]
     Publish(#[source] publish::Error),
     /// The journal could not be read.
@@ -60,7 +61,8 @@ impl Error {
     }
 }
 
-/// How long a missing blob is waited for: where the folder is a network share, it may be on its way.
+/// How long a missing blob is waited for: where the folder is a network share, it may be on its
+/// way.
 const ON_ITS_WAY: Duration = Duration::from_secs(2);
 
 /// The pause between two looks for it.
@@ -76,8 +78,8 @@ pub struct Loaded {
     pub entries: Vec<JournalEntry>,
     /// Sequence of the newest one, readable or not; 0 when there is none.
     pub last: u64,
-    /// Why the first of those that cannot be read cannot, now and later: a blob that is gone, bytes that are no entry. A journal
-    /// with a hole must not be gone on with.
+    /// Why the first of those that cannot be read cannot, now and later: a blob that is gone, bytes
+    /// that are no entry. A journal with a hole must not be gone on with.
     pub unreadable: Option<history::Error>,
 }
 
@@ -95,18 +97,25 @@ impl Bus {
 }
 
 impl Journal {
-    /// Appends an entry after the one with sequence `expected_last` (0: the journal is empty) and returns its sequence.
-    /// A try whose acknowledgement was lost recognises its own entry.
+    /// Appends an entry after the one with sequence `expected_last` (0: the journal is empty) and
+    /// returns its sequence. A try whose acknowledgement was lost recognizes its own entry.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when another entry is last by now, [`Error::Lost`] when there is none although there should be;
-    /// otherwise as [`Bus::publish`]. The stream refuses entries when it is full rather than forgetting old ones.
-    pub async fn append(&self, step: StepId, entry: &JournalEntry, expected_last: u64) -> Result<u64, Error> {
+    /// [`Error::Conflict`] when another entry is last by now, [`Error::Lost`] when there is none
+    /// although there should be; otherwise as [`Bus::publish`]. The stream refuses entries when it
+    /// is full rather than forgetting old ones.
+    pub async fn append(
+        &self,
+        step: StepId,
+        entry: &JournalEntry,
+        expected_last: u64,
+    ) -> Result<u64, Error> {
         self.append_as(step, entry, expected_last, &self.bus.unique_id()).await
     }
 
-    /// As [`Journal::append`], tried again with pauses while that may help and `give_up` is not cancelled. Nobody else can have
-    /// the execution meanwhile without it being noticed: then the entry is refused.
+    /// As [`Journal::append`], tried again with pauses while that may help and `give_up` is not
+    /// cancelled. Nobody else can have the execution meanwhile without it being noticed: then the
+    /// entry is refused.
     ///
     /// # Errors
     /// Those of [`Journal::append`]; retryable ones only when it was given up.
@@ -150,17 +159,20 @@ impl Journal {
         }
     }
 
-    /// Whether the entry that stands in our way is our own, from a try whose acknowledgement was lost. Older servers
-    /// recognise the duplicate themselves; newer ones check the sequence first and refuse it.
+    /// Whether the entry that stands in our way is our own, from a try whose acknowledgement was
+    /// lost. Older servers recognize the duplicate themselves; newer ones check the sequence first
+    /// and refuse it.
     async fn refused(&self, subject: &str, id: &str, expected_last: u64) -> Result<u64, Error> {
-        // Without an answer it is unknown whether the entry was written, which is what a timeout means.
+        // Without an answer it is unknown whether the entry was written, which is what a timeout
+        // means.
         let unknown = || Error::Publish(publish::Error::Timeout);
         let mut attempt = 1;
         loop {
             let Ok(stream) = self.stream().await else { return Err(unknown()) };
             match stream.get_last_raw_message_by_subject(subject).await {
                 Ok(last) => {
-                    let own = last.headers.get(NATS_MESSAGE_ID).is_some_and(|found| found.as_str() == id);
+                    let own =
+                        last.headers.get(NATS_MESSAGE_ID).is_some_and(|found| found.as_str() == id);
                     return match own {
                         true => Ok(last.sequence),
                         // Whoever has written after us has a greater number: ours are gone.
@@ -184,7 +196,11 @@ impl Journal {
     /// When the stream, or the blob of an entry, cannot be read now.
     pub async fn load(&self, step: StepId) -> Result<Loaded, Error> {
         let address = subject::Journal { step };
-        let messages = self.bus.read_one_by_one(Stream::Journal, &address.subject()).await.map_err(Error::Read)?;
+        let messages = self
+            .bus
+            .read_one_by_one(Stream::Journal, &address.subject())
+            .await
+            .map_err(Error::Read)?;
         let last = messages.last().map_or(0, |message| message.sequence);
         let mut entries = Vec::with_capacity(messages.len());
         let mut unreadable = None;
@@ -194,9 +210,10 @@ impl Journal {
             match self.open(&address, &message, patience).await {
                 Ok(entry) => entries.push(entry),
                 Err(source) => {
-                    let retryable =
-                        source.is_retryable() && !matches!(source, OpenError::Blob(blob::Error::Missing(_)));
-                    let error = history::Error::Entry { stream: Stream::Journal.name(), sequence, source };
+                    let retryable = source.is_retryable()
+                        && !matches!(source, OpenError::Blob(blob::Error::Missing(_)));
+                    let error =
+                        history::Error::Entry { stream: Stream::Journal.name(), sequence, source };
                     if retryable {
                         return Err(Error::Read(error));
                     }
@@ -215,8 +232,14 @@ impl Journal {
         patience: Instant,
     ) -> Result<JournalEntry, OpenError> {
         loop {
-            match self.bus.open::<JournalEntry>(Some(&message.headers), message.payload.clone()).await {
-                Ok(entry) => return address.check(&entry).map(|()| entry).map_err(OpenError::Invalid),
+            match self
+                .bus
+                .open::<JournalEntry>(Some(&message.headers), message.payload.clone())
+                .await
+            {
+                Ok(entry) => {
+                    return address.check(&entry).map(|()| entry).map_err(OpenError::Invalid);
+                }
                 Err(OpenError::Blob(blob::Error::Missing(_))) if Instant::now() < patience => {
                     tokio::time::sleep(LOOK).await;
                 }
@@ -225,18 +248,20 @@ impl Journal {
         }
     }
 
-    /// Ends an execution for good: whoever still runs it fails at its next entry, and whoever would begin it again finds
-    /// that it is over. Of the journal only that is kept, for [`CLOSED_KEPT`].
+    /// Ends an execution for good: whoever still runs it fails at its next entry, and whoever would
+    /// begin it again finds that it is over. Of the journal only that is kept, for [`CLOSED_KEPT`].
     ///
-    /// A full stream refuses also the entry that would give room back. Then the journal is emptied first, but for its last entry, which
-    /// keeps out whoever would begin the execution again in between.
+    /// A full stream refuses also the entry that would give room back. Then the journal is emptied
+    /// first, but for its last entry, which keeps out whoever would begin the execution again in
+    /// between.
     ///
     /// # Errors
     /// When the server cannot be reached, or has no room all the same; may be repeated.
     pub async fn close(&self, step: StepId) -> Result<(), Error> {
         let (subject, sealed) = self.closing(step).await?;
         let id = self.bus.unique_id();
-        let close = || self.bus.deliver(&subject, sealed.clone(), Expect::unique(id.clone()), DEADLINE);
+        let close =
+            || self.bus.deliver(&subject, sealed.clone(), Expect::unique(id.clone()), DEADLINE);
         let mut closed = close().await;
         if let Err(Refusal::Failed(publish::Error::Full)) = closed {
             tracing::warn!(%step, "the journals are full: one that is over is emptied before it is closed");
@@ -258,18 +283,23 @@ impl Journal {
         Ok(())
     }
 
-    /// The same of an execution that was never begun. False, and nothing is ended, when anything was written. May be repeated, by anybody:
-    /// it is known again that it was never begun.
+    /// The same of an execution that was never begun. False, and nothing is ended, when anything
+    /// was written. May be repeated, by anybody: it is known again that it was never begun.
     ///
     /// # Errors
-    /// When the server cannot be reached, or not everything that was written since `wanted` may still be there.
+    /// When the server cannot be reached, or not everything that was written since `wanted` may
+    /// still be there.
     pub async fn close_unbegun(&self, step: StepId, wanted: Timestamp) -> Result<bool, Error> {
         if self.kept_since().await? > wanted {
             return Err(Error::Lost);
         }
         let (subject, sealed) = self.closing(step).await?;
         let id = format!("unbegun {step}");
-        match self.bus.deliver(&subject, sealed, Expect::unique_after(id.clone(), 0), DEADLINE).await {
+        match self
+            .bus
+            .deliver(&subject, sealed, Expect::unique_after(id.clone(), 0), DEADLINE)
+            .await
+        {
             Ok(_) => Ok(true),
             Err(Refusal::WrongLast) => match self.refused(&subject, &id, 0).await {
                 Ok(_) => Ok(true),
@@ -284,7 +314,11 @@ impl Journal {
     async fn closing(&self, step: StepId) -> Result<(String, Sealed), Error> {
         let address = subject::Journal { step };
         let entry = journal_entry::Entry::Closed(JournalClosed {});
-        let entry = JournalEntry { step_id: step.to_string(), entry: Some(entry), ..JournalEntry::default() };
+        let entry = JournalEntry {
+            step_id: step.to_string(),
+            entry: Some(entry),
+            ..JournalEntry::default()
+        };
         let mut sealed = self.bus.seal_for(&address, &entry).await.map_err(Error::Publish)?;
         closed::mark(&mut sealed.headers);
         Ok((address.subject(), sealed))
@@ -298,7 +332,10 @@ impl Journal {
         let jetstream = &self.bus.inner.jetstream;
         let stream = jetstream.get_stream(Stream::Journal.name()).await;
         let stream = stream.map_err(|error| {
-            Error::Read(history::Error::Read { stream: Stream::Journal.name(), source: Box::new(error) })
+            Error::Read(history::Error::Read {
+                stream: Stream::Journal.name(),
+                source: Box::new(error),
+            })
         })?;
         let created = stream.cached_info().created.unix_timestamp_nanos();
         Ok(Timestamp::from_nanosecond(created).unwrap_or(Timestamp::UNIX_EPOCH))
@@ -306,7 +343,10 @@ impl Journal {
 
     async fn stream(
         &self,
-    ) -> Result<async_nats::jetstream::stream::Stream<()>, async_nats::jetstream::context::GetStreamError> {
+    ) -> Result<
+        async_nats::jetstream::stream::Stream<()>,
+        async_nats::jetstream::context::GetStreamError,
+    > {
         self.bus.inner.jetstream.get_stream_no_info(Stream::Journal.name()).await
     }
 }

@@ -1,17 +1,24 @@
-//! The mesh: typed subjects, one table of streams and consumers, publishing, consuming. The only user of async-nats.
+//! The mesh: typed subjects, one table of streams and consumers, publishing, consuming. The only
+//! user of async-nats.
 //!
 //! What the rest of the system may rely on:
 //!
-//! - Subject, stream, payload type and the rule for duplicates are one Rust type (module [`subject`]).
+//! - Subject, stream, payload type and the rule for duplicates are one Rust type (module
+//!   [`subject`]).
 //! - Streams and consumers are declared in one table (module [`topology`]) and nowhere else.
-//! - A payload above [`envelope::INLINE_LIMIT`] travels as a reference to a content-addressed blob; nobody outside notices.
-//! - What cannot be decoded becomes a dead letter with its reason; it is never redelivered for ever. If it is a command for a worker, its
-//!   step fails at once, by a result made from its headers.
-//! - What each service may publish and hear is one table (module [`permissions`]), which the server enforces.
-//! - Nothing here is the truth: losing any message costs latency, because the reconciler's sweep finds the work again.
+//! - A payload above [`envelope::INLINE_LIMIT`] travels as a reference to a content-addressed blob;
+//!   nobody outside notices.
+//! - What cannot be decoded becomes a dead letter with its reason; it is never redelivered for
+//!   ever. If it is a command for a worker, its step fails at once, by a result made from its
+//!   headers.
+//! - What each service may publish and hear is one table (module [`permissions`]), which the server
+//!   enforces.
+//! - Nothing here is the truth: losing any message costs latency, because the reconciler's sweep
+//!   finds the work again.
 //!
-//! Deliberately absent: key-value and object buckets (they fail against the oldest supported server), exactly-once
-//! consumption (results are stored idempotently by step id instead), and any retry of a step's *work*.
+//! Deliberately absent: key-value and object buckets (they fail against the oldest supported
+//! server), exactly-once consumption (results are stored idempotently by step id instead), and any
+//! retry of a step's *work*.
 
 pub mod blob;
 mod connect;

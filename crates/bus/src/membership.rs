@@ -16,7 +16,11 @@ impl Bus {
     ///
     /// # Errors
     /// When the beat names another process than the address, or the client is closed.
-    pub async fn tell_beat(&self, address: &ReconcilerBeat, beat: &mesh::ReconcilerBeat) -> Result<(), PublishError> {
+    pub async fn tell_beat(
+        &self,
+        address: &ReconcilerBeat,
+        beat: &mesh::ReconcilerBeat,
+    ) -> Result<(), PublishError> {
         self.tell(address, beat).await?;
         if beat.leaves {
             // The process may be gone before the client gets to it by itself.
@@ -29,7 +33,9 @@ impl Bus {
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn hear_beats(&self) -> Result<BoxStream<'static, mesh::ReconcilerBeat>, subscribe::Error> {
+    pub async fn hear_beats(
+        &self,
+    ) -> Result<BoxStream<'static, mesh::ReconcilerBeat>, subscribe::Error> {
         self.hear(ReconcilerBeat::filter()).await
     }
 
@@ -38,8 +44,9 @@ impl Bus {
     /// # Errors
     /// When the server cannot be reached.
     pub async fn hear_time(&self) -> Result<BoxStream<'static, Timestamp>, subscribe::Error> {
-        let time =
-            |beat: mesh::ReconcilerBeat| beat.time.and_then(|time| Timestamp::new(time.seconds, time.nanos).ok());
+        let time = |beat: mesh::ReconcilerBeat| {
+            beat.time.and_then(|time| Timestamp::new(time.seconds, time.nanos).ok())
+        };
         Ok(self.hear_beats().await?.filter_map(move |beat| std::future::ready(time(beat))).boxed())
     }
 }

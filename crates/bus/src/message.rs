@@ -49,9 +49,9 @@ messages! {
     mesh::TasksGone => "construct.mesh.v1.TasksGone";
     mesh::TokenCount => "construct.mesh.v1.TokenCount";
     mesh::TokenQuestion => "construct.mesh.v1.TokenQuestion";
-    mesh::ToolCatalogue => "construct.mesh.v1.ToolCatalogue";
+    mesh::ToolCatalog => "construct.mesh.v1.ToolCatalog";
     mesh::ToolCreate => "construct.mesh.v1.ToolCreate";
-    mesh::ToolCatalogueRequest => "construct.mesh.v1.ToolCatalogueRequest";
+    mesh::ToolCatalogRequest => "construct.mesh.v1.ToolCatalogRequest";
     mesh::VendorModels => "construct.mesh.v1.VendorModels";
     mesh::VendorModelsQuestion => "construct.mesh.v1.VendorModelsQuestion";
     mesh::Whereabouts => "construct.mesh.v1.Whereabouts";

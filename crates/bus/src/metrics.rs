@@ -1,4 +1,5 @@
-//! What is counted of the connection and of the work queues. `deploy/observability/metrics.txt` lists what every service counts.
+//! What is counted of the connection and of the work queues. `deploy/observability/metrics.txt`
+//! lists what every service counts.
 
 use std::sync::LazyLock;
 
@@ -18,7 +19,8 @@ const STREAM: &str = "messaging.destination.name";
 const CONSUMER: &str = "messaging.consumer.group.name";
 
 /// In seconds: from a message that is taken at once to one that nobody took for minutes.
-const WAITS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
+const WAITS: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
 
 /// Made when first used, which is after the process has set its telemetry up.
 static INSTRUMENTS: LazyLock<Instruments> = LazyLock::new(Instruments::new);
@@ -37,18 +39,24 @@ impl Instruments {
             waits: meter
                 .f64_histogram("construct.bus.wait")
                 .with_unit("s")
-                .with_description("How long messages waited in a work queue until a worker had them first")
+                .with_description(
+                    "How long messages waited in a work queue until a worker had them first",
+                )
                 .with_boundaries(WAITS.to_vec())
                 .build(),
             pending: meter
                 .u64_gauge("construct.bus.pending")
                 .with_unit("{message}")
-                .with_description("Messages of a work queue that no worker had when this one last heard of it")
+                .with_description(
+                    "Messages of a work queue that no worker had when this one last heard of it",
+                )
                 .build(),
             redeliveries: meter
                 .u64_counter("construct.bus.redeliveries")
                 .with_unit("{message}")
-                .with_description("Messages that came again, because whoever had them did not settle them")
+                .with_description(
+                    "Messages that came again, because whoever had them did not settle them",
+                )
                 .build(),
             dead: meter
                 .u64_counter("construct.bus.dead.letters")
@@ -77,7 +85,8 @@ pub(crate) fn connection(state: watch::Receiver<Connection>) {
         .build();
 }
 
-/// A consumer is about to take messages. What is counted of it stands at zero from now on, so that the first one shows as a rise.
+/// A consumer is about to take messages. What is counted of it stands at zero from now on, so that
+/// the first one shows as a rise.
 pub(crate) fn consuming(row: &ConsumerRow) {
     INSTRUMENTS.redeliveries.add(0, &[stream(row.stream)]);
     INSTRUMENTS.dead.add(0, &[stream(row.stream)]);
@@ -86,10 +95,13 @@ pub(crate) fn consuming(row: &ConsumerRow) {
 
 /// So many messages wait for a worker.
 pub(crate) fn pending(row: &ConsumerRow, messages: u64) {
-    INSTRUMENTS.pending.record(messages, &[stream(row.stream), KeyValue::new(CONSUMER, row.durable.clone())]);
+    INSTRUMENTS
+        .pending
+        .record(messages, &[stream(row.stream), KeyValue::new(CONSUMER, row.durable.clone())]);
 }
 
-/// A worker has a message: the `delivery`th delivery of what was published at this time, in nanoseconds since 1970.
+/// A worker has a message: the `delivery`th delivery of what was published at this time, in
+/// nanoseconds since 1970.
 pub(crate) fn delivered(row: &ConsumerRow, delivery: u32, published: i64) {
     if delivery > 1 {
         return INSTRUMENTS.redeliveries.add(1, &[stream(row.stream)]);

@@ -15,7 +15,11 @@ impl Bus {
     ///
     /// # Errors
     /// When the payload names another process, or the client is closed.
-    pub async fn tell_breaker(&self, address: &BreakerNews, news: &mesh::BreakerChanged) -> Result<(), PublishError> {
+    pub async fn tell_breaker(
+        &self,
+        address: &BreakerNews,
+        news: &mesh::BreakerChanged,
+    ) -> Result<(), PublishError> {
         self.tell(address, news).await
     }
 
@@ -31,27 +35,37 @@ impl Bus {
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn hear_breakers(&self) -> Result<BoxStream<'static, mesh::BreakerChanged>, subscribe::Error> {
+    pub async fn hear_breakers(
+        &self,
+    ) -> Result<BoxStream<'static, mesh::BreakerChanged>, subscribe::Error> {
         self.hear(BreakerNews::filter()).await
     }
 
-    /// Hears which processes want to be told about open breakers, oneself included. Survives reconnects.
+    /// Hears which processes want to be told about open breakers, oneself included. Survives
+    /// reconnects.
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn hear_breakers_wanted(&self) -> Result<BoxStream<'static, mesh::BreakersWanted>, subscribe::Error> {
+    pub async fn hear_breakers_wanted(
+        &self,
+    ) -> Result<BoxStream<'static, mesh::BreakersWanted>, subscribe::Error> {
         self.hear(BreakerCensus.subject()).await
     }
 
     /// Tells all gateways that a document has changed.
     ///
     /// # Errors
-    /// When the payload names another organisation, or the client is closed.
-    pub async fn tell_state(&self, address: &StateNews, changed: &mesh::StateChanged) -> Result<(), PublishError> {
+    /// When the payload names another organization, or the client is closed.
+    pub async fn tell_state(
+        &self,
+        address: &StateNews,
+        changed: &mesh::StateChanged,
+    ) -> Result<(), PublishError> {
         self.tell(address, changed).await
     }
 
-    /// Hears which documents of an organisation change, through this gateway and others. Survives reconnects.
+    /// Hears which documents of an organization change, through this gateway and others. Survives
+    /// reconnects.
     ///
     /// # Errors
     /// When the server cannot be reached.
@@ -62,7 +76,11 @@ impl Bus {
         self.hear(address.subject()).await
     }
 
-    pub(crate) async fn tell<A: Address>(&self, address: &A, message: &A::Message) -> Result<(), PublishError> {
+    pub(crate) async fn tell<A: Address>(
+        &self,
+        address: &A,
+        message: &A::Message,
+    ) -> Result<(), PublishError> {
         address.check(message).map_err(PublishError::Invalid)?;
         let sealed = self.seal(message).await?;
         self.inner
@@ -72,7 +90,10 @@ impl Bus {
             .map_err(|error| PublishError::Rejected { retryable: false, source: error.into() })
     }
 
-    pub(crate) async fn hear<M: Message>(&self, filter: String) -> Result<BoxStream<'static, M>, subscribe::Error> {
+    pub(crate) async fn hear<M: Message>(
+        &self,
+        filter: String,
+    ) -> Result<BoxStream<'static, M>, subscribe::Error> {
         let messages = self.subscribe(filter).await?;
         self.flush().await?;
         let bus = self.clone();

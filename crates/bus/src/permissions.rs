@@ -1,9 +1,12 @@
-//! The one table of who may do what at NATS: what each service publishes and subscribes to, and nothing else. The server enforces it:
-//! [`config`] writes its configuration, which is committed (`deploy/nats/permissions.conf`).
+//! The one table of who may do what at NATS: what each service publishes and subscribes to, and
+//! nothing else. The server enforces it: [`config`] writes its configuration, which is committed
+//! (`deploy/nats/permissions.conf`).
 //!
-//! JetStream does on behalf of who asks it what he may not do himself: it delivers a consumer's messages to any subject he
-//! names (nats-server#8274). So besides the reconciler nobody makes streams, and nobody takes messages that he could have published
-//! himself; Slack's service, which queues for itself, is the exception that [ADR 34](../../../docs/adr/0034-nats-permissions.md) tells of.
+//! JetStream does on behalf of who asks it what he may not do himself: it delivers a consumer's
+//! messages to any subject he names (nats-server#8274). So besides the reconciler nobody makes
+//! streams, and nobody takes messages that he could have published himself; Slack's service, which
+//! queues for itself, is the exception that [ADR 34](../../../docs/adr/0034-nats-permissions.md)
+//! tells of.
 
 mod rules;
 mod server;
@@ -15,10 +18,11 @@ pub use server::config;
 use self::rules::Rules;
 use crate::{
     subject::{
-        BreakerCensus, BreakerNews, BreakerState, Budgets, Cancel, Census, CheckProvider, CodeExecute, CountTokens,
-        Delta, EntityEvent, Journal, ListRepositories, ListVendorModels, ModelInvoke, Models, ReconcilerBeat, ScanNews,
-        ScanRun, Service, SlackDelivery, Spending, StateNews, Subtasks, TaskEvent, TaskResult, TaskWake, ToolCreate,
-        Tools, Whereabouts, everything,
+        BreakerCensus, BreakerNews, BreakerState, Budgets, Cancel, Census, CheckProvider,
+        CodeExecute, CountTokens, Delta, EntityEvent, Journal, ListRepositories, ListVendorModels,
+        ModelInvoke, Models, ReconcilerBeat, ScanNews, ScanRun, Service, SlackDelivery, Spending,
+        StateNews, Subtasks, TaskEvent, TaskResult, TaskWake, ToolCreate, Tools, Whereabouts,
+        everything,
     },
     topology::{self, Stream},
 };
@@ -44,8 +48,15 @@ pub enum User {
 
 impl User {
     /// Everybody, alphabetically.
-    pub const ALL: [Self; 7] =
-        [Self::Gateway, Self::Interpreter, Self::Providers, Self::Reconciler, Self::Scanner, Self::Slack, Self::Tap];
+    pub const ALL: [Self; 7] = [
+        Self::Gateway,
+        Self::Interpreter,
+        Self::Providers,
+        Self::Reconciler,
+        Self::Scanner,
+        Self::Slack,
+        Self::Tap,
+    ];
 
     /// The name to log in with.
     pub const fn name(self) -> &'static str {
@@ -75,7 +86,8 @@ impl User {
         matches!(self, Self::Reconciler)
     }
 
-    /// Whether it makes the consumers that it takes from; else it waits until the reconciler has made them.
+    /// Whether it makes the consumers that it takes from; else it waits until the reconciler has
+    /// made them.
     pub const fn makes_consumers(self) -> bool {
         !matches!(self, Self::Slack | Self::Tap)
     }
@@ -104,13 +116,17 @@ impl User {
             Self::Providers => providers(rules),
             Self::Reconciler => reconciler(rules),
             Self::Scanner => rules
-                .takes(Stream::Scan, &topology::scan_consumer().durable, Some(&topology::scan_consumer().filter))
+                .takes(
+                    Stream::Scan,
+                    &topology::scan_consumer().durable,
+                    Some(&topology::scan_consumer().filter),
+                )
                 .stores::<ScanNews>()
                 .stores::<ToolCreate>()
                 .answers::<ListRepositories>(),
-            Self::Slack => {
-                rules.takes(Stream::Slack, &topology::slack_consumer().durable, None).stores::<SlackDelivery>()
-            }
+            Self::Slack => rules
+                .takes(Stream::Slack, &topology::slack_consumer().durable, None)
+                .stores::<SlackDelivery>(),
             Self::Tap => rules.hears(everything()),
         }
     }
@@ -127,8 +143,9 @@ pub struct Permissions {
     pub subscribe: Vec<String>,
 }
 
-/// It writes PostgreSQL anyway, so what it may publish of other services' (when a dead letter is sent again) gives it no power that it
-/// has not; it cannot command the interpreter and the providers.
+/// It writes PostgreSQL anyway, so what it may publish of other services' (when a dead letter is
+/// sent again) gives it no power that it has not; it cannot command the interpreter and the
+/// providers.
 fn gateway(rules: Rules) -> Rules {
     let rules = rules
         .stores::<TaskWake>()
@@ -152,7 +169,7 @@ fn gateway(rules: Rules) -> Rules {
         .stores::<TaskResult>()
         .stores::<Spending>()
         .stores::<SlackDelivery>()
-        // What is left of an organisation that is erased.
+        // What is left of an organization that is erased.
         .purges(Stream::Events)
         .purges(Stream::Deltas)
         // What subscribers missed. Of what it reads through consumers, it publishes nothing.
@@ -241,7 +258,8 @@ fn reconciler(rules: Rules) -> Rules {
         .answers::<Budgets>()
         .answers::<Subtasks>()
         .answers::<Whereabouts>();
-    let rules =
-        EntityEvent::KINDS.iter().fold(rules, |rules, kind| rules.stores_at(Stream::Events, EntityEvent::any(kind)));
+    let rules = EntityEvent::KINDS
+        .iter()
+        .fold(rules, |rules, kind| rules.stores_at(Stream::Events, EntityEvent::any(kind)));
     Stream::ALL.into_iter().fold(rules, Rules::makes)
 }

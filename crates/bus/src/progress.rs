@@ -1,8 +1,10 @@
-//! Publishing what a worker says while it works: many small events, pipelined, never worth stopping the work for.
+//! Publishing what a worker says while it works: many small events, pipelined, never worth stopping
+//! the work for.
 //!
-//! No event is sent twice, so acknowledgements serve two ends only: to notice that NATS takes nothing any more, and to count what was lost.
-//! One for every few events does, and the events of a short step need none: what follows them over the same connection, the step's
-//! result, is acknowledged.
+//! No event is sent twice, so acknowledgements serve two ends only: to notice that NATS takes
+//! nothing any more, and to count what was lost. One for every few events does, and the events of a
+//! short step need none: what follows them over the same connection, the step's result, is
+//! acknowledged.
 
 use std::{collections::VecDeque, fmt, mem, time::Duration};
 
@@ -21,15 +23,17 @@ use crate::{
     subject::{Address as _, EventAddress},
 };
 
-/// For every so many events an acknowledgement is asked for. It speaks for those before it as well: a server takes what comes
-/// over one connection in its order.
+/// For every so many events an acknowledgement is asked for. It speaks for those before it as well:
+/// a server takes what comes over one connection in its order.
 const ASKED: u64 = 16;
 
-/// How many acknowledgements may be out: those of 64 events. The next one then waits for the oldest, until that is lost.
+/// How many acknowledgements may be out: those of 64 events. The next one then waits for the
+/// oldest, until that is lost.
 const WINDOW: usize = 4;
 
-/// How long after it was asked for an acknowledgement that has not come is lost, with the events it speaks for; and for how long
-/// events are dropped after that was waited for, so that a NATS that hangs slows the work now and then and not with every event.
+/// How long after it was asked for an acknowledgement that has not come is lost, with the events it
+/// speaks for; and for how long events are dropped after that was waited for, so that a NATS that
+/// hangs slows the work now and then and not with every event.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Writes the progress of one step. Events of one writer arrive in order.
@@ -54,7 +58,10 @@ struct Waiting {
 
 impl fmt::Debug for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Progress").field("waiting", &self.waiting.len()).field("written", &self.written).finish()
+        f.debug_struct("Progress")
+            .field("waiting", &self.waiting.len())
+            .field("written", &self.written)
+            .finish()
     }
 }
 
@@ -63,8 +70,9 @@ impl fmt::Debug for Progress {
 pub struct Written {
     /// Events that the stream has, as far as is known: nothing was heard of their loss.
     pub sent: u64,
-    /// Events that were dropped, because NATS was away or too slow, and those of which nobody knows, because the connection broke that
-    /// they went over. Whoever watches may miss them; the step's result holds everything.
+    /// Events that were dropped, because NATS was away or too slow, and those of which nobody
+    /// knows, because the connection broke that they went over. Whoever watches may miss them; the
+    /// step's result holds everything.
     pub lost: u64,
 }
 
@@ -83,15 +91,22 @@ impl Bus {
 }
 
 impl Progress {
-    /// Publishes an event without waiting for an acknowledgement. While NATS is away the event is dropped and counted.
+    /// Publishes an event without waiting for an acknowledgement. While NATS is away the event is
+    /// dropped and counted.
     ///
     /// # Errors
-    /// Only when the event itself is wrong: too large, or naming no organisation or task.
+    /// Only when the event itself is wrong: too large, or naming no organization or task.
     pub async fn send(&mut self, event: &Event) -> Result<(), Error> {
         let (subject, sealed) = match EventAddress::of(event).map_err(Error::Invalid)? {
-            EventAddress::Task(address) => (address.subject(), self.bus.seal_for(&address, event).await?),
-            EventAddress::Entity(address) => (address.subject(), self.bus.seal_for(&address, event).await?),
-            EventAddress::Delta(address) => (address.subject(), self.bus.seal_for(&address, event).await?),
+            EventAddress::Task(address) => {
+                (address.subject(), self.bus.seal_for(&address, event).await?)
+            }
+            EventAddress::Entity(address) => {
+                (address.subject(), self.bus.seal_for(&address, event).await?)
+            }
+            EventAddress::Delta(address) => {
+                (address.subject(), self.bus.seal_for(&address, event).await?)
+            }
         };
         let paused = self.paused_until.is_some_and(|until| Instant::now() < until);
         if paused || !self.bus.is_connected() {
@@ -115,7 +130,10 @@ impl Progress {
     /// Publishes without asking for an acknowledgement.
     async fn say(&mut self, subject: String, Sealed { headers, payload }: Sealed) {
         // It has to wait only where the connection takes nothing any more.
-        let said = timeout(PATIENCE, self.bus.inner.client.publish_with_headers(subject, headers, payload));
+        let said = timeout(
+            PATIENCE,
+            self.bus.inner.client.publish_with_headers(subject, headers, payload),
+        );
         match said.await {
             Ok(Ok(())) => self.unasked += 1,
             Ok(Err(error)) => self.lose(1, &error),
@@ -136,13 +154,15 @@ impl Progress {
         }
     }
 
-    /// Waits for the acknowledgements that are still out, at most two seconds; what is not acknowledged by then counts as lost. It
-    /// is not waited until the stream has the events for which none was asked.
+    /// Waits for the acknowledgements that are still out, at most two seconds; what is not
+    /// acknowledged by then counts as lost. It is not waited until the stream has the events for
+    /// which none was asked.
     pub async fn finish(mut self) -> Written {
         self.note_connection();
-        let all = self.waiting.drain(..).map(|Waiting { asked, events, acknowledgement }| async move {
-            (events, timeout_at(asked + PATIENCE, acknowledgement).await)
-        });
+        let all =
+            self.waiting.drain(..).map(|Waiting { asked, events, acknowledgement }| async move {
+                (events, timeout_at(asked + PATIENCE, acknowledgement).await)
+            });
         for (events, outcome) in join_all(all).await {
             match outcome {
                 Ok(outcome) => self.count(events, outcome),
@@ -162,7 +182,8 @@ impl Progress {
         }
     }
 
-    /// Counts what is acknowledged, and what is lost: the acknowledgements of a connection that broke never come.
+    /// Counts what is acknowledged, and what is lost: the acknowledgements of a connection that
+    /// broke never come.
     fn collect_ready(&mut self) {
         while let Some(oldest) = self.waiting.front_mut() {
             let events = oldest.events;
@@ -176,7 +197,9 @@ impl Progress {
     }
 
     async fn collect_oldest(&mut self) {
-        let Some(Waiting { asked, events, acknowledgement }) = self.waiting.pop_front() else { return };
+        let Some(Waiting { asked, events, acknowledgement }) = self.waiting.pop_front() else {
+            return;
+        };
         match timeout_at(asked + PATIENCE, acknowledgement).await {
             Ok(outcome) => self.count(events, outcome),
             Err(_elapsed) => self.pause(events),
@@ -197,7 +220,9 @@ impl Progress {
 
     /// Drops what comes for a while.
     fn pause(&mut self, lost: u64) {
-        tracing::debug!("NATS does not acknowledge; events of this step's progress are dropped for a while");
+        tracing::debug!(
+            "NATS does not acknowledge; events of this step's progress are dropped for a while"
+        );
         self.paused_until = Some(Instant::now() + PATIENCE);
         self.written.lost += lost;
     }

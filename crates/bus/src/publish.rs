@@ -1,4 +1,5 @@
-//! Publishing into streams: acknowledged, and repeated within a deadline so that a restart of NATS loses nothing.
+//! Publishing into streams: acknowledged, and repeated within a deadline so that a restart of NATS
+//! loses nothing.
 
 use std::{
     error::Error as _,
@@ -54,7 +55,8 @@ pub enum Error {
     /// There was no connection to NATS.
     #[error("not connected to NATS")]
     Disconnected,
-    /// No stream listens to the subject: the topology was not ensured, or JetStream is still starting.
+    /// No stream listens to the subject: the topology was not ensured, or JetStream is still
+    /// starting.
     #[error("no stream listens to {subject}")]
     NoStream {
         /// The subject.
@@ -109,11 +111,17 @@ pub(crate) enum Refusal {
 }
 
 impl Bus {
-    /// Publishes and waits until the stream has it, repeating for up to [`DEADLINE`] under the same `Nats-Msg-Id`.
+    /// Publishes and waits until the stream has it, repeating for up to [`DEADLINE`] under the same
+    /// `Nats-Msg-Id`.
     ///
     /// # Errors
-    /// When the payload does not belong on the subject or is too large, or when the deadline passed; see [`Error`].
-    pub async fn publish<A: Stored>(&self, address: &A, message: &A::Message) -> Result<Ack, Error> {
+    /// When the payload does not belong on the subject or is too large, or when the deadline
+    /// passed; see [`Error`].
+    pub async fn publish<A: Stored>(
+        &self,
+        address: &A,
+        message: &A::Message,
+    ) -> Result<Ack, Error> {
         self.publish_within(address, message, DEADLINE).await
     }
 
@@ -139,7 +147,8 @@ impl Bus {
     /// Publishes an event to the subject that follows from what it says.
     ///
     /// # Errors
-    /// As [`Bus::publish`]; [`Error::Invalid`] when the event names no organisation, or neither task nor entity.
+    /// As [`Bus::publish`]; [`Error::Invalid`] when the event names no organization, or neither
+    /// task nor entity.
     pub async fn publish_event(&self, event: &Event) -> Result<Ack, Error> {
         self.publish_event_within(event, DEADLINE).await
     }
@@ -148,7 +157,11 @@ impl Bus {
     ///
     /// # Errors
     /// As [`Bus::publish_event`].
-    pub async fn publish_event_within(&self, event: &Event, deadline: Duration) -> Result<Ack, Error> {
+    pub async fn publish_event_within(
+        &self,
+        event: &Event,
+        deadline: Duration,
+    ) -> Result<Ack, Error> {
         match EventAddress::of(event).map_err(Error::Invalid)? {
             EventAddress::Task(address) => self.publish_within(&address, event, deadline).await,
             EventAddress::Entity(address) => self.publish_within(&address, event, deadline).await,
@@ -157,7 +170,11 @@ impl Bus {
     }
 
     /// Checks a payload against its address and puts it into a message.
-    pub(crate) async fn seal_for<A: Stored>(&self, address: &A, message: &A::Message) -> Result<Sealed, Error> {
+    pub(crate) async fn seal_for<A: Stored>(
+        &self,
+        address: &A,
+        message: &A::Message,
+    ) -> Result<Sealed, Error> {
         address.check(message).map_err(Error::Invalid)?;
         let mut sealed = self.seal(message).await?;
         if let Some(step) = A::step(message) {
@@ -183,7 +200,8 @@ impl Bus {
                 return Err(Refusal::Failed(Error::Disconnected));
             };
             let left = end.saturating_duration_since(Instant::now());
-            let attempt = self.attempt(subject, sealed.headers.clone(), sealed.payload.clone(), &expect);
+            let attempt =
+                self.attempt(subject, sealed.headers.clone(), sealed.payload.clone(), &expect);
             let outcome = tokio::select! {
                 outcome = tokio::time::timeout(left.min(ATTEMPT), attempt) => outcome,
                 // The acknowledgement of a broken connection never comes.
@@ -211,7 +229,11 @@ impl Bus {
         payload: Bytes,
         expect: &Expect,
     ) -> Result<Ack, Refusal> {
-        let future = self.inner.jetstream.send_publish(subject.to_owned(), expect.apply(headers, payload)).await;
+        let future = self
+            .inner
+            .jetstream
+            .send_publish(subject.to_owned(), expect.apply(headers, payload))
+            .await;
         let acknowledged = match future {
             Ok(future) => future.await,
             Err(error) => Err(error),
@@ -265,12 +287,14 @@ pub(crate) fn refusal(subject: &str, error: jetstream::context::PublishError) ->
         PublishErrorKind::TimedOut => Error::Timeout,
         PublishErrorKind::BrokenPipe => Error::Disconnected,
         _ => {
-            let answer = error.source().and_then(|source| source.downcast_ref::<jetstream::Error>());
+            let answer =
+                error.source().and_then(|source| source.downcast_ref::<jetstream::Error>());
             match answer.map(|answer| (answer.error_code(), answer.code())) {
                 Some((STORE_FAILED, _)) => Error::Full,
-                answer => {
-                    Error::Rejected { retryable: answer.is_some_and(|(_, status)| status == 503), source: error.into() }
-                }
+                answer => Error::Rejected {
+                    retryable: answer.is_some_and(|(_, status)| status == 503),
+                    source: error.into(),
+                },
             }
         }
     };
@@ -279,7 +303,10 @@ pub(crate) fn refusal(subject: &str, error: jetstream::context::PublishError) ->
 
 /// A sequence was refused although none was expected.
 pub(crate) fn unexpected_refusal() -> Error {
-    Error::Rejected { retryable: false, source: "a sequence was refused although none was expected".into() }
+    Error::Rejected {
+        retryable: false,
+        source: "a sequence was refused although none was expected".into(),
+    }
 }
 
 /// Waits for a connection and gives its generation.
@@ -296,7 +323,10 @@ async fn wait_up(connection: &mut tokio::sync::watch::Receiver<Connection>) -> u
 }
 
 /// Waits until the connection is another one, or lost.
-pub(crate) async fn changed_from(connection: &mut tokio::sync::watch::Receiver<Connection>, generation: u64) {
+pub(crate) async fn changed_from(
+    connection: &mut tokio::sync::watch::Receiver<Connection>,
+    generation: u64,
+) {
     loop {
         if *connection.borrow_and_update() != (Connection::Up { generation }) {
             return;

@@ -1,5 +1,6 @@
-//! Addresses: for every kind of message one type that is its subject, its stream, its payload type and its rule for
-//! duplicates. Subjects are computed from typed ids and read back by one checked function each.
+//! Addresses: for every kind of message one type that is its subject, its stream, its payload type
+//! and its rule for duplicates. Subjects are computed from typed ids and read back by one checked
+//! function each.
 //!
 //! The names are API, because people tap them:
 //!
@@ -56,7 +57,9 @@ pub use control::{Cancel, Dead, Journal, Service, Tools};
 pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
 pub(crate) use event::{EventAddress, of_organization};
 pub use membership::ReconcilerBeat;
-pub use providers::{BreakerCensus, BreakerNews, BreakerState, CheckProvider, CountTokens, ListVendorModels};
+pub use providers::{
+    BreakerCensus, BreakerNews, BreakerState, CheckProvider, CountTokens, ListVendorModels,
+};
 pub use scan::{ListRepositories, ScanNews, ScanRun, ToolCreate};
 pub use slack::{SlackDelivery, SlackKind};
 pub use spending::{Budgets, Models, Spending};
@@ -112,7 +115,8 @@ pub trait Question: Address {
     /// What is answered.
     type Answer: Message;
 
-    /// The processes that share the questions. None: all that answer here hear each of them, and the one that knows answers.
+    /// The processes that share the questions. None: all that answer here hear each of them, and
+    /// the one that knows answers.
     const GROUP: Option<&'static str>;
 }
 
@@ -121,8 +125,9 @@ pub trait Stored: Address {
     /// The stream that keeps them.
     const STREAM: Stream;
 
-    /// The identity under which the stream drops duplicates within its window (header `Nats-Msg-Id`).
-    /// `None`: every publish call is a message of its own, only its own retries collapse.
+    /// The identity under which the stream drops duplicates within its window (header
+    /// `Nats-Msg-Id`). `None`: every publish call is a message of its own, only its own retries
+    /// collapse.
     fn duplicate_key(_message: &Self::Message) -> Option<String> {
         None
     }
@@ -139,7 +144,8 @@ pub trait Command: Stored {
     fn commanded(message: &Self::Message) -> Commanded<'_>;
 }
 
-/// The step of a command. Numbers rise within a task, and rounds within a step, so that what is earlier gives way.
+/// The step of a command. Numbers rise within a task, and rounds within a step, so that what is
+/// earlier gives way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Commanded<'a> {
     /// Whose task it is of.
@@ -152,6 +158,10 @@ pub struct Commanded<'a> {
     pub round: u32,
 }
 
-pub(crate) fn agree(what: &'static str, expected: impl ToString, found: &str) -> Result<(), Invalid> {
+pub(crate) fn agree(
+    what: &'static str,
+    expected: impl ToString,
+    found: &str,
+) -> Result<(), Invalid> {
     if expected.to_string() == found { Ok(()) } else { Err(Invalid::new(what, found)) }
 }

@@ -19,18 +19,23 @@ pub struct RawMessage {
     pub type_name: Option<String>,
     /// All headers, sorted by name.
     pub headers: Vec<(String, String)>,
-    /// The payload. Fetched when the message only refers to it and it can be fetched; otherwise empty then.
+    /// The payload. Fetched when the message only refers to it and it can be fetched; otherwise
+    /// empty then.
     pub payload: Bytes,
     /// The reference, when the message has one.
     pub blob: Option<String>,
 }
 
 impl Bus {
-    /// Everything published from now on to subjects that match the filter (`*`: one token, `>`: all that follow).
+    /// Everything published from now on to subjects that match the filter (`*`: one token, `>`: all
+    /// that follow).
     ///
     /// # Errors
     /// When the filter is not valid or the server cannot be reached.
-    pub async fn tap(&self, filter: &str) -> Result<BoxStream<'static, RawMessage>, subscribe::Error> {
+    pub async fn tap(
+        &self,
+        filter: &str,
+    ) -> Result<BoxStream<'static, RawMessage>, subscribe::Error> {
         let messages = self.subscribe(filter.to_owned()).await?;
         self.flush().await?;
         let bus = self.clone();
@@ -62,7 +67,9 @@ impl Bus {
 pub(crate) fn sorted(headers: &HeaderMap) -> Vec<(String, String)> {
     let mut sorted: Vec<(String, String)> = headers
         .iter()
-        .flat_map(|(name, values)| values.iter().map(|value| (name.to_string(), value.as_str().to_owned())))
+        .flat_map(|(name, values)| {
+            values.iter().map(|value| (name.to_string(), value.as_str().to_owned()))
+        })
         .collect();
     sorted.sort();
     sorted

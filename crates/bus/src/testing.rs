@@ -32,7 +32,8 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// A nats-server with JetStream, on a port of its own. Killed when dropped.
 ///
-/// The binary is `CONSTRUCT_TEST_NATS_SERVER`, or `nats-server` in `PATH` or where Debian puts servers.
+/// The binary is `CONSTRUCT_TEST_NATS_SERVER`, or `nats-server` in `PATH` or where Debian puts
+/// servers.
 #[derive(Debug)]
 pub struct NatsServer {
     dir: TempDir,
@@ -43,7 +44,8 @@ pub struct NatsServer {
     configuration: String,
     /// The folder with its streams.
     store: PathBuf,
-    /// What it is started by: a program and its arguments, followed by the server's. Empty: by nobody.
+    /// What it is started by: a program and its arguments, followed by the server's. Empty: by
+    /// nobody.
     starter: Vec<String>,
 }
 
@@ -55,8 +57,9 @@ fn password(user: &str) -> String {
 }
 
 impl NatsServer {
-    /// Starts a server and waits until it accepts connections. Who connects without a password may do everything; services connect as
-    /// [`NatsServer::url_of`] says, and may do what the table of [`permissions`] allows them.
+    /// Starts a server and waits until it accepts connections. Who connects without a password may
+    /// do everything; services connect as [`NatsServer::url_of`] says, and may do what the table of
+    /// [`permissions`] allows them.
     ///
     /// # Panics
     /// When it cannot be started; the message says why.
@@ -69,24 +72,30 @@ impl NatsServer {
     /// # Panics
     /// When it cannot be started; the message says why.
     pub async fn start_configured(lines: &str) -> Self {
-        let users = format!("no_auth_user: {TEST}\nauthorization {{ include \"permissions.conf\" }}\n{lines}\n");
+        let users = format!(
+            "no_auth_user: {TEST}\nauthorization {{ include \"permissions.conf\" }}\n{lines}\n"
+        );
         Self::start_with(users).await
     }
 
-    /// Starts a server that lets in who knows `user` and `password`; [`NatsServer::url`] doesn't name them.
+    /// Starts a server that lets in who knows `user` and `password`; [`NatsServer::url`] doesn't
+    /// name them.
     ///
     /// # Panics
     /// When it cannot be started; the message says why.
     pub async fn start_guarded(user: &str, password: &str) -> Self {
-        Self::start_with(format!("authorization {{ user: {user:?}, password: {password:?} }}\n")).await
+        Self::start_with(format!("authorization {{ user: {user:?}, password: {password:?} }}\n"))
+            .await
     }
 
-    /// Starts a server by a program that executes what it is given, with its streams in a folder that only this program may see.
+    /// Starts a server by a program that executes what it is given, with its streams in a folder
+    /// that only this program may see.
     ///
     /// # Panics
     /// When it cannot be started; the message says why.
     pub async fn start_by(starter: Vec<String>, store: PathBuf) -> Self {
-        let users = format!("no_auth_user: {TEST}\nauthorization {{ include \"permissions.conf\" }}\n");
+        let users =
+            format!("no_auth_user: {TEST}\nauthorization {{ include \"permissions.conf\" }}\n");
         let mut server = Self::configured(users);
         (server.store, server.starter) = (store, starter);
         server.launch().await;
@@ -100,9 +109,20 @@ impl NatsServer {
     }
 
     fn configured(configuration: String) -> Self {
-        let dir = tempfile::Builder::new().prefix("construct-nats-").tempdir().expect("a temporary folder can be made");
+        let dir = tempfile::Builder::new()
+            .prefix("construct-nats-")
+            .tempdir()
+            .expect("a temporary folder can be made");
         let store = dir.path().join("store");
-        Self { dir, child: None, url: String::new(), port: 0, configuration, store, starter: Vec::new() }
+        Self {
+            dir,
+            child: None,
+            url: String::new(),
+            port: 0,
+            configuration,
+            store,
+            starter: Vec::new(),
+        }
     }
 
     /// Where to connect.
@@ -141,7 +161,8 @@ impl NatsServer {
         }
     }
 
-    /// Asks it to stop, as whoever looks after it does, and waits until it has: everything is written down then.
+    /// Asks it to stop, as whoever looks after it does, and waits until it has: everything is
+    /// written down then.
     ///
     /// # Panics
     /// When it does not run.
@@ -164,7 +185,9 @@ impl NatsServer {
         self.signal("STOP");
         // The signal is on its way: on a busy machine the server may still answer.
         let id = self.child.as_ref().expect("the server runs").id();
-        let stopped = || fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| stat.contains(") T "));
+        let stopped = || {
+            fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| stat.contains(") T "))
+        };
         let deadline = Instant::now() + START;
         while !stopped() {
             assert!(Instant::now() < deadline, "the server does not stop");
@@ -200,8 +223,8 @@ impl NatsServer {
         self.launch().await;
     }
 
-    /// Has it run, as whoever looks after it does: starts it again on the same port with the same store if it has ended by itself. Gives
-    /// what it said last if that was so.
+    /// Has it run, as whoever looks after it does: starts it again on the same port with the same
+    /// store if it has ended by itself. Gives what it said last if that was so.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -219,26 +242,32 @@ impl NatsServer {
     /// When the server does not say.
     pub async fn messages(&self, stream: Stream) -> u64 {
         let bus = self.bus().await;
-        let mut stream = bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
+        let mut stream =
+            bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
         stream.info().await.expect("the server describes it").state.messages
     }
 
-    /// What a stream has, in its order. Of a message whose content lies with the blobs there is the reference only.
+    /// What a stream has, in its order. Of a message whose content lies with the blobs there is the
+    /// reference only.
     ///
     /// # Panics
     /// When the server does not say.
     pub async fn stored(&self, stream: Stream) -> Vec<RawMessage> {
         let bus = self.bus().await;
-        let stream = bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
+        let stream =
+            bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
         let (mut stored, mut next) = (Vec::new(), 1);
         loop {
             let message = match stream.get_first_raw_message_by_subject(">", next).await {
                 Ok(message) => message,
-                Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return stored,
+                Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
+                    return stored;
+                }
                 Err(error) => panic!("the server does not say what the stream has: {error}"),
             };
             next = message.sequence + 1;
-            let text = |name: &str| message.headers.get(name).map(|value| value.as_str().to_owned());
+            let text =
+                |name: &str| message.headers.get(name).map(|value| value.as_str().to_owned());
             stored.push(RawMessage {
                 subject: message.subject.to_string(),
                 type_name: text(TYPE),
@@ -249,25 +278,33 @@ impl NatsServer {
         }
     }
 
-    /// How many messages of a queue somebody is still to get: not given to anybody yet, or given and not acknowledged. A server that was
-    /// killed may hold more ([`NatsServer::messages`]): what was acknowledged just before, and whose removal was not on disk yet.
+    /// How many messages of a queue somebody is still to get: not given to anybody yet, or given
+    /// and not acknowledged. A server that was killed may hold more ([`NatsServer::messages`]):
+    /// what was acknowledged just before, and whose removal was not on disk yet.
     ///
     /// # Panics
     /// When the server does not say.
     pub async fn waiting(&self, stream: Stream) -> u64 {
         let bus = self.bus().await;
-        let stream = bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
-        let consumers: Vec<_> = stream.consumers().try_collect().await.expect("the server describes its consumers");
-        consumers.iter().map(|consumer| consumer.num_pending + consumer.num_ack_pending as u64).sum()
+        let stream =
+            bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
+        let consumers: Vec<_> =
+            stream.consumers().try_collect().await.expect("the server describes its consumers");
+        consumers
+            .iter()
+            .map(|consumer| consumer.num_pending + consumer.num_ack_pending as u64)
+            .sum()
     }
 
-    /// How a work queue and its consumers stand, with the headers of what it has, for who has to find out why something does not go on. Nothing is changed by it.
+    /// How a work queue and its consumers stand, with the headers of what it has, for who has to
+    /// find out why something does not go on. Nothing is changed by it.
     pub async fn describe(&self, stream: Stream) -> String {
         let options = ConnectOptions::new("test").blobs(self.blobs());
         let described = async {
             let bus = Bus::connect(&self.url, options).await?;
             let stream = bus.inner.jetstream.get_stream(stream.name()).await?;
-            let mut text = format!("{}: {:?}\n", stream.cached_info().config.name, stream.cached_info().state);
+            let mut text =
+                format!("{}: {:?}\n", stream.cached_info().config.name, stream.cached_info().state);
             let consumers: Vec<_> = stream.consumers().try_collect().await?;
             for consumer in consumers {
                 let _ = writeln!(
@@ -284,17 +321,32 @@ impl NatsServer {
             let mut next = 1;
             while let Ok(message) = stream.get_first_raw_message_by_subject(">", next).await {
                 next = message.sequence + 1;
-                let _ = writeln!(text, "  {} {} {:?}", message.sequence, message.subject, sorted(&message.headers));
+                let _ = writeln!(
+                    text,
+                    "  {} {} {:?}",
+                    message.sequence,
+                    message.subject,
+                    sorted(&message.headers)
+                );
             }
             Ok::<_, async_nats::Error>(text)
         };
-        described.await.unwrap_or_else(|error| format!("the server does not say how {} stands: {error}", stream.name()))
+        described.await.unwrap_or_else(|error| {
+            format!("the server does not say how {} stands: {error}", stream.name())
+        })
     }
 
     /// What it has said since it was last started, its last lines.
     pub fn log(&self) -> String {
         let log = fs::read_to_string(self.dir().join("nats.log")).unwrap_or_default();
-        log.lines().rev().take(60).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n")
+        log.lines()
+            .rev()
+            .take(60)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rev()
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     /// Lets a stream hold so many bytes, until its topology is ensured again.
@@ -303,8 +355,12 @@ impl NatsServer {
     /// When the server does not do it.
     pub async fn bound(&self, stream: Stream, bytes: i64) {
         let bus = self.bus().await;
-        let found = bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
-        let config = async_nats::jetstream::stream::Config { max_bytes: bytes, ..found.cached_info().config.clone() };
+        let found =
+            bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
+        let config = async_nats::jetstream::stream::Config {
+            max_bytes: bytes,
+            ..found.cached_info().config.clone()
+        };
         bus.inner.jetstream.update_stream(config).await.expect("the stream can be changed");
     }
 
@@ -350,7 +406,8 @@ impl NatsServer {
         let dir = self.dir.path().to_owned();
         let config = dir.join("nats.conf");
         let port = if self.port == 0 { -1 } else { i32::from(self.port) };
-        // The limits are explicit, because by default they follow the free disk space of whoever runs the tests.
+        // The limits are explicit, because by default they follow the free disk space of whoever
+        // runs the tests.
         let text = format!(
             "{configuration}listen: \"127.0.0.1:{port}\"\nports_file_dir: {ports:?}\n\
              jetstream {{ store_dir: {store:?}, max_file_store: 100GB, max_memory_store: 1GB }}\n",
@@ -361,9 +418,11 @@ impl NatsServer {
         fs::write(&config, text).expect("the temporary folder can be written to");
         let test = format!("users: [\n  {{user: {TEST}, password: {}}}\n", password(TEST));
         let users = permissions::config().replacen("users: [\n", &test, 1);
-        fs::write(dir.join("permissions.conf"), users).expect("the temporary folder can be written to");
+        fs::write(dir.join("permissions.conf"), users)
+            .expect("the temporary folder can be written to");
         remove_ports_files(&dir);
-        let log = fs::File::create(dir.join("nats.log")).expect("the temporary folder can be written to");
+        let log =
+            fs::File::create(dir.join("nats.log")).expect("the temporary folder can be written to");
         let binary = binary();
         let mut words = self.starter.iter().map(OsStr::new).chain([binary.as_os_str()]);
         let child = Command::new(words.next().expect("the server's program is one"))
@@ -438,13 +497,21 @@ fn remove_ports_files(dir: &Path) {
 }
 
 impl Bus {
-    /// Publishes a message into whatever stream listens to `subject`, without asking whether it belongs there.
+    /// Publishes a message into whatever stream listens to `subject`, without asking whether it
+    /// belongs there.
     ///
     /// # Errors
     /// As [`Bus::publish`].
-    pub async fn publish_raw<M: Message>(&self, subject: &str, message: &M) -> Result<(), publish::Error> {
+    pub async fn publish_raw<M: Message>(
+        &self,
+        subject: &str,
+        message: &M,
+    ) -> Result<(), publish::Error> {
         let sealed = self.seal(message).await?;
-        match self.deliver(subject, sealed, Expect::unique(self.unique_id()), publish::DEADLINE).await {
+        match self
+            .deliver(subject, sealed, Expect::unique(self.unique_id()), publish::DEADLINE)
+            .await
+        {
             Ok(_) => Ok(()),
             Err(Refusal::Failed(error)) => Err(error),
             Err(Refusal::WrongLast) => Err(publish::unexpected_refusal()),
@@ -460,7 +527,10 @@ impl Bus {
         address: &A,
         message: &A::Message,
     ) -> Result<(), publish::Error> {
-        let sealed = Sealed { payload: vec![0xff_u8; 3].into(), ..self.seal_command(address, message).await? };
+        let sealed = Sealed {
+            payload: vec![0xff_u8; 3].into(),
+            ..self.seal_command(address, message).await?
+        };
         match self.deliver(&address.subject(), sealed, Expect::last(0), publish::DEADLINE).await {
             Ok(_) => Ok(()),
             Err(Refusal::Failed(error)) => Err(error),
@@ -474,11 +544,16 @@ impl Bus {
     /// As [`Bus::publish`].
     pub async fn publish_again(&self, tapped: &RawMessage) -> Result<(), publish::Error> {
         let mut headers = HeaderMap::new();
-        for (name, value) in tapped.headers.iter().filter(|(name, _)| !name.starts_with("Nats-") && name != BLOB) {
+        for (name, value) in
+            tapped.headers.iter().filter(|(name, _)| !name.starts_with("Nats-") && name != BLOB)
+        {
             headers.insert(name.as_str(), value.as_str());
         }
         let sealed = Sealed { headers, payload: tapped.payload.clone() };
-        match self.deliver(&tapped.subject, sealed, Expect::unique(self.unique_id()), publish::DEADLINE).await {
+        match self
+            .deliver(&tapped.subject, sealed, Expect::unique(self.unique_id()), publish::DEADLINE)
+            .await
+        {
             Ok(_) => Ok(()),
             Err(Refusal::Failed(error)) => Err(error),
             Err(Refusal::WrongLast) => Err(publish::unexpected_refusal()),

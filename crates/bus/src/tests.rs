@@ -53,7 +53,11 @@ fn step_ref(task: TaskId, number: u64) -> StepRef {
 }
 
 fn wake(task: TaskId, reason: impl Into<String>) -> TaskWake {
-    TaskWake { organization_id: ORGANIZATION.to_string(), task_id: task.to_string(), reason: reason.into() }
+    TaskWake {
+        organization_id: ORGANIZATION.to_string(),
+        task_id: task.to_string(),
+        reason: reason.into(),
+    }
 }
 
 fn result(task: TaskId, number: u64) -> StepResult {
@@ -61,7 +65,11 @@ fn result(task: TaskId, number: u64) -> StepResult {
 }
 
 fn invoke(task: TaskId, number: u64) -> ModelInvoke {
-    ModelInvoke { step: Some(step_ref(task, number)), system: "be brief".to_owned(), ..Default::default() }
+    ModelInvoke {
+        step: Some(step_ref(task, number)),
+        system: "be brief".to_owned(),
+        ..Default::default()
+    }
 }
 
 fn execute(task: TaskId, number: u64) -> CodeExecute {
@@ -70,8 +78,12 @@ fn execute(task: TaskId, number: u64) -> CodeExecute {
 
 fn event(task: TaskId, kind: &str, step: u64, index: u64) -> Event {
     let payload = match kind {
-        "message.delta" => Some(Payload::MessageDelta(MessageDelta { index, ..Default::default() })),
-        "tool.called" => Some(Payload::ToolCalled(ToolCalled { name: "grep".to_owned(), ..Default::default() })),
+        "message.delta" => {
+            Some(Payload::MessageDelta(MessageDelta { index, ..Default::default() }))
+        }
+        "tool.called" => {
+            Some(Payload::ToolCalled(ToolCalled { name: "grep".to_owned(), ..Default::default() }))
+        }
         _ => None,
     };
     Event {
@@ -100,7 +112,8 @@ async fn next<T>(consumer: &mut Consumer<T>) -> Delivery<T> {
     within("the next delivery", consumer.next()).await.expect("the consumer was not stopped")
 }
 
-/// Whether a pattern stands for a subject by NATS's rules, or for all that another pattern stands for.
+/// Whether a pattern stands for a subject by NATS's rules, or for all that another pattern stands
+/// for.
 fn matches(pattern: &str, subject: &str) -> bool {
     let mut wanted = pattern.split('.');
     for token in subject.split('.') {

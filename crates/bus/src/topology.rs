@@ -15,9 +15,9 @@ pub(crate) use unseen::skip;
 
 use crate::subject::{Pool, partition_token};
 
-/// How long a message may stay unacknowledged before another process gets it. Short, because a process that lives says so
-/// four times within it ([`KEEP_ALIVE`]), and one that died should not keep a task waiting: with the moment it takes to go on, that
-/// is less than three seconds.
+/// How long a message may stay unacknowledged before another process gets it. Short, because a
+/// process that lives says so four times within it ([`KEEP_ALIVE`]), and one that died should not
+/// keep a task waiting: with the moment it takes to go on, that is less than three seconds.
 pub const ACK_WAIT: Duration = Duration::from_secs(2);
 
 /// How often a working worker says that it lives.
@@ -234,8 +234,8 @@ const STREAMS: &[StreamRow] = &[
     },
 ];
 
-/// One row of the table of consumers: durable, pulled, explicitly acknowledged, delivered again without limit (what
-/// cannot be decoded is terminated, everything else is worth another try).
+/// One row of the table of consumers: durable, pulled, explicitly acknowledged, delivered again
+/// without limit (what cannot be decoded is terminated, everything else is worth another try).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsumerRow {
     /// Its name at the server.
@@ -244,7 +244,8 @@ pub struct ConsumerRow {
     pub stream: Stream,
     /// Which of the stream's messages it gets; rows of one stream never overlap.
     pub filter: String,
-    /// The most messages delivered and unsettled over all workers together; further ones wait at the server.
+    /// The most messages delivered and unsettled over all workers together; further ones wait at
+    /// the server.
     pub max_ack_pending: i64,
     /// Why it is so.
     pub why: &'static str,

@@ -1,4 +1,5 @@
-//! What callers may do: the roles of members, and the scopes of keys. A method names one of each (the gateway's table of rules).
+//! What callers may do: the roles of members, and the scopes of keys. A method names one of each
+//! (the gateway's table of rules).
 
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)* }) => {
@@ -28,13 +29,13 @@ macro_rules! words {
 }
 
 words! {
-    /// What a member is in an organisation. Each may what those before it may.
+    /// What a member is in an organization. Each may what those before it may.
     Role {
         /// Sees everything but changes nothing.
         Viewer = "viewer",
         /// Works: agents, tasks, messages, approvals, schedules.
         Member = "member",
-        /// Looks after the organisation: models, secrets, budgets, members, keys.
+        /// Looks after the organization: models, secrets, budgets, members, keys.
         Admin = "admin",
         /// It is theirs: they make others owners, and delete it.
         Owner = "owner",
@@ -70,7 +71,7 @@ words! {
         SecretsRead = "secrets:read",
         /// To change secrets.
         SecretsWrite = "secrets:write",
-        /// To read documents that clients keep: the user's own, and the organisation's.
+        /// To read documents that clients keep: the user's own, and the organization's.
         StatesRead = "states:read",
         /// To write them, as far as the role goes.
         StatesWrite = "states:write",
@@ -111,7 +112,9 @@ mod tests {
         for scope in Scope::ALL {
             assert_eq!(Scope::parse(scope.as_str()), Some(*scope));
         }
-        assert!(Role::Viewer < Role::Member && Role::Member < Role::Admin && Role::Admin < Role::Owner);
+        assert!(
+            Role::Viewer < Role::Member && Role::Member < Role::Admin && Role::Admin < Role::Owner
+        );
         assert_eq!((Role::parse("root"), Scope::parse("tasks")), (None, None));
     }
 

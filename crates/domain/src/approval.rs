@@ -6,15 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::ApprovalId;
 
-/// How long people have to decide about the calls of one execution, counted from its beginning. Journals of executions
-/// are kept longer than that (a test of the bus compares the two): a script whose journal is gone would repeat itself.
+/// How long people have to decide about the calls of one execution, counted from its beginning.
+/// Journals of executions are kept longer than that (a test of the bus compares the two): a script
+/// whose journal is gone would repeat itself.
 pub const APPROVAL_LIMIT: Duration = Duration::from_secs(21 * 24 * 60 * 60);
 
-/// Calls of one execution that people can be asked about at once. A script that wants more has the rest asked about when
-/// it goes on.
+/// Calls of one execution that people can be asked about at once. A script that wants more has the
+/// rest asked about when it goes on.
 pub const ASKED_AT_ONCE: usize = 100;
 
-/// A call that needs an approval: which one, and exactly what it would do. An approval holds for both or for nothing.
+/// A call that needs an approval: which one, and exactly what it would do. An approval holds for
+/// both or for nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AskedCall {
     /// Which of the step's scripts, from 0.
@@ -39,7 +41,8 @@ pub struct Asked {
     pub call: AskedCall,
     /// The tool.
     pub tool: String,
-    /// The canonical arguments as JSON; a part of them where an earlier version has asked about long ones.
+    /// The canonical arguments as JSON; a part of them where an earlier version has asked about
+    /// long ones.
     pub arguments: String,
     /// Bytes of the whole arguments.
     pub arguments_size: u64,
@@ -65,7 +68,8 @@ pub enum ApprovalState {
 
 impl ApprovalState {
     /// Every state.
-    pub const ALL: [Self; 5] = [Self::Pending, Self::Approved, Self::Rejected, Self::Expired, Self::Cancelled];
+    pub const ALL: [Self; 5] =
+        [Self::Pending, Self::Approved, Self::Rejected, Self::Expired, Self::Cancelled];
 
     /// As stored.
     pub const fn as_str(self) -> &'static str {

@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
-/// Calls of a vendor for one answer, the first included, whoever repeats them: providers within a command, or the
-/// reconciler with another command (D8 in ARCHITECTURE.md).
+/// Calls of a vendor for one answer, the first included, whoever repeats them: providers within a
+/// command, or the reconciler with another command (D8 in ARCHITECTURE.md).
 pub const MAX_ATTEMPTS: u32 = 5;
 
 const FIRST: Duration = Duration::from_secs(1);
 const LAST: Duration = Duration::from_secs(10);
 
-/// The pause after `failed` attempts in a row (at least one is assumed): 1 s doubling to 10 s, of which the upper half is scaled by
-/// `jitter` (0 to 1) so that many tasks that failed together don't come back together.
+/// The pause after `failed` attempts in a row (at least one is assumed): 1 s doubling to 10 s, of
+/// which the upper half is scaled by `jitter` (0 to 1) so that many tasks that failed together
+/// don't come back together.
 pub fn pause(failed: u32, jitter: f64) -> Duration {
-    let full = FIRST.saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(8))).min(LAST);
+    let full =
+        FIRST.saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(8))).min(LAST);
     full.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0)
 }
 

@@ -7,7 +7,7 @@ use crate::{AgentId, TaskId, money::dollars};
 /// Whose spending a budget bounds.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// Everything the organisation spends.
+    /// Everything the organization spends.
     Organization,
     /// What an agent spends, in all its tasks.
     Agent(AgentId),
@@ -50,7 +50,8 @@ impl Period {
     }
 }
 
-/// Why money could not be set aside: the budget that has not got it. Amounts are in 10⁻¹² US dollars.
+/// Why money could not be set aside: the budget that has not got it. Amounts are in 10⁻¹² US
+/// dollars.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exhausted {
     /// Whose budget.
@@ -117,13 +118,25 @@ mod tests {
             exhausted.to_string(),
             "the budget for a month of the agent `coder` is exhausted: $5.00 limit, $4.98 spent, up to $0.10 needed"
         );
-        let call =
-            Exhausted { scope: Scope::Organization, period: Period::Call, reserved: dollar, ..exhausted.clone() };
+        let call = Exhausted {
+            scope: Scope::Organization,
+            period: Period::Call,
+            reserved: dollar,
+            ..exhausted.clone()
+        };
         assert_eq!(
             call.to_string(),
             "the budget for a single call of the organization is exhausted: $5.00 limit, up to $0.10 needed"
         );
-        let busy = Exhausted { scope: Scope::Token("t".into()), period: Period::Total, reserved: dollar, ..exhausted };
-        assert!(busy.to_string().ends_with("$4.98 spent, $1.00 set aside for calls under way, up to $0.10 needed"));
+        let busy = Exhausted {
+            scope: Scope::Token("t".into()),
+            period: Period::Total,
+            reserved: dollar,
+            ..exhausted
+        };
+        assert!(
+            busy.to_string()
+                .ends_with("$4.98 spent, $1.00 set aside for calls under way, up to $0.10 needed")
+        );
     }
 }

@@ -6,13 +6,15 @@ pub const STANDARD: [&str; 3] = ["cpu-2", "cpu-4", "cpu-8"];
 /// Where scripts run unless something else is said.
 pub const DEFAULT: &str = STANDARD[0];
 
-/// A pool of machines with a graphics processor. No installation has it unless its operator says so.
+/// A pool of machines with a graphics processor. No installation has it unless its operator says
+/// so.
 pub const GPU: &str = "gpu";
 
 /// Bytes of a pool's name.
 pub const NAME_BYTES: usize = 32;
 
-/// Whether this is a pool's name: `[a-z][a-z0-9-]{0,31}`. Names stand in subjects, and in the names of consumers.
+/// Whether this is a pool's name: `[a-z][a-z0-9-]{0,31}`. Names stand in subjects, and in the names
+/// of consumers.
 pub fn is_name(text: &str) -> bool {
     let letter = |byte: u8| byte.is_ascii_lowercase();
     text.len() <= NAME_BYTES

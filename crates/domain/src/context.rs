@@ -1,17 +1,21 @@
 //! What a model can see at once: how much of that a conversation takes, and where it may be cut.
 //!
-//! Tokens are counted by vendors only. What is known before a call is an estimate from its bytes ([`crate::money::tokens_of_bytes`]), which is high on
-//! purpose; how far it is from the truth is learned from what the vendor has counted for the last call ([`Context::scale`]).
+//! Tokens are counted by vendors only. What is known before a call is an estimate from its bytes
+//! ([`crate::money::tokens_of_bytes`]), which is high on purpose; how far it is from the truth is
+//! learned from what the vendor has counted for the last call ([`Context::scale`]).
 
 use crate::{MessageId, message::Source};
 
-/// How much of an estimate is true before any vendor has counted, in thousandths: four bytes for a token.
+/// How much of an estimate is true before any vendor has counted, in thousandths: four bytes for a
+/// token.
 pub const FIRST_SCALE: u32 = 500;
 /// What [`Context::scale`] may be: beyond that the vendor has counted something else.
 const SCALES: std::ops::RangeInclusive<i64> = 100..=2_000;
-/// The share of a model's room from which on a conversation is compacted, in percent, when its agent does not say.
+/// The share of a model's room from which on a conversation is compacted, in percent, when its
+/// agent does not say.
 pub const COMPACT_AT: u32 = 80;
-/// What a summary that is asked for early has to take the place of besides the one before it, in percent of the room.
+/// What a summary that is asked for early has to take the place of besides the one before it, in
+/// percent of the room.
 const WORTH: i64 = 20;
 /// What of the newest messages stays as it is when the rest is summed up, in percent of the room.
 const TAIL: i64 = 30;
@@ -111,7 +115,8 @@ pub enum Keep {
 }
 
 impl Context {
-    /// The room of a model. What it may answer needs room as well; of a model that may answer with all it can see, half is for the input.
+    /// The room of a model. What it may answer needs room as well; of a model that may answer with
+    /// all it can see, half is for the input.
     pub fn room_of(window: i64, max_output: i64) -> i64 {
         (window - max_output.max(0)).max(window / 2).max(0)
     }
@@ -122,9 +127,10 @@ impl Context {
         estimate.saturating_mul(i64::from(self.scale)) / 1_000
     }
 
-    /// Whether a call that needs so many tokens is for a conversation that should be compacted first. Where tools and instructions alone fill most of
-    /// the room, it has to fill at least twice as much of the rest as is kept of it: a summary would be asked for before each call, or
-    /// could not help at all.
+    /// Whether a call that needs so many tokens is for a conversation that should be compacted
+    /// first. Where tools and instructions alone fill most of the room, it has to fill at least
+    /// twice as much of the rest as is kept of it: a summary would be asked for before each call,
+    /// or could not help at all.
     pub fn is_full(&self, need: i64) -> bool {
         let fixed = self.base.saturating_mul(i64::from(self.scale)) / 1_000;
         let (said, left) = (need.saturating_sub(fixed), self.room.saturating_sub(fixed));
@@ -133,15 +139,18 @@ impl Context {
             && said.saturating_mul(100) >= left.saturating_mul(2 * self.tail())
     }
 
-    /// What of the newest messages stays as it is beside a summary, in percent of what the conversation has for itself. Less where conversations are
-    /// compacted early: what stays must not be full again at once.
+    /// What of the newest messages stays as it is beside a summary, in percent of what the
+    /// conversation has for itself. Less where conversations are compacted early: what stays must
+    /// not be full again at once.
     fn tail(&self) -> i64 {
         TAIL.min(i64::from(self.compact_at) / 2)
     }
 
-    /// Whether a summary says enough that none said before, to be worth a call where the conversation would fit as it is.
+    /// Whether a summary says enough that none said before, to be worth a call where the
+    /// conversation would fit as it is.
     pub(crate) fn is_worth_a_summary(&self, cut: &Cut, outline: &Outline) -> bool {
-        cut.replaced.saturating_sub(outline.summary).saturating_mul(100) >= self.left().saturating_mul(WORTH)
+        cut.replaced.saturating_sub(outline.summary).saturating_mul(100)
+            >= self.left().saturating_mul(WORTH)
     }
 
     /// What there is room for beside what is always sent, as an estimate.
@@ -170,7 +179,8 @@ impl Context {
         self.scale = u32::try_from(scale).unwrap_or(FIRST_SCALE);
     }
 
-    /// Where to cut. The user's first message stays, and the one that is `answered`. None when nothing could be left out.
+    /// Where to cut. The user's first message stays, and the one that is `answered`. None when
+    /// nothing could be left out.
     pub(crate) fn cut(&self, outline: &Outline, answered: MessageId, keep: Keep) -> Option<Cut> {
         let shown = &outline.shown;
         let room = self.left();
@@ -179,16 +189,22 @@ impl Context {
             Keep::Newest => TAIL_OF_DROPPED,
             Keep::Least => TAIL_OF_LAST_RESORT,
         };
-        // A model may see less than is known of it: then it refuses what seems to fit, and the share is one of what there is.
-        let size = shown.iter().map(|entry| entry.tokens).fold(outline.summary, i64::saturating_add);
+        // A model may see less than is known of it: then it refuses what seems to fit, and the
+        // share is one of what there is.
+        let size =
+            shown.iter().map(|entry| entry.tokens).fold(outline.summary, i64::saturating_add);
         let budget = room.clamp(0, size.max(0)).saturating_mul(percent) / 100;
-        let tail = |from: usize| shown[from..].iter().map(|entry| entry.tokens).fold(0, i64::saturating_add);
+        let tail = |from: usize| {
+            shown[from..].iter().map(|entry| entry.tokens).fold(0, i64::saturating_add)
+        };
         // What is kept from an earlier cut lies before it.
-        let places = (1..shown.len()).filter(|&at| !shown[at].results && shown[at - 1].position > self.through);
+        let places = (1..shown.len())
+            .filter(|&at| !shown[at].results && shown[at - 1].position > self.through);
         let fitting = places.clone().filter(|&at| tail(at) <= budget);
         let begins_exchange = |at: &usize| shown[*at].source == Source::User;
         let exchange = fitting.clone().find(begins_exchange).filter(|_| keep == Keep::Newest);
-        let at = exchange.or_else(|| fitting.clone().next()).or_else(|| places.clone().next_back())?;
+        let at =
+            exchange.or_else(|| fitting.clone().next()).or_else(|| places.clone().next_back())?;
 
         let before = &shown[..at];
         let first = before.iter().find(|entry| entry.source == Source::User);
@@ -198,7 +214,8 @@ impl Context {
         let kept = before.iter().filter(stays).map(|entry| entry.position).collect();
         let left_out = before.iter().filter(|entry| !stays(entry));
         let messages = left_out.clone().count();
-        let replaced = left_out.map(|entry| entry.tokens).fold(outline.summary, i64::saturating_add);
+        let replaced =
+            left_out.map(|entry| entry.tokens).fold(outline.summary, i64::saturating_add);
         (messages > 0).then(|| Cut { through: before[at - 1].position, kept, replaced, messages })
     }
 }

@@ -1,8 +1,10 @@
-//! What happens next to a task: a pure function of its state, what is queued, what happened, and the time.
+//! What happens next to a task: a pure function of its state, what is queued, what happened, and
+//! the time.
 //!
-//! It is level-triggered: an event only changes the state (a result is absorbed), and then `settle` looks at the state
-//! alone and moves it on until nothing more can be done without the outside world. So a lost wake, a repeated one, or a
-//! crash between two of them costs time and nothing else. Effects repeat safely: each names a step by its id.
+//! It is level-triggered: an event only changes the state (a result is absorbed), and then `settle`
+//! looks at the state alone and moves it on until nothing more can be done without the outside
+//! world. So a lost wake, a repeated one, or a crash between two of them costs time and nothing
+//! else. Effects repeat safely: each names a step by its id.
 
 use std::time::Duration;
 
@@ -15,8 +17,9 @@ use crate::{
     context::{Context, Cut},
     message::{Block, CodeResult, Source, code_calls},
     task::{
-        BUDGET_EXHAUSTED, CANCELLED, Failure, FailureClass, INTERRUPTED, NewMessage, OUTPUT_LIMIT, Outcome, Queued,
-        Room, Stage, Step, StepResult, StepState, Stop, Task, TaskError, TurnOutcome,
+        BUDGET_EXHAUSTED, CANCELLED, Failure, FailureClass, INTERRUPTED, NewMessage, OUTPUT_LIMIT,
+        Outcome, Queued, Room, Stage, Step, StepResult, StepState, Stop, Task, TaskError,
+        TurnOutcome,
     },
 };
 
@@ -37,14 +40,15 @@ pub const MODEL_DEADLINE: Duration = Duration::from_secs(10 * 60);
 pub const CODE_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// How long a worker that was told to stop has for its last words.
 pub const CANCEL_GRACE: Duration = Duration::from_secs(10);
-/// The same of a model call, whose text so far is all that can be lost, and which costs money until it has heard. Short, because
-/// somebody waits.
+/// The same of a model call, whose text so far is all that can be lost, and which costs money until
+/// it has heard. Short, because somebody waits.
 pub const MODEL_GRACE: Duration = Duration::from_secs(2);
 /// How often it is told again.
 pub const CANCEL_REPEAT: Duration = Duration::from_secs(1);
 /// How long a vendor may ask us to stay away; one that asks for more is asked again after this.
 pub const LONGEST_RETRY: Duration = Duration::from_secs(10 * 60);
-/// How soon a step in flight is looked at again, in case its command was lost; doubles with the step's age.
+/// How soon a step in flight is looked at again, in case its command was lost; doubles with the
+/// step's age.
 pub const FIRST_CHECK: Duration = Duration::from_secs(2);
 /// How late at most.
 pub const LAST_CHECK: Duration = Duration::from_secs(30);
@@ -53,9 +57,9 @@ pub const LAST_CHECK: Duration = Duration::from_secs(30);
 const CUT: &str = "Your answer was cut off at your limit of output tokens. A script that was not whole was not run. Go on in smaller \
                    pieces.";
 
-/// What stands behind an answer that a message of the user has interrupted, for the model and for people.
-const BROKEN_OFF: &str =
-    "The answer above was broken off here: the user has sent a message that did not wait for its end.";
+/// What stands behind an answer that a message of the user has interrupted, for the model and for
+/// people.
+const BROKEN_OFF: &str = "The answer above was broken off here: the user has sent a message that did not wait for its end.";
 
 /// Why a task is looked at.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,21 +90,25 @@ pub struct Decision {
     pub task: Task,
     /// The queued message that enters the transcript, at [`Task::last_position`] of its moment.
     pub admitted: Option<(MessageId, i64)>,
-    /// Messages appended to the transcript: one, or two when an answer is followed at once by what the system says to it.
+    /// Messages appended to the transcript: one, or two when an answer is followed at once by what
+    /// the system says to it.
     pub appended: Vec<NewMessage>,
     /// The turn that ended.
     pub ended: Option<EndedTurn>,
-    /// Every message that was queued when a cancel or rewind was asked for is dropped, with these words as its error.
+    /// Every message that was queued when a cancel or rewind was asked for is dropped, with these
+    /// words as its error.
     pub drop_queued: Option<String>,
     /// The transcript is put aside from this place on, what this decision appends included.
     pub rewound: Option<i64>,
     /// What is shown of the transcript's older part from now on.
     pub compacted: Option<Compacted>,
-    /// The decision cannot be made without [`Context::outline`]: read it and decide again. Nothing of this one holds.
+    /// The decision cannot be made without [`Context::outline`]: read it and decide again. Nothing
+    /// of this one holds.
     pub wants_outline: bool,
     /// An error clients are told about.
     pub error: Option<TaskError>,
-    /// What people are asked from now on. A question about the same call with other arguments is replaced.
+    /// What people are asked from now on. A question about the same call with other arguments is
+    /// replaced.
     pub asked: Vec<Asked>,
     /// Questions that are over without a person's decision.
     pub closed: Vec<Closed>,
@@ -132,7 +140,8 @@ pub enum Effect {
     CancelModel(StepId, String),
     /// Tell the worker to stop.
     CancelCode(StepId, String),
-    /// The scripts' step is over, whatever became of it: nobody may run it any more, and its journal is not needed.
+    /// The scripts' step is over, whatever became of it: nobody may run it any more, and its
+    /// journal is not needed.
     EndCode(StepId),
     /// Have a title made.
     MakeTitle(StepId),
@@ -156,18 +165,27 @@ impl Decision {
     }
 }
 
-/// Decides what happens next. `queued` is the next of the accepted user messages that are not in the transcript yet: those
-/// that interrupt come before the others, otherwise in the order in which they were accepted.
+/// Decides what happens next. `queued` is the next of the accepted user messages that are not in
+/// the transcript yet: those that interrupt come before the others, otherwise in the order in which
+/// they were accepted.
 ///
-/// One decision admits at most one message and ends at most one turn, so that each commit is small and tells of one
-/// turn; when more can be done at once, `next_wake` is `now`.
-pub fn decide(task: &Task, queued: Option<Queued>, event: Event, now: Timestamp, fresh: Fresh) -> Decision {
+/// One decision admits at most one message and ends at most one turn, so that each commit is small
+/// and tells of one turn; when more can be done at once, `next_wake` is `now`.
+pub fn decide(
+    task: &Task,
+    queued: Option<Queued>,
+    event: Event,
+    now: Timestamp,
+    fresh: Fresh,
+) -> Decision {
     begin(task, queued, event, now, fresh, None)
 }
 
-/// The command of the step that is in flight, as it was asked for when the step began. None when no worker is to have one.
+/// The command of the step that is in flight, as it was asked for when the step began. None when no
+/// worker is to have one.
 pub fn command(task: &Task) -> Option<Effect> {
-    let step = task.step.as_ref().filter(|step| matches!(step.state, StepState::InFlight { .. }))?;
+    let step =
+        task.step.as_ref().filter(|step| matches!(step.state, StepState::InFlight { .. }))?;
     let effect: fn(Step) -> Effect = match task.turn.as_ref()?.stage {
         Stage::Model => Effect::InvokeModel,
         Stage::Code { .. } => Effect::ExecuteCode,
@@ -214,8 +232,9 @@ fn begin(
     draft.d
 }
 
-/// As [`decide`], when a budget has not got what the model call that would follow may cost: the turn ends instead, with
-/// `exhausted` as its error. A message that is admitted by the same decision ends with the next one.
+/// As [`decide`], when a budget has not got what the model call that would follow may cost: the
+/// turn ends instead, with `exhausted` as its error. A message that is admitted by the same
+/// decision ends with the next one.
 pub fn decide_without_money(
     task: &Task,
     queued: Option<Queued>,
@@ -238,14 +257,15 @@ struct Draft<'a> {
 }
 
 impl Draft<'_> {
-    /// Takes in what became of the current step. Results of other steps are stale: their cost is booked elsewhere, and
-    /// what they say no longer matters.
+    /// Takes in what became of the current step. Results of other steps are stale: their cost is
+    /// booked elsewhere, and what they say no longer matters.
     fn absorb(&mut self, result: StepResult) {
         if self.d.task.title_step == Some(result.step) {
             // The text itself is stored by the shell; failing to make a title is not worth a word.
             self.d.task.title_step = None;
             if let Outcome::Model(blocks, _) = result.outcome {
-                let is_text = |block: &Block| matches!(block, Block::Text(text) if !text.trim().is_empty());
+                let is_text =
+                    |block: &Block| matches!(block, Block::Text(text) if !text.trim().is_empty());
                 self.d.task.titled = blocks.iter().any(is_text);
             }
             return;
@@ -259,16 +279,22 @@ impl Draft<'_> {
                 if failure.class == FailureClass::ContextTooLong && self.was_too_long() => {}
             (Stage::Model, Outcome::Failed(failure)) => self.model_failed(&step, failure),
             (Stage::Compact { through, kept, replaced }, Outcome::Model(blocks, stop)) => {
-                self.summarised(Cut { through, kept, replaced, messages: 0 }, &blocks, stop);
+                self.summarized(Cut { through, kept, replaced, messages: 0 }, &blocks, stop);
             }
             (Stage::Compact { .. }, Outcome::Failed(failure))
-                if matches!(failure.class, FailureClass::ContextTooLong | FailureClass::ContentRefused) =>
+                if matches!(
+                    failure.class,
+                    FailureClass::ContextTooLong | FailureClass::ContentRefused
+                ) =>
             {
                 self.never_a_summary();
             }
             (Stage::Compact { .. }, Outcome::Failed(failure)) => self.model_failed(&step, failure),
-            (Stage::Compact { .. }, Outcome::Cancelled(_) | Outcome::Stopped(_)) => self.set_stage(Stage::Model),
-            // Told to stop, and neither suspended nor cancelled any more: the turn simply asks again.
+            (Stage::Compact { .. }, Outcome::Cancelled(_) | Outcome::Stopped(_)) => {
+                self.set_stage(Stage::Model)
+            }
+            // Told to stop, and neither suspended nor cancelled any more: the turn simply asks
+            // again.
             (Stage::Model, Outcome::Cancelled(_)) => self.unanswered(),
             (Stage::Model, Outcome::Stopped(said)) => self.broken_off(&step, said),
             (Stage::Code { calls }, Outcome::Code(results) | Outcome::Cancelled(results)) => {
@@ -286,8 +312,10 @@ impl Draft<'_> {
             }
             (Stage::Code { calls }, Outcome::Failed(failure)) => {
                 self.d.effects.push(Effect::EndCode(step.id));
-                let words =
-                    format!("the script could not be run to its end ({}); it is unknown what it did", failure.message);
+                let words = format!(
+                    "the script could not be run to its end ({}); it is unknown what it did",
+                    failure.message
+                );
                 self.fail(failure.class.code(), failure.message);
                 self.append_results(&calls, Vec::new(), &words);
             }
@@ -296,7 +324,8 @@ impl Draft<'_> {
             }
             (Stage::Model | Stage::Compact { .. }, Outcome::Code(_) | Outcome::Parked { .. })
             | (Stage::Code { .. }, Outcome::Model(..) | Outcome::Stopped(_)) => {
-                // A result of the wrong kind under the right id is a defect of a worker; ask again rather than stall.
+                // A result of the wrong kind under the right id is a defect of a worker; ask again
+                // rather than stall.
                 self.fail("INTERNAL", "a worker answered with the wrong kind of result".to_owned());
                 self.d.task.step = Some(step);
             }
@@ -314,18 +343,25 @@ impl Draft<'_> {
             turn.room = Room::default();
         }
         self.note_scripts(&blocks);
-        // An answer without a word or a call would be an empty message, which vendors refuse to take back.
+        // An answer without a word or a call would be an empty message, which vendors refuse to
+        // take back.
         if !blocks.is_empty() {
             self.append(Source::Assistant, blocks);
         }
         let told = self.d.task.turn.as_ref().is_some_and(|turn| turn.cut);
         match stop {
             Stop::Refused => {
-                self.fail("CONTENT_REFUSED", "the model's vendor refused to let it answer".to_owned());
+                self.fail(
+                    "CONTENT_REFUSED",
+                    "the model's vendor refused to let it answer".to_owned(),
+                );
                 self.end_turn(TurnOutcome::Failed);
             }
             Stop::Cut if calls.is_empty() && told => {
-                self.fail(OUTPUT_LIMIT, "the model's answers are longer than its limit of output tokens".to_owned());
+                self.fail(
+                    OUTPUT_LIMIT,
+                    "the model's answers are longer than its limit of output tokens".to_owned(),
+                );
                 self.end_turn(TurnOutcome::Failed);
             }
             Stop::Cut if calls.is_empty() => {
@@ -343,7 +379,7 @@ impl Draft<'_> {
         }
     }
 
-    /// A model call that was never answered does not count towards the turn's limit.
+    /// A model call that was never answered does not count toward the turn's limit.
     fn unanswered(&mut self) {
         if let Some(turn) = &mut self.d.task.turn
             && turn.stage == Stage::Model
@@ -354,17 +390,24 @@ impl Draft<'_> {
 
     fn model_failed(&mut self, step: &Step, failure: Failure) {
         let held = self.is_held();
-        // What keeps a service of ours away is said once a turn: an outage of hours would fill the task's events otherwise.
-        let said = |error: &TaskError| error.code == failure.class.code() && error.message == failure.message;
+        // What keeps a service of ours away is said once a turn: an outage of hours would fill the
+        // task's events otherwise.
+        let said = |error: &TaskError| {
+            error.code == failure.class.code() && error.message == failure.message
+        };
         if failure.tries > 0 || !self.d.task.last_error.as_ref().is_some_and(said) {
             self.fail(failure.class.code(), failure.message);
         }
-        // Calls that were never made, because a service of ours was away, don't count: what was accepted waits for it.
+        // Calls that were never made, because a service of ours was away, don't count: what was
+        // accepted waits for it.
         let attempt = step.attempt.saturating_add(failure.tries);
         if failure.class.is_retryable() && attempt <= backoff::MAX_ATTEMPTS && !held {
             let pause = backoff::pause(attempt - 1, self.fresh.jitter);
-            let until = (self.now + pause).max(failure.retry_at.unwrap_or(self.now)).min(self.now + LONGEST_RETRY);
-            self.d.task.step = Some(Step { attempt, state: StepState::Backoff { until }, ..step.clone() });
+            let until = (self.now + pause)
+                .max(failure.retry_at.unwrap_or(self.now))
+                .min(self.now + LONGEST_RETRY);
+            self.d.task.step =
+                Some(Step { attempt, state: StepState::Backoff { until }, ..step.clone() });
         } else if !held {
             self.end_turn(TurnOutcome::Failed);
         } else {
@@ -375,16 +418,24 @@ impl Draft<'_> {
     fn append(&mut self, source: Source, blocks: Vec<Block>) {
         self.d.task.last_position += 1;
         let id = self.fresh.messages[self.d.appended.len()];
-        self.d.appended.push(NewMessage { id, position: self.d.task.last_position, source, blocks });
+        self.d.appended.push(NewMessage {
+            id,
+            position: self.d.task.last_position,
+            source,
+            blocks,
+        });
     }
 
-    /// Appends one result for each call, in the calls' order: vendors refuse a transcript in which a call has none or
-    /// a result has no call.
+    /// Appends one result for each call, in the calls' order: vendors refuse a transcript in which
+    /// a call has none or a result has no call.
     fn append_results(&mut self, calls: &[String], mut results: Vec<CodeResult>, missing: &str) {
         let blocks = calls
             .iter()
             .map(|call| {
-                let found = results.iter().position(|result| result.id == *call).map(|index| results.remove(index));
+                let found = results
+                    .iter()
+                    .position(|result| result.id == *call)
+                    .map(|index| results.remove(index));
                 Block::CodeInterpreterResult(found.unwrap_or_else(|| CodeResult {
                     id: call.clone(),
                     error: missing.to_owned(),

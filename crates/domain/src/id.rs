@@ -1,4 +1,5 @@
-//! Typed, prefixed, time-ordered ids. Every kind of id the system knows stands in the one table below, alphabetically.
+//! Typed, prefixed, time-ordered ids. Every kind of id the system knows stands in the one table
+//! below, alphabetically.
 
 use std::{fmt, str::FromStr};
 
@@ -56,7 +57,8 @@ macro_rules! ids {
             fn from_str(text: &str) -> Result<Self, ParseError> {
                 let wrong = ParseError { kind: $kind, prefix: $prefix };
                 let uuid = text.strip_prefix(concat!($prefix, "_")).ok_or(wrong.clone())?;
-                // Only the canonical form: two spellings of one id would be two subjects and two keys.
+                // Only the canonical form: two spellings of one id would be two subjects and two
+                // keys.
                 if uuid.len() != 36 || uuid.bytes().any(|byte| byte.is_ascii_uppercase()) {
                     return Err(wrong);
                 }
@@ -95,7 +97,7 @@ ids! {
     FileId, "file", "file";
     /// Candidates that were handed over together.
     HandOverId, "handover", "hand-over";
-    /// An invitation into an organisation.
+    /// An invitation into an organization.
     InvitationId, "invitation", "invitation";
     /// A message of a task.
     MessageId, "msg", "message";
@@ -122,17 +124,20 @@ ids! {
 }
 
 impl UserId {
-    /// Whoever the gateway takes for the operator of this machine: owner of [`OrganizationId::LOCAL`].
-    pub const LOCAL: Self = Self::from_uuid(Uuid::from_u128(0x0000_0000_0000_7000_8000_0000_0000_0002));
+    /// Whoever the gateway takes for the operator of this machine: owner of
+    /// [`OrganizationId::LOCAL`].
+    pub const LOCAL: Self =
+        Self::from_uuid(Uuid::from_u128(0x0000_0000_0000_7000_8000_0000_0000_0002));
 }
 
 impl OrganizationId {
-    /// The operator's organisation, which is there from the beginning.
-    pub const LOCAL: Self = Self::from_uuid(Uuid::from_u128(0x0000_0000_0000_7000_8000_0000_0000_0001));
+    /// The operator's organization, which is there from the beginning.
+    pub const LOCAL: Self =
+        Self::from_uuid(Uuid::from_u128(0x0000_0000_0000_7000_8000_0000_0000_0001));
 }
 
-/// The id of a recorded event: its stream (a task's or an organisation's UUID) and its sequence there, so that the same
-/// event has the same id wherever it is read.
+/// The id of a recorded event: its stream (a task's or an organization's UUID) and its sequence
+/// there, so that the same event has the same id wherever it is read.
 pub fn event_id(stream: Uuid, sequence: u64) -> String {
     format!("evt_{stream}_{sequence}")
 }

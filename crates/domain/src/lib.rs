@@ -1,5 +1,5 @@
-//! Construct's rules, without I/O, clock or randomness: identifiers, messages, the life of a task, and [`decide()`],
-//! the pure function that says what happens next.
+//! Construct's rules, without I/O, clock or randomness: identifiers, messages, the life of a task,
+//! and [`decide()`], the pure function that says what happens next.
 
 pub mod access;
 pub mod approval;
@@ -21,6 +21,7 @@ pub mod task;
 
 pub use decide::decide;
 pub use id::{
-    AgentId, ApiKeyId, ApprovalId, AuditEntryId, BudgetId, CandidateId, FileId, HandOverId, InvitationId, MessageId,
-    ModelId, ModelProviderId, OrganizationId, ScanConnectionId, ScanId, ScheduleId, SecretId, StepId, TaskId, UserId,
+    AgentId, ApiKeyId, ApprovalId, AuditEntryId, BudgetId, CandidateId, FileId, HandOverId,
+    InvitationId, MessageId, ModelId, ModelProviderId, OrganizationId, ScanConnectionId, ScanId,
+    ScheduleId, SecretId, StepId, TaskId, UserId,
 };

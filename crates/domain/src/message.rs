@@ -4,9 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::FileId;
 
-/// The most bytes of a file that a model is shown as an image or a document. Vendors take few that are larger.
+/// The most bytes of a file that a model is shown as an image or a document. Vendors take few that
+/// are larger.
 pub const SHOWN_BYTES: u64 = 20 << 20;
-/// The most bytes of a file that a model is shown as text: more would fill what most models can see.
+/// The most bytes of a file that a model is shown as text: more would fill what most models can
+/// see.
 pub const SHOWN_TEXT_BYTES: u64 = 256 << 10;
 
 /// Who a message is from.
@@ -33,11 +35,14 @@ impl Source {
 
     /// Reads what [`Source::as_str`] wrote.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::User, Self::Assistant, Self::System].into_iter().find(|source| source.as_str() == text)
+        [Self::User, Self::Assistant, Self::System]
+            .into_iter()
+            .find(|source| source.as_str() == text)
     }
 }
 
-/// A message's content as stored: `{"blocks": [{"kind": …, "payload": …}]}` (seed 000, "Message Content Structure").
+/// A message's content as stored: `{"blocks": [{"kind": …, "payload": …}]}` (seed 000, "Message
+/// Content Structure").
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Content {
     /// In order.
@@ -81,7 +86,8 @@ pub struct Attachment {
     pub media_type: String,
     /// E.g. `report.pdf`; may be empty.
     pub name: String,
-    /// The content in base64, the form it has in JSON here and at every vendor. Empty where it is a file's.
+    /// The content in base64, the form it has in JSON here and at every vendor. Empty where it is a
+    /// file's.
     pub data: String,
     /// The file whose content it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -120,7 +126,9 @@ impl Shown {
         let (shown, most) = match media_type {
             "image/png" | "image/jpeg" | "image/gif" | "image/webp" => (Self::Image, SHOWN_BYTES),
             "application/pdf" => (Self::Document, SHOWN_BYTES),
-            "application/json" | "application/xml" | "application/yaml" => (Self::Text, SHOWN_TEXT_BYTES),
+            "application/json" | "application/xml" | "application/yaml" => {
+                (Self::Text, SHOWN_TEXT_BYTES)
+            }
             other if other.starts_with("text/") => (Self::Text, SHOWN_TEXT_BYTES),
             _ => return Self::Named,
         };
@@ -171,9 +179,10 @@ pub struct ToolUse {
     pub result: String,
 }
 
-/// Where a transcript is cut at the message with this place and these blocks: the first place that goes. It is the message's own, or, if
-/// the message stays (`keep`), the one after it. Scripts and their results, which have the place after them, are not torn apart: they stay
-/// with a message that stays, and go with one that goes.
+/// Where a transcript is cut at the message with this place and these blocks: the first place that
+/// goes. It is the message's own, or, if the message stays (`keep`), the one after it. Scripts and
+/// their results, which have the place after them, are not torn apart: they stay with a message
+/// that stays, and go with one that goes.
 pub fn cut(position: i64, blocks: &[Block], keep: bool) -> i64 {
     let is_result = |block: &Block| matches!(block, Block::CodeInterpreterResult(_));
     if keep {
@@ -187,7 +196,10 @@ pub fn cut(position: i64, blocks: &[Block], keep: bool) -> i64 {
 pub fn code_calls(blocks: &[Block]) -> impl Iterator<Item = &CodeCall> {
     blocks.iter().filter_map(|block| match block {
         Block::CodeInterpreterCall(call) => Some(call),
-        Block::Text(_) | Block::CodeInterpreterResult(_) | Block::Thinking(_) | Block::Attachment(_) => None,
+        Block::Text(_)
+        | Block::CodeInterpreterResult(_)
+        | Block::Thinking(_)
+        | Block::Attachment(_) => None,
     })
 }
 
@@ -224,7 +236,11 @@ mod tests {
                     media_type: "text/csv".into(),
                     name: "t.csv".into(),
                     data: String::new(),
-                    file: Some(AttachedFile { id: FILE.parse().expect("an id"), sha256: "0f".repeat(32), size: 7 }),
+                    file: Some(AttachedFile {
+                        id: FILE.parse().expect("an id"),
+                        sha256: "0f".repeat(32),
+                        size: 7,
+                    }),
                 }),
             ],
         };

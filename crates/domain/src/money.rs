@@ -1,7 +1,7 @@
 //! Tokens and what they cost, exactly.
 //!
-//! Prices are whole micro-dollars per million tokens, so that one token costs a whole number of pico-dollars
-//! (10⁻¹² US dollars) and the cost of a call is the sum of its parts with no rounding.
+//! Prices are whole micro-dollars per million tokens, so that one token costs a whole number of
+//! pico-dollars (10⁻¹² US dollars) and the cost of a call is the sum of its parts with no rounding.
 
 mod estimate;
 #[cfg(test)]
@@ -83,7 +83,8 @@ impl Rates {
         if self.thinking == 0 { self.output } else { self.thinking }
     }
 
-    /// Of a token read from the vendor's cache. Nearly all of a long conversation is: for nothing, no budget would notice it.
+    /// Of a token read from the vendor's cache. Nearly all of a long conversation is: for nothing,
+    /// no budget would notice it.
     const fn of_cache_read(&self) -> i64 {
         if self.cache_read == 0 { self.input } else { self.cache_read }
     }
@@ -113,12 +114,16 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// The same tokens with their cost at `prices`, as those of one call: which prices hold depends on the length of its
-    /// input, and the price of a call is paid once, unless nothing was used. Saturates instead of wrapping: nine
-    /// million dollars in one call is a vendor's or a script's nonsense, not a sum to overflow on.
+    /// The same tokens with their cost at `prices`, as those of one call: which prices hold depends
+    /// on the length of its input, and the price of a call is paid once, unless nothing was used.
+    /// Saturates instead of wrapping: nine million dollars in one call is a vendor's or a script's
+    /// nonsense, not a sum to overflow on.
     #[must_use]
     pub fn priced(self, prices: &Prices) -> Self {
-        let input = self.input_tokens.saturating_add(self.cache_read_tokens).saturating_add(self.cache_write_tokens);
+        let input = self
+            .input_tokens
+            .saturating_add(self.cache_read_tokens)
+            .saturating_add(self.cache_write_tokens);
         let rates = prices.rates(input);
         let thinking = self.thinking_tokens.clamp(0, self.output_tokens.max(0));
         let requests = i64::from(Self { cost_pico_usd: 0, ..self } != Self::default());
@@ -162,8 +167,8 @@ impl AddAssign for Usage {
     }
 }
 
-/// An amount for people: at least cents, and as many further digits as it has, up to millionths; less than that is rounded
-/// up, because nothing that costs something reads as free.
+/// An amount for people: at least cents, and as many further digits as it has, up to millionths;
+/// less than that is rounded up, because nothing that costs something reads as free.
 pub fn dollars(pico_usd: i64) -> String {
     let sign = if pico_usd < 0 { "-" } else { "" };
     let micros = pico_usd.unsigned_abs().div_ceil(PICO_PER_MICRO.unsigned_abs());

@@ -1,9 +1,11 @@
-//! Which of a fixed number of partitions a task belongs to, and which of several processes a partition.
+//! Which of a fixed number of partitions a task belongs to, and which of several processes a
+//! partition.
 
 use crate::TaskId;
 
-/// How many partitions there are. Part of every task's subjects: changing it strands the commands in flight. More would be
-/// of use to more than sixteen reconcilers only; each costs a consumer that waits at the server.
+/// How many partitions there are. Part of every task's subjects: changing it strands the commands
+/// in flight. More would be of use to more than sixteen reconcilers only; each costs a consumer
+/// that waits at the server.
 pub const COUNT: u16 = 16;
 
 /// The partition of a task. UUIDv7 ids begin with the time, so only their random tail is taken.
@@ -14,12 +16,13 @@ pub fn of(task: TaskId) -> u16 {
     (mixed % u64::from(COUNT)) as u16
 }
 
-/// The owner of each partition among `members`, by rendezvous hashing: the one with the highest weight for it that has not its
-/// fair share already. Whoever knows the same members comes to the same answer, in whatever order they are named. Empty when
-/// there are none.
+/// The owner of each partition among `members`, by rendezvous hashing: the one with the highest
+/// weight for it that has not its fair share already. Whoever knows the same members comes to the
+/// same answer, in whatever order they are named. Empty when there are none.
 ///
-/// The bound (the number of partitions by that of the members, rounded up) keeps the shares even, which sixteen partitions alone
-/// would not be; for it, a few partitions more than necessary change hands when a member comes or goes.
+/// The bound (the number of partitions by that of the members, rounded up) keeps the shares even,
+/// which sixteen partitions alone would not be; for it, a few partitions more than necessary change
+/// hands when a member comes or goes.
 pub fn owners<'a>(members: &[&'a str]) -> Vec<&'a str> {
     let mut members = members.to_vec();
     members.sort_unstable();
@@ -35,13 +38,14 @@ pub fn owners<'a>(members: &[&'a str]) -> Vec<&'a str> {
     (0..COUNT).filter_map(owner).collect()
 }
 
-/// How much a member is for a partition: any fixed function that mixes well. It is part of what processes of different
-/// versions must agree about.
+/// How much a member is for a partition: any fixed function that mixes well. It is part of what
+/// processes of different versions must agree about.
 fn weight(member: &str, partition: u16) -> u64 {
     // FNV-1a, and the finalizer of MurmurHash3, because FNV alone hardly mixes its last bytes.
     let bytes = member.bytes().chain(partition.to_be_bytes());
-    let hash =
-        bytes.fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3));
+    let hash = bytes.fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+    });
     let mixed = (hash ^ (hash >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
     let mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
     mixed ^ (mixed >> 33)
@@ -77,8 +81,12 @@ mod tests {
             let names = names(count);
             let owners = owners_of(&names);
             assert_eq!(owners.len(), usize::from(COUNT));
-            let most = names.iter().map(|name| owners.iter().filter(|owner| *owner == name).count()).max();
-            assert!(most.is_some_and(|most| most <= usize::from(COUNT).div_ceil(count)), "{owners:?}");
+            let most =
+                names.iter().map(|name| owners.iter().filter(|owner| *owner == name).count()).max();
+            assert!(
+                most.is_some_and(|most| most <= usize::from(COUNT).div_ceil(count)),
+                "{owners:?}"
+            );
         }
     }
 
@@ -98,7 +106,8 @@ mod tests {
             let all = names(count);
             let before = owners_of(&all);
             for gone in 0..count {
-                let rest: Vec<String> = all.iter().filter(|name| **name != all[gone]).cloned().collect();
+                let rest: Vec<String> =
+                    all.iter().filter(|name| **name != all[gone]).cloned().collect();
                 for (before, after) in before.iter().zip(owners_of(&rest)) {
                     match *before == all[gone] {
                         true => {}

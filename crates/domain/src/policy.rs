@@ -1,10 +1,12 @@
-//! Policies: which calls of scripts are made, which need a person's approval, and which are refused.
+//! Policies: which calls of scripts are made, which need a person's approval, and which are
+//! refused.
 //!
-//! A policy is a list of rules, of which the first that matches a call decides; a call that none matches is allowed. An
-//! agent and a task have one each, and the stricter answer wins ([`Action`] is ordered so).
+//! A policy is a list of rules, of which the first that matches a call decides; a call that none
+//! matches is allowed. An agent and a task have one each, and the stricter answer wins ([`Action`]
+//! is ordered so).
 //!
-//! Rules are about what a call says of itself. They are no confinement: a command can do in many ways what a rule about
-//! another tool forbids, and the sandbox holds whatever a policy says.
+//! Rules are about what a call says of itself. They are no confinement: a command can do in many
+//! ways what a rule about another tool forbids, and the sandbox holds whatever a policy says.
 
 use std::{
     net::Ipv6Addr,
@@ -48,10 +50,12 @@ pub struct Rule {
     /// Globs on the tool's name; empty: every tool.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<String>,
-    /// Globs on the path a call is about, relative to the workspace; `*` stays within one directory, `**` does not.
+    /// Globs on the path a call is about, relative to the workspace; `*` stays within one
+    /// directory, `**` does not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<String>,
-    /// Patterns on a whole command line: `*` stands for any text, `?` for one character, everything else for itself.
+    /// Patterns on a whole command line: `*` stands for any text, `?` for one character, everything
+    /// else for itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<String>,
     /// Patterns on the host of a request, as for commands; upper and lower case are the same.
@@ -73,12 +77,14 @@ pub struct Rule {
 pub enum Subject {
     /// Nothing that a rule could name.
     None,
-    /// A file or directory, relative to the workspace, by every name it is known to have. Each is judged, and the strictest answer holds.
+    /// A file or directory, relative to the workspace, by every name it is known to have. Each is
+    /// judged, and the strictest answer holds.
     Path(Vec<String>),
-    /// A directory with everything below it, by every name it is known to have. A rule that holds back anything which might lie
-    /// there holds back the whole.
+    /// A directory with everything below it, by every name it is known to have. A rule that holds
+    /// back anything which might lie there holds back the whole.
     Tree(Vec<String>),
-    /// A command line, in every form in which a rule may know it. Each is judged, and the strictest answer holds.
+    /// A command line, in every form in which a rule may know it. Each is judged, and the strictest
+    /// answer holds.
     Command(Vec<String>),
     /// A request.
     Request {
@@ -126,20 +132,24 @@ impl Policy {
         verdict
     }
 
-    /// The first rule that is about a whole form decides; those before it that are about a part of it may be stricter.
+    /// The first rule that is about a whole form decides; those before it that are about a part of
+    /// it may be stricter.
     fn judge_form(&self, tools: &[&str], form: Form<'_>) -> Verdict {
         let mut verdict = Verdict { action: Action::Allow, reason: String::new() };
         for (rule, compiled) in &self.rules {
             let matched = match compiled.get_or_init(|| Compiled::new(rule).ok()) {
                 Some(compiled) => compiled.matches(rule, tools, form),
-                // Nobody can store such a rule. Were there one, what it was to keep from happening does not happen.
+                // Nobody can store such a rule. Were there one, what it was to keep from happening
+                // does not happen.
                 None if rule.action == Action::Allow => Match::None,
                 None => Match::Whole,
             };
             // What is allowed for a part only says nothing about the rest.
-            let says = matched == Match::Whole || (matched == Match::Part && rule.action != Action::Allow);
+            let says =
+                matched == Match::Whole || (matched == Match::Part && rule.action != Action::Allow);
             if says {
-                verdict = stricter(verdict, Verdict { action: rule.action, reason: rule.reason.clone() });
+                verdict =
+                    stricter(verdict, Verdict { action: rule.action, reason: rule.reason.clone() });
             }
             if matched == Match::Whole {
                 break;
@@ -165,7 +175,9 @@ impl Subject {
         match self {
             Self::None => vec![Form::None],
             // Of nothing, no condition on paths or commands can be said to hold.
-            Self::Path(names) | Self::Tree(names) | Self::Command(names) if names.is_empty() => vec![Form::None],
+            Self::Path(names) | Self::Tree(names) | Self::Command(names) if names.is_empty() => {
+                vec![Form::None]
+            }
             Self::Path(names) => names.iter().map(|name| Form::Path(name)).collect(),
             Self::Tree(names) => names.iter().map(|name| Form::Tree(name)).collect(),
             Self::Command(lines) => lines.iter().map(|line| Form::Command(line)).collect(),
@@ -189,7 +201,8 @@ pub fn stricter(one: Verdict, other: Verdict) -> Verdict {
     if other.action > one.action { other } else { one }
 }
 
-/// What is wrong with the patterns of a rule: for each the field with its index, e.g. `paths[2]`, and why.
+/// What is wrong with the patterns of a rule: for each the field with its index, e.g. `paths[2]`,
+/// and why.
 pub fn invalid_patterns(rule: &Rule) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let globs = [
@@ -199,7 +212,10 @@ pub fn invalid_patterns(rule: &Rule) -> Vec<(String, String)> {
     for (field, patterns, compile) in globs {
         for (index, pattern) in patterns.iter().enumerate().take(PATTERNS) {
             if let Err(error) = compile(pattern) {
-                found.push((format!("{field}[{index}]"), format!("is not a valid pattern: {}", error.kind())));
+                found.push((
+                    format!("{field}[{index}]"),
+                    format!("is not a valid pattern: {}", error.kind()),
+                ));
             }
         }
     }
@@ -215,8 +231,11 @@ pub fn invalid_patterns(rule: &Rule) -> Vec<(String, String)> {
 fn invalid_host(pattern: &str) -> Option<&'static str> {
     let name = host(pattern);
     if !name.is_ascii() {
-        Some("has characters that no host has in a request; write it as there, e.g. xn--mnchen-3ya.de")
-    } else if name.contains(':') && !name.contains(['*', '?']) && name.parse::<Ipv6Addr>().is_err() {
+        Some(
+            "has characters that no host has in a request; write it as there, e.g. xn--mnchen-3ya.de",
+        )
+    } else if name.contains(':') && !name.contains(['*', '?']) && name.parse::<Ipv6Addr>().is_err()
+    {
         Some("is more than a host: leave the port and the scheme out")
     } else if name.contains(['/', '@', ' ']) {
         Some("is more than a host")
@@ -243,7 +262,9 @@ struct Compiled {
 
 impl Compiled {
     fn new(rule: &Rule) -> Result<Self, globset::Error> {
-        let whole = |glob: &String| glob.strip_suffix("/*").unwrap_or(glob).strip_suffix("/**").map(str::to_owned);
+        let whole = |glob: &String| {
+            glob.strip_suffix("/*").unwrap_or(glob).strip_suffix("/**").map(str::to_owned)
+        };
         Ok(Self {
             tools: rule.tools.iter().map(|glob| compile_name(glob)).collect::<Result<_, _>>()?,
             paths: rule.paths.iter().map(|glob| compile_path(glob)).collect::<Result<_, _>>()?,
@@ -264,14 +285,17 @@ impl Compiled {
         let is_command = self.commands.is_empty()
             || match form {
                 Form::Command(line) if rule.action == Action::Allow && is_compound(line) => false,
-                Form::Command(line) => self.commands.iter().any(|pattern| pattern.matches(line.trim())),
+                Form::Command(line) => {
+                    self.commands.iter().any(|pattern| pattern.matches(line.trim()))
+                }
                 _ => false,
             };
         let (method, name) = match form {
             Form::Request { method, host: name } => (Some(method), Some(host(name))),
             _ => (None, None),
         };
-        let is_method = |method: &str| rule.methods.iter().any(|known| known.eq_ignore_ascii_case(method));
+        let is_method =
+            |method: &str| rule.methods.iter().any(|known| known.eq_ignore_ascii_case(method));
         let is_host = |name: &str| self.hosts.iter().any(|pattern| pattern.matches(name));
         let is_agent = self.agents.is_empty()
             || matches!(form, Form::Agent(name) if self.agents.iter().any(|pattern| pattern.matches(name)));
@@ -295,7 +319,8 @@ impl Compiled {
         }
     }
 
-    /// Whether a pattern holds for everything below a directory, however deep and whatever it is called.
+    /// Whether a pattern holds for everything below a directory, however deep and whatever it is
+    /// called.
     fn is_whole_tree(&self, rule: &Rule, directory: &str) -> bool {
         let below = |directory: &Path| self.directories.iter().any(|glob| glob.is_match(directory));
         rule.paths.iter().any(|pattern| matches!(relative(pattern), "**" | "**/*"))
@@ -303,20 +328,25 @@ impl Compiled {
             || (directory != "." && Path::new(directory).ancestors().any(below))
     }
 
-    /// `secrets/**` is also meant to hold for `secrets` itself, which a tool may list or search as a whole.
+    /// `secrets/**` is also meant to hold for `secrets` itself, which a tool may list or search as
+    /// a whole.
     fn is_path(&self, path: &str) -> bool {
         any(&self.paths, path) || any(&self.paths, &format!("{path}/"))
     }
 }
 
-/// Whether a pattern could match something below a directory, by the directories it names before its first wildcard.
+/// Whether a pattern could match something below a directory, by the directories it names before
+/// its first wildcard.
 fn may_reach_into(rule: &Rule, directory: &str) -> bool {
     let directory = Path::new(if directory == "." { "" } else { directory });
     rule.paths.iter().any(|pattern| {
         let pattern = relative(pattern);
-        let literal: PathBuf =
-            pattern.split('/').take_while(|part| !part.contains(['*', '?', '[', '{', '\\'])).collect();
-        literal.starts_with(directory) || (literal != Path::new(pattern) && directory.starts_with(&literal))
+        let literal: PathBuf = pattern
+            .split('/')
+            .take_while(|part| !part.contains(['*', '?', '[', '{', '\\']))
+            .collect();
+        literal.starts_with(directory)
+            || (literal != Path::new(pattern) && directory.starts_with(&literal))
     })
 }
 
@@ -324,9 +354,10 @@ fn any(patterns: &[GlobMatcher], text: &str) -> bool {
     patterns.iter().any(|pattern| pattern.is_match(text))
 }
 
-/// Whether a shell may take a command line for more than one command with its arguments. Such a line is never what a
-/// pattern allows: `git *` is not meant to let `git status; rm -r .` pass. More is taken for it than a shell would,
-/// because a quoted `|` that needs an approval is better than one that was overlooked.
+/// Whether a shell may take a command line for more than one command with its arguments. Such a
+/// line is never what a pattern allows: `git *` is not meant to let `git status; rm -r .` pass.
+/// More is taken for it than a shell would, because a quoted `|` that needs an approval is better
+/// than one that was overlooked.
 pub(crate) fn is_compound(line: &str) -> bool {
     line.trim().contains([';', '&', '|', '`', '<', '>', '\n', '\r'])
         || ["$(", "${", "$["].iter().any(|expansion| line.contains(expansion))
@@ -337,7 +368,10 @@ fn compile_name(pattern: &str) -> Result<GlobMatcher, globset::Error> {
 }
 
 fn compile_path(pattern: &str) -> Result<GlobMatcher, globset::Error> {
-    let glob = GlobBuilder::new(relative(pattern)).literal_separator(true).backslash_escape(true).build()?;
+    let glob = GlobBuilder::new(relative(pattern))
+        .literal_separator(true)
+        .backslash_escape(true)
+        .build()?;
     Ok(glob.compile_matcher())
 }
 

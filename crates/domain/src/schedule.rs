@@ -9,15 +9,17 @@ use serde::{Deserialize, Serialize};
 #[cfg(test)]
 mod tests;
 
-/// A run that comes later than this after its time was missed. Longer than any usual restart, so that those cost nothing.
+/// A run that comes later than this after its time was missed. Longer than any usual restart, so
+/// that those cost nothing.
 pub const LATE: Duration = Duration::from_secs(60);
 /// Missed runs that are made up for at most; older ones are passed over.
 pub const CATCH_UP: usize = 100;
 /// Longest pattern, in bytes.
 pub const PATTERN_BYTES: usize = 256;
 
-/// How far back the runs that were missed are looked for, from the present: the first span that holds enough of them ends the
-/// search, so that a year's absence of a schedule that runs every minute costs no more than an hour's.
+/// How far back the runs that were missed are looked for, from the present: the first span that
+/// holds enough of them ends the search, so that a year's absence of a schedule that runs every
+/// minute costs no more than an hour's.
 const SPANS: [SignedDuration; 4] = [
     SignedDuration::from_hours(1),
     SignedDuration::from_hours(24),
@@ -38,7 +40,8 @@ pub enum Invalid {
     TimeZone(String),
 }
 
-/// What becomes of runs that were missed because nobody was there to make them, or the database was away.
+/// What becomes of runs that were missed because nobody was there to make them, or the database was
+/// away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Missed {
@@ -94,9 +97,9 @@ pub struct Plan {
 
 /// A pattern in its time zone.
 ///
-/// Clocks that are turned are treated as cron does: a run at a fixed hour happens once on each day that the pattern names, an
-/// hour later when its time is left out, and at the first of the two when its time comes twice. A run at every so-many minutes or hours
-/// follows real time.
+/// Clocks that are turned are treated as cron does: a run at a fixed hour happens once on each day
+/// that the pattern names, an hour later when its time is left out, and at the first of the two
+/// when its time comes twice. A run at every so-many minutes or hours follows real time.
 #[derive(Debug)]
 struct Pattern {
     crontab: Crontab,
@@ -150,7 +153,8 @@ fn civil_to_utc(civil: civil::DateTime) -> Option<Timestamp> {
 }
 
 impl Timing {
-    /// The first run after `time`; none when there is none any more (of a pattern: none within four years).
+    /// The first run after `time`; none when there is none any more (of a pattern: none within four
+    /// years).
     ///
     /// # Errors
     /// When the pattern or the time zone cannot be used.
@@ -177,7 +181,9 @@ impl Timing {
                 (newest(&pattern, due, now, wanted), pattern.after(now))
             }
         };
-        let is_late = |run: &Timestamp| now.duration_since(*run) > SignedDuration::try_from(LATE).unwrap_or_default();
+        let is_late = |run: &Timestamp| {
+            now.duration_since(*run) > SignedDuration::try_from(LATE).unwrap_or_default()
+        };
         if missed == Missed::Skip {
             runs.retain(|run| !is_late(run));
         }

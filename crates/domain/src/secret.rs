@@ -1,7 +1,7 @@
 //! Secrets that scripts may use without seeing them: what a name, a value and its bindings may be.
 
-/// Fewest bytes of a value, white space around it not counted: what is shorter cannot be told from ordinary text, and so
-/// cannot be taken out of what comes back.
+/// Fewest bytes of a value, white space around it not counted: what is shorter cannot be told from
+/// ordinary text, and so cannot be taken out of what comes back.
 pub const MIN_BYTES: usize = 8;
 /// Most bytes of a value.
 pub const MAX_BYTES: usize = 64 * 1024;
@@ -20,11 +20,14 @@ const COMMAND_BYTES: usize = 64;
 pub fn is_name(text: &str) -> bool {
     text.len() <= NAME_CHARS
         && text.starts_with(|c: char| c.is_ascii_uppercase())
-        && text.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
-/// Whether a secret can be bound to this host: a name, an IP address (IPv6 without brackets), or every name below one
-/// (`*.example.com`). Not every host: a secret that may be sent anywhere is none.
+/// Whether a secret can be bound to this host: a name, an IP address (IPv6 without brackets), or
+/// every name below one (`*.example.com`). Not every host: a secret that may be sent anywhere is
+/// none.
 pub fn is_host(text: &str) -> bool {
     if text.parse::<std::net::IpAddr>().is_ok() {
         return true;
@@ -32,20 +35,24 @@ pub fn is_host(text: &str) -> bool {
     let name = text.strip_prefix("*.").unwrap_or(text);
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())
-            && label
-                .bytes()
-                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
+            && label.bytes().all(|byte| {
+                byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_')
+            })
     };
     // The last label is no number, for that would be an IP address in one of its odd spellings.
     let is_top = |label: &str| label.starts_with(|c: char| c.is_ascii_lowercase());
-    text.len() <= HOST_BYTES && name.split('.').all(is_label) && name.rsplit('.').next().is_some_and(is_top)
+    text.len() <= HOST_BYTES
+        && name.split('.').all(is_label)
+        && name.rsplit('.').next().is_some_and(is_top)
 }
 
 /// Whether a secret can be bound to this command: the name of a program, without a directory.
 pub fn is_command(text: &str) -> bool {
     (1..=COMMAND_BYTES).contains(&text.len())
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'+'))
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'+'))
 }
 
 /// Whether this can be a value.
@@ -53,8 +60,8 @@ pub fn is_value(text: &str) -> bool {
     text.len() <= MAX_BYTES && text.trim().len() >= MIN_BYTES && !text.contains('\0')
 }
 
-/// The program that a line of shell runs, when it is certain that the shell runs nothing else for it: one bare word, then
-/// nothing that a shell may take for another command.
+/// The program that a line of shell runs, when it is certain that the shell runs nothing else for
+/// it: one bare word, then nothing that a shell may take for another command.
 pub fn program(line: &str) -> Option<&str> {
     // Arithmetic expands variables in turn, and what stands in those may be a command.
     let certain = !crate::policy::is_compound(line) && !line.contains("$[");
@@ -67,9 +74,14 @@ mod tests {
 
     #[test]
     fn names_hosts_and_commands_follow_their_patterns() {
-        for (name, good) in
-            [("A", true), ("GITHUB_TOKEN_2", true), ("", false), ("a", false), ("_A", false), ("A-B", false)]
-        {
+        for (name, good) in [
+            ("A", true),
+            ("GITHUB_TOKEN_2", true),
+            ("", false),
+            ("a", false),
+            ("_A", false),
+            ("A-B", false),
+        ] {
             assert_eq!(is_name(name), good, "{name:?}");
         }
         assert!(is_name(&"A".repeat(64)) && !is_name(&"A".repeat(65)));
@@ -111,7 +123,11 @@ mod tests {
     #[test]
     fn a_value_is_neither_too_short_nor_too_long() {
         assert!(is_value("12345678") && is_value(&"x".repeat(MAX_BYTES)));
-        assert!(!is_value("1234567") && !is_value("  1234567 ") && !is_value(&"x".repeat(MAX_BYTES + 1)));
+        assert!(
+            !is_value("1234567")
+                && !is_value("  1234567 ")
+                && !is_value(&"x".repeat(MAX_BYTES + 1))
+        );
         assert!(!is_value("1234\u{0}5678"));
     }
 

@@ -1,8 +1,17 @@
 //! Documents that clients keep: which there are, and what one may be.
 
-/// What documents can be called. There is at most one of each name for an organisation, and for each of its members.
-pub const NAMES: [&str; 8] =
-    ["designs", "hook-states", "mcp-states", "pinned", "project-settings", "settings", "skill-states", "storage"];
+/// What documents can be called. There is at most one of each name for an organization, and for
+/// each of its members.
+pub const NAMES: [&str; 8] = [
+    "designs",
+    "hook-states",
+    "mcp-states",
+    "pinned",
+    "project-settings",
+    "settings",
+    "skill-states",
+    "storage",
+];
 /// Most bytes of a document.
 pub const MAX_BYTES: usize = 1024 * 1024;
 /// Most values within each other, the document itself counted. Clients read documents by recursion.
@@ -15,7 +24,8 @@ pub fn name(text: &str) -> Option<&'static str> {
     NAMES.into_iter().find(|name| *name == text)
 }
 
-/// How many values stand within each other in a text that is JSON: of `{"a": [1]}` it is 2, objects and arrays counted.
+/// How many values stand within each other in a text that is JSON: of `{"a": [1]}` it is 2, objects
+/// and arrays counted.
 pub fn depth(json: &str) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     let (mut quoted, mut escaped) = (false, false);

@@ -26,7 +26,8 @@ impl Default for Limits {
     }
 }
 
-/// How long a script can wait for subtasks, counted from the call. Journals are kept longer than that.
+/// How long a script can wait for subtasks, counted from the call. Journals are kept longer than
+/// that.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// A call of a script that waits for subtasks.
@@ -49,7 +50,8 @@ impl AwaitedCall {
     }
 }
 
-/// Why something that a script wanted of tasks was not done. Nothing of it has happened. The words are for the model.
+/// Why something that a script wanted of tasks was not done. Nothing of it has happened. The words
+/// are for the model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The script is over, or about to be stopped.
@@ -59,7 +61,9 @@ pub enum Refused {
     #[error("there is no agent {0:?}. Leave it out to use your own agent.")]
     NoAgent(String),
     /// It would lie too far below the root of its tree.
-    #[error("subtasks can be nested {limit} levels deep, and this task is at the last one. Do the work here.")]
+    #[error(
+        "subtasks can be nested {limit} levels deep, and this task is at the last one. Do the work here."
+    )]
     TooDeep {
         /// How deep.
         limit: u32,
@@ -86,7 +90,9 @@ pub enum Refused {
     #[error("{0} is no subtask that this task has spawned. tasks.list() names those.")]
     NotASubtask(String),
     /// Nobody has begun the task that asks but a person.
-    #[error("no other task has spawned this one, so that there is nobody to tell. What you answer goes to the user.")]
+    #[error(
+        "no other task has spawned this one, so that there is nobody to tell. What you answer goes to the user."
+    )]
     NoParent,
     /// Too many messages wait there.
     #[error("{limit} messages wait there already. Wait until some of them are answered.")]
@@ -111,8 +117,8 @@ impl Refused {
     }
 }
 
-/// The ids of what one call of a script makes. They follow from the call, so that a call which is made again, because a process died,
-/// makes nothing new.
+/// The ids of what one call of a script makes. They follow from the call, so that a call which is
+/// made again, because a process died, makes nothing new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallIds {
     /// Of the subtask.
@@ -137,7 +143,11 @@ impl CallIds {
             bytes.copy_from_slice(&hash[..16]);
             uuid::Builder::from_custom_bytes(bytes).into_uuid()
         };
-        Self { task: TaskId::from_uuid(id("task")), message: MessageId::from_uuid(id("message")), budget: id("budget") }
+        Self {
+            task: TaskId::from_uuid(id("task")),
+            message: MessageId::from_uuid(id("message")),
+            budget: id("budget"),
+        }
     }
 }
 
@@ -150,8 +160,14 @@ mod tests {
         let step = |n| StepId::from_uuid(Uuid::from_u128(n));
         let ids = CallIds::of(step(1), 0, 1);
         assert_eq!(CallIds::of(step(1), 0, 1), ids);
-        for other in [CallIds::of(step(2), 0, 1), CallIds::of(step(1), 1, 1), CallIds::of(step(1), 0, 2)] {
-            assert!(other.task != ids.task && other.message != ids.message && other.budget != ids.budget);
+        for other in
+            [CallIds::of(step(2), 0, 1), CallIds::of(step(1), 1, 1), CallIds::of(step(1), 0, 2)]
+        {
+            assert!(
+                other.task != ids.task
+                    && other.message != ids.message
+                    && other.budget != ids.budget
+            );
         }
         assert_ne!(ids.task.uuid(), ids.message.uuid());
         assert_eq!(ids.task.uuid().get_version_num(), 8);

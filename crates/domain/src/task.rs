@@ -14,7 +14,8 @@ use crate::{
 /// Model calls one user message may cause when neither agent nor task says otherwise.
 pub const DEFAULT_MAX_TURNS: u32 = 50;
 
-/// The code of the error of a turn that ended because a budget has not got what its next model call may cost.
+/// The code of the error of a turn that ended because a budget has not got what its next model call
+/// may cost.
 pub const BUDGET_EXHAUSTED: &str = "BUDGET_EXHAUSTED";
 
 /// The code of what is kept of a turn that a person ended.
@@ -23,13 +24,15 @@ pub const CANCELLED: &str = "CANCELLED";
 /// The code of what is kept of a turn that a newer message ended.
 pub const INTERRUPTED: &str = "INTERRUPTED";
 
-/// The code of the error of a turn that ended because the model ran the same script with the same result again and again.
+/// The code of the error of a turn that ended because the model ran the same script with the same
+/// result again and again.
 pub const STUCK: &str = "STUCK";
 
 /// The code of the error of a turn that ended because what must be said does not fit the model.
 pub const CONTEXT_TOO_LONG: &str = FailureClass::ContextTooLong.code();
 
-/// The code of the error of a turn that ended because the model's answers were longer than they may be.
+/// The code of the error of a turn that ended because the model's answers were longer than they may
+/// be.
 pub const OUTPUT_LIMIT: &str = "OUTPUT_LIMIT";
 
 /// The code of the error of a task of which not everything that is stored can be read.
@@ -97,8 +100,9 @@ impl Phase {
     }
 }
 
-/// A task's state. The reconciler alone changes it, except for the intents ([`Task::suspend`], [`Task::cancel`],
-/// [`Task::rewind`], the agent), which the gateway writes and the reconciler reads.
+/// A task's state. The reconciler alone changes it, except for the intents ([`Task::suspend`],
+/// [`Task::cancel`], [`Task::rewind`], the agent), which the gateway writes and the reconciler
+/// reads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Task {
     /// Which task.
@@ -111,10 +115,11 @@ pub struct Task {
     pub suspend: bool,
     /// Whether a person wants the running turn ended, and why. Cleared when done.
     pub cancel: Option<String>,
-    /// From which place on a person wants the transcript put aside. What runs is stopped first. Cleared when done.
+    /// From which place on a person wants the transcript put aside. What runs is stopped first.
+    /// Cleared when done.
     pub rewind: Option<i64>,
-    /// The message whose turn has failed, if a person wants that tried again. Read only, and of no account when there is something newer to
-    /// answer.
+    /// The message whose turn has failed, if a person wants that tried again. Read only, and of no
+    /// account when there is something newer to answer.
     pub retry: Option<MessageId>,
     /// Model calls one user message may cause.
     pub max_turns: u32,
@@ -138,14 +143,15 @@ pub struct Task {
     pub last_outcome: Option<TurnOutcome>,
     /// The last error, until a turn completes.
     pub last_error: Option<TaskError>,
-    /// What people were asked about the step's scripts, and what they said. Read only: an intent like [`Task::suspend`],
-    /// kept in rows of its own. Only there once the step has waited for an approval.
+    /// What people were asked about the step's scripts, and what they said. Read only: an intent
+    /// like [`Task::suspend`], kept in rows of its own. Only there once the step has waited for an
+    /// approval.
     pub approvals: Vec<Approval>,
-    /// The subtasks that are at work, where a script that is put away waits for some. None: nobody has looked, which a decision that needs it
-    /// asks for by [`Task::next_wake`]. Read only.
+    /// The subtasks that are at work, where a script that is put away waits for some. None: nobody
+    /// has looked, which a decision that needs it asks for by [`Task::next_wake`]. Read only.
     pub subtasks: Option<Vec<TaskId>>,
-    /// How far the conversation fills its model. [`Context::scale`], [`Context::tokens`] and [`Context::through`] are written; the rest is
-    /// read.
+    /// How far the conversation fills its model. [`Context::scale`], [`Context::tokens`] and
+    /// [`Context::through`] are written; the rest is read.
     pub context: Context,
 }
 
@@ -190,7 +196,14 @@ impl Room {
 impl Turn {
     /// One that has not called a model yet.
     pub fn new(message: MessageId, stage: Stage) -> Self {
-        Self { message, calls: 0, stage, cut: false, repeats: Repeats::default(), room: Room::default() }
+        Self {
+            message,
+            calls: 0,
+            stage,
+            cut: false,
+            repeats: Repeats::default(),
+            room: Room::default(),
+        }
     }
 }
 
@@ -225,7 +238,8 @@ pub enum Stage {
         /// The vendor's ids of the calls, each to be answered by one result.
         calls: Vec<String>,
     },
-    /// Have the older part of the conversation summed up, so that the rest fits; then ask the model.
+    /// Have the older part of the conversation summed up, so that the rest fits; then ask the
+    /// model.
     Compact {
         /// The last place that is summed up.
         through: i64,
@@ -243,12 +257,13 @@ pub struct Step {
     pub id: StepId,
     /// Counts the task's steps from 1.
     pub number: u64,
-    /// The call of the vendor it begins with, from 1: a step that is tried again goes on where the one before it ended.
+    /// The call of the vendor it begins with, from 1: a step that is tried again goes on where the
+    /// one before it ended.
     pub attempt: u32,
     /// When it was first wanted.
     pub since: Timestamp,
-    /// How often its scripts were gone on with after they had waited for approvals or subtasks. A command and its result carry it,
-    /// so that those of an earlier round are told apart.
+    /// How often its scripts were gone on with after they had waited for approvals or subtasks. A
+    /// command and its result carry it, so that those of an earlier round are told apart.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub round: u32,
     /// When its scripts were last gone on with.
@@ -268,16 +283,19 @@ impl Step {
         self.resumed.unwrap_or(self.since)
     }
 
-    /// Until when people can decide about its calls. Counted from the step's beginning, and not from when they were asked,
-    /// because the journal its scripts go on from is kept for so long from then.
+    /// Until when people can decide about its calls. Counted from the step's beginning, and not
+    /// from when they were asked, because the journal its scripts go on from is kept for so long
+    /// from then.
     pub fn approvals_expire(&self) -> Timestamp {
         self.since + APPROVAL_LIMIT
     }
 
-    /// Whether this result is what is waited for: neither another step's, nor one of an earlier round, nor one of a worker
-    /// that had the command again after it had let go of it.
+    /// Whether this result is what is waited for: neither another step's, nor one of an earlier
+    /// round, nor one of a worker that had the command again after it had let go of it.
     pub fn awaits(&self, result: &StepResult) -> bool {
-        self.id == result.step && self.round == result.round && !matches!(self.state, StepState::Parked { .. })
+        self.id == result.step
+            && self.round == result.round
+            && !matches!(self.state, StepState::Parked { .. })
     }
 }
 
@@ -295,12 +313,14 @@ pub enum StepState {
         /// Not before this.
         until: Timestamp,
     },
-    /// The worker was told to stop; its last words are awaited, because they say which side effects happened.
+    /// The worker was told to stop; its last words are awaited, because they say which side effects
+    /// happened.
     Cancelling {
         /// Not longer than this.
         deadline: Timestamp,
     },
-    /// Its scripts are put away until a person has decided, or subtasks have ended. No worker has them, and nothing of them is in memory.
+    /// Its scripts are put away until a person has decided, or subtasks have ended. No worker has
+    /// them, and nothing of them is in memory.
     Parked {
         /// The calls they wait for that a person decides about.
         waits: Vec<AskedCall>,
@@ -387,7 +407,10 @@ pub enum FailureClass {
 impl FailureClass {
     /// Whether the same step may succeed later.
     pub const fn is_retryable(self) -> bool {
-        matches!(self, Self::Transient | Self::RateLimited | Self::Overloaded | Self::DeadlineExceeded)
+        matches!(
+            self,
+            Self::Transient | Self::RateLimited | Self::Overloaded | Self::DeadlineExceeded
+        )
     }
 
     /// Stable name, as API clients see it in an error's code.
@@ -436,7 +459,8 @@ pub struct StepResult {
 pub enum Stop {
     /// It had said what it wanted to.
     Done,
-    /// It reached its limit of output: text may end in the middle, and a script that was not whole is missing.
+    /// It reached its limit of output: text may end in the middle, and a script that was not whole
+    /// is missing.
     Cut,
     /// The vendor kept it from going on because of the content.
     Refused,
@@ -453,7 +477,8 @@ pub enum Outcome {
     Failed(Failure),
     /// The worker stopped because it was told to; of scripts, what is known of the calls that ran.
     Cancelled(Vec<CodeResult>),
-    /// The model call stopped because it was told to, and this is what it had said. Scripts in it were not whole.
+    /// The model call stopped because it was told to, and this is what it had said. Scripts in it
+    /// were not whole.
     Stopped(Vec<Block>),
     /// The scripts wait for people or subtasks, and the worker has let go of them.
     Parked {

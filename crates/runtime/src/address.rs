@@ -1,8 +1,10 @@
-//! Which addresses are public. Everything else is refused: it belongs to the host, its network, or its cloud.
+//! Which addresses are public. Everything else is refused: it belongs to the host, its network, or
+//! its cloud.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Ranges of IPv4 that are not public, as address and prefix length (IANA special-purpose registry).
+/// Ranges of IPv4 that are not public, as address and prefix length (IANA special-purpose
+/// registry).
 const REFUSED_V4: [(Ipv4Addr, u32); 17] = [
     (Ipv4Addr::new(0, 0, 0, 0), 8),
     (Ipv4Addr::new(10, 0, 0, 0), 8),
@@ -41,11 +43,12 @@ const REFUSED_V6: [(Ipv6Addr, u32); 5] = [
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20),
 ];
 
-/// Whether an address is on the public internet. An IPv4 address in IPv6 clothes counts as what it is.
+/// Whether an address is on the public internet. An IPv4 address in IPv6 clothes counts as what it
+/// is.
 #[must_use]
 pub fn is_public(address: IpAddr) -> bool {
-    // An IPv4 address written as IPv6 (::ffff:127.0.0.1) reaches the IPv4 address. NAT64 (64:ff9b::/96) and every other
-    // embedding lie outside of the global range.
+    // An IPv4 address written as IPv6 (::ffff:127.0.0.1) reaches the IPv4 address. NAT64
+    // (64:ff9b::/96) and every other embedding lie outside of the global range.
     match address.to_canonical() {
         IpAddr::V4(v4) => !REFUSED_V4.iter().any(|(base, length)| within_v4(v4, *base, *length)),
         IpAddr::V6(v6) => {
@@ -69,9 +72,15 @@ mod tests {
 
     #[test]
     fn public_addresses_are_public() {
-        for text in
-            ["1.1.1.1", "8.8.8.8", "93.184.216.34", "172.32.0.1", "2606:4700::1111", "2a00:1450::1", "::ffff:1.1.1.1"]
-        {
+        for text in [
+            "1.1.1.1",
+            "8.8.8.8",
+            "93.184.216.34",
+            "172.32.0.1",
+            "2606:4700::1111",
+            "2a00:1450::1",
+            "::ffff:1.1.1.1",
+        ] {
             assert!(is_public(text.parse().expect("an address")), "{text}");
         }
     }

@@ -1,9 +1,11 @@
 //! What time it is in the mesh.
 //!
-//! What one process writes down and another compares (when a task is to be looked at, when a step ends, until when a lease holds) has to come
-//! from one clock, and that is PostgreSQL's ([ADR 40](../../../docs/adr/0040-one-clock.md)). A process that reads the database takes the time
-//! from there now and then ([`follow`]), and counts on by the machine's monotonic clock, which nobody sets. A worker hears it from those
-//! ([`listen`]). Until one of the two has happened it is the machine's own clock that counts.
+//! What one process writes down and another compares (when a task is to be looked at, when a step
+//! ends, until when a lease holds) has to come from one clock, and that is PostgreSQL's ([ADR
+//! 40](../../../docs/adr/0040-one-clock.md)). A process that reads the database takes the time from
+//! there now and then ([`follow`]), and counts on by the machine's monotonic clock, which nobody
+//! sets. A worker hears it from those ([`listen`]). Until one of the two has happened it is the
+//! machine's own clock that counts.
 
 use std::{
     sync::{PoisonError, RwLock},
@@ -14,15 +16,18 @@ use futures::{Stream, StreamExt as _};
 use jiff::{SignedDuration, Timestamp};
 use tokio_util::sync::CancellationToken;
 
-/// How often PostgreSQL is asked. A machine that slept finds its monotonic clock behind for so long at most.
+/// How often PostgreSQL is asked. A machine that slept finds its monotonic clock behind for so long
+/// at most.
 const ASK: Duration = Duration::from_secs(5);
 /// How often while it does not say.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// An answer that took longer says too little.
 const PRECISE: Duration = Duration::from_secs(1);
-/// What was heard before this does not count against what is heard now: PostgreSQL's own clock may have been set back meanwhile.
+/// What was heard before this does not count against what is heard now: PostgreSQL's own clock may
+/// have been set back meanwhile.
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// How long a worker waits at its start until somebody says what time it is: it is said every half second, unless nobody is there.
+/// How long a worker waits at its start until somebody says what time it is: it is said every half
+/// second, unless nobody is there.
 const FIRST_WORD: Duration = Duration::from_millis(700);
 /// How far the machine's clock may be away before that is said.
 const NOTEWORTHY: SignedDuration = SignedDuration::from_secs(10);
@@ -38,7 +43,9 @@ pub fn now() -> Timestamp {
 ///
 /// # Errors
 /// Those of `ask`.
-pub async fn take<E, Asked: Future<Output = Result<Timestamp, E>>>(ask: impl FnOnce() -> Asked) -> Result<(), E> {
+pub async fn take<E, Asked: Future<Output = Result<Timestamp, E>>>(
+    ask: impl FnOnce() -> Asked,
+) -> Result<(), E> {
     let began = Instant::now();
     let time = ask().await?;
     let took = began.elapsed();
@@ -48,8 +55,8 @@ pub async fn take<E, Asked: Future<Output = Result<Timestamp, E>>>(ask: impl FnO
     Ok(())
 }
 
-/// Hears the time from who knows it, for as long as it is said. Gives back what goes on with it, after the first word or when that takes
-/// long.
+/// Hears the time from who knows it, for as long as it is said. Gives back what goes on with it,
+/// after the first word or when that takes long.
 pub async fn listen<S: Stream<Item = Timestamp> + Unpin>(
     mut times: S,
     stop: CancellationToken,
@@ -65,7 +72,10 @@ pub async fn listen<S: Stream<Item = Timestamp> + Unpin>(
 }
 
 /// Takes it again and again, and says when the machine's own clock is wrong, and no longer.
-pub async fn follow<E, Asked: Future<Output = Result<Timestamp, E>>>(ask: impl Fn() -> Asked, stop: CancellationToken) {
+pub async fn follow<E, Asked: Future<Output = Result<Timestamp, E>>>(
+    ask: impl Fn() -> Asked,
+    stop: CancellationToken,
+) {
     let mut wrong = false;
     let mut pause = ASK;
     while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
@@ -123,7 +133,8 @@ impl Clock {
 
     /// It was this time when it was said, and is later now.
     fn hear(&self, said: Timestamp, at: Instant) {
-        let known = self.anchor().filter(|anchor| at.saturating_duration_since(anchor.at) < REMEMBERED);
+        let known =
+            self.anchor().filter(|anchor| at.saturating_duration_since(anchor.at) < REMEMBERED);
         if known.is_none_or(|anchor| anchor.now(at) < said) {
             self.set(said, at);
         }
@@ -148,7 +159,11 @@ mod tests {
         clock.set(at(1_000), began);
         assert_eq!(clock.now(began + Duration::from_secs(7)), at(1_007));
         clock.set(at(500), began + Duration::from_secs(10));
-        assert_eq!(clock.now(began + Duration::from_secs(11)), at(501), "PostgreSQL's clock was set back");
+        assert_eq!(
+            clock.now(began + Duration::from_secs(11)),
+            at(501),
+            "PostgreSQL's clock was set back"
+        );
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Configuration in layers: defaults, then an optional TOML file, then the environment.
 //!
-//! Keys are flat. The key `gateway_listen` is `CONSTRUCT_GATEWAY_LISTEN` in the environment and `gateway_listen = …` in
-//! the file named by `CONSTRUCT_CONFIG`; one file and one environment serve all services, each reads the keys it
-//! knows. What all services share is [`Common`]; a service's own keys are a struct of its own, loaded from the same
-//! sources. The two are deliberately not joined with `#[serde(flatten)]`, which loses the types of values and the
-//! names of keys in errors.
+//! Keys are flat. The key `gateway_listen` is `CONSTRUCT_GATEWAY_LISTEN` in the environment and
+//! `gateway_listen = …` in the file named by `CONSTRUCT_CONFIG`; one file and one environment serve
+//! all services, each reads the keys it knows. What all services share is [`Common`]; a service's
+//! own keys are a struct of its own, loaded from the same sources. The two are deliberately not
+//! joined with `#[serde(flatten)]`, which loses the types of values and the names of keys in
+//! errors.
 
 mod common;
 pub mod duration;
@@ -25,10 +26,11 @@ pub(crate) const PREFIX: &str = "CONSTRUCT_";
 
 /// The configuration of one service beside [`Common`].
 ///
-/// The struct carries `#[serde(default)]`: its `Default` supplies what no source sets. Every field is serialized (no
-/// `skip`), because the serialized default is the list of known keys.
+/// The struct carries `#[serde(default)]`: its `Default` supplies what no source sets. Every field
+/// is serialized (no `skip`), because the serialized default is the list of known keys.
 pub trait ServiceConfig: Default + Serialize + DeserializeOwned {
-    /// Whether it is a service with health endpoints, and not a command that runs beside one, in its environment.
+    /// Whether it is a service with health endpoints, and not a command that runs beside one, in
+    /// its environment.
     const SERVES: bool = true;
 
     /// Checks what types cannot say, before anything is started. `--check-config` runs it too.
@@ -76,7 +78,8 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// `message` continues a sentence that begins with the key: "must be at least 1". It never contains a secret.
+    /// `message` continues a sentence that begins with the key: "must be at least 1". It never
+    /// contains a secret.
     pub fn new(key: &'static str, message: impl Into<String>) -> Self {
         Self { key, message: message.into() }
     }
@@ -84,7 +87,12 @@ impl Invalid {
     /// A required key that no source sets.
     pub fn missing(key: &'static str) -> Self {
         let variable = variable_of(key);
-        Self::new(key, format!("is required: set {variable} in the environment, or `{key}` in the configuration file"))
+        Self::new(
+            key,
+            format!(
+                "is required: set {variable} in the environment, or `{key}` in the configuration file"
+            ),
+        )
     }
 }
 
@@ -131,7 +139,8 @@ pub enum Error {
     },
 }
 
-/// Loads `T` from the environment of the process and the file that `CONSTRUCT_CONFIG` names, if it does.
+/// Loads `T` from the environment of the process and the file that `CONSTRUCT_CONFIG` names, if it
+/// does.
 ///
 /// # Errors
 /// [`Error`]: an unreadable file, or a value that `T` does not accept.

@@ -24,8 +24,8 @@ struct Shared {
 }
 
 impl Context {
-    /// A context without signals, telemetry and health endpoints. [`crate::main`] adds those; tests that run a service in
-    /// their own process do without.
+    /// A context without signals, telemetry and health endpoints. [`crate::main`] adds those; tests
+    /// that run a service in their own process do without.
     pub fn new(service: &'static str, common: Common) -> Self {
         let lifecycle = Lifecycle::new(common.shutdown_grace);
         let readiness = Readiness::new(lifecycle.draining());
@@ -38,7 +38,8 @@ impl Context {
         self.shared.service
     }
 
-    /// Name of this process among its replicas, such as `gateway-7f3a90c1`. Fits into a subject as one token.
+    /// Name of this process among its replicas, such as `gateway-7f3a90c1`. Fits into a subject as
+    /// one token.
     pub fn instance_id(&self) -> &str {
         &self.shared.instance_id
     }
@@ -81,7 +82,8 @@ impl Context {
     }
 }
 
-/// 32 random bits tell the replicas of one service apart. They are the last of a version 7 id; its first are the time.
+/// 32 random bits tell the replicas of one service apart. They are the last of a version 7 id; its
+/// first are the time.
 fn random_instance_id(service: &str) -> String {
     let id = Uuid::now_v7().simple().to_string();
     format!("{service}-{}", &id[id.len() - 8..])
@@ -93,7 +95,8 @@ mod tests {
 
     #[test]
     fn instance_id_is_random_unless_configured() {
-        let [one, two] = [(); 2].map(|()| Context::new("gateway", Common::default()).instance_id().to_owned());
+        let [one, two] =
+            [(); 2].map(|()| Context::new("gateway", Common::default()).instance_id().to_owned());
         assert_ne!(one, two);
         let suffix = one.strip_prefix("gateway-").unwrap();
         assert!(suffix.len() == 8 && suffix.bytes().all(|b| b.is_ascii_hexdigit()), "{one}");

@@ -42,9 +42,10 @@ struct Arguments {
 
 /// Runs a service as a process of its own; all that its `main` has to do.
 ///
-/// `run` starts the service and returns: it registers readiness latches, connects, binds, and spawns what lives on
-/// through [`crate::Lifecycle::spawn`]. When it has returned `Ok`, the process counts as started. An error ends the process.
-/// See [`crate::lifecycle`] for what follows, and the exit codes.
+/// `run` starts the service and returns: it registers readiness latches, connects, binds, and
+/// spawns what lives on through [`crate::Lifecycle::spawn`]. When it has returned `Ok`, the process
+/// counts as started. An error ends the process. See [`crate::lifecycle`] for what follows, and the
+/// exit codes.
 pub fn main<C: ServiceConfig>(
     service: &'static str,
     run: impl AsyncFnOnce(C, &Context) -> anyhow::Result<()>,
@@ -52,8 +53,8 @@ pub fn main<C: ServiceConfig>(
     main_of(service, env::args_os(), run)
 }
 
-/// The same for a program that has looked at its arguments itself, and passes on those that are left; the first is the
-/// program's name.
+/// The same for a program that has looked at its arguments itself, and passes on those that are
+/// left; the first is the program's name.
 pub fn main_of<C: ServiceConfig>(
     service: &'static str,
     arguments: impl IntoIterator<Item = OsString>,
@@ -63,7 +64,8 @@ pub fn main_of<C: ServiceConfig>(
     let arguments = match parse_arguments(&name, arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Help and version arrive here as well. When even printing fails there is nobody to tell.
+            // Help and version arrive here as well. When even printing fails there is nobody to
+            // tell.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_CONFIGURATION));
         }
@@ -96,14 +98,19 @@ pub fn main_of<C: ServiceConfig>(
     }
 }
 
-/// Everything after the configuration is known. Errors are those from before there was a log to write them to.
+/// Everything after the configuration is known. Errors are those from before there was a log to
+/// write them to.
 fn execute<C: ServiceConfig>(
     service: &'static str,
     loaded: Loaded<C>,
     run: impl AsyncFnOnce(C, &Context) -> anyhow::Result<()>,
 ) -> anyhow::Result<ExitCode> {
     let context = Context::new(service, loaded.common.clone());
-    let runtime = Builder::new_multi_thread().enable_all().thread_name(service).build().context("no tokio runtime")?;
+    let runtime = Builder::new_multi_thread()
+        .enable_all()
+        .thread_name(service)
+        .build()
+        .context("no tokio runtime")?;
     let telemetry = {
         let _entered = runtime.enter();
         telemetry::init(&telemetry::Options {
@@ -180,8 +187,12 @@ impl<C: ServiceConfig> Loaded<C> {
     }
 }
 
-fn parse_arguments(name: &str, given: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
-    let matches = Arguments::command().display_name(name).bin_name(name).try_get_matches_from(given)?;
+fn parse_arguments(
+    name: &str,
+    given: impl IntoIterator<Item = OsString>,
+) -> Result<Arguments, clap::Error> {
+    let matches =
+        Arguments::command().display_name(name).bin_name(name).try_get_matches_from(given)?;
     Arguments::from_arg_matches(&matches)
 }
 

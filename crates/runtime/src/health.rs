@@ -1,8 +1,10 @@
-//! Whether the process lives and whether it is ready, for orchestrators and people, and its metrics.
+//! Whether the process lives and whether it is ready, for orchestrators and people, and its
+//! metrics.
 //!
-//! `/healthz` answers as long as the process is able to answer at all: it says nothing about NATS or PostgreSQL, because
-//! restarting a service does not bring those back. `/readyz` answers 200 only while every [`Latch`] is set and the
-//! process is not draining, and otherwise 503 with what is missing and why. `/metrics` is for Prometheus ([`metrics`]).
+//! `/healthz` answers as long as the process is able to answer at all: it says nothing about NATS
+//! or PostgreSQL, because restarting a service does not bring those back. `/readyz` answers 200
+//! only while every [`Latch`] is set and the process is not draining, and otherwise 503 with what
+//! is missing and why. `/metrics` is for Prometheus ([`metrics`]).
 
 use std::sync::Arc;
 
@@ -27,7 +29,8 @@ pub struct Readiness {
     draining: CancellationToken,
 }
 
-/// One condition of being ready. Clones are the same condition; it keeps its state when all of them are dropped.
+/// One condition of being ready. Clones are the same condition; it keeps its state when all of them
+/// are dropped.
 #[derive(Clone)]
 pub struct Latch {
     latches: Arc<watch::Sender<Vec<Waiting>>>,
@@ -72,7 +75,8 @@ impl Readiness {
 
     /// How things stand.
     pub fn report(&self) -> Report {
-        let waiting: Vec<_> = self.latches.borrow().iter().filter(|latch| latch.reason.is_some()).cloned().collect();
+        let waiting: Vec<_> =
+            self.latches.borrow().iter().filter(|latch| latch.reason.is_some()).cloned().collect();
         let draining = self.draining.is_cancelled();
         Report { ready: waiting.is_empty() && !draining, draining, waiting }
     }
@@ -135,7 +139,8 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// The state at the first call, afterwards the newest state whenever something has changed. Cancel-safe.
+    /// The state at the first call, afterwards the newest state whenever something has changed.
+    /// Cancel-safe.
     pub async fn next(&mut self) -> Report {
         tokio::select! {
             // The sender lives in `self.readiness`, so this cannot fail.

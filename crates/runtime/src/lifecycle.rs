@@ -1,11 +1,13 @@
 //! How a service runs and how it ends.
 //!
-//! 1. **Running.** Everything that goes on has a name and is spawned through [`Lifecycle::spawn`] or
-//!    [`Lifecycle::spawn_job`].
-//! 2. **Draining**, from the first SIGTERM or SIGINT, a call of [`Lifecycle::stop`], or the failure of an essential
-//!    task: the process is no longer ready, takes in nothing new, and what is in flight is finished or handed back.
-//! 3. **Hard stop**, when the grace period is over or a second signal arrives: what still runs is dropped. That is safe,
-//!    because nothing is acknowledged before its outcome is durable; it only costs a repetition elsewhere.
+//! 1. **Running.** Everything that goes on has a name and is spawned through [`Lifecycle::spawn`]
+//!    or [`Lifecycle::spawn_job`].
+//! 2. **Draining**, from the first SIGTERM or SIGINT, a call of [`Lifecycle::stop`], or the failure
+//!    of an essential task: the process is no longer ready, takes in nothing new, and what is in
+//!    flight is finished or handed back.
+//! 3. **Hard stop**, when the grace period is over or a second signal arrives: what still runs is
+//!    dropped. That is safe, because nothing is acknowledged before its outcome is durable; it only
+//!    costs a repetition elsewhere.
 //! 4. The caller flushes telemetry and exits with the code of the [`Outcome`].
 
 mod signals;
@@ -32,8 +34,8 @@ use crate::telemetry::Chain;
 
 pub(crate) use signals::watch as watch_signals;
 
-/// How long dropped tasks get to let go after a hard stop. A task that needs longer is stuck in code that never
-/// yields, and the process ends without it.
+/// How long dropped tasks get to let go after a hard stop. A task that needs longer is stuck in
+/// code that never yields, and the process ends without it.
 const LETTING_GO: Duration = Duration::from_secs(1);
 
 /// Exit code when work had to be cut off.
@@ -111,7 +113,8 @@ pub enum Error {
     },
 }
 
-/// Something was given up because the process is stopping. Coming out of a service's `run`, it is not a failure.
+/// Something was given up because the process is stopping. Coming out of a service's `run`, it is
+/// not a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the service is stopping")]
 pub struct Stopped;
@@ -142,8 +145,8 @@ impl Lifecycle {
         self.shared.draining.clone()
     }
 
-    /// Cancelled when work in flight is given up as well. Tasks are dropped then; only what runs outside of them, such as
-    /// a child process, has to watch this.
+    /// Cancelled when work in flight is given up as well. Tasks are dropped then; only what runs
+    /// outside of them, such as a child process, has to watch this.
     pub fn hard_stop(&self) -> CancellationToken {
         self.shared.hard_stop.clone()
     }
@@ -163,9 +166,10 @@ impl Lifecycle {
 
     /// Runs an essential task: one that must live as long as the process does.
     ///
-    /// It watches [`draining`](Self::draining), finishes or hands back what it has begun, and returns `Ok`. If it
-    /// panics, fails, or ends before that, the process stops with an error that names it. An error during draining is
-    /// logged. At the hard stop the task is dropped. Must be called inside a tokio runtime.
+    /// It watches [`draining`](Self::draining), finishes or hands back what it has begun, and
+    /// returns `Ok`. If it panics, fails, or ends before that, the process stops with an error that
+    /// names it. An error during draining is logged. At the hard stop the task is dropped. Must be
+    /// called inside a tokio runtime.
     pub fn spawn<E>(
         &self,
         name: impl Into<Cow<'static, str>>,
@@ -183,18 +187,29 @@ impl Lifecycle {
                 Some(Ok(Ok(()))) if lifecycle.is_draining() => {}
                 Some(Ok(Ok(()))) => lifecycle.fail(Error::Ended { task: name }),
                 Some(Ok(Err(error))) if lifecycle.is_draining() => {
-                    tracing::error!(task = name, error = format!("{:#}", error.into()), "task failed while draining");
+                    tracing::error!(
+                        task = name,
+                        error = format!("{:#}", error.into()),
+                        "task failed while draining"
+                    );
                 }
-                Some(Ok(Err(error))) => lifecycle.fail(Error::Failed { task: name, source: error.into() }),
+                Some(Ok(Err(error))) => {
+                    lifecycle.fail(Error::Failed { task: name, source: error.into() })
+                }
             }
         });
     }
 
     /// Runs one piece of work that ends whenever it is done.
     ///
-    /// Draining waits for it up to the grace period; at the hard stop it is dropped. A panic is logged and ends
-    /// only this job: what one request provokes must not take the others down. Must be called inside a tokio runtime.
-    pub fn spawn_job(&self, name: impl Into<Cow<'static, str>>, job: impl Future<Output = ()> + Send + 'static) {
+    /// Draining waits for it up to the grace period; at the hard stop it is dropped. A panic is
+    /// logged and ends only this job: what one request provokes must not take the others down. Must
+    /// be called inside a tokio runtime.
+    pub fn spawn_job(
+        &self,
+        name: impl Into<Cow<'static, str>>,
+        job: impl Future<Output = ()> + Send + 'static,
+    ) {
         let entry = self.enter(name.into());
         tokio::spawn(async move {
             if let Some(Err(message)) = entry.lifecycle.until_hard_stop(job).await {
@@ -203,18 +218,25 @@ impl Lifecycle {
         });
     }
 
-    /// Starts the service and goes through all phases: returns when nothing runs any more, or what still runs
-    /// cannot be waited for.
+    /// Starts the service and goes through all phases: returns when nothing runs any more, or what
+    /// still runs cannot be waited for.
     ///
-    /// `start` spawns what the service consists of and returns; its error is a failure of the process, except
-    /// [`Stopped`] while draining. When `start` returns and nothing was spawned, the work is done and the process ends.
-    pub async fn run_until_stopped(&self, start: impl Future<Output = anyhow::Result<()>>) -> Outcome {
+    /// `start` spawns what the service consists of and returns; its error is a failure of the
+    /// process, except [`Stopped`] while draining. When `start` returns and nothing was spawned,
+    /// the work is done and the process ends.
+    pub async fn run_until_stopped(
+        &self,
+        start: impl Future<Output = anyhow::Result<()>>,
+    ) -> Outcome {
         let starting = self.enter("start".into());
         let mut work = pin!(async move {
             match self.until_hard_stop(start).await {
                 None | Some(Ok(Ok(()))) => {}
-                Some(Err(message)) => self.fail(Error::Panicked { task: "start".to_owned(), message }),
-                Some(Ok(Err(error))) if self.is_draining() && error.chain().any(|cause| cause.is::<Stopped>()) => {}
+                Some(Err(message)) => {
+                    self.fail(Error::Panicked { task: "start".to_owned(), message })
+                }
+                Some(Ok(Err(error)))
+                    if self.is_draining() && error.chain().any(|cause| cause.is::<Stopped>()) => {}
                 Some(Ok(Err(source))) => self.fail(Error::Start { source }),
             }
             drop(starting);
@@ -311,7 +333,8 @@ impl Drop for Entry {
     }
 }
 
-/// The text of a panic: a literal or a formatted string, unless somebody panicked with a value of their own.
+/// The text of a panic: a literal or a formatted string, unless somebody panicked with a value of
+/// their own.
 fn message_of(panic: &(dyn Any + Send)) -> String {
     if let Some(text) = panic.downcast_ref::<&str>() {
         (*text).to_owned()

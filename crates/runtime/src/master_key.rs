@@ -1,7 +1,9 @@
-//! The keys that encrypt what must not lie readable in the database, such as the keys of model providers.
+//! The keys that encrypt what must not lie readable in the database, such as the keys of model
+//! providers.
 //!
-//! There is one active key, which encrypts, and any number of retired ones, which still decrypt. To rotate, put the new
-//! key in front of the old one, restart, have everything encrypted again, then take the old one out.
+//! There is one active key, which encrypts, and any number of retired ones, which still decrypt. To
+//! rotate, put the new key in front of the old one, restart, have everything encrypted again, then
+//! take the old one out.
 
 use std::{
     fmt,
@@ -56,11 +58,11 @@ pub struct MasterKeys {
 }
 
 impl MasterKeys {
-    /// Reads keys from text: `base64` or `id:base64`, several separated by commas or newlines; the first is active. Empty
-    /// lines and lines that begin with `#` are skipped.
+    /// Reads keys from text: `base64` or `id:base64`, several separated by commas or newlines; the
+    /// first is active. Empty lines and lines that begin with `#` are skipped.
     ///
-    /// A key without an id gets one from its own SHA-256, so that it keeps its id wherever in the list it
-    /// stands, and keys can be rotated without inventing names.
+    /// A key without an id gets one from its own SHA-256, so that it keeps its id wherever in the
+    /// list it stands, and keys can be rotated without inventing names.
     ///
     /// # Errors
     /// [`Error`], which tells the position of the bad entry and never repeats it.
@@ -86,14 +88,15 @@ impl MasterKeys {
 
     /// Reads keys from a file that only its owner may read.
     ///
-    /// A file that belongs to another user may be readable by its group: that is how orchestrators mount secrets
-    /// into processes that do not run as root.
+    /// A file that belongs to another user may be readable by its group: that is how orchestrators
+    /// mount secrets into processes that do not run as root.
     ///
     /// # Errors
     /// [`Error`]: unreadable, readable by others, or malformed.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let unreadable = |source| Error::Read { path: path.to_owned(), source };
-        // The permissions are those of the file that was opened, not of what the path means a moment later.
+        // The permissions are those of the file that was opened, not of what the path means a
+        // moment later.
         let file = File::open(path).map_err(unreadable)?;
         let metadata = file.metadata().map_err(unreadable)?;
         if !metadata.is_file() {
@@ -123,19 +126,29 @@ impl MasterKeys {
         self.iter().find(|key| key.id == id)
     }
 
-    /// Opens a text that was sealed (AES-256-GCM, the tag at the end) for `record` with the key `key_id`.
+    /// Opens a text that was sealed (AES-256-GCM, the tag at the end) for `record` with the key
+    /// `key_id`.
     ///
     /// # Errors
     /// [`OpenError`], which says nothing of the text.
-    pub fn open(&self, record: &str, key_id: &str, nonce: &[u8], ciphertext: &[u8]) -> Result<SecretString, OpenError> {
-        let key = self.get(key_id).ok_or_else(|| OpenError::UnknownKey { id: key_id.to_owned() })?;
+    pub fn open(
+        &self,
+        record: &str,
+        key_id: &str,
+        nonce: &[u8],
+        ciphertext: &[u8],
+    ) -> Result<SecretString, OpenError> {
+        let key =
+            self.get(key_id).ok_or_else(|| OpenError::UnknownKey { id: key_id.to_owned() })?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| OpenError::Unopenable)?;
         let key = UnboundKey::new(&AES_256_GCM, key.expose()).map_err(|_| OpenError::Unopenable)?;
-        // Opened in place and copied once, into a box of exactly its length; what it was opened in is wiped.
+        // Opened in place and copied once, into a box of exactly its length; what it was opened in
+        // is wiped.
         let mut buffer = Zeroizing::new(ciphertext.to_vec());
-        let opened = LessSafeKey::new(key).open_in_place(nonce, Aad::from(record.as_bytes()), &mut buffer);
-        let text =
-            std::str::from_utf8(opened.map_err(|_| OpenError::Unopenable)?).map_err(|_| OpenError::Unopenable)?;
+        let opened =
+            LessSafeKey::new(key).open_in_place(nonce, Aad::from(record.as_bytes()), &mut buffer);
+        let text = std::str::from_utf8(opened.map_err(|_| OpenError::Unopenable)?)
+            .map_err(|_| OpenError::Unopenable)?;
         Ok(SecretString::from(text))
     }
 
@@ -204,7 +217,8 @@ pub enum OpenError {
         /// The id.
         id: String,
     },
-    /// It was changed, was sealed for another record or with another key of the same id, or is no text.
+    /// It was changed, was sealed for another record or with another key of the same id, or is no
+    /// text.
     #[error("it cannot be opened")]
     Unopenable,
 }
@@ -214,11 +228,13 @@ fn parse_entry(entry: &str, position: usize) -> Result<MasterKey, Error> {
         Some((id, encoded)) => (Some(id.trim()), encoded.trim()),
         None => (None, entry),
     };
-    let decoded = Zeroizing::new(STANDARD.decode(encoded).map_err(|_| Error::Encoding { position })?);
+    let decoded =
+        Zeroizing::new(STANDARD.decode(encoded).map_err(|_| Error::Encoding { position })?);
     if decoded.len() != KEY_BYTES {
         return Err(Error::Length { position, length: decoded.len() });
     }
-    let bytes = SecretBox::init_with_mut(|bytes: &mut [u8; KEY_BYTES]| bytes.copy_from_slice(&decoded));
+    let bytes =
+        SecretBox::init_with_mut(|bytes: &mut [u8; KEY_BYTES]| bytes.copy_from_slice(&decoded));
     let id = match id {
         Some(id) if is_id(id) => id.to_owned(),
         Some(_) => return Err(Error::Id { position }),
@@ -228,10 +244,12 @@ fn parse_entry(entry: &str, position: usize) -> Result<MasterKey, Error> {
 }
 
 fn is_id(id: &str) -> bool {
-    (1..=32).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    (1..=32).contains(&id.len())
+        && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 }
 
-/// 32 bits of a hash tell the few keys of an installation apart and reveal nothing useful about 256 random bits.
+/// 32 bits of a hash tell the few keys of an installation apart and reveal nothing useful about 256
+/// random bits.
 fn fingerprint(key: &[u8; KEY_BYTES]) -> String {
     let mut hash = Sha256::new_with_prefix(b"construct master key id\0");
     hash.update(key);
@@ -254,7 +272,11 @@ mod tests {
     fn single_key_is_active_and_named_after_itself() {
         let keys = MasterKeys::parse(&format!("{}\n", encoded(1))).unwrap();
         assert_eq!(keys.active().expose(), &[1; 32]);
-        assert!(keys.active().id().starts_with('k') && keys.active().id().len() == 9, "{}", keys.active().id());
+        assert!(
+            keys.active().id().starts_with('k') && keys.active().id().len() == 9,
+            "{}",
+            keys.active().id()
+        );
         assert_eq!(keys.iter().count(), 1);
     }
 
@@ -269,7 +291,8 @@ mod tests {
 
     #[test]
     fn named_keys_comments_and_blank_lines_are_read() {
-        let text = format!("# new, since March\n\n 2026-03 : {} \r\nold_1:{},\n", encoded(3), encoded(4));
+        let text =
+            format!("# new, since March\n\n 2026-03 : {} \r\nold_1:{},\n", encoded(3), encoded(4));
         let keys = MasterKeys::parse(&text).unwrap();
         assert_eq!(keys.iter().map(MasterKey::id).collect::<Vec<_>>(), ["2026-03", "old_1"]);
         assert_eq!(keys.get("old_1").unwrap().expose(), &[4; 32]);
@@ -291,7 +314,10 @@ mod tests {
         ] {
             let error = MasterKeys::parse(&text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
-            assert!(!error.contains("sup3r") && !error.contains(&short) && !error.contains(&encoded(1)), "{error}");
+            assert!(
+                !error.contains("sup3r") && !error.contains(&short) && !error.contains(&encoded(1)),
+                "{error}"
+            );
         }
     }
 
@@ -299,7 +325,10 @@ mod tests {
     fn debug_output_has_ids_and_no_key() {
         let keys = MasterKeys::parse(&format!("main:{}", encoded(0xAB))).unwrap();
         let debug = format!("{keys:?}");
-        assert!(debug.contains("main") && !debug.contains("171") && !debug.contains("ab, ab"), "{debug}");
+        assert!(
+            debug.contains("main") && !debug.contains("171") && !debug.contains("ab, ab"),
+            "{debug}"
+        );
     }
 
     #[test]
@@ -310,7 +339,10 @@ mod tests {
         for mode in [0o644, 0o640, 0o604, 0o620, 0o601] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             let error = MasterKeys::read(&path).unwrap_err().to_string();
-            assert!(error.contains(&format!("mode {mode:04o}")) && error.contains("chmod 600"), "{error}");
+            assert!(
+                error.contains(&format!("mode {mode:04o}")) && error.contains("chmod 600"),
+                "{error}"
+            );
         }
         for mode in [0o600, 0o400] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
@@ -330,7 +362,10 @@ mod tests {
             (huge, "larger than 64 KiB"),
         ] {
             let error = Chain(&MasterKeys::read(&path).unwrap_err()).to_string();
-            assert!(error.contains(expected) && error.contains(&path.display().to_string()), "{error}");
+            assert!(
+                error.contains(expected) && error.contains(&path.display().to_string()),
+                "{error}"
+            );
         }
     }
 
@@ -354,14 +389,25 @@ mod tests {
         assert!(empty.secrets_keys().unwrap().is_none());
         let own = Common { secrets_key: Some(encoded(2).into()), ..none.clone() };
         assert_eq!(own.secrets_keys().unwrap().unwrap().active().expose(), &[2; 32]);
-        let shared = Common { secrets_key: Some(format!("s:{},m:{}", encoded(2), encoded(1)).into()), ..none.clone() };
+        let shared = Common {
+            secrets_key: Some(format!("s:{},m:{}", encoded(2), encoded(1)).into()),
+            ..none.clone()
+        };
         let refused = shared.secrets_keys().unwrap_err().to_string();
-        assert!(refused.contains("`secrets_key`") && refused.contains("also a master key"), "{refused}");
+        assert!(
+            refused.contains("`secrets_key`") && refused.contains("also a master key"),
+            "{refused}"
+        );
         // The interpreter has no master key, and needs none for it.
         let alone = Common { secrets_key: Some(encoded(2).into()), ..Common::default() };
         assert!(alone.secrets_keys().unwrap().is_some());
         let both = Common { secrets_key_file: Some("/k".into()), ..alone };
-        assert!(both.secrets_keys().unwrap_err().to_string().contains("set together with `secrets_key_file`"));
+        assert!(
+            both.secrets_keys()
+                .unwrap_err()
+                .to_string()
+                .contains("set together with `secrets_key_file`")
+        );
     }
 
     #[test]
@@ -371,7 +417,10 @@ mod tests {
         let mut sealed = b"the text".to_vec();
         let nonce = Nonce::assume_unique_for_key([9; 12]);
         key.seal_in_place_append_tag(nonce, Aad::from(b"record"), &mut sealed).unwrap();
-        assert_eq!(keys.open("record", "k", &[9; 12], &sealed).unwrap().expose_secret(), "the text");
+        assert_eq!(
+            keys.open("record", "k", &[9; 12], &sealed).unwrap().expose_secret(),
+            "the text"
+        );
         let unknown = keys.open("record", "other", &[9; 12], &sealed).unwrap_err();
         assert_eq!(unknown, OpenError::UnknownKey { id: "other".into() });
         for (record, nonce, sealed) in [

@@ -1,9 +1,10 @@
-//! Numbers about a process: counters, gauges and histograms of OpenTelemetry, served to Prometheus at `/metrics` on the
-//! health port and pushed over OTLP where an address for that is set.
+//! Numbers about a process: counters, gauges and histograms of OpenTelemetry, served to Prometheus
+//! at `/metrics` on the health port and pushed over OTLP where an address for that is set.
 //!
-//! A service makes its instruments with `opentelemetry::global::meter` once it runs. What an instrument is told apart by
-//! must be few things, such as models and kinds of failure, and never a task: the SDK counts at most 2,000 combinations
-//! of an instrument's attributes and puts the rest into one.
+//! A service makes its instruments with `opentelemetry::global::meter` once it runs. What an
+//! instrument is told apart by must be few things, such as models and kinds of failure, and never a
+//! task: the SDK counts at most 2,000 combinations of an instrument's attributes and puts the rest
+//! into one.
 
 use std::{env, sync::OnceLock};
 
@@ -44,25 +45,30 @@ impl Metrics {
         Self::build(Resource::builder_empty().with_service_name(service).build(), None)
     }
 
-    /// Counts for a page, and for a collector where the environment names one. Must be called inside a tokio runtime, in
-    /// which the exporter works.
+    /// Counts for a page, and for a collector where the environment names one. Must be called
+    /// inside a tokio runtime, in which the exporter works.
     ///
     /// # Errors
     /// [`Error::Exporter`]: a malformed address.
     pub(crate) fn from_environment(resource: Resource) -> Result<Self, Error> {
         let is_set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
-        let push = is_set("OTEL_EXPORTER_OTLP_ENDPOINT") || is_set("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT");
-        // The exporter reads the address, headers and timeouts, and its reader how often, from the variables the
-        // specification names.
-        let exporter = if push { Some(MetricExporter::builder().with_tonic().build()?) } else { None };
+        let push =
+            is_set("OTEL_EXPORTER_OTLP_ENDPOINT") || is_set("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT");
+        // The exporter reads the address, headers and timeouts, and its reader how often, from the
+        // variables the specification names.
+        let exporter =
+            if push { Some(MetricExporter::builder().with_tonic().build()?) } else { None };
         Self::build(resource, exporter)
     }
 
     fn build(resource: Resource, push: Option<MetricExporter>) -> Result<Self, Error> {
         let registry = Registry::new();
         // Which part of the code counts is said by the name.
-        let page = opentelemetry_prometheus::exporter().with_registry(registry.clone()).scope_info_enabled(false);
-        let mut builder = SdkMeterProvider::builder().with_resource(resource).with_reader(page.build()?);
+        let page = opentelemetry_prometheus::exporter()
+            .with_registry(registry.clone())
+            .scope_info_enabled(false);
+        let mut builder =
+            SdkMeterProvider::builder().with_resource(resource).with_reader(page.build()?);
         if let Some(exporter) = push {
             builder = builder.with_periodic_exporter(exporter);
         }

@@ -1,8 +1,9 @@
 //! Tokens by which scripts and programs reach models without ever holding a vendor's key.
 //!
-//! A token is a JSON Web Token (HS256), so that who verifies it needs no database. It is short-lived, and names whose money
-//! it spends, on which models, and how much. Whoever holds it can use it until it expires: it cannot be taken back one by
-//! one, only with the key that signed it.
+//! A token is a JSON Web Token (HS256), so that who verifies it needs no database. It is
+//! short-lived, and names whose money it spends, on which models, and how much. Whoever holds it
+//! can use it until it expires: it cannot be taken back one by one, only with the key that signed
+//! it.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -22,11 +23,12 @@ pub struct ModelToken {
     pub id: String,
     /// Whose money is spent.
     pub organization: String,
-    /// For which task; empty: for the organisation itself.
+    /// For which task; empty: for the organization itself.
     pub task: String,
     /// The API key it was made with, which what is used is counted for; empty: none.
     pub key: String,
-    /// Names of the models that may be called; the first is the one that is meant when a request names none.
+    /// Names of the models that may be called; the first is the one that is meant when a request
+    /// names none.
     pub models: Vec<String>,
     /// All that may be spent with it, in 10⁻¹² US dollars; 0: no bound of its own.
     pub budget_pico_usd: i64,
@@ -121,8 +123,12 @@ mod tests {
     fn a_token_says_what_it_was_made_of_until_it_expires() {
         let text = token().sign(&keys(KEY));
         assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), at(999)), Ok(token()));
-        assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), at(1_000)), Err(VerifyError::Expired));
-        let plain = ModelToken { task: String::new(), key: String::new(), budget_pico_usd: 0, ..token() };
+        assert_eq!(
+            ModelToken::verify(text.expose(), &keys(KEY), at(1_000)),
+            Err(VerifyError::Expired)
+        );
+        let plain =
+            ModelToken { task: String::new(), key: String::new(), budget_pico_usd: 0, ..token() };
         let text = plain.sign(&keys(KEY));
         assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), at(0)), Ok(plain));
     }
@@ -132,10 +138,16 @@ mod tests {
         let text = token().sign(&keys(KEY));
         let rotated = keys(&format!("{OTHER},{KEY}"));
         assert!(ModelToken::verify(text.expose(), &rotated, at(0)).is_ok());
-        assert_eq!(ModelToken::verify(text.expose(), &keys(OTHER), at(0)), Err(VerifyError::Invalid));
+        assert_eq!(
+            ModelToken::verify(text.expose(), &keys(OTHER), at(0)),
+            Err(VerifyError::Invalid)
+        );
         // The same id, another key.
         let forged = OTHER.replace("k2", "k1");
-        assert_eq!(ModelToken::verify(text.expose(), &keys(&forged), at(0)), Err(VerifyError::Invalid));
+        assert_eq!(
+            ModelToken::verify(text.expose(), &keys(&forged), at(0)),
+            Err(VerifyError::Invalid)
+        );
     }
 
     #[test]
@@ -157,10 +169,14 @@ mod tests {
         let text = token().sign(&keys(KEY));
         let claims = text.expose().split('.').nth(1).unwrap();
         for algorithm in ["none", "HS512", "RS256"] {
-            let header = URL_SAFE_NO_PAD.encode(format!(r#"{{"alg":"{algorithm}","typ":"JWT","kid":"k1"}}"#));
+            let header = URL_SAFE_NO_PAD
+                .encode(format!(r#"{{"alg":"{algorithm}","typ":"JWT","kid":"k1"}}"#));
             for signature in ["", "AAAA"] {
                 let forged = format!("{header}.{claims}.{signature}");
-                assert_eq!(ModelToken::verify(&forged, &keys(KEY), at(0)), Err(VerifyError::Invalid));
+                assert_eq!(
+                    ModelToken::verify(&forged, &keys(KEY), at(0)),
+                    Err(VerifyError::Invalid)
+                );
             }
         }
         for text in ["", "a", "a.b", "a.b.c", &"x".repeat(MAX_BYTES + 1)] {
@@ -173,7 +189,12 @@ mod tests {
         let claims = serde_json::json!({"iss": "construct", "aud": "elsewhere", "jti": "t", "exp": 1_000, "org": "o", "models": []});
         let header = Header { kid: Some("k1".into()), ..Header::new(Algorithm::HS256) };
         let key = keys(KEY);
-        let text = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_secret(key.active().expose())).unwrap();
+        let text = jsonwebtoken::encode(
+            &header,
+            &claims,
+            &EncodingKey::from_secret(key.active().expose()),
+        )
+        .unwrap();
         assert_eq!(ModelToken::verify(&text, &key, at(0)), Err(VerifyError::Invalid));
     }
 }

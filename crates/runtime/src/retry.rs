@@ -1,4 +1,5 @@
-//! Connecting and listening at start, when what one connects to may not be there yet, and what had the port may not be gone yet.
+//! Connecting and listening at start, when what one connects to may not be there yet, and what had
+//! the port may not be gone yet.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -15,23 +16,25 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
-/// Listens on an address. One that is taken is asked for again for a second: processes that a killed service was just starting have its port
-/// for a moment longer than it.
+/// Listens on an address. One that is taken is asked for again for a second: processes that a
+/// killed service was just starting have its port for a moment longer than it.
 ///
 /// # Errors
 /// What forbids it, with the address.
 pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let pauses = ConstantBuilder::default().with_delay(Duration::from_millis(50)).with_max_times(20);
-    let listening =
-        (|| TcpListener::bind(address)).retry(pauses).when(|error| error.kind() == io::ErrorKind::AddrInUse);
+    let pauses =
+        ConstantBuilder::default().with_delay(Duration::from_millis(50)).with_max_times(20);
+    let listening = (|| TcpListener::bind(address))
+        .retry(pauses)
+        .when(|error| error.kind() == io::ErrorKind::AddrInUse);
     listening.await.with_context(|| format!("cannot listen on {address}"))
 }
 
-/// Tries until it works or the process is told to stop, with delays from 0.1 s to 5 s (doubled, with jitter). An
-/// attempt may take 10 s.
+/// Tries until it works or the process is told to stop, with delays from 0.1 s to 5 s (doubled,
+/// with jitter). An attempt may take 10 s.
 ///
-/// The latch always says why there is no connection yet. The log says it when the reason changes, not at every attempt:
-/// a service that waits for an hour leaves one line.
+/// The latch always says why there is no connection yet. The log says it when the reason changes,
+/// not at every attempt: a service that waits for an hour leaves one line.
 ///
 /// # Errors
 /// [`Stopped`] when `draining` is cancelled first.
@@ -100,12 +103,14 @@ mod tests {
             .connect_with_retry("nats", &latch, || {
                 attempts += 1;
                 seen.push(readiness.report().waiting);
-                let outcome = if attempts < 3 { Err(io::Error::other("refused")) } else { Ok(attempts) };
+                let outcome =
+                    if attempts < 3 { Err(io::Error::other("refused")) } else { Ok(attempts) };
                 async move { outcome }
             })
             .await;
         assert_eq!(connected, Ok(3));
-        let reason = |text: &str| vec![Waiting { name: "nats".to_owned(), reason: Some(text.to_owned()) }];
+        let reason =
+            |text: &str| vec![Waiting { name: "nats".to_owned(), reason: Some(text.to_owned()) }];
         assert_eq!(seen, [reason("starting"), reason("refused"), reason("refused")]);
         assert!(readiness.report().ready);
     }
@@ -144,7 +149,9 @@ mod tests {
         let latch = context.readiness().register("nats");
         let address = String::from("nats");
         let connecting = tokio::spawn(async move {
-            context.connect_with_retry("nats", &latch, || async { Ok::<_, io::Error>(address.len()) }).await
+            context
+                .connect_with_retry("nats", &latch, || async { Ok::<_, io::Error>(address.len()) })
+                .await
         });
         assert_eq!(connecting.await.unwrap(), Ok(4));
     }

@@ -1,8 +1,9 @@
-//! Tokens by which the scanner speaks to the one task that explores for a scan, and to nothing else.
+//! Tokens by which the scanner speaks to the one task that explores for a scan, and to nothing
+//! else.
 //!
-//! A token is a JSON Web Token (HS256) signed with the keys of [`crate::ModelToken`]s, for another audience, so that neither is ever
-//! taken for the other. It names one scan and one task of one organisation, and ends by itself; whoever accepts it also looks
-//! whether the scan is over.
+//! A token is a JSON Web Token (HS256) signed with the keys of [`crate::ModelToken`]s, for another
+//! audience, so that neither is ever taken for the other. It names one scan and one task of one
+//! organization, and ends by itself; whoever accepts it also looks whether the scan is over.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,8 @@ const AUDIENCE: &str = "construct-scans";
 /// Longer texts are no tokens of ours.
 const MAX_BYTES: usize = 4 * 1024;
 
-/// How a token's text begins, so that it is told from what else may stand in an `authorization` header.
+/// How a token's text begins, so that it is told from what else may stand in an `authorization`
+/// header.
 pub const PREFIX: &str = "cscan_";
 
 /// What a token says.
@@ -63,9 +65,18 @@ impl ScanToken {
     /// # Errors
     /// [`VerifyError`].
     pub fn verify(text: &str, keys: &MasterKeys, now: Timestamp) -> Result<Self, VerifyError> {
-        let text = text.strip_prefix(PREFIX).filter(|text| text.len() <= MAX_BYTES).ok_or(VerifyError::Invalid)?;
+        let text = text
+            .strip_prefix(PREFIX)
+            .filter(|text| text.len() <= MAX_BYTES)
+            .ok_or(VerifyError::Invalid)?;
         let (claims, expires_at): (Claims, _) = signed::verify(AUDIENCE, text, keys, now)?;
-        Ok(Self { scan: claims.sub, organization: claims.org, task: claims.task, user: claims.user, expires_at })
+        Ok(Self {
+            scan: claims.sub,
+            organization: claims.org,
+            task: claims.task,
+            user: claims.user,
+            expires_at,
+        })
     }
 }
 
@@ -99,8 +110,14 @@ mod tests {
     fn a_token_says_what_it_was_made_of_until_it_expires() {
         let text = token().sign(&keys(KEY));
         assert_eq!(ScanToken::verify(text.expose(), &keys(KEY), at(999)), Ok(token()));
-        assert_eq!(ScanToken::verify(text.expose(), &keys(KEY), at(1_000)), Err(VerifyError::Expired));
-        assert_eq!(ScanToken::verify(text.expose(), &keys(OTHER), at(0)), Err(VerifyError::Invalid));
+        assert_eq!(
+            ScanToken::verify(text.expose(), &keys(KEY), at(1_000)),
+            Err(VerifyError::Expired)
+        );
+        assert_eq!(
+            ScanToken::verify(text.expose(), &keys(OTHER), at(0)),
+            Err(VerifyError::Invalid)
+        );
     }
 
     #[test]

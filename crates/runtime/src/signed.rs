@@ -1,5 +1,6 @@
-//! What is common to tokens that are checked without a database: JSON Web Tokens (RFC 7519, HS256), signed with the keys for tokens, each
-//! kind for an audience of its own, so that none is ever taken for another.
+//! What is common to tokens that are checked without a database: JSON Web Tokens (RFC 7519, HS256),
+//! signed with the keys for tokens, each kind for an audience of its own, so that none is ever
+//! taken for another.
 
 use jiff::Timestamp;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
@@ -32,7 +33,12 @@ struct Claims<T> {
 }
 
 /// A token that says something until it expires, signed with the active key.
-pub(crate) fn sign<T: Serialize>(audience: &str, said: T, expires_at: Timestamp, keys: &MasterKeys) -> String {
+pub(crate) fn sign<T: Serialize>(
+    audience: &str,
+    said: T,
+    expires_at: Timestamp,
+    keys: &MasterKeys,
+) -> String {
     let (iss, aud) = (ISSUER.to_owned(), audience.to_owned());
     let claims = Claims { iss, aud, exp: expires_at.as_second(), said };
     let key = keys.active();
@@ -41,7 +47,8 @@ pub(crate) fn sign<T: Serialize>(audience: &str, said: T, expires_at: Timestamp,
         .expect("texts and numbers can be written as JSON, and any bytes are an HMAC key")
 }
 
-/// What a token for an audience says, and until when, if it was signed with one of `keys` and holds at `now`.
+/// What a token for an audience says, and until when, if it was signed with one of `keys` and holds
+/// at `now`.
 ///
 /// # Errors
 /// [`VerifyError`].
@@ -58,7 +65,8 @@ pub(crate) fn verify<T: DeserializeOwned>(
     wanted.set_audience(&[audience]);
     // Against the clock that is passed in, below.
     wanted.validate_exp = false;
-    let decoded = jsonwebtoken::decode::<Claims<T>>(text, &DecodingKey::from_secret(key.expose()), &wanted);
+    let decoded =
+        jsonwebtoken::decode::<Claims<T>>(text, &DecodingKey::from_secret(key.expose()), &wanted);
     let claims = decoded.map_err(|_| VerifyError::Invalid)?.claims;
     let expires_at = Timestamp::from_second(claims.exp).map_err(|_| VerifyError::Invalid)?;
     if expires_at <= now { Err(VerifyError::Expired) } else { Ok((claims.said, expires_at)) }

@@ -1,9 +1,10 @@
 //! Logs, traces and metrics of a process.
 //!
-//! One filter (`CONSTRUCT_LOG`) decides for log lines and spans alike: per-layer filters lose spans together with sqlx
-//! (tokio-rs/tracing#2519). Log lines go to standard error. Spans are exported over OTLP when
-//! `OTEL_EXPORTER_OTLP_ENDPOINT` (or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`) is set; without it they are not recorded, but
-//! have trace ids all the same, so that log lines of one task can be joined across services. Metrics: [`crate::metrics`].
+//! One filter (`CONSTRUCT_LOG`) decides for log lines and spans alike: per-layer filters lose spans
+//! together with sqlx (tokio-rs/tracing#2519). Log lines go to standard error. Spans are exported
+//! over OTLP when `OTEL_EXPORTER_OTLP_ENDPOINT` (or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`) is set;
+//! without it they are not recorded, but have trace ids all the same, so that log lines of one task
+//! can be joined across services. Metrics: [`crate::metrics`].
 
 mod format;
 mod panic;
@@ -74,11 +75,13 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Sends what has not been sent, for at most 2 s. Blocks; the runtime it was set up in must still be there.
+    /// Sends what has not been sent, for at most 2 s. Blocks; the runtime it was set up in must
+    /// still be there.
     pub fn shutdown(self) {
         let (sender, sent) = mpsc::channel();
         let metrics = self.metrics;
-        // In a thread of its own, because a collector that is silent holds it for longer than there is time.
+        // In a thread of its own, because a collector that is silent holds it for longer than there
+        // is time.
         thread::spawn(move || sender.send(metrics.shutdown()));
         let began = Instant::now();
         if let Err(error) = self.provider.shutdown_with_timeout(FLUSH_TIMEOUT) {
@@ -92,8 +95,8 @@ impl Telemetry {
     }
 }
 
-/// Sets up telemetry for the whole process: subscriber, W3C propagation, panic hook. Must be called inside a tokio
-/// runtime, in which the exporter works.
+/// Sets up telemetry for the whole process: subscriber, W3C propagation, panic hook. Must be called
+/// inside a tokio runtime, in which the exporter works.
 ///
 /// # Errors
 /// [`Error`]: a malformed filter or address, or a second call.
@@ -101,8 +104,9 @@ pub fn init(options: &Options<'_>) -> Result<Telemetry, Error> {
     let filter = parse_filter(options.log).map_err(Error::Filter)?;
     let provider = provider(options)?;
     let metrics = Metrics::from_environment(resource(options))?;
-    let is_coloured = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let dispatch = dispatch(options, filter, &provider, io::stderr, is_coloured);
+    let is_colored =
+        io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let dispatch = dispatch(options, filter, &provider, io::stderr, is_colored);
     dispatcher::set_global_default(dispatch)?;
     global::set_text_map_propagator(TraceContextPropagator::new());
     global::set_tracer_provider(provider.clone());
@@ -132,8 +136,9 @@ pub(crate) fn check_filter(filter: &str) -> Result<(), String> {
 }
 
 fn parse_filter(filter: &str) -> Result<EnvFilter, String> {
-    EnvFilter::try_new(filter)
-        .map_err(|error| format!("is not a filter such as `info` or `warn,construct_bus=debug`: {error}"))
+    EnvFilter::try_new(filter).map_err(|error| {
+        format!("is not a filter such as `info` or `warn,construct_bus=debug`: {error}")
+    })
 }
 
 fn resource(options: &Options<'_>) -> Resource {
@@ -153,7 +158,8 @@ fn is_exported() -> bool {
 fn provider(options: &Options<'_>) -> Result<SdkTracerProvider, Error> {
     let builder = SdkTracerProvider::builder().with_resource(resource(options));
     if is_exported() {
-        // The exporter reads the address, headers and timeouts from the variables the specification names.
+        // The exporter reads the address, headers and timeouts from the variables the specification
+        // names.
         let exporter = SpanExporter::builder().with_tonic().build()?;
         Ok(builder.with_batch_exporter(exporter).build())
     } else {
@@ -167,7 +173,7 @@ fn dispatch<W>(
     filter: EnvFilter,
     provider: &SdkTracerProvider,
     writer: W,
-    is_coloured: bool,
+    is_colored: bool,
 ) -> Dispatch
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
@@ -175,17 +181,23 @@ where
     let own_dispatch = Arc::new(OnceLock::new());
     let lines = tracing_subscriber::fmt::layer().with_writer(writer);
     let lines = match options.format {
-        LogFormat::Text => lines.with_ansi(is_coloured).boxed(),
+        LogFormat::Text => lines.with_ansi(is_colored).boxed(),
         LogFormat::Json => lines
             .json()
             .with_current_span(false)
             .with_span_list(true)
             .map_event_format(|json| {
-                format::Annotated::new(json, options.service, options.instance_id, Arc::clone(&own_dispatch))
+                format::Annotated::new(
+                    json,
+                    options.service,
+                    options.instance_id,
+                    Arc::clone(&own_dispatch),
+                )
             })
             .boxed(),
     };
-    // Where a span was made, on which thread, and how long it was idle: of spans that nobody will see, that is not found out.
+    // Where a span was made, on which thread, and how long it was idle: of spans that nobody will
+    // see, that is not found out.
     let details = is_exported();
     let spans = tracing_opentelemetry::layer()
         .with_tracer(provider.tracer("construct"))

@@ -1,7 +1,7 @@
 //! A whole service as a process: arguments, configuration, signals, exit codes.
 //!
-//! This binary is both sides. Started by a test with `SAMPLE_SERVICE` in its environment it is a service; otherwise it
-//! runs the tests, each of which starts it again.
+//! This binary is both sides. Started by a test with `SAMPLE_SERVICE` in its environment it is a
+//! service; otherwise it runs the tests, each of which starts it again.
 
 use std::{
     env,
@@ -52,12 +52,18 @@ async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             draining.cancelled().await;
             anyhow::Ok(())
         }),
-        "stubborn" => context.lifecycle().spawn("work", std::future::pending::<anyhow::Result<()>>()),
-        "panicking" => context.lifecycle().spawn("work", async { panic!("out of luck") as anyhow::Result<()> }),
+        "stubborn" => {
+            context.lifecycle().spawn("work", std::future::pending::<anyhow::Result<()>>())
+        }
+        "panicking" => {
+            context.lifecycle().spawn("work", async { panic!("out of luck") as anyhow::Result<()> })
+        }
         "unreachable" => {
             let latch = context.readiness().register("nats");
             context
-                .connect_with_retry("nats", &latch, || async { Err::<(), _>(std::io::Error::other("refused")) })
+                .connect_with_retry("nats", &latch, || async {
+                    Err::<(), _>(std::io::Error::other("refused"))
+                })
                 .await?;
         }
         _ => anyhow::bail!("there is no such mode"),
@@ -72,7 +78,10 @@ fn main() -> ExitCode {
     let tests: [(&str, fn()); 13] = [
         ("metrics_are_served_beside_health", metrics_are_served_beside_health),
         ("sigterm_drains_and_exits_with_0", sigterm_drains_and_exits_with_0),
-        ("second_signal_gives_up_at_once_and_exits_with_3", second_signal_gives_up_at_once_and_exits_with_3),
+        (
+            "second_signal_gives_up_at_once_and_exits_with_3",
+            second_signal_gives_up_at_once_and_exits_with_3,
+        ),
         ("grace_period_gives_up_and_exits_with_3", grace_period_gives_up_and_exits_with_3),
         ("panicking_task_exits_with_1_and_is_named", panicking_task_exits_with_1_and_is_named),
         ("failed_start_exits_with_1_and_says_why", failed_start_exits_with_1_and_says_why),
@@ -86,12 +95,18 @@ fn main() -> ExitCode {
         ),
         ("checked_configuration_starts_nothing", checked_configuration_starts_nothing),
         ("printed_configuration_masks_secrets", printed_configuration_masks_secrets),
-        ("version_and_help_exit_with_0_and_nonsense_with_2", version_and_help_exit_with_0_and_nonsense_with_2),
+        (
+            "version_and_help_exit_with_0_and_nonsense_with_2",
+            version_and_help_exit_with_0_and_nonsense_with_2,
+        ),
         (
             "spans_reach_a_collector_and_a_silent_one_does_not_keep_the_process",
             spans_reach_a_collector_and_a_silent_one_does_not_keep_the_process,
         ),
-        ("unusable_collector_address_exits_with_1_and_is_named", unusable_collector_address_exits_with_1_and_is_named),
+        (
+            "unusable_collector_address_exits_with_1_and_is_named",
+            unusable_collector_address_exits_with_1_and_is_named,
+        ),
     ];
     let trials = tests.into_iter().map(|(name, test)| {
         Trial::test(name, move || {
@@ -115,7 +130,8 @@ fn command(variables: &[(&str, &str)], arguments: &[&str]) -> Command {
 }
 
 fn output(variables: &[(&str, &str)], arguments: &[&str]) -> (Option<i32>, String, String) {
-    let Output { status, stdout, stderr } = command(variables, arguments).output().expect("the program starts");
+    let Output { status, stdout, stderr } =
+        command(variables, arguments).output().expect("the program starts");
     let text = |bytes| String::from_utf8(bytes).expect("output is text");
     (status.code(), text(stdout), text(stderr))
 }
@@ -138,7 +154,9 @@ impl Service {
         let mut child = command(&variables, &[]).spawn().expect("the program starts");
         let stderr = BufReader::new(child.stderr.take().expect("it is piped"));
         let (sender, lines) = mpsc::channel();
-        thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
         Self { child, lines, log: Vec::new() }
     }
 
@@ -149,7 +167,8 @@ impl Service {
                 Ok(line) => {
                     self.log.push(line.clone());
                     let line: Value = serde_json::from_str(&line).unwrap_or(Value::Null);
-                    if line["fields"]["message"].as_str().is_some_and(|text| text.contains(message)) {
+                    if line["fields"]["message"].as_str().is_some_and(|text| text.contains(message))
+                    {
                         return line;
                     }
                 }
@@ -160,7 +179,8 @@ impl Service {
 
     fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).expect("the child exists until it is waited for");
+        rustix::process::kill_process(pid, signal)
+            .expect("the child exists until it is waited for");
     }
 
     fn exit_code(&mut self) -> Option<i32> {
@@ -181,7 +201,8 @@ impl Service {
 
 fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("the health server listens");
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").expect("it reads");
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
+        .expect("it reads");
     let mut response = String::new();
     stream.read_to_string(&mut response).expect("it answers");
     response
@@ -205,9 +226,16 @@ fn metrics_are_served_beside_health() {
     let address = line["fields"]["address"].as_str().expect("the line has the address").to_owned();
     service.wait_for("started");
     let page = get(&address, "/metrics");
-    assert!(page.starts_with("HTTP/1.1 200") && page.contains("content-type: text/plain; version=0.0.4"), "{page}");
+    assert!(
+        page.starts_with("HTTP/1.1 200")
+            && page.contains("content-type: text/plain; version=0.0.4"),
+        "{page}"
+    );
     assert!(page.contains("\nsample_starts_total 1\n"), "{page}");
-    assert!(page.contains("service_instance_id=\"sample-7\",service_name=\"construct-sample\""), "{page}");
+    assert!(
+        page.contains("service_instance_id=\"sample-7\",service_name=\"construct-sample\""),
+        "{page}"
+    );
     service.signal(rustix::process::Signal::TERM);
     assert_eq!(service.exit_code(), Some(0));
 }
@@ -251,7 +279,10 @@ fn process_that_cannot_connect_says_so_and_can_be_stopped() {
     let line = service.wait_for("health endpoints");
     let address = line["fields"]["address"].as_str().expect("the line has the address").to_owned();
     let line = service.wait_for("cannot connect");
-    assert_eq!((&line["fields"]["to"], &line["fields"]["reason"]), (&"nats".into(), &"refused".into()));
+    assert_eq!(
+        (&line["fields"]["to"], &line["fields"]["reason"]),
+        (&"nats".into(), &"refused".into())
+    );
     let ready = get(&address, "/readyz");
     assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
     assert!(get(&address, "/healthz").starts_with("HTTP/1.1 200"));
@@ -285,19 +316,32 @@ fn checked_configuration_starts_nothing() {
 }
 
 fn printed_configuration_masks_secrets() {
-    let variables = [("CONSTRUCT_NATS_URL", "nats://user:s3cret@nats:4222"), ("CONSTRUCT_SAMPLE_COUNT", "3")];
+    let variables =
+        [("CONSTRUCT_NATS_URL", "nats://user:s3cret@nats:4222"), ("CONSTRUCT_SAMPLE_COUNT", "3")];
     let (code, stdout, _) = output(&variables, &["--print-config"]);
     assert_eq!(code, Some(0));
-    assert!(stdout.contains("nats_url = \"nats://***@nats:4222\"") && !stdout.contains("s3cret"), "{stdout}");
-    assert!(stdout.contains("sample_count = 3  # CONSTRUCT_SAMPLE_COUNT in the environment"), "{stdout}");
+    assert!(
+        stdout.contains("nats_url = \"nats://***@nats:4222\"") && !stdout.contains("s3cret"),
+        "{stdout}"
+    );
+    assert!(
+        stdout.contains("sample_count = 3  # CONSTRUCT_SAMPLE_COUNT in the environment"),
+        "{stdout}"
+    );
 }
 
 fn version_and_help_exit_with_0_and_nonsense_with_2() {
     let (code, stdout, _) = output(&[], &["--version"]);
-    assert_eq!((code, stdout.trim()), (Some(0), concat!("construct-sample ", env!("CARGO_PKG_VERSION"))));
+    assert_eq!(
+        (code, stdout.trim()),
+        (Some(0), concat!("construct-sample ", env!("CARGO_PKG_VERSION")))
+    );
     let (code, stdout, _) = output(&[], &["--help"]);
     assert_eq!(code, Some(0));
-    assert!(stdout.contains("Usage: construct-sample") && stdout.contains("--check-config"), "{stdout}");
+    assert!(
+        stdout.contains("Usage: construct-sample") && stdout.contains("--check-config"),
+        "{stdout}"
+    );
     assert_eq!(output(&[], &["--nonsense"]).0, Some(2));
 }
 
@@ -315,7 +359,8 @@ fn spans_reach_a_collector_and_a_silent_one_does_not_keep_the_process() {
     let mut service = Service::start("obedient", &[("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)]);
     service.wait_for("started");
     service.signal(rustix::process::Signal::TERM);
-    let (preface, _stream) = receiver.recv_timeout(TOO_LONG).expect("spans are exported at the latest at the end");
+    let (preface, _stream) =
+        receiver.recv_timeout(TOO_LONG).expect("spans are exported at the latest at the end");
     assert_eq!(&preface, b"PRI * HTTP/2.0");
     assert_eq!(service.exit_code(), Some(0));
 }

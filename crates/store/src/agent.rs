@@ -65,13 +65,14 @@ pub struct Agent {
     pub model: ModelId,
     /// That model's name.
     pub model_name: String,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: String,
     /// For people.
     pub description: String,
     /// What it is told about its job.
     pub instructions: String,
-    /// Model calls one user message may cause; 0 means [`construct_domain::task::DEFAULT_MAX_TURNS`].
+    /// Model calls one user message may cause; 0 means
+    /// [`construct_domain::task::DEFAULT_MAX_TURNS`].
     pub max_turns: u32,
     /// How its model samples.
     pub parameters: ModelParameters,
@@ -109,7 +110,7 @@ pub struct NewAgent {
     pub id: AgentId,
     /// What it thinks with.
     pub model: ModelId,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: String,
     /// For people.
     pub description: String,
@@ -136,7 +137,7 @@ pub struct NewAgent {
 pub struct AgentChanges {
     /// What it thinks with.
     pub model: Option<ModelId>,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: Option<String>,
     /// For people.
     pub description: Option<String>,
@@ -281,7 +282,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn agent_get(&self, organization: OrganizationId, id: AgentId) -> Result<Agent, Error> {
+    pub async fn agent_get(
+        &self,
+        organization: OrganizationId,
+        id: AgentId,
+    ) -> Result<Agent, Error> {
         select!(["WHERE a.organization_id = $1 AND a.id = $2"], organization.uuid(), id.uuid())
             .fetch_optional(&self.pool)
             .await?
@@ -294,7 +299,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn agent_find(&self, organization: OrganizationId, name_or_id: &str) -> Result<Agent, Error> {
+    pub async fn agent_find(
+        &self,
+        organization: OrganizationId,
+        name_or_id: &str,
+    ) -> Result<Agent, Error> {
         let id = name_or_id.parse::<AgentId>().ok().map(AgentId::uuid);
         select!(
             ["WHERE a.organization_id = $1 AND (a.id = $2 OR a.name = $3) ORDER BY (a.id = $2) IS TRUE DESC LIMIT 1"],
@@ -313,7 +322,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn agent_resolve(&self, organization: OrganizationId, name_or_id: &str) -> Result<AgentId, Error> {
+    pub async fn agent_resolve(
+        &self,
+        organization: OrganizationId,
+        name_or_id: &str,
+    ) -> Result<AgentId, Error> {
         let id = name_or_id.parse::<AgentId>().ok().map(AgentId::uuid);
         sqlx::query_scalar!(
             "SELECT id FROM agents WHERE organization_id = $1 AND (id = $2 OR name = $3) ORDER BY (id = $2) IS TRUE DESC LIMIT 1",
@@ -343,16 +356,38 @@ impl Store {
                 list!(self, organization, filter, page, page.after_time(), "a.created_at", ">", "")
             }
             (Key::CreatedAt, true) => {
-                list!(self, organization, filter, page, page.after_time(), "a.created_at", "<", " DESC")
+                list!(
+                    self,
+                    organization,
+                    filter,
+                    page,
+                    page.after_time(),
+                    "a.created_at",
+                    "<",
+                    " DESC"
+                )
             }
             (Key::UpdatedAt, false) => {
                 list!(self, organization, filter, page, page.after_time(), "a.updated_at", ">", "")
             }
             (Key::UpdatedAt, true) => {
-                list!(self, organization, filter, page, page.after_time(), "a.updated_at", "<", " DESC")
+                list!(
+                    self,
+                    organization,
+                    filter,
+                    page,
+                    page.after_time(),
+                    "a.updated_at",
+                    "<",
+                    " DESC"
+                )
             }
-            (Key::Name, false) => list!(self, organization, filter, page, page.after_name(), "a.name", ">", ""),
-            (Key::Name, true) => list!(self, organization, filter, page, page.after_name(), "a.name", "<", " DESC"),
+            (Key::Name, false) => {
+                list!(self, organization, filter, page, page.after_name(), "a.name", ">", "")
+            }
+            (Key::Name, true) => {
+                list!(self, organization, filter, page, page.after_name(), "a.name", "<", " DESC")
+            }
         };
         rows.into_iter().map(TryInto::try_into).collect()
     }
@@ -360,8 +395,8 @@ impl Store {
     /// Creates an agent.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when what it refers to is not there; those
-    /// of every write.
+    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when what it refers to
+    /// is not there; those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn agent_create(
         &self,
@@ -404,7 +439,8 @@ impl Store {
     /// Changes an agent.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
+    /// revision than expected.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn agent_update(
         &self,
@@ -507,11 +543,14 @@ impl Store {
     ) -> Result<Written<Agent>, Error> {
         let mut writer = begin!(self, write);
         let entity = agent_reload(&mut writer, id).await?;
-        let done =
-            sqlx::query!("DELETE FROM agents WHERE organization_id = $1 AND id = $2", writer.organization(), id.uuid())
-                .execute(&mut *writer.transaction)
-                .await
-                .map_err(Error::of_delete)?;
+        let done = sqlx::query!(
+            "DELETE FROM agents WHERE organization_id = $1 AND id = $2",
+            writer.organization(),
+            id.uuid()
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_delete)?;
         if done.rows_affected() == 0 {
             return Err(Error::NotFound { what: WHAT });
         }
@@ -520,11 +559,19 @@ impl Store {
 }
 
 /// Lets an agent's scripts call these models beside its own, and no others.
-async fn agent_script_models_set(writer: &mut Writer<'_>, agent: Uuid, models: &[ModelId]) -> Result<(), Error> {
+async fn agent_script_models_set(
+    writer: &mut Writer<'_>,
+    agent: Uuid,
+    models: &[ModelId],
+) -> Result<(), Error> {
     let organization = writer.organization();
-    sqlx::query!("DELETE FROM agent_script_models WHERE organization_id = $1 AND agent_id = $2", organization, agent)
-        .execute(&mut *writer.transaction)
-        .await?;
+    sqlx::query!(
+        "DELETE FROM agent_script_models WHERE organization_id = $1 AND agent_id = $2",
+        organization,
+        agent
+    )
+    .execute(&mut *writer.transaction)
+    .await?;
     let models: Vec<Uuid> = models.iter().map(|model| model.uuid()).collect();
     sqlx::query!(
         "INSERT INTO agent_script_models (organization_id, agent_id, model_id, position)

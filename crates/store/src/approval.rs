@@ -1,7 +1,7 @@
 //! Approvals: calls of scripts that people are asked about.
 //!
-//! The reconciler makes and ends them, with the commit of the decision that wants it ([`Store::task_commit`]). A person's
-//! decision is an intent that the gateway writes here.
+//! The reconciler makes and ends them, with the commit of the decision that wants it
+//! ([`Store::task_commit`]). A person's decision is an intent that the gateway writes here.
 
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -124,7 +124,11 @@ impl TryFrom<Row> for StoredApproval {
             organization: OrganizationId::from_uuid(row.organization_id),
             task: TaskId::from_uuid(row.task_id),
             step: StepId::from_uuid(row.step_id),
-            call: AskedCall { script: number(row.script)?, number: number(row.number)?, hash: row.arguments_hash },
+            call: AskedCall {
+                script: number(row.script)?,
+                number: number(row.number)?,
+                hash: row.arguments_hash,
+            },
             tool: row.tool,
             arguments: row.arguments,
             arguments_size: unsigned(row.arguments_size),
@@ -177,8 +181,8 @@ macro_rules! list {
     }};
 }
 
-/// Of a task and everything below it. The tree is read level by level and then the approvals of exactly its tasks: as an organisation grows, no
-/// more is read for it.
+/// Of a task and everything below it. The tree is read level by level and then the approvals of
+/// exactly its tasks: as an organization grows, no more is read for it.
 macro_rules! list_of_tree {
     ($organization:expr, $tree:expr, $filter:expr, $page:expr, $key:literal, $comparison:literal, $direction:literal) => {{
         let (value, id) = $page.after_time()?;
@@ -218,7 +222,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], also of a deleted task's.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn approval_get(&self, organization: OrganizationId, id: ApprovalId) -> Result<StoredApproval, Error> {
+    pub async fn approval_get(
+        &self,
+        organization: OrganizationId,
+        id: ApprovalId,
+    ) -> Result<StoredApproval, Error> {
         select!(
             ["JOIN tasks t ON t.organization_id = p.organization_id AND t.id = p.task_id
              WHERE p.organization_id = $1 AND p.id = $2 AND t.deleted_at IS NULL"],
@@ -246,10 +254,18 @@ impl Store {
             return self.approval_list_of_tree(organization, tree, filter, page).await;
         }
         let rows = match (page.order.key, page.order.descending) {
-            (Key::CreatedAt | Key::Name, false) => list!(self, organization, filter, page, "p.created_at", ">", ""),
-            (Key::CreatedAt | Key::Name, true) => list!(self, organization, filter, page, "p.created_at", "<", " DESC"),
-            (Key::UpdatedAt, false) => list!(self, organization, filter, page, "p.updated_at", ">", ""),
-            (Key::UpdatedAt, true) => list!(self, organization, filter, page, "p.updated_at", "<", " DESC"),
+            (Key::CreatedAt | Key::Name, false) => {
+                list!(self, organization, filter, page, "p.created_at", ">", "")
+            }
+            (Key::CreatedAt | Key::Name, true) => {
+                list!(self, organization, filter, page, "p.created_at", "<", " DESC")
+            }
+            (Key::UpdatedAt, false) => {
+                list!(self, organization, filter, page, "p.updated_at", ">", "")
+            }
+            (Key::UpdatedAt, true) => {
+                list!(self, organization, filter, page, "p.updated_at", "<", " DESC")
+            }
         };
         rows.into_iter().map(TryInto::try_into).collect()
     }
@@ -264,16 +280,24 @@ impl Store {
         let pool = &self.pool;
         let rows = match (page.order.key, page.order.descending) {
             (Key::CreatedAt | Key::Name, false) => {
-                list_of_tree!(organization, tree, filter, page, "p.created_at", ">", "").fetch_all(pool).await
+                list_of_tree!(organization, tree, filter, page, "p.created_at", ">", "")
+                    .fetch_all(pool)
+                    .await
             }
             (Key::CreatedAt | Key::Name, true) => {
-                list_of_tree!(organization, tree, filter, page, "p.created_at", "<", " DESC").fetch_all(pool).await
+                list_of_tree!(organization, tree, filter, page, "p.created_at", "<", " DESC")
+                    .fetch_all(pool)
+                    .await
             }
             (Key::UpdatedAt, false) => {
-                list_of_tree!(organization, tree, filter, page, "p.updated_at", ">", "").fetch_all(pool).await
+                list_of_tree!(organization, tree, filter, page, "p.updated_at", ">", "")
+                    .fetch_all(pool)
+                    .await
             }
             (Key::UpdatedAt, true) => {
-                list_of_tree!(organization, tree, filter, page, "p.updated_at", "<", " DESC").fetch_all(pool).await
+                list_of_tree!(organization, tree, filter, page, "p.updated_at", "<", " DESC")
+                    .fetch_all(pool)
+                    .await
             }
         };
         rows?.into_iter().map(TryInto::try_into).collect()
@@ -296,8 +320,8 @@ impl Store {
     /// Writes down what a person decided. The reconciler acts on it.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Decided`] when it is over; [`Error::Conflict`] when it is about other arguments than
-    /// the person was shown.
+    /// [`Error::NotFound`]; [`Error::Decided`] when it is over; [`Error::Conflict`] when it is
+    /// about other arguments than the person was shown.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn approval_decide(
         &self,
@@ -326,7 +350,8 @@ impl Store {
         .fetch_optional(&mut *writer.transaction)
         .await?
         .ok_or(Error::NotFound { what: WHAT })?;
-        let state = if decision.approved { ApprovalState::Approved } else { ApprovalState::Rejected };
+        let state =
+            if decision.approved { ApprovalState::Approved } else { ApprovalState::Rejected };
         let done = sqlx::query!(
             "UPDATE approvals SET
                  state = $3, decided_by = $4, words = $5, decided_at = $6, updated_at = $6, revision = revision + 1
@@ -348,13 +373,24 @@ impl Store {
             return Err(match entity.state {
                 // Nobody has written yet that it is over.
                 ApprovalState::Pending if entity.expires_at <= Timestamp::from(writer.now()) => {
-                    Error::Decided { state: ApprovalState::Expired, by: String::new(), at: Some(entity.expires_at) }
+                    Error::Decided {
+                        state: ApprovalState::Expired,
+                        by: String::new(),
+                        at: Some(entity.expires_at),
+                    }
                 }
                 ApprovalState::Pending => Error::Conflict,
                 state => Error::Decided { state, by: entity.decided_by, at: entity.decided_at },
             });
         }
-        writer.finish_on_task(TaskId::from_uuid(task.id), unsigned(task.event_sequence), entity, render).await
+        writer
+            .finish_on_task(
+                TaskId::from_uuid(task.id),
+                unsigned(task.event_sequence),
+                entity,
+                render,
+            )
+            .await
     }
 }
 
@@ -375,9 +411,12 @@ pub(crate) mod tests {
     /// The statement of [`Store::approval_list`] about a tree, for tests of its plan.
     pub(crate) fn statement_of_tree() -> Result<String, Error> {
         let (organization, tree) = (OrganizationId::LOCAL, TaskId::from_uuid(Uuid::nil()));
-        let (filter, page) =
-            (ApprovalFilter::default(), Page { limit: 1, order: crate::Order::default(), after: None });
-        let statement = list_of_tree!(organization, tree, filter, page, "p.created_at", "<", " DESC");
+        let (filter, page) = (
+            ApprovalFilter::default(),
+            Page { limit: 1, order: crate::Order::default(), after: None },
+        );
+        let statement =
+            list_of_tree!(organization, tree, filter, page, "p.created_at", "<", " DESC");
         Ok(statement.sql().as_str().to_owned())
     }
 }

@@ -1,5 +1,5 @@
-//! The audit trail: who did what (docs/adr/0032-audit.md). It is appended to and read; what is old is removed by a function of the
-//! database, which refuses everything else.
+//! The audit trail: who did what (docs/adr/0032-audit.md). It is appended to and read; what is old
+//! is removed by a function of the database, which refuses everything else.
 
 use std::sync::{
     Arc,
@@ -60,12 +60,14 @@ impl AuditEntry {
     }
 }
 
-/// An entry that a write brings along: it is stored in the write's transaction, so that there is neither without the other.
+/// An entry that a write brings along: it is stored in the write's transaction, so that there is
+/// neither without the other.
 #[derive(Debug, Clone)]
 pub struct Audit {
     /// What is known of the call before its end.
     pub entry: AuditEntry,
-    /// What the call's answer names, by the method that was called: it is added to the entry's objects.
+    /// What the call's answer names, by the method that was called: it is added to the entry's
+    /// objects.
     pub answered: fn(&str, &[u8]) -> Vec<String>,
     /// Set when the entry is stored.
     pub written: Arc<AtomicBool>,
@@ -111,8 +113,8 @@ pub struct AuditFilter {
     pub code: Option<u8>,
 }
 
-/// An entry as the database reads it out of JSON: one parameter, however many entries there are, so that a statement that does something
-/// else as well can take none or one.
+/// An entry as the database reads it out of JSON: one parameter, however many entries there are, so
+/// that a statement that does something else as well can take none or one.
 #[derive(Serialize)]
 struct Stored<'a> {
     id: Uuid,
@@ -218,7 +220,7 @@ impl Store {
         insert(&mut *self.pool.acquire().await?, rows(entries)?).await
     }
 
-    /// A page of an organisation's entries, by time.
+    /// A page of an organization's entries, by time.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -253,11 +255,12 @@ impl Store {
         Ok(rows.into_iter().map(AuditEntry::from).collect())
     }
 
-    /// Removes entries of before a time, `at_once` at most. Gives how many; as many as that: there may be more. What is younger than 30 days
-    /// is not removed, whatever the time.
+    /// Removes entries of before a time, `at_once` at most. Gives how many; as many as that: there
+    /// may be more. What is younger than 30 days is not removed, whatever the time.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; [`Error::Internal`] when the time is younger than that and there is something.
+    /// [`Error::Unavailable`]; [`Error::Internal`] when the time is younger than that and there is
+    /// something.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn audit_expire(&self, before: Timestamp, at_once: u32) -> Result<u64, Error> {
         let removed = sqlx::query_scalar!(

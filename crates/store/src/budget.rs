@@ -1,5 +1,5 @@
-//! Budgets as people see and change them. What is spent and set aside of them is written by the functions in
-//! `migrations/0012_money.sql`.
+//! Budgets as people see and change them. What is spent and set aside of them is written by the
+//! functions in `migrations/0012_money.sql`.
 
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -21,7 +21,7 @@ const WHAT: &str = "budget";
 pub struct Budget {
     /// Its id.
     pub id: BudgetId,
-    /// Whose organisation's.
+    /// Whose organization's.
     pub organization: OrganizationId,
     /// Whose spending it bounds.
     pub scope: Scope,
@@ -102,8 +102,8 @@ impl TryFrom<Row> for Budget {
             (_, _, Some(token)) => Scope::Token(token),
             (None, None, None) => Scope::Organization,
         };
-        let period =
-            Period::parse(&row.period).ok_or_else(|| Error::internal(format!("unknown period `{}`", row.period)))?;
+        let period = Period::parse(&row.period)
+            .ok_or_else(|| Error::internal(format!("unknown period `{}`", row.period)))?;
         Ok(Self {
             id: BudgetId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
@@ -170,11 +170,16 @@ impl Store {
         id: BudgetId,
         now: Timestamp,
     ) -> Result<Budget, Error> {
-        select!(["WHERE b.organization_id = $1 AND b.id = $3"], organization.uuid(), time::sql(now) as _, id.uuid())
-            .fetch_optional(&self.pool)
-            .await?
-            .ok_or(Error::NotFound { what: WHAT })?
-            .try_into()
+        select!(
+            ["WHERE b.organization_id = $1 AND b.id = $3"],
+            organization.uuid(),
+            time::sql(now) as _,
+            id.uuid()
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
     }
 
     /// A page of budgets. They have no name: [`Key::Name`] is taken as [`Key::CreatedAt`].
@@ -196,8 +201,12 @@ impl Store {
             (Key::CreatedAt | Key::Name, true) => {
                 list!(self, organization, filter, page, now, "b.created_at", "<", " DESC")
             }
-            (Key::UpdatedAt, false) => list!(self, organization, filter, page, now, "b.updated_at", ">", ""),
-            (Key::UpdatedAt, true) => list!(self, organization, filter, page, now, "b.updated_at", "<", " DESC"),
+            (Key::UpdatedAt, false) => {
+                list!(self, organization, filter, page, now, "b.updated_at", ">", "")
+            }
+            (Key::UpdatedAt, true) => {
+                list!(self, organization, filter, page, now, "b.updated_at", "<", " DESC")
+            }
         };
         rows.into_iter().map(TryInto::try_into).collect()
     }
@@ -205,8 +214,8 @@ impl Store {
     /// Creates a budget. What was spent in its period before counts.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when there is one of the same scope and period, [`Error::NotFound`] when the agent or task is
-    /// not there; those of every write.
+    /// [`Error::AlreadyExists`] when there is one of the same scope and period, [`Error::NotFound`]
+    /// when the agent or task is not there; those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn budget_create(
         &self,
@@ -237,9 +246,13 @@ impl Store {
         .execute(&mut *writer.transaction)
         .await
         .map_err(Error::of_write)?;
-        sqlx::query!(r#"SELECT budgets_count($1, $2)::text AS "done""#, new.id.uuid(), writer.now() as _)
-            .fetch_one(&mut *writer.transaction)
-            .await?;
+        sqlx::query!(
+            r#"SELECT budgets_count($1, $2)::text AS "done""#,
+            new.id.uuid(),
+            writer.now() as _
+        )
+        .fetch_one(&mut *writer.transaction)
+        .await?;
         let entity = budget_reload(&mut writer, new.id).await?;
         writer.finish(entity, render).await
     }
@@ -305,9 +318,14 @@ impl Store {
 }
 
 async fn budget_reload(writer: &mut Writer<'_>, id: BudgetId) -> Result<Budget, Error> {
-    select!(["WHERE b.organization_id = $1 AND b.id = $3"], writer.organization(), writer.now() as _, id.uuid())
-        .fetch_optional(&mut *writer.transaction)
-        .await?
-        .ok_or(Error::NotFound { what: WHAT })?
-        .try_into()
+    select!(
+        ["WHERE b.organization_id = $1 AND b.id = $3"],
+        writer.organization(),
+        writer.now() as _,
+        id.uuid()
+    )
+    .fetch_optional(&mut *writer.transaction)
+    .await?
+    .ok_or(Error::NotFound { what: WHAT })?
+    .try_into()
 }

@@ -27,7 +27,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn compaction(&self, task: TaskId, through: i64) -> Result<Option<Compaction>, Error> {
+    pub async fn compaction(
+        &self,
+        task: TaskId,
+        through: i64,
+    ) -> Result<Option<Compaction>, Error> {
         let compaction = sqlx::query_as!(
             Compaction,
             "SELECT through, kept, content AS text, estimated_tokens AS tokens FROM compactions
@@ -58,8 +62,10 @@ impl Store {
         .fetch_all(&self.pool)
         .await?;
         let summary = rows.first().map_or(0, |row| row.summary);
-        let entry =
-            |source: &str| Source::parse(source).ok_or_else(|| Error::internal(format!("unknown source `{source}`")));
+        let entry = |source: &str| {
+            Source::parse(source)
+                .ok_or_else(|| Error::internal(format!("unknown source `{source}`")))
+        };
         let shown = rows.iter().map(|row| {
             Ok(Entry {
                 message: MessageId::from_uuid(row.id),

@@ -142,7 +142,8 @@ macro_rules! sums {
     };
 }
 
-/// Those of one task. Statements of their own, because a plan that is made for any parameters can use no index for one that may be missing.
+/// Those of one task. Statements of their own, because a plan that is made for any parameters can
+/// use no index for one that may be missing.
 macro_rules! sums_of_task {
     ($($argument:expr),*) => {
         sums!("AND (u.root_id = $3 OR u.tree @> ARRAY[$3]::uuid[])", $($argument),*)
@@ -163,8 +164,14 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<CostRow>, Error> {
         let rows = match filter.task {
-            Some(_) => sums_of_task!(organization, filter, group, limit).fetch_all(&self.pool).await?,
-            None => sums!("AND $3::uuid IS NULL", organization, filter, group, limit).fetch_all(&self.pool).await?,
+            Some(_) => {
+                sums_of_task!(organization, filter, group, limit).fetch_all(&self.pool).await?
+            }
+            None => {
+                sums!("AND $3::uuid IS NULL", organization, filter, group, limit)
+                    .fetch_all(&self.pool)
+                    .await?
+            }
         };
         Ok(rows
             .into_iter()

@@ -82,7 +82,8 @@ pub struct SealedBy {
 }
 
 impl Store {
-    /// How many tasks are in which phase, of those in all organizations that are at work. A phase that this version does not know is left out.
+    /// How many tasks are in which phase, of those in all organizations that are at work. A phase
+    /// that this version does not know is left out.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -98,13 +99,17 @@ impl Store {
         Ok(rows.iter().filter_map(|row| Some((Phase::parse(&row.phase)?, row.count))).collect())
     }
 
-    /// What all organizations have used since a time, and the agents that have spent most: so many at most, the dearest first. It is read by the
-    /// ledger's index of each organization.
+    /// What all organizations have used since a time, and the agents that have spent most: so many
+    /// at most, the dearest first. It is read by the ledger's index of each organization.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn spenders(&self, since: Timestamp, limit: usize) -> Result<(Spent, Vec<Spender>), Error> {
+    pub async fn spenders(
+        &self,
+        since: Timestamp,
+        limit: usize,
+    ) -> Result<(Spent, Vec<Spender>), Error> {
         let rows = sqlx::query!(
             r#"SELECT o.id AS organization, o.name AS organization_name, u.agent_id AS agent, coalesce(a.name, '') AS "agent_name!",
                       u.calls AS "calls!", u.tokens AS "tokens!", u.cost AS "cost!"
@@ -155,10 +160,13 @@ impl Store {
         )
         .fetch_one(&self.pool)
         .await?;
-        // The migrator's own table, which no migration makes and which no query can thus be checked against.
-        let applied: i64 = sqlx::query_scalar("SELECT coalesce(max(version), 0) FROM _sqlx_migrations WHERE success")
-            .fetch_one(&self.pool)
-            .await?;
+        // The migrator's own table, which no migration makes and which no query can thus be checked
+        // against.
+        let applied: i64 = sqlx::query_scalar(
+            "SELECT coalesce(max(version), 0) FROM _sqlx_migrations WHERE success",
+        )
+        .fetch_one(&self.pool)
+        .await?;
         Ok(DatabaseState {
             version: row.version,
             now: row.now.into(),
@@ -186,14 +194,19 @@ impl Store {
         Ok(ParkedTasks { count: row.count, since: row.since.map(Into::into) })
     }
 
-    /// How many credentials cannot be read with the keys of this installation: those of model providers and of scans' connections, which
-    /// are sealed with the key `active`, and secrets, which are with `secrets`. The gateway seals at its start all that it can read anew
-    /// with the active one.
+    /// How many credentials cannot be read with the keys of this installation: those of model
+    /// providers and of scans' connections, which are sealed with the key `active`, and secrets,
+    /// which are with `secrets`. The gateway seals at its start all that it can read anew with the
+    /// active one.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn sealed_otherwise(&self, active: &str, secrets: Option<&str>) -> Result<i64, Error> {
+    pub async fn sealed_otherwise(
+        &self,
+        active: &str,
+        secrets: Option<&str>,
+    ) -> Result<i64, Error> {
         let count = sqlx::query_scalar!(
             r#"SELECT (SELECT count(*) FROM model_providers WHERE key_id <> $1)
                     + (SELECT count(*) FROM model_provider_keys WHERE key_id <> $1)
@@ -232,11 +245,14 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        Ok(rows.into_iter().map(|row| SealedBy { key: row.key, what: row.what, count: row.count }).collect())
+        Ok(rows
+            .into_iter()
+            .map(|row| SealedBy { key: row.key, what: row.what, count: row.count })
+            .collect())
     }
 
-    /// How many scripts run that may have been given secrets as they were encrypted before: they began before the latest change of a secret, or
-    /// within the minute after it.
+    /// How many scripts run that may have been given secrets as they were encrypted before: they
+    /// began before the latest change of a secret, or within the minute after it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

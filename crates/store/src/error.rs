@@ -11,7 +11,7 @@ use crate::reservation;
 /// Why something could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is none, or it belongs to another organisation: the two are not told apart.
+    /// There is none, or it belongs to another organization: the two are not told apart.
     #[error("{what} not found")]
     NotFound {
         /// What was looked for.
@@ -33,8 +33,8 @@ pub enum Error {
         /// What refers to it.
         by: &'static str,
     },
-    /// It has changed since it was read: its revision (gateway) or version (reconciler) is another. Nothing was
-    /// written.
+    /// It has changed since it was read: its revision (gateway) or version (reconciler) is another.
+    /// Nothing was written.
     #[error("it was changed by somebody else meanwhile")]
     Conflict,
     /// A document has another version than expected. Nothing was written.
@@ -46,13 +46,13 @@ pub enum Error {
     /// The idempotency key was used for another request.
     #[error("the idempotency key was used for a different request")]
     IdempotencyMismatch,
-    /// An organisation would be left without an owner, or the operator's without the operator.
+    /// An organization would be left without an owner, or the operator's without the operator.
     #[error("an organization always keeps an owner")]
     LastOwner,
     /// What is to be given or taken is above the caller's own role.
     #[error("nobody may give or take a role above their own")]
     Above,
-    /// The organisation is one that stays: a personal one, or the operator's.
+    /// The organization is one that stays: a personal one, or the operator's.
     #[error("a personal organization and the operator's cannot be deleted")]
     Kept,
     /// Too many messages of the task wait for their turn.
@@ -61,19 +61,19 @@ pub enum Error {
         /// How many may wait.
         limit: u32,
     },
-    /// Too many scans of the organisation are under way or wait.
+    /// Too many scans of the organization are under way or wait.
     #[error("{limit} scans of the organization are under way or wait already")]
     TooManyScans {
         /// How many may.
         limit: u32,
     },
-    /// Too many uploads of the organisation are unfinished.
+    /// Too many uploads of the organization are unfinished.
     #[error("{limit} uploads of the organization are unfinished already")]
     TooManyUploads {
         /// How many may be.
         limit: u32,
     },
-    /// A user has made too many organisations.
+    /// A user has made too many organizations.
     #[error("one user may own {limit} organizations, and owns them")]
     TooManyOrganizations {
         /// How many may be.
@@ -125,7 +125,8 @@ pub enum Error {
         /// When.
         at: Option<Timestamp>,
     },
-    /// The database cannot be reached, is overloaded, or gave the statement up. Nothing may be assumed of a write.
+    /// The database cannot be reached, is overloaded, or gave the statement up. Nothing may be
+    /// assumed of a write.
     #[error("the database is not available")]
     Unavailable(#[source] Box<dyn StdError + Send + Sync>),
     /// A defect, or stored data that cannot be read.
@@ -169,9 +170,11 @@ impl Error {
         violated(&error).and_then(|name| constraint(name, false)).unwrap_or_else(|| error.into())
     }
 
-    /// Of a statement that sets money aside: the functions in `migrations/0012_money.sql` say which budget has not got it.
+    /// Of a statement that sets money aside: the functions in `migrations/0012_money.sql` say which
+    /// budget has not got it.
     pub(crate) fn of_spending(error: sqlx::Error) -> Self {
-        let told = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+        let told =
+            error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
         match told
             .filter(|told| told.code() == reservation::EXHAUSTED)
             .map(|told| reservation::exhausted(told.detail()))
@@ -196,7 +199,9 @@ pub(crate) fn violated(error: &sqlx::Error) -> Option<&str> {
 /// What the violation of a constraint means. The names stand in the migrations.
 fn constraint(name: &str, deleting: bool) -> Option<Error> {
     let taken = |what, field| Some(Error::AlreadyExists { what, field });
-    let reference = |what, by| Some(if deleting { Error::InUse { what, by } } else { Error::NotFound { what } });
+    let reference = |what, by| {
+        Some(if deleting { Error::InUse { what, by } } else { Error::NotFound { what } })
+    };
     match name {
         "organizations_slug_key" => taken("organization", "slug"),
         "organizations_pkey" => taken("organization", "id"),
@@ -264,25 +269,29 @@ impl From<sqlx::Error> for Error {
             sqlx::Error::Database(database) => database.code().is_some_and(|code| passes(&code)),
             _ => false,
         };
-        if unavailable { Self::Unavailable(Box::new(error)) } else { Self::Internal(Box::new(error)) }
+        if unavailable {
+            Self::Unavailable(Box::new(error))
+        } else {
+            Self::Internal(Box::new(error))
+        }
     }
 }
 
 /// Whether what an SQLSTATE says passes by itself.
 fn passes(code: &str) -> bool {
-    // Connection exceptions, insufficient resources, operator intervention (shutdown, starting up, statement timeout),
-    // system errors of the server.
+    // Connection exceptions, insufficient resources, operator intervention (shutdown, starting up,
+    // statement timeout), system errors of the server.
     ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class))
-        // Serialization failure, deadlock, lock not available, idle transaction ended, read-only during a fail-over.
+        // Serialization failure, deadlock, lock not available, idle transaction ended, read-only
+        // during a fail-over.
         || ["40001", "40P01", "55P03", "25P03", "25006"].contains(&code)
 }
 
 impl From<sqlx::migrate::MigrateError> for Error {
     fn from(error: sqlx::migrate::MigrateError) -> Self {
         match error {
-            sqlx::migrate::MigrateError::Execute(error) | sqlx::migrate::MigrateError::ExecuteMigration(error, _) => {
-                error.into()
-            }
+            sqlx::migrate::MigrateError::Execute(error)
+            | sqlx::migrate::MigrateError::ExecuteMigration(error, _) => error.into(),
             other => Self::internal(other),
         }
     }
@@ -295,19 +304,29 @@ mod tests {
     #[test]
     fn only_what_passes_by_itself_is_retryable() {
         assert!(Error::from(sqlx::Error::PoolTimedOut).is_retryable());
-        assert!(Error::from(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())).is_retryable());
+        assert!(
+            Error::from(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())).is_retryable()
+        );
         assert!(!Error::from(sqlx::Error::RowNotFound).is_retryable());
         assert!(!Error::Conflict.is_retryable());
-        for (code, expected) in
-            [("57P01", true), ("57014", true), ("40P01", true), ("53300", true), ("23505", false), ("42601", false)]
-        {
+        for (code, expected) in [
+            ("57P01", true),
+            ("57014", true),
+            ("40P01", true),
+            ("53300", true),
+            ("23505", false),
+            ("42601", false),
+        ] {
             assert_eq!(passes(code), expected, "{code}");
         }
     }
 
     #[test]
     fn a_broken_reference_means_one_thing_to_a_writer_and_another_to_a_deleter() {
-        assert!(matches!(constraint("models_provider_fkey", false), Some(Error::NotFound { what: "model provider" })));
+        assert!(matches!(
+            constraint("models_provider_fkey", false),
+            Some(Error::NotFound { what: "model provider" })
+        ));
         assert!(matches!(
             constraint("models_provider_fkey", true),
             Some(Error::InUse { what: "model provider", by: "model" })

@@ -23,7 +23,7 @@ pub struct NewEvent {
 pub struct StoredEvent {
     /// Whose.
     pub organization: OrganizationId,
-    /// Id of the task or organisation whose stream it is in.
+    /// Id of the task or organization whose stream it is in.
     pub stream: Uuid,
     /// Its place there: 1, 2, 3, …
     pub sequence: u64,
@@ -50,12 +50,12 @@ impl Stream {
         Self { organization, id: task.uuid() }
     }
 
-    /// The stream of an organisation's agents, models and providers.
+    /// The stream of an organization's agents, models and providers.
     pub const fn organization(organization: OrganizationId) -> Self {
         Self { organization, id: organization.uuid() }
     }
 
-    /// Id of the task or organisation.
+    /// Id of the task or organization.
     pub const fn id(self) -> Uuid {
         self.id
     }
@@ -77,7 +77,12 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn events_after(&self, stream: Stream, sequence: u64, limit: u32) -> Result<Vec<StoredEvent>, Error> {
+    pub async fn events_after(
+        &self,
+        stream: Stream,
+        sequence: u64,
+        limit: u32,
+    ) -> Result<Vec<StoredEvent>, Error> {
         let rows = sqlx::query!(
             r#"SELECT sequence, type AS kind, payload, step, created_at
                FROM events
@@ -111,7 +116,8 @@ impl Store {
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn event_head(&self, stream: Stream) -> Result<u64, Error> {
-        // Not by `event_heads`, whose statement PostgreSQL plans anew each time: a plan for arrays of any length never looks as good.
+        // Not by `event_heads`, whose statement PostgreSQL plans anew each time: a plan for arrays
+        // of any length never looks as good.
         let head = sqlx::query_scalar!(
             "SELECT sequence FROM events WHERE stream_id = $1 AND organization_id = $2 ORDER BY sequence DESC LIMIT 1",
             stream.id,
@@ -129,7 +135,8 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn event_heads(&self, streams: &[Stream]) -> Result<Vec<(Stream, u64)>, Error> {
         let ids: Vec<Uuid> = streams.iter().map(|stream| stream.id).collect();
-        let organizations: Vec<Uuid> = streams.iter().map(|stream| stream.organization.uuid()).collect();
+        let organizations: Vec<Uuid> =
+            streams.iter().map(|stream| stream.organization.uuid()).collect();
         // One descent into the primary key's index per stream, not a scan of the streams.
         let heads = sqlx::query_scalar!(
             r#"SELECT coalesce((

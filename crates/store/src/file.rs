@@ -1,8 +1,9 @@
-//! Files that people upload: what there is of them. The content lies in a folder, which this knows nothing of but what has to go from it
-//! (`migrations/0034_files.sql`, docs/adr/0038-files.md).
+//! Files that people upload: what there is of them. The content lies in a folder, which this knows
+//! nothing of but what has to go from it (`migrations/0034_files.sql`, docs/adr/0038-files.md).
 //!
-//! What keeps two gateways from undoing each other's work: a part is taken under the lock of the file's row; a content is put into its
-//! place, and removed, under a lock of its own ([`Store::file_content`]), so that none is removed that has just become somebody's.
+//! What keeps two gateways from undoing each other's work: a part is taken under the lock of the
+//! file's row; a content is put into its place, and removed, under a lock of its own
+//! ([`Store::file_content`]), so that none is removed that has just become somebody's.
 
 mod removal;
 mod upload;
@@ -23,7 +24,7 @@ pub use upload::{Claimed, NewPart, Part, Taken};
 
 const WHAT: &str = "file";
 
-/// Uploads of an organisation that may be unfinished at a time.
+/// Uploads of an organization that may be unfinished at a time.
 pub const UNFINISHED: u32 = 100;
 /// How long an upload may take, and a refusal can be read.
 pub const EXPIRES: SignedDuration = SignedDuration::from_hours(24);
@@ -119,7 +120,8 @@ pub struct NewFile {
     pub expected: Option<[u8; 32]>,
     /// Who creates it.
     pub created_by: String,
-    /// The content is known to lie in the folder, so that a ready file with it makes this one ready too.
+    /// The content is known to lie in the folder, so that a ready file with it makes this one ready
+    /// too.
     pub is_stored: bool,
 }
 
@@ -230,7 +232,8 @@ impl Store {
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn file_get(&self, organization: OrganizationId, id: FileId) -> Result<File, Error> {
-        let row = select!(["WHERE f.organization_id = $1 AND f.id = $2"], organization.uuid(), id.uuid());
+        let row =
+            select!(["WHERE f.organization_id = $1 AND f.id = $2"], organization.uuid(), id.uuid());
         row.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: WHAT })?.try_into()
     }
 
@@ -246,15 +249,23 @@ impl Store {
         page: &Page,
     ) -> Result<Vec<File>, Error> {
         let rows = match (page.order.key, page.order.descending) {
-            (Key::CreatedAt | Key::Name, false) => list!(self, organization, filter, page, "f.created_at", ">", ""),
-            (Key::CreatedAt | Key::Name, true) => list!(self, organization, filter, page, "f.created_at", "<", " DESC"),
-            (Key::UpdatedAt, false) => list!(self, organization, filter, page, "f.updated_at", ">", ""),
-            (Key::UpdatedAt, true) => list!(self, organization, filter, page, "f.updated_at", "<", " DESC"),
+            (Key::CreatedAt | Key::Name, false) => {
+                list!(self, organization, filter, page, "f.created_at", ">", "")
+            }
+            (Key::CreatedAt | Key::Name, true) => {
+                list!(self, organization, filter, page, "f.created_at", "<", " DESC")
+            }
+            (Key::UpdatedAt, false) => {
+                list!(self, organization, filter, page, "f.updated_at", ">", "")
+            }
+            (Key::UpdatedAt, true) => {
+                list!(self, organization, filter, page, "f.updated_at", "<", " DESC")
+            }
         };
         rows.into_iter().map(File::try_from).collect()
     }
 
-    /// Whether the organisation has a ready file with this content.
+    /// Whether the organization has a ready file with this content.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -304,7 +315,8 @@ impl Store {
             }
             _ => None,
         };
-        // What it was found to be by whoever looked at it; another declaration has to be looked at itself.
+        // What it was found to be by whoever looked at it; another declaration has to be looked at
+        // itself.
         let known = known.filter(|known| new.media_type.is_empty() || *known == new.media_type);
         let is_ready = known.is_some();
         if !is_ready {
@@ -396,7 +408,8 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Deletes a file, and says what has to go from the folder. The entity in the result is what it was.
+    /// Deletes a file, and says what has to go from the folder. The entity in the result is what it
+    /// was.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -408,17 +421,30 @@ impl Store {
         render: impl FnOnce(&File) -> Rendered + Send,
     ) -> Result<Written<File>, Error> {
         let mut writer = begin!(self, write);
-        let row = select!(["WHERE f.organization_id = $1 AND f.id = $2 FOR UPDATE"], writer.organization(), id.uuid());
-        let row = row.fetch_optional(&mut *writer.transaction).await?.ok_or(Error::NotFound { what: WHAT })?;
+        let row = select!(
+            ["WHERE f.organization_id = $1 AND f.id = $2 FOR UPDATE"],
+            writer.organization(),
+            id.uuid()
+        );
+        let row = row
+            .fetch_optional(&mut *writer.transaction)
+            .await?
+            .ok_or(Error::NotFound { what: WHAT })?;
         let entity = File::try_from(row)?;
         removal::note(&mut writer.transaction, &entity, write.now).await?;
-        sqlx::query!("DELETE FROM files WHERE id = $1", id.uuid()).execute(&mut *writer.transaction).await?;
+        sqlx::query!("DELETE FROM files WHERE id = $1", id.uuid())
+            .execute(&mut *writer.transaction)
+            .await?;
         writer.finish_unchanged(entity, render).await
     }
 }
 
 /// The row as it is.
 async fn reload(writer: &mut Writer<'_>, id: FileId) -> Result<File, Error> {
-    let row = select!(["WHERE f.organization_id = $1 AND f.id = $2"], writer.organization(), id.uuid());
-    row.fetch_optional(&mut *writer.transaction).await?.ok_or(Error::NotFound { what: WHAT })?.try_into()
+    let row =
+        select!(["WHERE f.organization_id = $1 AND f.id = $2"], writer.organization(), id.uuid());
+    row.fetch_optional(&mut *writer.transaction)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
 }

@@ -1,7 +1,9 @@
-//! Who may do what: people, organisations, members, invitations, keys. What each may is decided by the gateway's rules; what the data
-//! must never say (an organisation without an owner, a key that may more than who made it) is refused here.
+//! Who may do what: people, organizations, members, invitations, keys. What each may is decided by
+//! the gateway's rules; what the data must never say (an organization without an owner, a key that
+//! may more than who made it) is refused here.
 //!
-//! Nothing here tells of itself in events: who belongs to an organisation is not for everybody who may watch it.
+//! Nothing here tells of itself in events: who belongs to an organization is not for everybody who
+//! may watch it.
 
 mod erase;
 mod invitation;
@@ -38,8 +40,8 @@ fn scope_words(scopes: &[Scope]) -> Vec<String> {
     scopes.iter().map(|scope| scope.as_str().to_owned()).collect()
 }
 
-/// One list, by time of creation in either direction. `$select` is the module's macro of the columns; `$table` what the row is
-/// called there.
+/// One list, by time of creation in either direction. `$select` is the module's macro of the
+/// columns; `$table` what the row is called there.
 macro_rules! by_time {
     ($store:expr, $select:ident, $condition:literal, $created:literal, $id:literal, $page:expr, [$($argument:expr),*], $numbers:tt) => {{
         let (time, id) = $page.after_time()?;

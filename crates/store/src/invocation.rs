@@ -88,7 +88,8 @@ pub struct InvocationProvider {
     pub limits: KeyLimits,
 }
 
-/// Selects what [`model_and_provider`] reads, of the model `m` and the provider `p`, with `more` columns before.
+/// Selects what [`model_and_provider`] reads, of the model `m` and the provider `p`, with `more`
+/// columns before.
 macro_rules! select_reached {
     ([$more:literal], [$from:literal], $($parameter:expr),*) => {
         sqlx::query!(
@@ -140,7 +141,11 @@ macro_rules! model_and_provider {
                 base_url: $row.base_url,
                 script: $row.script,
                 key: sealed($row.key_id, $row.key_nonce, $row.key_ciphertext),
-                further_keys: further_keys($row.further_ids, $row.further_nonces, $row.further_ciphertexts),
+                further_keys: further_keys(
+                    $row.further_ids,
+                    $row.further_nonces,
+                    $row.further_ciphertexts,
+                ),
                 limits: KeyLimits {
                     max_concurrency: $row.max_concurrency,
                     requests_per_minute: $row.requests_per_minute,
@@ -165,8 +170,8 @@ pub struct Callable {
 }
 
 impl Store {
-    /// The task's agent, its model, the provider of that, and who answers in its place, as they are now. None when there is
-    /// no such task.
+    /// The task's agent, its model, the provider of that, and who answers in its place, as they are
+    /// now. None when there is no such task.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`].
@@ -207,7 +212,10 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn invocation_fallbacks(&self, model: ModelId) -> Result<Vec<InvocationFallback>, Error> {
+    pub async fn invocation_fallbacks(
+        &self,
+        model: ModelId,
+    ) -> Result<Vec<InvocationFallback>, Error> {
         let rows = select_reached!(
             [r#"f.weight, "#],
             ["FROM model_fallbacks f
@@ -233,7 +241,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn callable(&self, organization: OrganizationId, name_or_id: &str) -> Result<Option<Callable>, Error> {
+    pub async fn callable(
+        &self,
+        organization: OrganizationId,
+        name_or_id: &str,
+    ) -> Result<Option<Callable>, Error> {
         let id = name_or_id.parse::<ModelId>().ok().map(ModelId::uuid);
         let row = select_reached!(
             [r#"m.hedge_after_ms,

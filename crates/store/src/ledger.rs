@@ -1,6 +1,8 @@
-//! What was used, by day, agent, key, model and tool: sums over the ledger, and over the results of runs for calls of tools.
+//! What was used, by day, agent, key, model and tool: sums over the ledger, and over the results of
+//! runs for calls of tools.
 //!
-//! The ledger keeps what models have used for good. Calls of tools stand in the results of the scripts that made them, and go with their task.
+//! The ledger keeps what models have used for good. Calls of tools stand in the results of the
+//! scripts that made them, and go with their task.
 
 use construct_domain::{AgentId, ApiKeyId, ModelId, OrganizationId, money::Usage};
 use jiff::Timestamp;
@@ -260,7 +262,7 @@ macro_rules! of_tools {
 }
 
 impl Store {
-    /// What an organisation has used, one row for each value of the dimensions that are asked for.
+    /// What an organization has used, one row for each value of the dimensions that are asked for.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -274,7 +276,8 @@ impl Store {
     ) -> Result<Vec<UsageRow>, Error> {
         let after = page.after.as_ref();
         if of.tool {
-            let rows = of_tools!(organization, filter, of, page, after).fetch_all(&self.pool).await?;
+            let rows =
+                of_tools!(organization, filter, of, page, after).fetch_all(&self.pool).await?;
             return Ok(rows.into_iter().map(UsageRow::from).collect());
         }
         let rows = of_models!(organization, filter, of, page, after).fetch_all(&self.pool).await?;
@@ -330,11 +333,20 @@ pub(crate) mod tests {
 
     /// The statements of [`Store::usage_list`], for tests of their plans: of models, of tools.
     pub(crate) fn statements() -> [String; 2] {
-        let (organization, of, after) = (OrganizationId::LOCAL, Dimensions::default(), None::<&UsagePlace>);
+        let (organization, of, after) =
+            (OrganizationId::LOCAL, Dimensions::default(), None::<&UsagePlace>);
         let page = UsagePage { limit: 1, descending: false, after: None };
         let (since, until) = (Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH);
         let time_zone = "UTC".into();
-        let filter = UsageFilter { agent: None, model: None, key: None, tool: None, since, until, time_zone };
+        let filter = UsageFilter {
+            agent: None,
+            model: None,
+            key: None,
+            tool: None,
+            since,
+            until,
+            time_zone,
+        };
         [
             of_models!(organization, filter, of, page, after).sql().as_str().to_owned(),
             of_tools!(organization, filter, of, page, after).sql().as_str().to_owned(),

@@ -1,15 +1,18 @@
 //! PostgreSQL: schema, queries, encryption at rest. The only user of sqlx.
 //!
-//! Two services write: the gateway, what people want (entities, messages, intents), and the reconciler, what becomes of
-//! tasks. A third, Slack's, writes tables of its own ([`slack`]), and the scanner what becomes of a scan ([`scan`]). [`Store`] holds every query, named object first (`task_load`, `message_create`). What keeps the two writers
-//! from undoing each other's work is told in `migrations/0004_tasks.sql` and at [`Store::task_commit`].
+//! Two services write: the gateway, what people want (entities, messages, intents), and the
+//! reconciler, what becomes of tasks. A third, Slack's, writes tables of its own ([`slack`]), and
+//! the scanner what becomes of a scan ([`scan`]). [`Store`] holds every query, named object first
+//! (`task_load`, `message_create`). What keeps the two writers from undoing each other's work is
+//! told in `migrations/0004_tasks.sql` and at [`Store::task_commit`].
 //!
 //! Invariants, each tested:
-//! - every row belongs to an organisation, and another organisation's row is [`Error::NotFound`];
+//! - every row belongs to an organization, and another organization's row is [`Error::NotFound`];
 //! - an event is stored with the change it tells of, and a stream's sequence has no gap;
 //! - a commit of the reconciler is one statement, guarded by the version it read;
 //! - a step's cost is counted once;
-//! - what is set aside and spent of a budget never exceeds its limit, except by what a call costs above its estimate.
+//! - what is set aside and spent of a budget never exceeds its limit, except by what a call costs
+//!   above its estimate.
 
 mod agent;
 mod approval;
@@ -49,7 +52,9 @@ mod time;
 mod usage;
 mod write;
 
-pub use agent::{Agent, AgentChanges, AgentFilter, Means, ModelParameters, NewAgent, ThinkingEffort};
+pub use agent::{
+    Agent, AgentChanges, AgentFilter, Means, ModelParameters, NewAgent, ThinkingEffort,
+};
 pub use approval::{ApprovalDecision, ApprovalFilter, StoredApproval};
 pub use audit::{Audit, AuditEntry, AuditFilter};
 pub use budget::{Budget, BudgetFilter, NewBudget};
@@ -59,32 +64,37 @@ pub use diagnosis::{DatabaseState, ParkedTasks, SealedBy, Sealing, Spender, Spen
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};
 pub use file::{
-    Claimed, EXPIRES, File, FileContent, FileFilter, FileState, NewFile, NewPart, PARTS, Part, Removal, Removed, Taken,
-    UNFINISHED,
+    Claimed, EXPIRES, File, FileContent, FileFilter, FileState, NewFile, NewPart, PARTS, Part,
+    Removal, Removed, Taken, UNFINISHED,
 };
-pub use invocation::{Callable, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider};
+pub use invocation::{
+    Callable, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider,
+};
 pub use ledger::{Dimensions, UsageFilter, UsagePage, UsagePlace, UsageRow, Used};
-pub use message::{MessageCursor, MessageFilter, MessagePage, NewUserMessage, QUEUE_LIMIT, StoredMessage};
+pub use message::{
+    MessageCursor, MessageFilter, MessagePage, NewUserMessage, QUEUE_LIMIT, StoredMessage,
+};
 pub use model::{Model, ModelChanges, ModelFilter, NewModel, PricesSource};
 pub use model_provider::{
-    ModelProvider, ModelProviderChanges, ModelProviderFilter, ModelProviderKind, NewModelProvider, Resealed,
+    ModelProvider, ModelProviderChanges, ModelProviderFilter, ModelProviderKind, NewModelProvider,
+    Resealed,
 };
 pub use page::{Cursor, CursorValue, Key, Order, Page};
 pub use quota::{Counted, Counts, Limits, Periods, Quota};
 pub use reservation::{CallReport, CallReservation, StepReservation, Tidied};
 pub use routing::{Fallback, KeyLimits};
 pub use schedule::{
-    Due, Fired, NewSchedule, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, ScheduleFilter, ScheduleRun, Target,
-    Told,
+    Due, Fired, NewSchedule, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, ScheduleFilter,
+    ScheduleRun, Target, Told,
 };
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
 pub use state::{State, StateContent, StateGrowth, StateRef};
 pub use store::{PoolOptions, STATEMENT_TIMEOUT, Store};
 pub use task::{
-    AppendedMessage, AskedApproval, Asking, Below, Committed, DueTask, EndedMessage, LoadedTask, NewFork, NewSubtask,
-    NewTask, Parked, Rewind, Spending, StoredTask, SubtaskChange, SubtaskState, SubtaskStatus, SubtaskTold,
-    TaskChanges, TaskCommit, TaskFilter,
+    AppendedMessage, AskedApproval, Asking, Below, Committed, DueTask, EndedMessage, LoadedTask,
+    NewFork, NewSubtask, NewTask, Parked, Rewind, Spending, StoredTask, SubtaskChange,
+    SubtaskState, SubtaskStatus, SubtaskTold, TaskChanges, TaskCommit, TaskFilter,
 };
 pub use usage::{Purpose, StepUsage};
 pub use write::{Idempotency, Rendered, Write, Written};

@@ -20,9 +20,9 @@ pub(crate) use write::message_by_id;
 
 pub(crate) const WHAT: &str = "message";
 
-/// Messages of one task that may wait for their turn: who sends one more is refused with [`Error::QueueFull`]. A task
-/// answers one message at a time, so a longer queue would only be a longer wait; and each message costs memory of
-/// whoever lists it.
+/// Messages of one task that may wait for their turn: who sends one more is refused with
+/// [`Error::QueueFull`]. A task answers one message at a time, so a longer queue would only be a
+/// longer wait; and each message costs memory of whoever lists it.
 pub const QUEUE_LIMIT: u32 = 1_000;
 
 /// A message as it is stored.
@@ -97,8 +97,8 @@ pub struct MessageFilter {
     pub superseded: bool,
 }
 
-/// A part of a list of messages. Its order is the transcript's, then those without a position in the order of their
-/// arrival.
+/// A part of a list of messages. Its order is the transcript's, then those without a position in
+/// the order of their arrival.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessagePage {
     /// Messages at most.
@@ -218,10 +218,13 @@ macro_rules! list {
 }
 
 impl MessagePage {
-    /// Where to begin: after this place, in the list's own order, where no position is the greatest.
+    /// Where to begin: after this place, in the list's own order, where no position is the
+    /// greatest.
     fn after(&self) -> (i64, i64) {
         match (self.after, self.descending) {
-            (Some(MessageCursor { position, arrival }), _) => (position.unwrap_or(i64::MAX), arrival),
+            (Some(MessageCursor { position, arrival }), _) => {
+                (position.unwrap_or(i64::MAX), arrival)
+            }
             (None, false) => (0, -1),
             (None, true) => (i64::MAX, i64::MAX),
         }
@@ -234,7 +237,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], also of a deleted task's.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn message_get(&self, organization: OrganizationId, id: MessageId) -> Result<StoredMessage, Error> {
+    pub async fn message_get(
+        &self,
+        organization: OrganizationId,
+        id: MessageId,
+    ) -> Result<StoredMessage, Error> {
         select!(
             ["JOIN tasks t ON t.organization_id = m.organization_id AND t.id = m.task_id
              WHERE m.organization_id = $1 AND m.id = $2 AND t.deleted_at IS NULL"],
@@ -275,8 +282,8 @@ impl Store {
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// The transcript of a task, as far as a position: every message that was not put aside, in order, and behind
-    /// them the message that is admitted at this moment.
+    /// The transcript of a task, as far as a position: every message that was not put aside, in
+    /// order, and behind them the message that is admitted at this moment.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`] when a message cannot be read.
@@ -319,7 +326,8 @@ impl Store {
         .collect()
     }
 
-    /// What people attached to a task and the model knows of, as files: newest first, at most so many.
+    /// What people attached to a task and the model knows of, as files: newest first, at most so
+    /// many.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`] when one cannot be read.
@@ -336,6 +344,9 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        found.into_iter().map(|attachment| serde_json::from_value(attachment).map_err(Error::internal)).collect()
+        found
+            .into_iter()
+            .map(|attachment| serde_json::from_value(attachment).map_err(Error::internal))
+            .collect()
     }
 }

@@ -29,7 +29,7 @@ pub struct Model {
     pub provider: ModelProviderId,
     /// That provider's name.
     pub provider_name: String,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: String,
     /// What the vendor calls it.
     pub vendor_model: String,
@@ -69,7 +69,7 @@ pub struct NewModel {
     pub id: ModelId,
     /// Who offers it.
     pub provider: ModelProviderId,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: String,
     /// What the vendor calls it.
     pub vendor_model: String,
@@ -92,7 +92,7 @@ pub struct NewModel {
 /// What changes of a model: what is `Some`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelChanges {
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: Option<String>,
     /// What the vendor calls it.
     pub vendor_model: Option<String>,
@@ -124,8 +124,8 @@ pub struct ModelFilter {
 pub enum PricesSource {
     /// A person gave them.
     Given,
-    /// The catalogue that comes with the product.
-    Catalogue,
+    /// The catalog that comes with the product.
+    Catalog,
     /// Nobody asks for money: it runs on the own machine, or plays a script.
     Free,
     /// Nobody knows them, so that calls are counted as free.
@@ -137,14 +137,14 @@ impl PricesSource {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Given => "given",
-            Self::Catalogue => "catalogue",
+            Self::Catalog => "catalogue",
             Self::Free => "free",
             Self::Unknown => "unknown",
         }
     }
 
     fn stored(text: &str) -> Result<Self, Error> {
-        [Self::Given, Self::Catalogue, Self::Free, Self::Unknown]
+        [Self::Given, Self::Catalog, Self::Free, Self::Unknown]
             .into_iter()
             .find(|source| source.as_str() == text)
             .ok_or_else(|| Error::internal(format!("unknown source of prices `{text}`")))
@@ -259,7 +259,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn model_get(&self, organization: OrganizationId, id: ModelId) -> Result<Model, Error> {
+    pub async fn model_get(
+        &self,
+        organization: OrganizationId,
+        id: ModelId,
+    ) -> Result<Model, Error> {
         select!(["WHERE m.organization_id = $1 AND m.id = $2"], organization.uuid(), id.uuid())
             .fetch_optional(&self.pool)
             .await?
@@ -272,7 +276,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn model_find(&self, organization: OrganizationId, name_or_id: &str) -> Result<Model, Error> {
+    pub async fn model_find(
+        &self,
+        organization: OrganizationId,
+        name_or_id: &str,
+    ) -> Result<Model, Error> {
         let id = name_or_id.parse::<ModelId>().ok().map(ModelId::uuid);
         select!(
             ["WHERE m.organization_id = $1 AND (m.id = $2 OR m.name = $3) ORDER BY (m.id = $2) IS TRUE DESC LIMIT 1"],
@@ -291,7 +299,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn model_resolve(&self, organization: OrganizationId, name_or_id: &str) -> Result<ModelId, Error> {
+    pub async fn model_resolve(
+        &self,
+        organization: OrganizationId,
+        name_or_id: &str,
+    ) -> Result<ModelId, Error> {
         let id = name_or_id.parse::<ModelId>().ok().map(ModelId::uuid);
         sqlx::query_scalar!(
             "SELECT id FROM models WHERE organization_id = $1 AND (id = $2 OR name = $3) ORDER BY (id = $2) IS TRUE DESC LIMIT 1",
@@ -321,16 +333,38 @@ impl Store {
                 list!(self, organization, filter, page, page.after_time(), "m.created_at", ">", "")
             }
             (Key::CreatedAt, true) => {
-                list!(self, organization, filter, page, page.after_time(), "m.created_at", "<", " DESC")
+                list!(
+                    self,
+                    organization,
+                    filter,
+                    page,
+                    page.after_time(),
+                    "m.created_at",
+                    "<",
+                    " DESC"
+                )
             }
             (Key::UpdatedAt, false) => {
                 list!(self, organization, filter, page, page.after_time(), "m.updated_at", ">", "")
             }
             (Key::UpdatedAt, true) => {
-                list!(self, organization, filter, page, page.after_time(), "m.updated_at", "<", " DESC")
+                list!(
+                    self,
+                    organization,
+                    filter,
+                    page,
+                    page.after_time(),
+                    "m.updated_at",
+                    "<",
+                    " DESC"
+                )
             }
-            (Key::Name, false) => list!(self, organization, filter, page, page.after_name(), "m.name", ">", ""),
-            (Key::Name, true) => list!(self, organization, filter, page, page.after_name(), "m.name", "<", " DESC"),
+            (Key::Name, false) => {
+                list!(self, organization, filter, page, page.after_name(), "m.name", ">", "")
+            }
+            (Key::Name, true) => {
+                list!(self, organization, filter, page, page.after_name(), "m.name", "<", " DESC")
+            }
         };
         rows.into_iter().map(TryInto::try_into).collect()
     }
@@ -338,8 +372,8 @@ impl Store {
     /// Creates a model.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when what it refers to is not there; those
-    /// of every write.
+    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when what it refers to
+    /// is not there; those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn model_create(
         &self,
@@ -378,7 +412,8 @@ impl Store {
         .map_err(Error::of_write)?;
         if !new.fallbacks.is_empty() {
             let organization = writer.organization();
-            fallbacks_replace(&mut writer.transaction, organization, new.id, &new.fallbacks).await?;
+            fallbacks_replace(&mut writer.transaction, organization, new.id, &new.fallbacks)
+                .await?;
         }
         let entity = model_reload(&mut writer, new.id).await?;
         writer.finish(entity, render).await
@@ -387,7 +422,8 @@ impl Store {
     /// Changes a model.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
+    /// revision than expected.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn model_update(
         &self,
@@ -464,11 +500,14 @@ impl Store {
     ) -> Result<Written<Model>, Error> {
         let mut writer = begin!(self, write);
         let entity = model_reload(&mut writer, id).await?;
-        let done =
-            sqlx::query!("DELETE FROM models WHERE organization_id = $1 AND id = $2", writer.organization(), id.uuid())
-                .execute(&mut *writer.transaction)
-                .await
-                .map_err(Error::of_delete)?;
+        let done = sqlx::query!(
+            "DELETE FROM models WHERE organization_id = $1 AND id = $2",
+            writer.organization(),
+            id.uuid()
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_delete)?;
         if done.rows_affected() == 0 {
             return Err(Error::NotFound { what: WHAT });
         }

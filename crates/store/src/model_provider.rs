@@ -6,7 +6,8 @@ use uuid::Uuid;
 use construct_domain::{ModelProviderId, OrganizationId};
 
 use crate::{
-    Cursor, Error, Key, KeyLimits, Keyring, Page, Rendered, SealError, SealedSecret, Store, Write, Written,
+    Cursor, Error, Key, KeyLimits, Keyring, Page, Rendered, SealError, SealedSecret, Store, Write,
+    Written,
     routing::{further_keys, further_keys_replace},
     time,
     write::{Writer, begin},
@@ -80,7 +81,8 @@ impl ModelProviderKind {
     }
 
     pub(crate) fn stored(text: &str) -> Result<Self, Error> {
-        Self::parse(text).ok_or_else(|| Error::internal(format!("unknown kind of model provider `{text}`")))
+        Self::parse(text)
+            .ok_or_else(|| Error::internal(format!("unknown kind of model provider `{text}`")))
     }
 }
 
@@ -91,7 +93,7 @@ pub struct ModelProvider {
     pub id: ModelProviderId,
     /// Whose.
     pub organization: OrganizationId,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: String,
     /// Which protocol it speaks.
     pub kind: ModelProviderKind,
@@ -125,7 +127,7 @@ impl ModelProvider {
 pub struct NewModelProvider {
     /// Its id.
     pub id: ModelProviderId,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: String,
     /// Which protocol it speaks.
     pub kind: ModelProviderKind,
@@ -144,7 +146,7 @@ pub struct NewModelProvider {
 /// What changes of a provider: what is `Some`. `Some(None)` takes a value away.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelProviderChanges {
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: Option<String>,
     /// Empty: the vendor's own address.
     pub base_url: Option<String>,
@@ -213,7 +215,11 @@ impl TryFrom<Row> for ModelProvider {
             base_url: row.base_url,
             script: row.script,
             key: sealed(row.key_id, row.key_nonce, row.key_ciphertext),
-            further_keys: further_keys(row.further_ids, row.further_nonces, row.further_ciphertexts),
+            further_keys: further_keys(
+                row.further_ids,
+                row.further_nonces,
+                row.further_ciphertexts,
+            ),
             limits: KeyLimits {
                 max_concurrency: row.max_concurrency,
                 requests_per_minute: row.requests_per_minute,
@@ -342,16 +348,38 @@ impl Store {
                 list!(self, organization, filter, page, page.after_time(), "p.created_at", ">", "")
             }
             (Key::CreatedAt, true) => {
-                list!(self, organization, filter, page, page.after_time(), "p.created_at", "<", " DESC")
+                list!(
+                    self,
+                    organization,
+                    filter,
+                    page,
+                    page.after_time(),
+                    "p.created_at",
+                    "<",
+                    " DESC"
+                )
             }
             (Key::UpdatedAt, false) => {
                 list!(self, organization, filter, page, page.after_time(), "p.updated_at", ">", "")
             }
             (Key::UpdatedAt, true) => {
-                list!(self, organization, filter, page, page.after_time(), "p.updated_at", "<", " DESC")
+                list!(
+                    self,
+                    organization,
+                    filter,
+                    page,
+                    page.after_time(),
+                    "p.updated_at",
+                    "<",
+                    " DESC"
+                )
             }
-            (Key::Name, false) => list!(self, organization, filter, page, page.after_name(), "p.name", ">", ""),
-            (Key::Name, true) => list!(self, organization, filter, page, page.after_name(), "p.name", "<", " DESC"),
+            (Key::Name, false) => {
+                list!(self, organization, filter, page, page.after_name(), "p.name", ">", "")
+            }
+            (Key::Name, true) => {
+                list!(self, organization, filter, page, page.after_name(), "p.name", "<", " DESC")
+            }
         };
         rows.into_iter().map(TryInto::try_into).collect()
     }
@@ -393,7 +421,8 @@ impl Store {
         .map_err(Error::of_write)?;
         if !new.further_keys.is_empty() {
             let organization = writer.organization();
-            further_keys_replace(&mut writer.transaction, organization, new.id, &new.further_keys).await?;
+            further_keys_replace(&mut writer.transaction, organization, new.id, &new.further_keys)
+                .await?;
         }
         let entity = model_provider_reload(&mut writer, new.id).await?;
         writer.finish(entity, render).await
@@ -402,7 +431,8 @@ impl Store {
     /// Changes a provider.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
+    /// revision than expected.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn model_provider_update(
         &self,
@@ -487,8 +517,9 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Seals every provider's key anew that is not under the keyring's active master key, in all organisations. May be
-    /// repeated and run while keys are changed: a key that was written meanwhile is left alone.
+    /// Seals every provider's key anew that is not under the keyring's active master key, in all
+    /// organizations. May be repeated and run while keys are changed: a key that was written
+    /// meanwhile is left alone.
     ///
     /// # Errors
     /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system gives no randomness.
@@ -498,7 +529,9 @@ impl Store {
         keyring: &Keyring,
         now: Timestamp,
     ) -> Result<Resealed<ModelProviderId>, Error> {
-        let rows = select!(["WHERE p.key_id <> $1 ORDER BY p.id"], keyring.active()).fetch_all(&self.pool).await?;
+        let rows = select!(["WHERE p.key_id <> $1 ORDER BY p.id"], keyring.active())
+            .fetch_all(&self.pool)
+            .await?;
         let mut report = Resealed { resealed: 0, failed: Vec::new() };
         for row in rows {
             let provider = ModelProvider::try_from(row)?;
@@ -530,7 +563,8 @@ impl Store {
         Ok(report)
     }
 
-    /// The same for the keys behind the first. They are no change of their provider that anybody could see.
+    /// The same for the keys behind the first. They are no change of their provider that anybody
+    /// could see.
     async fn further_keys_reseal_all(
         &self,
         keyring: &Keyring,
@@ -545,7 +579,11 @@ impl Store {
         .await?;
         for row in rows {
             let provider = ModelProviderId::from_uuid(row.provider_id);
-            let old = SealedSecret { key_id: row.key_id, nonce: row.key_nonce, ciphertext: row.key_ciphertext };
+            let old = SealedSecret {
+                key_id: row.key_id,
+                nonce: row.key_nonce,
+                ciphertext: row.key_ciphertext,
+            };
             let new = match reseal(keyring, provider, &old) {
                 Ok(new) => new,
                 Err(SealError::Unsealable) => return Err(Error::internal(SealError::Unsealable)),
@@ -573,13 +611,20 @@ impl Store {
 }
 
 /// The same under the active key.
-pub(crate) fn reseal(keyring: &Keyring, id: impl ToString, old: &SealedSecret) -> Result<SealedSecret, SealError> {
+pub(crate) fn reseal(
+    keyring: &Keyring,
+    id: impl ToString,
+    old: &SealedSecret,
+) -> Result<SealedSecret, SealError> {
     use secrecy::ExposeSecret as _;
     let record = id.to_string();
     keyring.seal(&record, keyring.open(&record, old)?.expose_secret())
 }
 
-async fn model_provider_reload(writer: &mut Writer<'_>, id: ModelProviderId) -> Result<ModelProvider, Error> {
+async fn model_provider_reload(
+    writer: &mut Writer<'_>,
+    id: ModelProviderId,
+) -> Result<ModelProvider, Error> {
     select!(["WHERE p.organization_id = $1 AND p.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?

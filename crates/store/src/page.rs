@@ -1,4 +1,5 @@
-//! Pages of lists, by key: a page begins after the last row of the page before, whatever was inserted meanwhile.
+//! Pages of lists, by key: a page begins after the last row of the page before, whatever was
+//! inserted meanwhile.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,8 @@ use crate::Error;
 const LAST_TIME: Timestamp = Timestamp::constant(253_000_000_000, 0);
 /// Earlier than every time a row has.
 const FIRST_TIME: Timestamp = Timestamp::constant(-60_000_000_000, 0);
-/// Greater than every name: names are ASCII letters, digits, dots, dashes and underscores, compared byte by byte.
+/// Greater than every name: names are ASCII letters, digits, dots, dashes and underscores, compared
+/// byte by byte.
 const LAST_NAME: &str = "~";
 
 /// What a list is ordered by. Rows with equal values are ordered by id.
@@ -72,7 +74,13 @@ pub enum CursorValue {
 }
 
 impl Cursor {
-    pub(crate) fn new(key: Key, id: Uuid, name: &str, created_at: Timestamp, updated_at: Timestamp) -> Self {
+    pub(crate) fn new(
+        key: Key,
+        id: Uuid,
+        name: &str,
+        created_at: Timestamp,
+        updated_at: Timestamp,
+    ) -> Self {
         let value = match key {
             Key::CreatedAt => CursorValue::Time(created_at),
             Key::UpdatedAt => CursorValue::Time(updated_at),
@@ -87,8 +95,8 @@ impl Page {
         self.limit.into()
     }
 
-    /// Where to begin in an order by time. There is always a place to begin after, so that the statement can compare
-    /// with it plainly and use an index.
+    /// Where to begin in an order by time. There is always a place to begin after, so that the
+    /// statement can compare with it plainly and use an index.
     pub(crate) fn after_time(&self) -> Result<(jiff_sqlx::Timestamp, Uuid), Error> {
         let (time, id) = match &self.after {
             Some(Cursor { value: CursorValue::Time(time), id }) => (*time, *id),

@@ -1,9 +1,10 @@
 //! The pool of connections, with some of them kept in hand between two statements.
 //!
-//! sqlx asks the server a question whenever a connection goes back to its pool, and hands out the one that has rested longest: a task goes
-//! through as many questions as statements, and through every connection's caches. So what has just done its work goes to the next
-//! statement instead, the latest first. Everything else is sqlx's business: how many there are, how old they get, and what becomes of one
-//! whose statement failed or was given up.
+//! sqlx asks the server a question whenever a connection goes back to its pool, and hands out the
+//! one that has rested longest: a task goes through as many questions as statements, and through
+//! every connection's caches. So what has just done its work goes to the next statement instead,
+//! the latest first. Everything else is sqlx's business: how many there are, how old they get, and
+//! what becomes of one whose statement failed or was given up.
 
 use std::{
     sync::{
@@ -24,11 +25,13 @@ use sqlx::{
     postgres::{PgConnectOptions, PgQueryResult, PgRow, PgStatement, PgTypeInfo},
 };
 
-/// How long a connection may have rested to be used unasked. When the server went away in this time, the statement fails
-/// with [`Error::Unavailable`](crate::Error::Unavailable), as it does when the server goes away a moment later.
+/// How long a connection may have rested to be used unasked. When the server went away in this
+/// time, the statement fails with [`Error::Unavailable`](crate::Error::Unavailable), as it does
+/// when the server goes away a moment later.
 pub(crate) const TRUSTED_IDLE: Duration = Duration::from_millis(500);
 
-/// After how long one goes back to sqlx although it is wanted, so that it is replaced when it is old.
+/// After how long one goes back to sqlx although it is wanted, so that it is replaced when it is
+/// old.
 const HELD: Duration = Duration::from_secs(60);
 
 /// The pool. Cheap to clone.
@@ -58,7 +61,10 @@ struct Kept {
 impl Pool {
     pub(crate) fn new(all: PgPool) -> Self {
         let limit = all.options().get_max_connections() as usize / 2;
-        Self { all, hand: Arc::new(Hand { kept: Mutex::default(), limit, waiting: AtomicUsize::new(0) }) }
+        Self {
+            all,
+            hand: Arc::new(Hand { kept: Mutex::default(), limit, waiting: AtomicUsize::new(0) }),
+        }
     }
 
     /// A connection of sqlx's.
@@ -114,8 +120,9 @@ impl Hand {
         self.kept().pop()
     }
 
-    /// Before one is asked of sqlx: gives back one that is kept, and until then nothing is. Who keeps one asks under the same lock whether
-    /// somebody waits, so that none is kept behind the back of who does.
+    /// Before one is asked of sqlx: gives back one that is kept, and until then nothing is. Who
+    /// keeps one asks under the same lock whether somebody waits, so that none is kept behind the
+    /// back of who does.
     fn wait(&self) -> Waiting<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         drop(self.pop());
@@ -139,12 +146,16 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Each statement on a connection of its own. One whose statement failed, or was given up, goes back to sqlx.
+/// Each statement on a connection of its own. One whose statement failed, or was given up, goes
+/// back to sqlx.
 impl<'p> Executor<'p> for &'_ Pool {
     type Database = Postgres;
 
     /// All rows are read before the first is given out, so that the connection is free again.
-    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, Result<Either<PgQueryResult, PgRow>, sqlx::Error>>
+    fn fetch_many<'e, 'q: 'e, E>(
+        self,
+        query: E,
+    ) -> BoxStream<'e, Result<Either<PgQueryResult, PgRow>, sqlx::Error>>
     where
         E: 'q + Execute<'q, Postgres>,
     {
@@ -158,7 +169,10 @@ impl<'p> Executor<'p> for &'_ Pool {
         stream::once(read).try_flatten().boxed()
     }
 
-    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, Result<Option<PgRow>, sqlx::Error>>
+    fn fetch_optional<'e, 'q: 'e, E>(
+        self,
+        query: E,
+    ) -> BoxFuture<'e, Result<Option<PgRow>, sqlx::Error>>
     where
         E: 'q + Execute<'q, Postgres>,
     {

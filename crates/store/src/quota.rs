@@ -1,5 +1,6 @@
-//! How much an organisation may do, and what it has done. The former is a row that the operator writes; the latter is counted from the
-//! tables that hold what was done, and nowhere else (docs/adr/0033-quotas.md).
+//! How much an organization may do, and what it has done. The former is a row that the operator
+//! writes; the latter is counted from the tables that hold what was done, and nowhere else
+//! (docs/adr/0033-quotas.md).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,7 +20,7 @@ const WHAT: &str = "organization";
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Calls of the API by an organisation.
+    /// Calls of the API by an organization.
     pub requests_per_minute: Option<i64>,
     /// Calls of the API with each of its keys.
     pub key_requests_per_minute: Option<i64>,
@@ -41,11 +42,15 @@ impl Limits {
     pub fn or(self, others: Self) -> Self {
         Self {
             requests_per_minute: self.requests_per_minute.or(others.requests_per_minute),
-            key_requests_per_minute: self.key_requests_per_minute.or(others.key_requests_per_minute),
+            key_requests_per_minute: self
+                .key_requests_per_minute
+                .or(others.key_requests_per_minute),
             tasks_per_day: self.tasks_per_day.or(others.tasks_per_day),
             runs_per_day: self.runs_per_day.or(others.runs_per_day),
             tokens_per_day: self.tokens_per_day.or(others.tokens_per_day),
-            spend_per_month_pico_usd: self.spend_per_month_pico_usd.or(others.spend_per_month_pico_usd),
+            spend_per_month_pico_usd: self
+                .spend_per_month_pico_usd
+                .or(others.spend_per_month_pico_usd),
             storage_bytes: self.storage_bytes.or(others.storage_bytes),
         }
     }
@@ -69,7 +74,7 @@ impl Limits {
     }
 }
 
-/// What the operator has said of an organisation.
+/// What the operator has said of an organization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
     /// Whose it is.
@@ -105,7 +110,9 @@ impl Periods {
         let day = zoned.round(ZonedRound::new().smallest(Unit::Day).mode(jiff::RoundMode::Trunc));
         let day = day.unwrap_or_else(|_| zoned.clone());
         let month = day.first_of_month().unwrap_or_else(|_| day.clone());
-        let next = |from: &jiff::Zoned, span: jiff::Span| from.checked_add(span).map_or(now, |at| at.timestamp());
+        let next = |from: &jiff::Zoned, span: jiff::Span| {
+            from.checked_add(span).map_or(now, |at| at.timestamp())
+        };
         Self {
             day: day.timestamp(),
             next_day: next(&day, jiff::Span::new().days(1)),
@@ -159,7 +166,8 @@ impl Counted {
     }
 
     /// Everything.
-    pub const ALL: Self = Self { tasks: true, runs: true, tokens: true, spend: true, storage: true };
+    pub const ALL: Self =
+        Self { tasks: true, runs: true, tokens: true, spend: true, storage: true };
 
     /// What these limits are about.
     pub fn of(limits: &Limits) -> Self {
@@ -173,7 +181,8 @@ impl Counted {
     }
 }
 
-/// The smallest id that a task can have that was made at this time or later: version 7 begins with its time.
+/// The smallest id that a task can have that was made at this time or later: version 7 begins with
+/// its time.
 fn least_id(time: Timestamp) -> Uuid {
     let millis = u64::try_from(time.as_millisecond()).unwrap_or_default();
     uuid::Builder::from_unix_timestamp_millis(millis, &[0; 10]).into_uuid()
@@ -232,8 +241,8 @@ macro_rules! counts {
     };
 }
 
-/// What keys have done, those that have done something. All of an organisation's at once: they are found by its time, so that no index has to
-/// be kept for single ones.
+/// What keys have done, those that have done something. All of an organization's at once: they are
+/// found by its time, so that no index has to be kept for single ones.
 macro_rules! counts_of_keys {
     ($organization:expr, $counted:expr, $periods:expr) => {
         sqlx::query!(
@@ -336,18 +345,27 @@ pub(crate) async fn counts_of_keys(
 }
 
 impl Store {
-    /// Takes down the tiers that are configured, and which of them is that of everybody: none of them, if nobody is limited by default.
+    /// Takes down the tiers that are configured, and which of them is that of everybody: none of
+    /// them, if nobody is limited by default.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn tiers_set(&self, tiers: &BTreeMap<String, Limits>, default: &str) -> Result<(), Error> {
+    pub async fn tiers_set(
+        &self,
+        tiers: &BTreeMap<String, Limits>,
+        default: &str,
+    ) -> Result<(), Error> {
         let names: Vec<String> = tiers.keys().cloned().collect();
         let limits = tiers.values().map(text::json).collect::<Result<Vec<_>, _>>()?;
         let mut transaction = self.pool.begin().await?;
         // Several gateways may start at once.
-        sqlx::query!("LOCK TABLE tiers IN SHARE ROW EXCLUSIVE MODE").execute(&mut *transaction).await?;
-        sqlx::query!("DELETE FROM tiers WHERE name <> ALL($1)", &names).execute(&mut *transaction).await?;
+        sqlx::query!("LOCK TABLE tiers IN SHARE ROW EXCLUSIVE MODE")
+            .execute(&mut *transaction)
+            .await?;
+        sqlx::query!("DELETE FROM tiers WHERE name <> ALL($1)", &names)
+            .execute(&mut *transaction)
+            .await?;
         sqlx::query!(
             "INSERT INTO tiers (name, limits, is_default) SELECT name, limits, name = $3 FROM unnest($1::text[], $2::jsonb[]) AS t (name, limits)
              ON CONFLICT ON CONSTRAINT tiers_pkey DO UPDATE SET limits = excluded.limits, is_default = excluded.is_default",
@@ -360,10 +378,10 @@ impl Store {
         Ok(transaction.commit().await?)
     }
 
-    /// What the operator has said of an organisation: of most, nothing.
+    /// What the operator has said of an organization: of most, nothing.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such organisation; [`Error::Unavailable`].
+    /// [`Error::NotFound`] when there is no such organization; [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn quota_get(&self, organization: OrganizationId) -> Result<Quota, Error> {
         let row = sqlx::query!(
@@ -394,11 +412,12 @@ impl Store {
         })
     }
 
-    /// Says how much an organisation may do. The write belongs to the operator's organisation, which keeps its idempotency key.
+    /// Says how much an organization may do. The write belongs to the operator's organization,
+    /// which keeps its idempotency key.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such organisation; [`Error::Conflict`] when it has another revision than expected; those of
-    /// every write.
+    /// [`Error::NotFound`] when there is no such organization; [`Error::Conflict`] when it has
+    /// another revision than expected; those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn quota_set(
         &self,
@@ -414,7 +433,10 @@ impl Store {
             "SELECT id FROM organizations WHERE id = $1 AND deleted_at IS NULL FOR KEY SHARE",
             organization.uuid(),
         );
-        there.fetch_optional(&mut *writer.transaction).await?.ok_or(Error::NotFound { what: WHAT })?;
+        there
+            .fetch_optional(&mut *writer.transaction)
+            .await?
+            .ok_or(Error::NotFound { what: WHAT })?;
         // Of two that make the row at once one updates what the other has made.
         let revision = sqlx::query_scalar!(
             "INSERT INTO quotas AS q
@@ -450,7 +472,7 @@ impl Store {
         writer.finish_unchanged(quota, render).await
     }
 
-    /// What an organisation has done in the day and the month of `periods`.
+    /// What an organization has done in the day and the month of `periods`.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -464,8 +486,8 @@ impl Store {
         counts(&self.pool, organization, counted, periods).await
     }
 
-    /// What each of an organisation's keys has done in the day and the month of `periods`, and what is kept that was stored with it; those that
-    /// are not in it have done nothing.
+    /// What each of an organization's keys has done in the day and the month of `periods`, and what
+    /// is kept that was stored with it; those that are not in it have done nothing.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -504,7 +526,13 @@ pub(crate) mod tests {
         let periods = Periods::of(at("2026-12-31T23:59:59.999999Z"));
         assert_eq!(
             [periods.day, periods.next_day, periods.month, periods.next_month],
-            ["2026-12-31T00:00:00Z", "2027-01-01T00:00:00Z", "2026-12-01T00:00:00Z", "2027-01-01T00:00:00Z"].map(at)
+            [
+                "2026-12-31T00:00:00Z",
+                "2027-01-01T00:00:00Z",
+                "2026-12-01T00:00:00Z",
+                "2027-01-01T00:00:00Z"
+            ]
+            .map(at)
         );
         assert_eq!(Periods::of(at("2027-01-01T00:00:00Z")).day, at("2027-01-01T00:00:00Z"));
     }
@@ -512,9 +540,13 @@ pub(crate) mod tests {
     #[test]
     fn what_is_said_of_an_organization_stands_in_the_place_of_its_tiers() {
         let tier = Limits { tasks_per_day: Some(5), runs_per_day: Some(7), ..Limits::default() };
-        let overrides = Limits { tasks_per_day: Some(0), storage_bytes: Some(1), ..Limits::default() };
+        let overrides =
+            Limits { tasks_per_day: Some(0), storage_bytes: Some(1), ..Limits::default() };
         let both = overrides.or(tier);
-        assert_eq!((both.tasks_per_day, both.runs_per_day, both.storage_bytes), (Some(0), Some(7), Some(1)));
+        assert_eq!(
+            (both.tasks_per_day, both.runs_per_day, both.storage_bytes),
+            (Some(0), Some(7), Some(1))
+        );
         assert_eq!(both.all().iter().flatten().count(), 3);
     }
 

@@ -1,5 +1,5 @@
-//! Money that is set aside before a call and settled after it. What the functions called here do, and in which order they lock, is in
-//! `migrations/0012_money.sql`.
+//! Money that is set aside before a call and settled after it. What the functions called here do,
+//! and in which order they lock, is in `migrations/0012_money.sql`.
 
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -17,8 +17,8 @@ use crate::{Error, Store, text, time, usage::Booking};
 pub(crate) const EXHAUSTED: &str = "CB001";
 /// Reservations that one look ends at most.
 const EXPIRED_AT_ONCE: i64 = 500;
-/// A budget is counted again when everything has ended that began before it was there: statements may take 5 s, and an idle
-/// transaction twice that.
+/// A budget is counted again when everything has ended that began before it was there: statements
+/// may take 5 s, and an idle transaction twice that.
 const COUNTED_AGAIN: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
 /// How long a reservation that was counted as spent can still be replaced by a report.
 const EXPIRED_KEPT: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 90);
@@ -45,7 +45,8 @@ pub struct CallReservation {
     pub organization: OrganizationId,
     /// For which task.
     pub task: Option<TaskId>,
-    /// With which token, and how much may be spent with it in all; 0: as much as the other budgets allow.
+    /// With which token, and how much may be spent with it in all; 0: as much as the other budgets
+    /// allow.
     pub token: Option<(String, i64)>,
     /// Upper estimate of the cost.
     pub amount_pico_usd: i64,
@@ -64,7 +65,8 @@ pub struct CallReport {
     pub organization: OrganizationId,
     /// For which task.
     pub task: Option<TaskId>,
-    /// The key that the token was made with; none: it is counted for the one that what the task does is counted for.
+    /// The key that the token was made with; none: it is counted for the one that what the task
+    /// does is counted for.
     pub key: Option<ApiKeyId>,
     /// The model that was called.
     pub model: ModelId,
@@ -98,8 +100,10 @@ struct Detail {
 
 /// Which budget is exhausted, out of what the function says.
 pub(crate) fn exhausted(detail: Option<&str>) -> Result<Exhausted, String> {
-    let detail: Detail = serde_json::from_str(detail.unwrap_or_default()).map_err(|error| error.to_string())?;
-    let period = Period::parse(&detail.period).ok_or_else(|| format!("unknown period `{}`", detail.period))?;
+    let detail: Detail =
+        serde_json::from_str(detail.unwrap_or_default()).map_err(|error| error.to_string())?;
+    let period = Period::parse(&detail.period)
+        .ok_or_else(|| format!("unknown period `{}`", detail.period))?;
     let scope = match (detail.agent_id, detail.task_id, detail.token_id) {
         (Some(agent), ..) => Scope::Agent(construct_domain::AgentId::from_uuid(agent)),
         (_, Some(task), _) => Scope::Task(TaskId::from_uuid(task)),
@@ -107,16 +111,29 @@ pub(crate) fn exhausted(detail: Option<&str>) -> Result<Exhausted, String> {
         (None, None, None) => Scope::Organization,
     };
     let Detail { limit, spent, reserved, needed, .. } = detail;
-    Ok(Exhausted { scope, agent_name: detail.agent.unwrap_or_default(), period, limit, spent, reserved, needed })
+    Ok(Exhausted {
+        scope,
+        agent_name: detail.agent.unwrap_or_default(),
+        period,
+        limit,
+        spent,
+        reserved,
+        needed,
+    })
 }
 
 impl Store {
     /// Sets money aside for calls outside a turn. Nothing is kept when no budget applies.
     ///
     /// # Errors
-    /// [`Error::Exhausted`]; [`Error::NotFound`] when there is no such organisation; [`Error::Unavailable`].
+    /// [`Error::Exhausted`]; [`Error::NotFound`] when there is no such organization;
+    /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn call_reserve(&self, wanted: &CallReservation, now: Timestamp) -> Result<(), Error> {
+    pub async fn call_reserve(
+        &self,
+        wanted: &CallReservation,
+        now: Timestamp,
+    ) -> Result<(), Error> {
         let mut transaction = self.pool.begin().await?;
         let (organization, token) = (wanted.organization.uuid(), wanted.token.as_ref());
         if let Some((token, limit)) = token.filter(|(_, limit)| *limit > 0) {
@@ -156,10 +173,11 @@ impl Store {
         Ok(())
     }
 
-    /// Books what a call outside a turn has used, and settles what was set aside for it. False when it was booked before.
+    /// Books what a call outside a turn has used, and settles what was set aside for it. False when
+    /// it was booked before.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; [`Error::NotFound`] when there is no such organisation.
+    /// [`Error::Unavailable`]; [`Error::NotFound`] when there is no such organization.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn call_book(&self, report: &CallReport, now: Timestamp) -> Result<bool, Error> {
         let booking = Booking {
@@ -182,7 +200,12 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn step_release(&self, organization: OrganizationId, step: StepId, now: Timestamp) -> Result<(), Error> {
+    pub async fn step_release(
+        &self,
+        organization: OrganizationId,
+        step: StepId,
+        now: Timestamp,
+    ) -> Result<(), Error> {
         sqlx::query!(
             r#"SELECT budgets_settle_tree($1, $2, NULL, NULL, 0, true, $3)::text AS "done""#,
             step.uuid(),
@@ -194,8 +217,8 @@ impl Store {
         Ok(())
     }
 
-    /// Nobody waits for a step any more: what was set aside for it is given back at `until`, unless its worker says before
-    /// what it used.
+    /// Nobody waits for a step any more: what was set aside for it is given back at `until`, unless
+    /// its worker says before what it used.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -211,7 +234,8 @@ impl Store {
         Ok(())
     }
 
-    /// Ends reservations whose time is over, and counts new budgets again. May run in several processes at once.
+    /// Ends reservations whose time is over, and counts new budgets again. May run in several
+    /// processes at once.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -227,9 +251,13 @@ impl Store {
         .await?;
         for id in over {
             // One by one: together they would hold every budget at once.
-            let ended = sqlx::query_scalar!(r#"SELECT budgets_expire($1, $2) AS "ended!""#, id, time::sql(now) as _)
-                .fetch_one(&self.pool)
-                .await?;
+            let ended = sqlx::query_scalar!(
+                r#"SELECT budgets_expire($1, $2) AS "ended!""#,
+                id,
+                time::sql(now) as _
+            )
+            .fetch_one(&self.pool)
+            .await?;
             tidied.expired += u64::from(ended);
         }
         let new = sqlx::query_scalar!(
@@ -241,14 +269,21 @@ impl Store {
         .fetch_all(&self.pool)
         .await?;
         for id in new {
-            sqlx::query!(r#"SELECT budgets_count($1, $2)::text AS "done""#, id, time::sql(now) as _)
-                .fetch_one(&self.pool)
-                .await?;
+            sqlx::query!(
+                r#"SELECT budgets_count($1, $2)::text AS "done""#,
+                id,
+                time::sql(now) as _
+            )
+            .fetch_one(&self.pool)
+            .await?;
             tidied.counted += 1;
         }
-        sqlx::query!("DELETE FROM reservations WHERE expired_at < $1", time::sql(now - EXPIRED_KEPT))
-            .execute(&self.pool)
-            .await?;
+        sqlx::query!(
+            "DELETE FROM reservations WHERE expired_at < $1",
+            time::sql(now - EXPIRED_KEPT)
+        )
+        .execute(&self.pool)
+        .await?;
         sqlx::query!(
             "DELETE FROM budgets WHERE token_id IS NOT NULL AND created_at < $1 AND reserved_pico_usd = 0",
             time::sql(now - TOKENS_KEPT)

@@ -41,7 +41,11 @@ pub(crate) struct FallbackRow {
 pub(crate) fn fallbacks(rows: Json<Vec<FallbackRow>>) -> Vec<Fallback> {
     rows.0
         .into_iter()
-        .map(|row| Fallback { model: ModelId::from_uuid(row.id), name: row.name, weight: row.weight })
+        .map(|row| Fallback {
+            model: ModelId::from_uuid(row.id),
+            name: row.name,
+            weight: row.weight,
+        })
         .collect()
 }
 
@@ -80,7 +84,11 @@ pub(crate) async fn fallbacks_replace(
 }
 
 /// Keys as read, column by column.
-pub(crate) fn further_keys(ids: Vec<String>, nonces: Vec<Vec<u8>>, ciphertexts: Vec<Vec<u8>>) -> Vec<SealedSecret> {
+pub(crate) fn further_keys(
+    ids: Vec<String>,
+    nonces: Vec<Vec<u8>>,
+    ciphertexts: Vec<Vec<u8>>,
+) -> Vec<SealedSecret> {
     ids.into_iter()
         .zip(nonces)
         .zip(ciphertexts)

@@ -1,8 +1,9 @@
 //! Scans of repositories.
 //!
-//! The gateway writes what people want (connections, a scan, a cancel, what is said of a candidate, a hand-over). Everything else of a scan
-//! is written by the scanner that holds its lease, together with the events that tell of it; every change is guarded by the lease, so
-//! that of two processes that work on the same scan one notices.
+//! The gateway writes what people want (connections, a scan, a cancel, what is said of a candidate,
+//! a hand-over). Everything else of a scan is written by the scanner that holds its lease, together
+//! with the events that tell of it; every change is guarded by the lease, so that of two processes
+//! that work on the same scan one notices.
 
 mod candidate;
 mod connection;

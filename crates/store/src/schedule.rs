@@ -30,7 +30,7 @@ pub struct Schedule {
     pub id: ScheduleId,
     /// Whose.
     pub organization: OrganizationId,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: String,
     /// Whom the message is for.
     pub target: Target,
@@ -80,7 +80,7 @@ pub enum Target {
 pub struct NewSchedule {
     /// Its id.
     pub id: ScheduleId,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: String,
     /// Whom it is for.
     pub target: Target,
@@ -103,7 +103,7 @@ pub struct NewSchedule {
 /// What changes of a schedule: what is `Some`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ScheduleChanges {
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: Option<String>,
     /// What is sent.
     pub content: Option<Content>,
@@ -278,7 +278,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn schedule_find(&self, organization: OrganizationId, name_or_id: &str) -> Result<Schedule, Error> {
+    pub async fn schedule_find(
+        &self,
+        organization: OrganizationId,
+        name_or_id: &str,
+    ) -> Result<Schedule, Error> {
         let id = name_or_id.parse::<ScheduleId>().ok().map(ScheduleId::uuid);
         select!(
             ["WHERE s.organization_id = $1 AND (s.id = $2 OR s.name = $3)"],
@@ -308,16 +312,38 @@ impl Store {
                 list!(self, organization, filter, page, page.after_time(), "s.created_at", ">", "")
             }
             (Key::CreatedAt, true) => {
-                list!(self, organization, filter, page, page.after_time(), "s.created_at", "<", " DESC")
+                list!(
+                    self,
+                    organization,
+                    filter,
+                    page,
+                    page.after_time(),
+                    "s.created_at",
+                    "<",
+                    " DESC"
+                )
             }
             (Key::UpdatedAt, false) => {
                 list!(self, organization, filter, page, page.after_time(), "s.updated_at", ">", "")
             }
             (Key::UpdatedAt, true) => {
-                list!(self, organization, filter, page, page.after_time(), "s.updated_at", "<", " DESC")
+                list!(
+                    self,
+                    organization,
+                    filter,
+                    page,
+                    page.after_time(),
+                    "s.updated_at",
+                    "<",
+                    " DESC"
+                )
             }
-            (Key::Name, false) => list!(self, organization, filter, page, page.after_name(), "s.name", ">", ""),
-            (Key::Name, true) => list!(self, organization, filter, page, page.after_name(), "s.name", "<", " DESC"),
+            (Key::Name, false) => {
+                list!(self, organization, filter, page, page.after_name(), "s.name", ">", "")
+            }
+            (Key::Name, true) => {
+                list!(self, organization, filter, page, page.after_name(), "s.name", "<", " DESC")
+            }
         };
         rows.into_iter().map(TryInto::try_into).collect()
     }

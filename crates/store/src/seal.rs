@@ -1,8 +1,9 @@
 //! Encryption at rest: AES-256-GCM with a key that never enters the database.
 //!
-//! Each secret has a nonce of its own and the id of its record as associated data, so that a ciphertext copied into
-//! another row does not open. The key's id is stored beside it, so that keys can be rotated: new secrets use the active
-//! key, old ones open with the key they name until they are sealed anew.
+//! Each secret has a nonce of its own and the id of its record as associated data, so that a
+//! ciphertext copied into another row does not open. The key's id is stored beside it, so that keys
+//! can be rotated: new secrets use the active key, old ones open with the key they name until they
+//! are sealed anew.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -22,7 +23,8 @@ pub enum Error {
         /// The key's id.
         id: String,
     },
-    /// The secret was changed, or belongs to another record, or the key is another one of the same name.
+    /// The secret was changed, or belongs to another record, or the key is another one of the same
+    /// name.
     #[error("the secret of {record} cannot be opened with the master key `{key_id}`")]
     Unopenable {
         /// The record's id.
@@ -55,7 +57,8 @@ impl fmt::Debug for SealedSecret {
 impl SealedSecret {
     /// As one piece, for what is kept outside of the database.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(1 + self.key_id.len() + self.nonce.len() + self.ciphertext.len());
+        let mut bytes =
+            Vec::with_capacity(1 + self.key_id.len() + self.nonce.len() + self.ciphertext.len());
         // Keys have short names: a longer one is cut, and does not open.
         bytes.push(u8::try_from(self.key_id.len()).unwrap_or(u8::MAX));
         bytes.extend(self.key_id.bytes().take(usize::from(u8::MAX)));
@@ -82,7 +85,10 @@ pub struct Keyring {
 
 impl fmt::Debug for Keyring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keyring").field("active", &self.active).field("ids", &self.keys.keys()).finish_non_exhaustive()
+        f.debug_struct("Keyring")
+            .field("active", &self.active)
+            .field("ids", &self.keys.keys())
+            .finish_non_exhaustive()
     }
 }
 
@@ -91,8 +97,12 @@ impl Keyring {
     ///
     /// # Errors
     /// [`Error::UnknownKey`] when `active` is none of them.
-    pub fn new(active: &str, keys: impl IntoIterator<Item = (String, [u8; 32])>) -> Result<Self, Error> {
-        let keys: BTreeMap<_, _> = keys.into_iter().map(|(id, key)| (id, SecretBox::new(Box::new(key)))).collect();
+    pub fn new(
+        active: &str,
+        keys: impl IntoIterator<Item = (String, [u8; 32])>,
+    ) -> Result<Self, Error> {
+        let keys: BTreeMap<_, _> =
+            keys.into_iter().map(|(id, key)| (id, SecretBox::new(Box::new(key)))).collect();
         if !keys.contains_key(active) {
             return Err(Error::UnknownKey { id: active.to_owned() });
         }
@@ -111,25 +121,30 @@ impl Keyring {
     pub fn seal(&self, record: &str, plaintext: &[u8]) -> Result<SealedSecret, Error> {
         let mut nonce = [0; NONCE_LEN];
         SystemRandom::new().fill(&mut nonce).map_err(|_| Error::Unsealable)?;
-        // Sealed in place: the only copy of the plaintext becomes the ciphertext. Room for the tag, so that growing
-        // does not leave a copy behind.
+        // Sealed in place: the only copy of the plaintext becomes the ciphertext. Room for the tag,
+        // so that growing does not leave a copy behind.
         let mut buffer = Vec::with_capacity(plaintext.len() + AES_256_GCM.tag_len());
         buffer.extend_from_slice(plaintext);
         self.key(&self.active)?
-            .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(record.as_bytes()), &mut buffer)
+            .seal_in_place_append_tag(
+                Nonce::assume_unique_for_key(nonce),
+                Aad::from(record.as_bytes()),
+                &mut buffer,
+            )
             .map_err(|_| Error::Unsealable)?;
         Ok(SealedSecret { key_id: self.active.clone(), nonce: nonce.to_vec(), ciphertext: buffer })
     }
 
-    /// A keyed digest: who has the key can tell by it whether two secrets are the same, and nobody else learns anything, not
-    /// even by trying many.
+    /// A keyed digest: who has the key can tell by it whether two secrets are the same, and nobody
+    /// else learns anything, not even by trying many.
     ///
     /// # Errors
     /// [`Error::UnknownKey`] never, because the active key is there.
     pub fn digest(&self, secret: &[u8]) -> Result<[u8; 32], Error> {
         let unknown = || Error::UnknownKey { id: self.active.clone() };
         let key = self.keys.get(&self.active).ok_or_else(unknown)?;
-        let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key.expose_secret()));
+        let mut context =
+            hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key.expose_secret()));
         context.update(b"construct digest of a secret\0");
         context.update(secret);
         let mut digest = [0; 32];
@@ -142,14 +157,16 @@ impl Keyring {
     /// # Errors
     /// [`Error::UnknownKey`] or [`Error::Unopenable`].
     pub fn open(&self, record: &str, sealed: &SealedSecret) -> Result<SecretSlice<u8>, Error> {
-        let unopenable = || Error::Unopenable { record: record.to_owned(), key_id: sealed.key_id.clone() };
+        let unopenable =
+            || Error::Unopenable { record: record.to_owned(), key_id: sealed.key_id.clone() };
         let nonce = Nonce::try_assume_unique_for_key(&sealed.nonce).map_err(|_| unopenable())?;
         let mut buffer = sealed.ciphertext.clone();
         let plaintext = self
             .key(&sealed.key_id)?
             .open_in_place(nonce, Aad::from(record.as_bytes()), &mut buffer)
             .map_err(|_| unopenable())?
-            // Exactly as long as it must be: making a box of it then moves nothing and leaves no copy behind.
+            // Exactly as long as it must be: making a box of it then moves nothing and leaves no
+            // copy behind.
             .to_vec();
         buffer.zeroize();
         Ok(SecretSlice::from(plaintext))
@@ -158,7 +175,9 @@ impl Keyring {
     fn key(&self, id: &str) -> Result<LessSafeKey, Error> {
         let unknown = || Error::UnknownKey { id: id.to_owned() };
         let key = self.keys.get(id).ok_or_else(unknown)?;
-        UnboundKey::new(&AES_256_GCM, key.expose_secret()).map(LessSafeKey::new).map_err(|_| unknown())
+        UnboundKey::new(&AES_256_GCM, key.expose_secret())
+            .map(LessSafeKey::new)
+            .map_err(|_| unknown())
     }
 }
 
@@ -174,7 +193,10 @@ mod tests {
     #[test]
     fn a_sealed_secret_opens_for_its_record() {
         let sealed = keyring("old").seal("provider_1", b"sk-1234").expect("it seals");
-        assert_eq!(keyring("new").open("provider_1", &sealed).expect("it opens").expose_secret(), b"sk-1234");
+        assert_eq!(
+            keyring("new").open("provider_1", &sealed).expect("it opens").expose_secret(),
+            b"sk-1234"
+        );
         assert!(!sealed.ciphertext.windows(4).any(|bytes| bytes == b"1234"));
     }
 
@@ -212,13 +234,17 @@ mod tests {
     #[test]
     fn the_same_secret_is_never_sealed_alike() {
         let keyring = keyring("old");
-        let (a, b) = (keyring.seal("r", b"x").expect("it seals"), keyring.seal("r", b"x").expect("it seals"));
+        let (a, b) = (
+            keyring.seal("r", b"x").expect("it seals"),
+            keyring.seal("r", b"x").expect("it seals"),
+        );
         assert_ne!((a.nonce, a.ciphertext), (b.nonce, b.ciphertext));
     }
 
     #[test]
     fn nothing_secret_is_printed() {
-        let keyring = Keyring::new("k", [("k".to_owned(), [77; 32])]).expect("the active key is there");
+        let keyring =
+            Keyring::new("k", [("k".to_owned(), [77; 32])]).expect("the active key is there");
         let sealed = keyring.seal("r", b"x").expect("it seals");
         assert!(!format!("{keyring:?} {sealed:?}").contains("77"));
     }

@@ -6,7 +6,8 @@ use uuid::Uuid;
 use construct_domain::{OrganizationId, SecretId, TaskId, secret::PER_AGENT};
 
 use crate::{
-    Cursor, Error, Key, Keyring, Page, Rendered, Resealed, SealError, SealedSecret, Store, Write, Written,
+    Cursor, Error, Key, Keyring, Page, Rendered, Resealed, SealError, SealedSecret, Store, Write,
+    Written,
     model_provider::reseal,
     text, time,
     write::{Writer, begin},
@@ -21,7 +22,7 @@ pub struct Secret {
     pub id: SecretId,
     /// Whose.
     pub organization: OrganizationId,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: String,
     /// For people and models.
     pub description: String,
@@ -68,7 +69,7 @@ impl Secret {
 pub struct NewSecret {
     /// Its id.
     pub id: SecretId,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: String,
     /// For people and models.
     pub description: String,
@@ -81,7 +82,7 @@ pub struct NewSecret {
 /// What changes of a secret: what is `Some`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SecretChanges {
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: Option<String>,
     /// For people and models.
     pub description: Option<String>,
@@ -115,7 +116,11 @@ impl From<Row> for Secret {
             name: row.name,
             description: row.description,
             bindings: Bindings { hosts: row.hosts, commands: row.commands },
-            value: SealedSecret { key_id: row.key_id, nonce: row.key_nonce, ciphertext: row.key_ciphertext },
+            value: SealedSecret {
+                key_id: row.key_id,
+                nonce: row.key_nonce,
+                ciphertext: row.key_ciphertext,
+            },
             agent_count: row.agent_count,
             revision: row.revision,
             created_at: row.created_at,
@@ -161,7 +166,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn secret_find(&self, organization: OrganizationId, name_or_id: &str) -> Result<Secret, Error> {
+    pub async fn secret_find(
+        &self,
+        organization: OrganizationId,
+        name_or_id: &str,
+    ) -> Result<Secret, Error> {
         let id = name_or_id.parse::<SecretId>().ok().map(SecretId::uuid);
         select!(
             ["WHERE s.organization_id = $1 AND (s.id = $2 OR s.name = $3)"],
@@ -180,7 +189,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn secret_resolve(&self, organization: OrganizationId, name_or_id: &str) -> Result<SecretId, Error> {
+    pub async fn secret_resolve(
+        &self,
+        organization: OrganizationId,
+        name_or_id: &str,
+    ) -> Result<SecretId, Error> {
         let id = name_or_id.parse::<SecretId>().ok().map(SecretId::uuid);
         sqlx::query_scalar!(
             "SELECT id FROM secrets WHERE organization_id = $1 AND (id = $2 OR name = $3)",
@@ -210,16 +223,38 @@ impl Store {
                 list!(self, organization, prefix, page, page.after_time(), "s.created_at", ">", "")
             }
             (Key::CreatedAt, true) => {
-                list!(self, organization, prefix, page, page.after_time(), "s.created_at", "<", " DESC")
+                list!(
+                    self,
+                    organization,
+                    prefix,
+                    page,
+                    page.after_time(),
+                    "s.created_at",
+                    "<",
+                    " DESC"
+                )
             }
             (Key::UpdatedAt, false) => {
                 list!(self, organization, prefix, page, page.after_time(), "s.updated_at", ">", "")
             }
             (Key::UpdatedAt, true) => {
-                list!(self, organization, prefix, page, page.after_time(), "s.updated_at", "<", " DESC")
+                list!(
+                    self,
+                    organization,
+                    prefix,
+                    page,
+                    page.after_time(),
+                    "s.updated_at",
+                    "<",
+                    " DESC"
+                )
             }
-            (Key::Name, false) => list!(self, organization, prefix, page, page.after_name(), "s.name", ">", ""),
-            (Key::Name, true) => list!(self, organization, prefix, page, page.after_name(), "s.name", "<", " DESC"),
+            (Key::Name, false) => {
+                list!(self, organization, prefix, page, page.after_name(), "s.name", ">", "")
+            }
+            (Key::Name, true) => {
+                list!(self, organization, prefix, page, page.after_name(), "s.name", "<", " DESC")
+            }
         };
         Ok(rows.into_iter().map(Secret::from).collect())
     }
@@ -277,7 +312,8 @@ impl Store {
     /// Changes a secret.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
+    /// revision than expected.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn secret_update(
         &self,
@@ -350,14 +386,20 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Seals every value anew that is not under the keyring's active key, in all organisations. May be repeated and run
-    /// while secrets are changed: one that was written meanwhile is left alone.
+    /// Seals every value anew that is not under the keyring's active key, in all organizations. May
+    /// be repeated and run while secrets are changed: one that was written meanwhile is left alone.
     ///
     /// # Errors
     /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system gives no randomness.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn secret_reseal_all(&self, keyring: &Keyring, now: Timestamp) -> Result<Resealed<SecretId>, Error> {
-        let rows = select!(["WHERE s.key_id <> $1 ORDER BY s.id"], keyring.active()).fetch_all(&self.pool).await?;
+    pub async fn secret_reseal_all(
+        &self,
+        keyring: &Keyring,
+        now: Timestamp,
+    ) -> Result<Resealed<SecretId>, Error> {
+        let rows = select!(["WHERE s.key_id <> $1 ORDER BY s.id"], keyring.active())
+            .fetch_all(&self.pool)
+            .await?;
         let mut report = Resealed { resealed: 0, failed: Vec::new() };
         for Secret { id, value: old, .. } in rows.into_iter().map(Secret::from) {
             let new = match reseal(keyring, id, &old) {
@@ -388,11 +430,19 @@ impl Store {
 }
 
 /// Lets an agent use these secrets and no others.
-pub(crate) async fn agent_secrets_set(writer: &mut Writer<'_>, agent: Uuid, secrets: &[SecretId]) -> Result<(), Error> {
+pub(crate) async fn agent_secrets_set(
+    writer: &mut Writer<'_>,
+    agent: Uuid,
+    secrets: &[SecretId],
+) -> Result<(), Error> {
     let organization = writer.organization();
-    sqlx::query!("DELETE FROM agent_secrets WHERE organization_id = $1 AND agent_id = $2", organization, agent)
-        .execute(&mut *writer.transaction)
-        .await?;
+    sqlx::query!(
+        "DELETE FROM agent_secrets WHERE organization_id = $1 AND agent_id = $2",
+        organization,
+        agent
+    )
+    .execute(&mut *writer.transaction)
+    .await?;
     let secrets: Vec<Uuid> = secrets.iter().map(|secret| secret.uuid()).collect();
     sqlx::query!(
         "INSERT INTO agent_secrets (organization_id, agent_id, secret_id)

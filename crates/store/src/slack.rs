@@ -1,7 +1,8 @@
 //! What the Slack service keeps: it alone writes these tables, and no other.
 //!
-//! A mention is a row from before Slack is told that it was taken until it is answered for good. Who works on it holds its lease; every
-//! change is guarded by that, so that of two processes that work on the same mention one notices.
+//! A mention is a row from before Slack is told that it was taken until it is answered for good.
+//! Who works on it holds its lease; every change is guarded by that, so that of two processes that
+//! work on the same mention one notices.
 
 mod grant;
 mod installation;

@@ -1,4 +1,5 @@
-//! Documents that clients keep. What they say is theirs: it is stored as it was put, and nothing here looks into it.
+//! Documents that clients keep. What they say is theirs: it is stored as it was put, and nothing
+//! here looks into it.
 
 use std::fmt;
 
@@ -18,7 +19,7 @@ const WHAT: &str = "state";
 /// One version of a document.
 #[derive(Clone, PartialEq, Eq)]
 pub struct State {
-    /// Whose own it is; none: the organisation's.
+    /// Whose own it is; none: the organization's.
     pub owner: Option<UserId>,
     /// What it is called.
     pub name: String,
@@ -39,7 +40,8 @@ pub struct State {
 /// Without what it says, which may hold somebody's keys.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { owner, name, version, json: _, bytes, is_deleted, updated_by, updated_at } = self;
+        let Self { owner, name, version, json: _, bytes, is_deleted, updated_by, updated_at } =
+            self;
         f.debug_struct("State")
             .field("owner", owner)
             .field("name", name)
@@ -55,7 +57,7 @@ impl fmt::Debug for State {
 /// Which document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateRef<'a> {
-    /// Whose own it is; none: the organisation's.
+    /// Whose own it is; none: the organization's.
     pub owner: Option<UserId>,
     /// What it is called.
     pub name: &'a str,
@@ -82,9 +84,10 @@ impl<'a> StateContent<'a> {
 /// What a put adds to what is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateGrowth {
-    /// Bytes that the organisation keeps more, or less.
+    /// Bytes that the organization keeps more, or less.
     pub bytes: i64,
-    /// The same of what is kept for the key: what others have put stays theirs when it is replaced, and is no room when it is dropped.
+    /// The same of what is kept for the key: what others have put stays theirs when it is replaced,
+    /// and is no room when it is dropped.
     pub bytes_of_key: i64,
 }
 
@@ -186,7 +189,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn state_list(&self, organization: OrganizationId, of: Option<UserId>) -> Result<Vec<State>, Error> {
+    pub async fn state_list(
+        &self,
+        organization: OrganizationId,
+        of: Option<UserId>,
+    ) -> Result<Vec<State>, Error> {
         let rows = present!(
             "NULL::text",
             ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.json IS NOT NULL ORDER BY s.name"],
@@ -198,24 +205,35 @@ impl Store {
         Ok(rows.into_iter().map(|row| row.state(of)).collect())
     }
 
-    /// The present version of a document and those that are kept, the newest first, without what they say.
+    /// The present version of a document and those that are kept, the newest first, without what
+    /// they say.
     ///
     /// # Errors
     /// [`Error::NotFound`] when there is none.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn state_versions(&self, organization: OrganizationId, state: StateRef<'_>) -> Result<Vec<State>, Error> {
-        let rows =
-            versions!("NULL::text", ["ORDER BY v.version DESC"], organization.uuid(), owner(state.owner), state.name,)
-                .fetch_all(&self.pool)
-                .await?;
+    pub async fn state_versions(
+        &self,
+        organization: OrganizationId,
+        state: StateRef<'_>,
+    ) -> Result<Vec<State>, Error> {
+        let rows = versions!(
+            "NULL::text",
+            ["ORDER BY v.version DESC"],
+            organization.uuid(),
+            owner(state.owner),
+            state.name,
+        )
+        .fetch_all(&self.pool)
+        .await?;
         if rows.is_empty() {
             return Err(Error::NotFound { what: WHAT });
         }
         Ok(rows.into_iter().map(|row| row.state(state.owner)).collect())
     }
 
-    /// Of these documents those that have another version than the one named with them, whole. Of one with version 0 it is not told that it
-    /// was deleted. One that is not even there as deleted, because its owner was no member for a while, has version 0.
+    /// Of these documents those that have another version than the one named with them, whole. Of
+    /// one with version 0 it is not told that it was deleted. One that is not even there as
+    /// deleted, because its owner was no member for a while, has version 0.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -246,8 +264,9 @@ impl Store {
         Ok(rows.into_iter().map(|row| row.state(of)).collect())
     }
 
-    /// How many bytes more would be kept after a put with this key: what is put, without the earlier version that nothing would be kept of any
-    /// more. What is replaced is kept, as an earlier version. Nothing when it would change nothing.
+    /// How many bytes more would be kept after a put with this key: what is put, without the
+    /// earlier version that nothing would be kept of any more. What is replaced is kept, as an
+    /// earlier version. Nothing when it would change nothing.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -286,11 +305,13 @@ impl Store {
         Ok(growth.fetch_one(&self.pool).await?)
     }
 
-    /// Makes a document, or puts another in its place and keeps what it said. The same text changes nothing.
+    /// Makes a document, or puts another in its place and keeps what it said. The same text changes
+    /// nothing.
     ///
     /// # Errors
-    /// [`Error::Outdated`] when it has another version than expected (0: when there is one at all); [`Error::NotFound`] when whose it is to be
-    /// is no member any more, and when a version is to be put that is not kept.
+    /// [`Error::Outdated`] when it has another version than expected (0: when there is one at all);
+    /// [`Error::NotFound`] when whose it is to be is no member any more, and when a version is to
+    /// be put that is not kept.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn state_put(
         &self,
@@ -321,11 +342,16 @@ impl Store {
         let earlier;
         let json = match content {
             StateContent::Text(json) => json,
-            StateContent::Version(version) if version == locked.version && locked.json.is_some() => {
+            StateContent::Version(version)
+                if version == locked.version && locked.json.is_some() =>
+            {
                 locked.json.as_deref().unwrap_or_default()
             }
             StateContent::Version(version) => {
-                earlier = locked.earlier(&mut writer, version).await?.ok_or(Error::NotFound { what: WHAT })?;
+                earlier = locked
+                    .earlier(&mut writer, version)
+                    .await?
+                    .ok_or(Error::NotFound { what: WHAT })?;
                 &earlier
             }
         };
@@ -339,11 +365,12 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Deletes a document. What it said is kept as after every change, unless everything is to be forgotten. The entity in the result is the
-    /// version that says that there is none.
+    /// Deletes a document. What it said is kept as after every change, unless everything is to be
+    /// forgotten. The entity in the result is the version that says that there is none.
     ///
     /// # Errors
-    /// [`Error::Outdated`] when it has another version than expected, [`Error::NotFound`] when there is nothing to delete or to forget.
+    /// [`Error::Outdated`] when it has another version than expected, [`Error::NotFound`] when
+    /// there is nothing to delete or to forget.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn state_delete(
         &self,
@@ -393,7 +420,11 @@ impl Locked {
     /// Refuses what expects another version. One that is deleted has version 0.
     fn expect(&self, expected: Option<i64>) -> Result<(), Error> {
         let current = if self.json.is_some() { self.version } else { 0 };
-        if expected.is_some_and(|expected| expected != current) { Err(Error::Outdated { current }) } else { Ok(()) }
+        if expected.is_some_and(|expected| expected != current) {
+            Err(Error::Outdated { current })
+        } else {
+            Ok(())
+        }
     }
 
     /// Keeps what it says, and of what was kept the newest.
@@ -418,7 +449,11 @@ impl Locked {
     }
 
     /// What a version said that is kept.
-    async fn earlier(&self, writer: &mut Writer<'_>, version: i64) -> Result<Option<String>, Error> {
+    async fn earlier(
+        &self,
+        writer: &mut Writer<'_>,
+        version: i64,
+    ) -> Result<Option<String>, Error> {
         let json = sqlx::query_scalar!(
             "SELECT json FROM state_versions WHERE state_id = $1 AND version = $2",
             self.id,
@@ -435,7 +470,12 @@ impl Locked {
         Ok(done.rows_affected())
     }
 
-    async fn change(&self, writer: &mut Writer<'_>, json: Option<&str>, by: &str) -> Result<(), Error> {
+    async fn change(
+        &self,
+        writer: &mut Writer<'_>,
+        json: Option<&str>,
+        by: &str,
+    ) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE states SET version = version + 1, json = $2, updated_by = $3, updated_at = $4, api_key_id = $5 WHERE id = $1",
             self.id,

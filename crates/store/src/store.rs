@@ -18,8 +18,8 @@ pub(crate) static MIGRATOR: Migrator = sqlx::migrate!();
 /// How long one statement of a migration may take.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long a migration waits for a lock. Everybody else who wants the table waits behind it for as long: less than one of their
-/// statements may take.
+/// How long a migration waits for a lock. Everybody else who wants the table waits behind it for as
+/// long: less than one of their statements may take.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often it is tried, other services' turn included: five minutes in all.
@@ -28,7 +28,8 @@ const LOCK_TRIES: u32 = 100;
 /// The pause before it is tried again.
 const LOCK_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long one statement may take, unless [`PoolOptions`] say otherwise: whatever was sent to the server has ended after it, one way or the other.
+/// How long one statement may take, unless [`PoolOptions`] say otherwise: whatever was sent to the
+/// server has ended after it, one way or the other.
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How the pool behaves.
@@ -40,10 +41,12 @@ pub struct PoolOptions {
     pub max_connections: u32,
     /// How long to wait for a connection before [`Error::Unavailable`].
     pub acquire_timeout: Duration,
-    /// How long one statement may take, locks included, before the server gives it up with [`Error::Unavailable`].
+    /// How long one statement may take, locks included, before the server gives it up with
+    /// [`Error::Unavailable`].
     pub statement_timeout: Duration,
-    /// Whether a statement is planned once per connection instead of by what it is given each time. For a process that repeats a few
-    /// statements which find rows by their keys, planning takes longer than doing; lists with optional filters want it otherwise.
+    /// Whether a statement is planned once per connection instead of by what it is given each time.
+    /// For a process that repeats a few statements which find rows by their keys, planning takes
+    /// longer than doing; lists with optional filters want it otherwise.
     pub plans_once: bool,
 }
 
@@ -69,20 +72,26 @@ impl Store {
     /// Opens the pool and one connection of it.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the server cannot be reached, [`Error::Internal`] when the address makes no sense or
-    /// the server refuses the user.
+    /// [`Error::Unavailable`] when the server cannot be reached, [`Error::Internal`] when the
+    /// address makes no sense or the server refuses the user.
     pub async fn connect(url: &str, options: PoolOptions) -> Result<Self, Error> {
-        // A transaction that is left open holds its locks against everybody: the server ends it after this.
+        // A transaction that is left open holds its locks against everybody: the server ends it
+        // after this.
         let idle = options.statement_timeout * 2;
-        let connection = connect_options(url)?.application_name(&options.application_name).options([
-            ("statement_timeout", millis(options.statement_timeout)),
-            ("idle_in_transaction_session_timeout", millis(idle)),
-            ("plan_cache_mode", (if options.plans_once { "force_generic_plan" } else { "auto" }).to_owned()),
-        ]);
+        let connection =
+            connect_options(url)?.application_name(&options.application_name).options([
+                ("statement_timeout", millis(options.statement_timeout)),
+                ("idle_in_transaction_session_timeout", millis(idle)),
+                (
+                    "plan_cache_mode",
+                    (if options.plans_once { "force_generic_plan" } else { "auto" }).to_owned(),
+                ),
+            ]);
         let pool = PgPoolOptions::new()
             .max_connections(options.max_connections)
             .acquire_timeout(options.acquire_timeout)
-            // sqlx asks the server before every use whether it is still there: a round trip that a busy pool can save.
+            // sqlx asks the server before every use whether it is still there: a round trip that a
+            // busy pool can save.
             .test_before_acquire(false)
             .before_acquire(|connection, meta| {
                 Box::pin(async move {
@@ -97,15 +106,17 @@ impl Store {
         Ok(Self { pool: Pool::new(pool) })
     }
 
-    /// Brings the schema up to date. Several processes may call it at once: one does it, the others wait. What a newer version has
-    /// added to it stays, and is no reason not to start: it leaves what the version before it needs, as `tests/migrations.rs` checks.
+    /// Brings the schema up to date. Several processes may call it at once: one does it, the others
+    /// wait. What a newer version has added to it stays, and is no reason not to start: it leaves
+    /// what the version before it needs, as `tests/migrations.rs` checks.
     ///
-    /// Whoever wants a lock on a table has all others wait behind it. So a migration gives up soon when it does not get one, and is tried
-    /// again after those who waited had their turn.
+    /// Whoever wants a lock on a table has all others wait behind it. So a migration gives up soon
+    /// when it does not get one, and is tried again after those who waited had their turn.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the server cannot be reached or a table is in use all the time, [`Error::Internal`] when a migration fails,
-    /// or is not the one that was applied under its number.
+    /// [`Error::Unavailable`] when the server cannot be reached or a table is in use all the time,
+    /// [`Error::Internal`] when a migration fails, or is not the one that was applied under its
+    /// number.
     pub async fn migrate(&self) -> Result<(), Error> {
         self.migrate_by(&MIGRATOR).await
     }
@@ -114,7 +125,9 @@ impl Store {
         for _ in 1..LOCK_TRIES {
             match self.migrate_once(migrator).await {
                 Err(error) if is_locked(&error) => {
-                    tracing::info!("the schema cannot be changed, or is changed by another process; it is tried again");
+                    tracing::info!(
+                        "the schema cannot be changed, or is changed by another process; it is tried again"
+                    );
                     tokio::time::sleep(LOCK_PAUSE).await;
                 }
                 done => return Ok(done?),
@@ -124,14 +137,20 @@ impl Store {
     }
 
     async fn migrate_once(&self, migrator: &Migrator) -> Result<(), MigrateError> {
-        // Not one of the pool's connections: their statement timeout would end both a long migration and the wait for
-        // another process's.
+        // Not one of the pool's connections: their statement timeout would end both a long
+        // migration and the wait for another process's.
         let options = self.pool.connect_options().as_ref().clone();
-        let limits = [("statement_timeout", millis(MIGRATION_TIMEOUT)), ("lock_timeout", millis(LOCK_TIMEOUT))];
+        let limits = [
+            ("statement_timeout", millis(MIGRATION_TIMEOUT)),
+            ("lock_timeout", millis(LOCK_TIMEOUT)),
+        ];
         let mut connection = options.options(limits).connect().await?;
         match apply(migrator, &mut connection).await {
-            // The first that is not known: what a newer version adds comes after everything that is.
-            Err(MigrateError::VersionMissing(applied)) if migrator.iter().all(|known| known.version < applied) => {
+            // The first that is not known: what a newer version adds comes after everything that
+            // is.
+            Err(MigrateError::VersionMissing(applied))
+                if migrator.iter().all(|known| known.version < applied) =>
+            {
                 tracing::warn!(
                     applied,
                     "a newer version has migrated the database; this one goes on with what it knows"
@@ -160,7 +179,8 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`] when it does not answer.
     pub async fn clock(&self) -> Result<jiff::Timestamp, Error> {
-        let now: jiff_sqlx::Timestamp = sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&self.pool).await?;
+        let now: jiff_sqlx::Timestamp =
+            sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&self.pool).await?;
         Ok(now.into())
     }
 
@@ -174,7 +194,8 @@ impl Store {
 async fn apply(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), MigrateError> {
     for alone in migrator.iter().filter(|migration| migration.no_tx) {
         migrator.run_direct(Some(alone.version - 1), connection, false).await?;
-        // An index that is made concurrently keeps nobody waiting while it waits, and would be left invalid.
+        // An index that is made concurrently keeps nobody waiting while it waits, and would be left
+        // invalid.
         sqlx::query("SET lock_timeout = 0").execute(&mut *connection).await?;
         migrator.run_direct(Some(alone.version), connection, false).await?;
         sqlx::query("RESET lock_timeout").execute(&mut *connection).await?;
@@ -184,15 +205,21 @@ async fn apply(migrator: &Migrator, connection: &mut PgConnection) -> Result<(),
 
 /// Whether somebody else had what a migration wanted to lock.
 fn is_locked(error: &MigrateError) -> bool {
-    let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else { return false };
+    let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
+        return false;
+    };
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
 }
 
-/// Reads an address. Its text, which may hold a password, is not in the error. sqlx itself takes any scheme.
+/// Reads an address. Its text, which may hold a password, is not in the error. sqlx itself takes
+/// any scheme.
 pub(crate) fn connect_options(url: &str) -> Result<PgConnectOptions, Error> {
     let scheme = url.split_once("://").map(|(scheme, _)| scheme);
-    let options =
-        if matches!(scheme, Some("postgres" | "postgresql")) { PgConnectOptions::from_str(url).ok() } else { None };
+    let options = if matches!(scheme, Some("postgres" | "postgresql")) {
+        PgConnectOptions::from_str(url).ok()
+    } else {
+        None
+    };
     options.ok_or_else(|| Error::internal("the database's address is not a valid postgres:// URL"))
 }
 

@@ -1,4 +1,5 @@
-//! Tasks: as people see them here, as they change them in [`write`], as the reconciler drives them in the rest.
+//! Tasks: as people see them here, as they change them in [`write`], as the reconciler drives them
+//! in the rest.
 
 mod commit;
 mod drive;
@@ -39,7 +40,9 @@ pub use drive::{DueTask, LoadedTask, Spending};
 pub use fork::NewFork;
 pub use park::Parked;
 pub use rewind::Rewind;
-pub use subtask::{Asking, Below, NewSubtask, SubtaskChange, SubtaskState, SubtaskStatus, SubtaskTold};
+pub use subtask::{
+    Asking, Below, NewSubtask, SubtaskChange, SubtaskState, SubtaskStatus, SubtaskTold,
+};
 
 pub(crate) const WHAT: &str = "task";
 
@@ -49,8 +52,8 @@ const PHASE: &str = "phase";
 /// A task as it is stored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredTask {
-    /// Its state. [`Task::max_turns`] is the limit that holds, the agent's or the default when the task has none. The
-    /// length of its transcript is [`Task::last_position`].
+    /// Its state. [`Task::max_turns`] is the limit that holds, the agent's or the default when the
+    /// task has none. The length of its transcript is [`Task::last_position`].
     pub state: Task,
     /// The name of [`Task::agent`].
     pub agent_name: String,
@@ -78,7 +81,8 @@ pub struct StoredTask {
     pub event_sequence: u64,
     /// The trace of the turn that is on its way, or was last.
     pub trace_id: Option<String>,
-    /// The task whose transcript it began with a copy of, and the last message that was copied, in that task.
+    /// The task whose transcript it began with a copy of, and the last message that was copied, in
+    /// that task.
     pub forked_from: Option<(TaskId, MessageId)>,
     /// The tasks above it, the root first; the last of them has begun it.
     pub ancestors: Vec<TaskId>,
@@ -90,7 +94,8 @@ pub struct StoredTask {
     pub created_at: Timestamp,
     /// When it last changed.
     pub updated_at: Timestamp,
-    /// The columns of its row that cannot be read: what they hold is left out, and [`Task::last_error`] says why.
+    /// The columns of its row that cannot be read: what they hold is left out, and
+    /// [`Task::last_error`] says why.
     pub unreadable: Vec<&'static str>,
 }
 
@@ -160,8 +165,9 @@ pub struct TaskFilter {
     pub parent: Option<TaskId>,
 }
 
-/// A row as both sides read it. `queued_count` is read by one side only; `queued`, `queued_interrupts`, `queued_tokens`, `approvals`,
-/// `subtasks`, `ended` and `spending` by the other.
+/// A row as both sides read it. `queued_count` is read by one side only; `queued`,
+/// `queued_interrupts`, `queued_tokens`, `approvals`, `subtasks`, `ended` and `spending` by the
+/// other.
 struct Row {
     id: Uuid,
     organization_id: Uuid,
@@ -261,17 +267,20 @@ impl Row {
 
     /// Takes the state out of the row, without what cannot be read.
     fn state(&mut self, flaws: &mut Flaws) -> Task {
-        let last_error = match (self.error_code.take(), self.error_message.take(), option(self.error_time)) {
-            (Some(code), Some(message), Some(time)) => Some(TaskError { code, message, time }),
-            _ => None,
-        };
+        let last_error =
+            match (self.error_code.take(), self.error_message.take(), option(self.error_time)) {
+                (Some(code), Some(message), Some(time)) => Some(TaskError { code, message, time }),
+                _ => None,
+            };
         let approvals: Option<Vec<ApprovalRow>> = flaws.option("approvals", self.approvals.take());
         let subtasks: Option<Vec<Uuid>> = flaws.option("subtasks", self.subtasks.take());
         let outcome = self.last_outcome.take();
         let context = Context {
             room: room(self.context_window, self.max_output_tokens, self.max_tokens),
             compact_at: u32::try_from(self.compact_at_percent).unwrap_or_default(),
-            base: tokens_of_bytes(usize::try_from(self.instructions_bytes).unwrap_or_default() + self.pinned_bytes()),
+            base: tokens_of_bytes(
+                usize::try_from(self.instructions_bytes).unwrap_or_default() + self.pinned_bytes(),
+            ),
             transcript: self.transcript_tokens,
             queued: self.queued_tokens,
             scale: u32::try_from(self.context_scale).unwrap_or_default(),
@@ -297,7 +306,8 @@ impl Row {
             steps: unsigned(self.steps),
             last_position: self.last_position,
             next_wake: option(self.next_wake),
-            last_outcome: outcome.and_then(|outcome| flaws.word("last_outcome", &outcome, TurnOutcome::parse)),
+            last_outcome: outcome
+                .and_then(|outcome| flaws.word("last_outcome", &outcome, TurnOutcome::parse)),
             last_error,
             approvals: approvals.unwrap_or_default().into_iter().map(Approval::from).collect(),
             subtasks: subtasks.map(|tasks| tasks.into_iter().map(TaskId::from_uuid).collect()),
@@ -311,13 +321,15 @@ fn max_turns(said: [i32; 2]) -> u32 {
     said.into_iter().map(turns_from_sql).find(|&turns| turns > 0).unwrap_or(DEFAULT_MAX_TURNS)
 }
 
-/// Tokens of input that a model takes, for an agent that may ask for shorter answers than it can give.
+/// Tokens of input that a model takes, for an agent that may ask for shorter answers than it can
+/// give.
 fn room(context_window: i64, max_output_tokens: i64, max_tokens: Option<i64>) -> i64 {
     let shorter = max_tokens.filter(|&asked| asked > 0).unwrap_or(i64::MAX);
     Context::room_of(context_window, max_output_tokens.min(shorter))
 }
 
-/// People see what can be read: they have to be told of a task that nobody can go on with, and to be able to do something about it.
+/// People see what can be read: they have to be told of a task that nobody can go on with, and to
+/// be able to do something about it.
 impl From<Row> for StoredTask {
     fn from(mut row: Row) -> Self {
         let mut flaws = Flaws::default();
@@ -326,7 +338,8 @@ impl From<Row> for StoredTask {
         let tool_uses = flaws.json("tool_uses", row.tool_uses);
         if let Some(words) = flaws.words() {
             let message = format!("not everything that is stored of the task can be read: {words}");
-            state.last_error = Some(TaskError { code: UNREADABLE.to_owned(), message, time: row.updated_at });
+            state.last_error =
+                Some(TaskError { code: UNREADABLE.to_owned(), message, time: row.updated_at });
         }
         Self {
             state,
@@ -441,16 +454,24 @@ macro_rules! list_ordered {
     ($of:literal, $store:expr, $organization:expr, $filter:expr, $page:expr) => {
         match ($page.order.key, $page.order.descending) {
             (Key::CreatedAt | Key::Name, false) => {
-                list!($of, $organization, $filter, $page, "t.created_at", ">", "").fetch_all(&$store.pool).await
+                list!($of, $organization, $filter, $page, "t.created_at", ">", "")
+                    .fetch_all(&$store.pool)
+                    .await
             }
             (Key::CreatedAt | Key::Name, true) => {
-                list!($of, $organization, $filter, $page, "t.created_at", "<", " DESC").fetch_all(&$store.pool).await
+                list!($of, $organization, $filter, $page, "t.created_at", "<", " DESC")
+                    .fetch_all(&$store.pool)
+                    .await
             }
             (Key::UpdatedAt, false) => {
-                list!($of, $organization, $filter, $page, "t.updated_at", ">", "").fetch_all(&$store.pool).await
+                list!($of, $organization, $filter, $page, "t.updated_at", ">", "")
+                    .fetch_all(&$store.pool)
+                    .await
             }
             (Key::UpdatedAt, true) => {
-                list!($of, $organization, $filter, $page, "t.updated_at", "<", " DESC").fetch_all(&$store.pool).await
+                list!($of, $organization, $filter, $page, "t.updated_at", "<", " DESC")
+                    .fetch_all(&$store.pool)
+                    .await
             }
         }
     };
@@ -462,7 +483,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], also of a deleted one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_get(&self, organization: OrganizationId, id: TaskId) -> Result<StoredTask, Error> {
+    pub async fn task_get(
+        &self,
+        organization: OrganizationId,
+        id: TaskId,
+    ) -> Result<StoredTask, Error> {
         select_counted!(
             ["WHERE t.organization_id = $1 AND t.id = $2 AND t.deleted_at IS NULL"],
             organization.uuid(),
@@ -485,7 +510,8 @@ impl Store {
         filter: &TaskFilter,
         page: &Page,
     ) -> Result<Vec<StoredTask>, Error> {
-        // A statement of its own, which PostgreSQL can plan for the few subtasks of one task whatever else the organisation has.
+        // A statement of its own, which PostgreSQL can plan for the few subtasks of one task
+        // whatever else the organization has.
         let rows = if filter.parent.is_some() {
             list_ordered!("t.parent_id = $10", self, organization, filter, page)
         } else {
@@ -505,7 +531,8 @@ pub(crate) mod tests {
     pub(crate) fn statement_of_subtasks() -> Result<String, Error> {
         let page = Page { limit: 100, order: crate::Order::default(), after: None };
         let (organization, filter) = (OrganizationId::LOCAL, TaskFilter::default());
-        let statement = list!("t.parent_id = $10", organization, filter, page, "t.created_at", ">", "");
+        let statement =
+            list!("t.parent_id = $10", organization, filter, page, "t.created_at", ">", "");
         Ok(statement.sql().as_str().to_owned())
     }
 }

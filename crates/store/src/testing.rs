@@ -1,6 +1,7 @@
 //! A database of its own for every test, on a real server.
 //!
-//! The schema is applied once per version of the migrations, to a template that every database is a copy of.
+//! The schema is applied once per version of the migrations, to a template that every database is a
+//! copy of.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -60,7 +61,8 @@ impl Database {
     /// A fresh, migrated database.
     ///
     /// # Panics
-    /// When `CONSTRUCT_TEST_DATABASE_URL` is not set or its server does not do as asked: a test cannot go on without.
+    /// When `CONSTRUCT_TEST_DATABASE_URL` is not set or its server does not do as asked: a test
+    /// cannot go on without.
     pub async fn new() -> Self {
         Self::of(&shared(), true, false).await
     }
@@ -84,15 +86,23 @@ impl Database {
     async fn of(url: &str, migrated: bool, owned: bool) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let admin = connect_options(url).expect("the test database's address is valid");
-        let mut connection = admin.clone().connect().await.expect("the test database server answers");
-        let template = if migrated { template(&admin, &mut connection).await } else { "template1".to_owned() };
-        // The time keeps apart processes that had the same id, one of which was killed before it could tidy up.
+        let mut connection =
+            admin.clone().connect().await.expect("the test database server answers");
+        let template =
+            if migrated { template(&admin, &mut connection).await } else { "template1".to_owned() };
+        // The time keeps apart processes that had the same id, one of which was killed before it
+        // could tidy up.
         let time = jiff::Timestamp::now().as_microsecond();
-        let name = format!("construct_test_{}_{time}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "construct_test_{}_{time}_{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        );
         run(&mut connection, format!("CREATE DATABASE {name} TEMPLATE {template}")).await;
         connection.close().await.expect("the connection closes");
         let url = admin.clone().database(&name).to_url_lossy().to_string();
-        let options = PoolOptions { application_name: "construct-test".to_owned(), ..PoolOptions::default() };
+        let options =
+            PoolOptions { application_name: "construct-test".to_owned(), ..PoolOptions::default() };
         let store = Store::connect(&url, options).await.expect("the new database answers");
         Self { admin, name, url, store, owned }
     }
@@ -107,23 +117,32 @@ impl Database {
         self.store.clone()
     }
 
-    /// Every row of every table as text, for tests that look for what must not be stored anywhere. Bytes are in hexadecimal.
+    /// Every row of every table as text, for tests that look for what must not be stored anywhere.
+    /// Bytes are in hexadecimal.
     ///
     /// # Panics
     /// When the server does not answer.
     pub async fn contents(&self) -> String {
-        let mut connection =
-            self.admin.clone().database(&self.name).connect().await.expect("the test database server answers");
-        let tables: Vec<String> =
-            sqlx::query_scalar("SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public'")
-                .fetch_all(&mut connection)
-                .await
-                .expect("the list of tables can be read");
+        let mut connection = self
+            .admin
+            .clone()
+            .database(&self.name)
+            .connect()
+            .await
+            .expect("the test database server answers");
+        let tables: Vec<String> = sqlx::query_scalar(
+            "SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public'",
+        )
+        .fetch_all(&mut connection)
+        .await
+        .expect("the list of tables can be read");
         let mut contents = String::new();
         for table in tables {
             let rows = format!("SELECT t::text FROM public.\"{table}\" t");
-            let rows: Vec<String> =
-                sqlx::query_scalar(sqlx::AssertSqlSafe(rows)).fetch_all(&mut connection).await.expect("it can be read");
+            let rows: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(rows))
+                .fetch_all(&mut connection)
+                .await
+                .expect("it can be read");
             for row in rows {
                 contents.push_str(&format!("{table}: {row}\n"));
             }
@@ -131,7 +150,8 @@ impl Database {
         contents
     }
 
-    /// A second organization without members, with the same providers, models and agents under the same names.
+    /// A second organization without members, with the same providers, models and agents under the
+    /// same names.
     ///
     /// # Panics
     /// When the server does not answer.
@@ -169,11 +189,18 @@ impl Database {
         OrganizationId::from_uuid(organization)
     }
 
-    /// Makes many tasks of an agent at once: idle ones, or ones with a message that waits and of which nobody was told.
+    /// Makes many tasks of an agent at once: idle ones, or ones with a message that waits and of
+    /// which nobody was told.
     ///
     /// # Panics
     /// When the server does not answer.
-    pub async fn fill(&self, organization: OrganizationId, agent: &str, count: u32, message: Option<&str>) {
+    pub async fn fill(
+        &self,
+        organization: OrganizationId,
+        agent: &str,
+        count: u32,
+        message: Option<&str>,
+    ) {
         let fill = "
             WITH made AS (
                 INSERT INTO tasks (id, organization_id, agent_id, workspace, title, titled, max_turns_override, phase_since,
@@ -187,7 +214,8 @@ impl Database {
             INSERT INTO messages (id, organization_id, task_id, arrival, source, content, estimated_tokens, created_at, updated_at)
             SELECT gen_random_uuid(), $1, id, 1, 'user', $4::jsonb, 100, now(), now() FROM made WHERE $4 IS NOT NULL";
         let content = message.map(|text| {
-            serde_json::to_value(Content { blocks: vec![Block::Text(text.to_owned())] }).expect("a text can be written")
+            serde_json::to_value(Content { blocks: vec![Block::Text(text.to_owned())] })
+                .expect("a text can be written")
         });
         let mut left = count;
         while left > 0 {
@@ -205,8 +233,8 @@ impl Database {
         }
     }
 
-    /// How long each task of an organization that has answered its message took for that, in seconds from when the message came; and how
-    /// many have not.
+    /// How long each task of an organization that has answered its message took for that, in
+    /// seconds from when the message came; and how many have not.
     ///
     /// # Panics
     /// When the server does not answer.
@@ -215,8 +243,12 @@ impl Database {
              WHERE organization_id = $1 AND phase = 'await_input' AND last_outcome = 'completed' ORDER BY 1";
         let left = "SELECT count(*) FROM tasks
              WHERE organization_id = $1 AND intents > 0 AND NOT (phase = 'await_input' AND last_outcome IS NOT NULL)";
-        let seconds = sqlx::query_scalar(answered).bind(organization.uuid()).fetch_all(&self.store.pool).await;
-        let left = sqlx::query_scalar(left).bind(organization.uuid()).fetch_one(&self.store.pool).await;
+        let seconds = sqlx::query_scalar(answered)
+            .bind(organization.uuid())
+            .fetch_all(&self.store.pool)
+            .await;
+        let left =
+            sqlx::query_scalar(left).bind(organization.uuid()).fetch_one(&self.store.pool).await;
         (seconds.expect("the tasks can be read"), left.expect("the tasks can be counted"))
     }
 
@@ -238,8 +270,13 @@ impl Database {
     /// # Panics
     /// When the server does not answer, or there is no such task.
     pub async fn lock_task(&self, task: TaskId) -> Locked {
-        let mut connection =
-            self.admin.clone().database(&self.name).connect().await.expect("the test database server answers");
+        let mut connection = self
+            .admin
+            .clone()
+            .database(&self.name)
+            .connect()
+            .await
+            .expect("the test database server answers");
         sqlx::query("BEGIN").execute(&mut connection).await.expect("a transaction begins");
         sqlx::query("SELECT id FROM tasks WHERE id = $1 FOR UPDATE")
             .bind(task.uuid())
@@ -249,13 +286,13 @@ impl Database {
         Locked(connection)
     }
 
-    /// How many statements wait for this, which is one of PostgreSQL's wait events (`PgSleep`) or types of them (`Lock`).
+    /// How many statements wait for this, which is one of PostgreSQL's wait events (`PgSleep`) or
+    /// types of them (`Lock`).
     ///
     /// # Panics
     /// When the server does not answer.
     pub async fn waiting(&self, event: &str) -> i64 {
-        let waiting =
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND $2 IN (wait_event, wait_event_type)";
+        let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND $2 IN (wait_event, wait_event_type)";
         let waiting = sqlx::query_scalar(waiting).bind(&self.name).bind(event);
         waiting.fetch_one(&self.store.pool).await.expect("the server answers")
     }
@@ -266,7 +303,10 @@ impl Database {
     /// When the server does not do it.
     pub async fn execute(&self, statements: &str) {
         let statements = sqlx::AssertSqlSafe(statements.to_owned());
-        sqlx::raw_sql(statements).execute(&self.store.pool).await.expect("the server does as it is asked");
+        sqlx::raw_sql(statements)
+            .execute(&self.store.pool)
+            .await
+            .expect("the server does as it is asked");
     }
 
     /// Makes a task's row such that it cannot be read, or as it was before.
@@ -287,8 +327,9 @@ impl Database {
             .expect("the task can be changed");
     }
 
-    /// Tasks, subtasks among them, that are not done and that nobody will look at: no time is set, nothing that was asked for is unseen, and they are
-    /// neither put aside nor suspended. With how they stand.
+    /// Tasks, subtasks among them, that are not done and that nobody will look at: no time is set,
+    /// nothing that was asked for is unseen, and they are neither put aside nor suspended. With how
+    /// they stand.
     ///
     /// # Errors
     /// When the server does not answer.
@@ -306,18 +347,22 @@ impl Database {
         Ok(sqlx::query_scalar(forgotten).fetch_all(&self.store.pool).await?)
     }
 
-    /// Ends all connections to the database in the middle of whatever they do. Where the server is the test's own, one of its processes is
-    /// killed, `kill -9`, upon which the server drops everything and recovers.
+    /// Ends all connections to the database in the middle of whatever they do. Where the server is
+    /// the test's own, one of its processes is killed, `kill -9`, upon which the server drops
+    /// everything and recovers.
     ///
     /// # Panics
-    /// When the server does not answer before, and does not do so again within half a minute of an earlier crash.
+    /// When the server does not answer before, and does not do so again within half a minute of an
+    /// earlier crash.
     pub async fn crash(&self) {
         let began = Instant::now();
         let mut connection = loop {
             match self.admin.clone().connect().await {
                 Ok(connection) => break connection,
                 // It may still recover from the crash before this one.
-                Err(sqlx::Error::Database(_) | sqlx::Error::Io(_)) if began.elapsed() < RECOVERY => {
+                Err(sqlx::Error::Database(_) | sqlx::Error::Io(_))
+                    if began.elapsed() < RECOVERY =>
+                {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 Err(error) => panic!("the test database server does not answer: {error}"),
@@ -328,11 +373,20 @@ impl Database {
                 .fetch_one(&mut connection)
                 .await
                 .expect("it has a process");
-            let killed = std::process::Command::new("kill").args(["-9", &victim.to_string()]).status();
-            assert!(killed.is_ok_and(|status| status.success()), "the server's process can be killed");
+            let killed =
+                std::process::Command::new("kill").args(["-9", &victim.to_string()]).status();
+            assert!(
+                killed.is_ok_and(|status| status.success()),
+                "the server's process can be killed"
+            );
         } else {
-            let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = $1";
-            sqlx::query(end).bind(&self.name).execute(&mut connection).await.expect("connections can be ended");
+            let end =
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = $1";
+            sqlx::query(end)
+                .bind(&self.name)
+                .execute(&mut connection)
+                .await
+                .expect("connections can be ended");
         }
     }
 
@@ -360,10 +414,14 @@ impl Drop for Database {
     fn drop(&mut self) {
         let admin = self.admin.clone();
         let statement = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
-        // A test's runtime may be single-threaded and is busy dropping this: the work needs a runtime and a thread of
-        // its own. What cannot be dropped is left to `./dev test`, which starts with an empty server.
+        // A test's runtime may be single-threaded and is busy dropping this: the work needs a
+        // runtime and a thread of its own. What cannot be dropped is left to `./dev test`, which
+        // starts with an empty server.
         let thread = std::thread::spawn(move || {
-            let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+            let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build()
+            else {
+                return;
+            };
             runtime.block_on(async {
                 if let Ok(mut connection) = admin.connect().await {
                     let _ = connection.execute(sqlx::AssertSqlSafe(statement)).await;
@@ -403,7 +461,8 @@ async fn template(admin: &PgConnectOptions, connection: &mut PgConnection) -> St
         let unfinished = format!("{name}_unfinished");
         run(connection, format!("DROP DATABASE IF EXISTS {unfinished} WITH (FORCE)")).await;
         run(connection, format!("CREATE DATABASE {unfinished}")).await;
-        let mut inside = admin.clone().database(&unfinished).connect().await.expect("the template answers");
+        let mut inside =
+            admin.clone().database(&unfinished).connect().await.expect("the template answers");
         MIGRATOR.run(&mut inside).await.expect("the migrations apply to an empty database");
         inside.close().await.expect("the connection closes");
         run(connection, format!("ALTER DATABASE {unfinished} RENAME TO {name}")).await;
@@ -419,5 +478,8 @@ async fn template(admin: &PgConnectOptions, connection: &mut PgConnection) -> St
 /// Runs a statement whose names were made here.
 async fn run(connection: &mut PgConnection, statement: String) {
     let words = statement.clone();
-    connection.execute(sqlx::AssertSqlSafe(statement)).await.unwrap_or_else(|error| panic!("{words}: {error}"));
+    connection
+        .execute(sqlx::AssertSqlSafe(statement))
+        .await
+        .unwrap_or_else(|error| panic!("{words}: {error}"));
 }

@@ -3,7 +3,7 @@
 mod approvals;
 mod audit;
 mod budgets;
-mod catalogue;
+mod catalog;
 mod commit;
 mod control;
 mod erase;
@@ -36,9 +36,9 @@ use construct_domain::{
 };
 
 use crate::{
-    Error, Idempotency, Model, ModelParameters, ModelProviderKind, NewAgent, NewEvent, NewModel, NewModelProvider,
-    NewTask, NewUserMessage, PricesSource, Rendered, Store, StoredEvent, StoredMessage, StoredTask, Write, Written,
-    testing::Database,
+    Error, Idempotency, Model, ModelParameters, ModelProviderKind, NewAgent, NewEvent, NewModel,
+    NewModelProvider, NewTask, NewUserMessage, PricesSource, Rendered, Store, StoredEvent,
+    StoredMessage, StoredTask, Write, Written, testing::Database,
 };
 
 const ORG: OrganizationId = OrganizationId::LOCAL;
@@ -52,7 +52,8 @@ fn write() -> Write {
 }
 
 fn write_with_key(key: &str, hash: u8) -> Write {
-    let idempotency = Some(Idempotency { key: key.to_owned(), method: "Test", request_hash: [hash; 32] });
+    let idempotency =
+        Some(Idempotency { key: key.to_owned(), method: "Test", request_hash: [hash; 32] });
     Write { idempotency, ..write() }
 }
 
@@ -78,7 +79,9 @@ fn applied<T: std::fmt::Debug>(written: Written<T>) -> T {
 fn applied_with_event<T: std::fmt::Debug>(written: Written<T>) -> (T, Option<StoredEvent>) {
     match written {
         Written::Applied { entity, event } => (entity, event),
-        Written::Repeated { response } => panic!("it was repeated: {}", String::from_utf8_lossy(&response)),
+        Written::Repeated { response } => {
+            panic!("it was repeated: {}", String::from_utf8_lossy(&response))
+        }
     }
 }
 
@@ -126,10 +129,16 @@ impl Fixture {
         )
         .id;
         let model: Model = applied(
-            store.model_create(&write(), new_model(provider, "m"), rendered("model.created")).await.expect("created"),
+            store
+                .model_create(&write(), new_model(provider, "m"), rendered("model.created"))
+                .await
+                .expect("created"),
         );
         let agent = applied(
-            store.agent_create(&write(), new_agent(model.id, "a"), rendered("agent.created")).await.expect("created"),
+            store
+                .agent_create(&write(), new_agent(model.id, "a"), rendered("agent.created"))
+                .await
+                .expect("created"),
         )
         .id;
         Self { database, store, provider, model: model.id, agent }
@@ -141,7 +150,10 @@ impl Fixture {
 
     async fn stored_task(&self) -> StoredTask {
         applied(
-            self.store.task_create(&write(), new_task(self.agent), rendered("task.created")).await.expect("created"),
+            self.store
+                .task_create(&write(), new_task(self.agent), rendered("task.created"))
+                .await
+                .expect("created"),
         )
     }
 
@@ -151,7 +163,12 @@ impl Fixture {
 
     async fn message_as(&self, task: TaskId, words: &str, interrupts: bool) -> StoredMessage {
         let new = NewUserMessage { id: message_id(), task, content: text(words), interrupts };
-        applied(self.store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"))
+        applied(
+            self.store
+                .message_create(&write(), new, rendered("message.created"))
+                .await
+                .expect("accepted"),
+        )
     }
 }
 
@@ -183,7 +200,10 @@ fn new_model(provider: ModelProviderId, name: &str) -> NewModel {
             cache_write: 4,
             thinking: 5,
             request: 6,
-            long_context: Some(LongContext { above_input_tokens: 7, rates: Rates { input: 8, ..Rates::default() } }),
+            long_context: Some(LongContext {
+                above_input_tokens: 7,
+                rates: Rates { input: 8, ..Rates::default() },
+            }),
         },
         prices_source: PricesSource::Given,
         tool_calling: true,

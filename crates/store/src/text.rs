@@ -7,13 +7,17 @@ use serde_json::Value;
 
 use crate::Error;
 
-/// Stands for NUL, which neither `text` nor `jsonb` can hold. What a script printed may contain it, and a task must not
-/// stall because its result cannot be stored.
+/// Stands for NUL, which neither `text` nor `jsonb` can hold. What a script printed may contain it,
+/// and a task must not stall because its result cannot be stored.
 const REPLACEMENT: &str = "\u{FFFD}";
 
 /// `text` without NUL.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
-    if text.contains('\0') { Cow::Owned(text.replace('\0', REPLACEMENT)) } else { Cow::Borrowed(text) }
+    if text.contains('\0') {
+        Cow::Owned(text.replace('\0', REPLACEMENT))
+    } else {
+        Cow::Borrowed(text)
+    }
 }
 
 /// `text` without NUL, if there is any text.
@@ -43,8 +47,10 @@ fn clean_value(value: &mut Value) {
         Value::Array(items) => items.iter_mut().for_each(clean_value),
         Value::Object(fields) => {
             if fields.keys().any(|key| key.contains('\0')) {
-                *fields =
-                    std::mem::take(fields).into_iter().map(|(key, value)| (clean(&key).into_owned(), value)).collect();
+                *fields = std::mem::take(fields)
+                    .into_iter()
+                    .map(|(key, value)| (clean(&key).into_owned(), value))
+                    .collect();
             }
             fields.values_mut().for_each(clean_value);
         }
@@ -58,7 +64,11 @@ mod tests {
 
     #[test]
     fn nul_is_replaced_wherever_it_stands() {
-        let value = json(&serde_json::json!({"a\0": ["x\0y", {"b": "\0"}], "c": "\\u0000"})).expect("it is JSON");
-        assert_eq!(value, serde_json::json!({"a\u{FFFD}": ["x\u{FFFD}y", {"b": "\u{FFFD}"}], "c": "\\u0000"}));
+        let value = json(&serde_json::json!({"a\0": ["x\0y", {"b": "\0"}], "c": "\\u0000"}))
+            .expect("it is JSON");
+        assert_eq!(
+            value,
+            serde_json::json!({"a\u{FFFD}": ["x\u{FFFD}y", {"b": "\u{FFFD}"}], "c": "\\u0000"})
+        );
     }
 }

@@ -2,7 +2,8 @@
 
 use jiff::Timestamp;
 
-/// `time` without what the database would not keep, so that what a write returns equals what a later read gives.
+/// `time` without what the database would not keep, so that what a write returns equals what a
+/// later read gives.
 pub(crate) fn micros(time: Timestamp) -> Timestamp {
     Timestamp::from_microsecond(time.as_microsecond()).unwrap_or(time)
 }

@@ -1,4 +1,5 @@
-//! The ledger: what each model call used, once, however often its result is delivered. A step whose command two workers had may be two calls.
+//! The ledger: what each model call used, once, however often its result is delivered. A step whose
+//! command two workers had may be two calls.
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -35,8 +36,9 @@ impl Purpose {
 pub struct StepUsage {
     /// The step.
     pub step: StepId,
-    /// By what this is known in the ledger, where it is counted once. When a worker was taken for dead and was not, or a command was sent again,
-    /// two have called the vendor for one step, each with an id of its own.
+    /// By what this is known in the ledger, where it is counted once. When a worker was taken for
+    /// dead and was not, or a command was sent again, two have called the vendor for one step, each
+    /// with an id of its own.
     pub call: Uuid,
     /// The model that was called.
     pub model: ModelId,
@@ -58,7 +60,12 @@ pub(crate) struct LedgerRow {
 
 impl From<&StepUsage> for LedgerRow {
     fn from(entry: &StepUsage) -> Self {
-        Self { step_id: entry.call, model_id: entry.model.uuid(), purpose: entry.purpose.as_str(), usage: entry.usage }
+        Self {
+            step_id: entry.call,
+            model_id: entry.model.uuid(),
+            purpose: entry.purpose.as_str(),
+            usage: entry.usage,
+        }
     }
 }
 
@@ -70,7 +77,8 @@ pub(crate) struct Booking<'a> {
     pub(crate) task: Option<TaskId>,
     /// Who called; when it is not said, whoever it was reserved for, or the task's agent.
     pub(crate) agent: Option<AgentId>,
-    /// For which key it is counted; when it is not said, the one that what the task does is counted for.
+    /// For which key it is counted; when it is not said, the one that what the task does is counted
+    /// for.
     pub(crate) key: Option<ApiKeyId>,
     pub(crate) model: ModelId,
     pub(crate) purpose: &'a str,
@@ -81,12 +89,12 @@ pub(crate) struct Booking<'a> {
 }
 
 impl Store {
-    /// Books what a step used whose result came too late to matter otherwise, adds it to its task's sums, and settles
-    /// what was set aside for it. The task's version stays, so that no commit on its way is disturbed. The task may be gone.
-    /// False when it was booked before.
+    /// Books what a step used whose result came too late to matter otherwise, adds it to its task's
+    /// sums, and settles what was set aside for it. The task's version stays, so that no commit on
+    /// its way is disturbed. The task may be gone. False when it was booked before.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; [`Error::NotFound`] when there is no such organisation.
+    /// [`Error::Unavailable`]; [`Error::NotFound`] when there is no such organization.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn step_usage_record(
         &self,
@@ -113,7 +121,18 @@ impl Store {
 
     pub(crate) async fn book(&self, booking: &Booking<'_>, now: Timestamp) -> Result<bool, Error> {
         let mut transaction = self.pool.begin().await?;
-        let Booking { call, organization, task, agent, key, model, purpose, usage, reservation, forget } = booking;
+        let Booking {
+            call,
+            organization,
+            task,
+            agent,
+            key,
+            model,
+            purpose,
+            usage,
+            reservation,
+            forget,
+        } = booking;
         let (organization, task) = (organization.uuid(), task.map(TaskId::uuid));
         let booked = sqlx::query!(
             "INSERT INTO step_usage

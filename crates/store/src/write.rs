@@ -1,5 +1,5 @@
-//! What every write of the gateway has in common: one transaction that changes rows, stores the event that tells of it,
-//! and remembers the answer under the request's idempotency key.
+//! What every write of the gateway has in common: one transaction that changes rows, stores the
+//! event that tells of it, and remembers the answer under the request's idempotency key.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -19,13 +19,14 @@ pub(crate) const ORGANIZATION: &str = "organization";
 /// Who writes, when, and under which idempotency key.
 #[derive(Debug, Clone)]
 pub struct Write {
-    /// The organisation the caller may write in.
+    /// The organization the caller may write in.
     pub organization: OrganizationId,
     /// The time of the change.
     pub now: Timestamp,
     /// None: each call is carried out.
     pub idempotency: Option<Idempotency>,
-    /// The entry of the audit trail that is stored with the change. A write that turns out to be a repeated one stores none.
+    /// The entry of the audit trail that is stored with the change. A write that turns out to be a
+    /// repeated one stores none.
     pub audit: Option<Audit>,
     /// For which key it is counted; none: whoever writes came without one.
     pub key: Option<ApiKeyId>,
@@ -34,7 +35,7 @@ pub struct Write {
 /// A request's identity.
 #[derive(Debug, Clone)]
 pub struct Idempotency {
-    /// Chosen by the client, unique in its organisation.
+    /// Chosen by the client, unique in its organization.
     pub key: String,
     /// The method that is called.
     pub method: &'static str,
@@ -43,7 +44,8 @@ pub struct Idempotency {
 }
 
 impl Write {
-    /// A write with neither an idempotency key nor an entry of the audit trail, counted for no API key.
+    /// A write with neither an idempotency key nor an entry of the audit trail, counted for no API
+    /// key.
     pub fn new(organization: OrganizationId, now: Timestamp) -> Self {
         Self { organization, now, idempotency: None, audit: None, key: None }
     }
@@ -104,13 +106,16 @@ macro_rules! begin {
     ($store:expr, $write:expr) => {
         match $store.write_begin($write).await? {
             crate::write::Begun::Fresh(writer) => writer,
-            crate::write::Begun::Repeated(response) => return Ok(crate::Written::Repeated { response }),
+            crate::write::Begun::Repeated(response) => {
+                return Ok(crate::Written::Repeated { response })
+            }
         }
     };
 }
 pub(crate) use begin;
 
-/// The transaction of a write. Rolled back when dropped unfinished, and with it the use of the idempotency key.
+/// The transaction of a write. Rolled back when dropped unfinished, and with it the use of the
+/// idempotency key.
 pub(crate) struct Writer<'w> {
     pub(crate) transaction: Transaction<'static, Postgres>,
     write: &'w Write,
@@ -119,20 +124,25 @@ pub(crate) struct Writer<'w> {
 }
 
 impl Store {
-    /// Opens the transaction, in an organisation that is not closed, nor will be before the end of it, and takes the idempotency key. Of two requests with the same key the second waits here
-    /// until the first has ended, and then repeats its answer, or is carried out when the first failed.
+    /// Opens the transaction, in an organization that is not closed, nor will be before the end of
+    /// it, and takes the idempotency key. Of two requests with the same key the second waits here
+    /// until the first has ended, and then repeats its answer, or is carried out when the first
+    /// failed.
     pub(crate) async fn write_begin<'w>(&self, write: &'w Write) -> Result<Begun<'w>, Error> {
         write_begin_in(self.pool.begin().await?, write).await
     }
 
-    /// The answer of an earlier write under the same key, asked before anything is made for this one. None: there was none so far; one that is
-    /// under way at the same time is met when the write begins.
+    /// The answer of an earlier write under the same key, asked before anything is made for this
+    /// one. None: there was none so far; one that is under way at the same time is met when the
+    /// write begins.
     ///
     /// # Errors
     /// [`Error::IdempotencyMismatch`] when the key stands for another request.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn write_repeated(&self, write: &Write) -> Result<Option<Vec<u8>>, Error> {
-        let Some(Idempotency { key, method, request_hash }) = &write.idempotency else { return Ok(None) };
+        let Some(Idempotency { key, method, request_hash }) = &write.idempotency else {
+            return Ok(None);
+        };
         let first = sqlx::query!(
             "SELECT method, request_hash, response FROM idempotency_keys WHERE organization_id = $1 AND key = $2",
             write.organization.uuid(),
@@ -140,7 +150,9 @@ impl Store {
         );
         match first.fetch_optional(&self.pool).await? {
             None => Ok(None),
-            Some(first) if first.method == *method && first.request_hash == request_hash => Ok(Some(first.response)),
+            Some(first) if first.method == *method && first.request_hash == request_hash => {
+                Ok(Some(first.response))
+            }
             Some(_) => Err(Error::IdempotencyMismatch),
         }
     }
@@ -151,9 +163,10 @@ impl Store {
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn idempotency_expire(&self, before: Timestamp) -> Result<u64, Error> {
-        let done = sqlx::query!("DELETE FROM idempotency_keys WHERE created_at < $1", time::sql(before))
-            .execute(&self.pool)
-            .await?;
+        let done =
+            sqlx::query!("DELETE FROM idempotency_keys WHERE created_at < $1", time::sql(before))
+                .execute(&self.pool)
+                .await?;
         Ok(done.rows_affected())
     }
 }
@@ -232,8 +245,9 @@ impl Writer<'_> {
         time::sql(self.write.now)
     }
 
-    /// Ends a write whose event belongs to the organisation's stream. The stream's counter is taken last, because until
-    /// the commit every other write of the organisation's entities waits for it.
+    /// Ends a write whose event belongs to the organization's stream. The stream's counter is taken
+    /// last, because until the commit every other write of the organization's entities waits for
+    /// it.
     pub(crate) async fn finish<T>(
         mut self,
         entity: T,
@@ -267,7 +281,8 @@ impl Writer<'_> {
         Ok(Written::Applied { entity, event: Some(event) })
     }
 
-    /// Ends a write whose event is `sequence` of the task's stream, a number that the caller took from the task's row.
+    /// Ends a write whose event is `sequence` of the task's stream, a number that the caller took
+    /// from the task's row.
     pub(crate) async fn finish_on_task<T>(
         mut self,
         task: TaskId,

@@ -1,4 +1,5 @@
-//! From what is stored to what clients see, and back. API keys and the values of secrets never come out.
+//! From what is stored to what clients see, and back. API keys and the values of secrets never come
+//! out.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use construct_domain::{
@@ -13,9 +14,9 @@ use construct_domain::{
 };
 use construct_proto::v1;
 use construct_store::{
-    Agent, Below, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider, ModelProviderKind,
-    PricesSource, RunOutcome, Schedule, ScheduleRun, Secret, StoredApproval, StoredMessage, StoredTask, Target,
-    ThinkingEffort,
+    Agent, Below, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider,
+    ModelProviderKind, PricesSource, RunOutcome, Schedule, ScheduleRun, Secret, StoredApproval,
+    StoredMessage, StoredTask, Target, ThinkingEffort,
 };
 use jiff::Timestamp;
 
@@ -51,7 +52,12 @@ pub fn metadata(
 /// An agent as clients see it.
 pub fn agent(agent: &Agent) -> v1::Agent {
     v1::Agent {
-        metadata: metadata(agent.id, agent.organization, (agent.created_at, agent.updated_at), agent.revision),
+        metadata: metadata(
+            agent.id,
+            agent.organization,
+            (agent.created_at, agent.updated_at),
+            agent.revision,
+        ),
         spec: Some(v1::AgentSpec {
             name: agent.name.clone(),
             description: agent.description.clone(),
@@ -65,7 +71,10 @@ pub fn agent(agent: &Agent) -> v1::Agent {
             script_models: agent.script_models.clone(),
             compact_at_percent: agent.compact_at,
         }),
-        status: Some(v1::AgentStatus { model_id: agent.model.to_string(), task_count: agent.task_count }),
+        status: Some(v1::AgentStatus {
+            model_id: agent.model.to_string(),
+            task_count: agent.task_count,
+        }),
     }
 }
 
@@ -190,7 +199,12 @@ pub fn to_approval_state(state: v1::ApprovalState) -> Option<ApprovalState> {
 /// A model as clients see it.
 pub fn model(model: &Model) -> v1::Model {
     v1::Model {
-        metadata: metadata(model.id, model.organization, (model.created_at, model.updated_at), model.revision),
+        metadata: metadata(
+            model.id,
+            model.organization,
+            (model.created_at, model.updated_at),
+            model.revision,
+        ),
         spec: Some(v1::ModelSpec {
             name: model.name.clone(),
             provider: model.provider_name.clone(),
@@ -214,7 +228,7 @@ pub fn model(model: &Model) -> v1::Model {
 pub fn prices_source(source: PricesSource) -> v1::PricesSource {
     match source {
         PricesSource::Given => v1::PricesSource::Given,
-        PricesSource::Catalogue => v1::PricesSource::Catalogue,
+        PricesSource::Catalog => v1::PricesSource::Catalog,
         PricesSource::Free => v1::PricesSource::Free,
         PricesSource::Unknown => v1::PricesSource::Unknown,
     }
@@ -230,7 +244,12 @@ pub fn budget(budget: &Budget) -> v1::Budget {
         Scope::Token(token) => token_id.clone_from(token),
     }
     v1::Budget {
-        metadata: metadata(budget.id, budget.organization, (budget.created_at, budget.updated_at), budget.revision),
+        metadata: metadata(
+            budget.id,
+            budget.organization,
+            (budget.created_at, budget.updated_at),
+            budget.revision,
+        ),
         spec: Some(v1::BudgetSpec {
             agent: budget.agent_name.clone(),
             task,
@@ -270,7 +289,12 @@ pub fn to_period(period: v1::BudgetPeriod) -> Option<Period> {
 
 /// A sum of what calls have used.
 pub fn cost(row: &CostRow) -> v1::Cost {
-    v1::Cost { key: row.key.clone(), name: row.name.clone(), calls: row.calls, usage: Some(usage(&row.usage)) }
+    v1::Cost {
+        key: row.key.clone(),
+        name: row.name.clone(),
+        calls: row.calls,
+        usage: Some(usage(&row.usage)),
+    }
 }
 
 fn fallback(fallback: &Fallback) -> v1::ModelFallback {
@@ -290,20 +314,39 @@ pub fn to_hedge_after(duration: prost_types::Duration) -> i64 {
 
 /// A model's prices.
 pub fn prices(prices: &Prices) -> v1::Prices {
-    let Prices { input, output, cache_read, cache_write, thinking, request, long_context } = *prices;
+    let Prices { input, output, cache_read, cache_write, thinking, request, long_context } =
+        *prices;
     let long_context = long_context.map(|LongContext { above_input_tokens, rates }| {
         let Rates { input, output, cache_read, cache_write, thinking } = rates;
-        v1::LongContextPrices { above_input_tokens, input, output, cache_read, cache_write, thinking }
+        v1::LongContextPrices {
+            above_input_tokens,
+            input,
+            output,
+            cache_read,
+            cache_write,
+            thinking,
+        }
     });
     v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context }
 }
 
 /// A model's prices.
 pub fn to_prices(prices: v1::Prices) -> Prices {
-    let v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context } = prices;
+    let v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context } =
+        prices;
     let long_context = long_context.map(|long| {
-        let v1::LongContextPrices { above_input_tokens, input, output, cache_read, cache_write, thinking } = long;
-        LongContext { above_input_tokens, rates: Rates { input, output, cache_read, cache_write, thinking } }
+        let v1::LongContextPrices {
+            above_input_tokens,
+            input,
+            output,
+            cache_read,
+            cache_write,
+            thinking,
+        } = long;
+        LongContext {
+            above_input_tokens,
+            rates: Rates { input, output, cache_read, cache_write, thinking },
+        }
     });
     Prices { input, output, cache_read, cache_write, thinking, request, long_context }
 }
@@ -327,7 +370,11 @@ pub fn model_provider(provider: &ModelProvider) -> v1::ModelProvider {
         status: Some(v1::ModelProviderStatus {
             additional_api_keys: u32::try_from(provider.further_keys.len()).unwrap_or(u32::MAX),
             api_key_set: provider.key.is_some(),
-            encryption_key_id: provider.key.as_ref().map(|key| key.key_id.clone()).unwrap_or_default(),
+            encryption_key_id: provider
+                .key
+                .as_ref()
+                .map(|key| key.key_id.clone())
+                .unwrap_or_default(),
         }),
     }
 }
@@ -350,8 +397,12 @@ pub fn schedule(schedule: &Schedule) -> v1::Schedule {
             task,
             agent: schedule.agent_name.clone(),
             blocks: schedule.content.blocks.iter().map(block).collect(),
-            priority: if schedule.interrupts { v1::MessagePriority::Interrupt } else { v1::MessagePriority::AfterTurn }
-                .into(),
+            priority: if schedule.interrupts {
+                v1::MessagePriority::Interrupt
+            } else {
+                v1::MessagePriority::AfterTurn
+            }
+            .into(),
             title: schedule.title.clone(),
             workspace: schedule.workspace.clone(),
             at,
@@ -405,7 +456,12 @@ pub fn schedule_run(run: &ScheduleRun) -> v1::ScheduleRun {
 pub fn secret(secret: &Secret) -> v1::Secret {
     let Bindings { hosts, commands } = secret.bindings.clone();
     v1::Secret {
-        metadata: metadata(secret.id, secret.organization, (secret.created_at, secret.updated_at), secret.revision),
+        metadata: metadata(
+            secret.id,
+            secret.organization,
+            (secret.created_at, secret.updated_at),
+            secret.revision,
+        ),
         spec: Some(v1::SecretSpec {
             name: secret.name.clone(),
             description: secret.description.clone(),
@@ -459,7 +515,12 @@ pub fn task(task: &StoredTask) -> v1::Task {
     let state = &task.state;
     let desired = if state.suspend { v1::TaskPhase::Suspended } else { v1::TaskPhase::Unspecified };
     v1::Task {
-        metadata: metadata(state.id, state.organization, (task.created_at, task.updated_at), task.revision),
+        metadata: metadata(
+            state.id,
+            state.organization,
+            (task.created_at, task.updated_at),
+            task.revision,
+        ),
         spec: Some(v1::TaskSpec {
             agent: task.agent_name.clone(),
             workspace: task.workspace.clone(),
@@ -482,9 +543,10 @@ pub fn task(task: &StoredTask) -> v1::Task {
             last_error: state.last_error.as_ref().map(error),
             turns_used: state.turn.as_ref().map_or(0, |turn| turn.calls),
             event_sequence: task.event_sequence,
-            forked_from: task
-                .forked_from
-                .map(|(task, message)| v1::ForkedFrom { task: task.to_string(), message: message.to_string() }),
+            forked_from: task.forked_from.map(|(task, message)| v1::ForkedFrom {
+                task: task.to_string(),
+                message: message.to_string(),
+            }),
             context_tokens: state.context.tokens,
             context_room: state.context.room,
             compacted_through: state.context.through,
@@ -498,7 +560,11 @@ pub fn task(task: &StoredTask) -> v1::Task {
 
 /// What everything below a task comes to.
 pub fn below(below: &Below) -> v1::TasksBelow {
-    v1::TasksBelow { count: below.count, at_work: below.at_work, cost_pico_usd: below.cost_pico_usd }
+    v1::TasksBelow {
+        count: below.count,
+        at_work: below.at_work,
+        cost_pico_usd: below.cost_pico_usd,
+    }
 }
 
 /// Where a task stands.
@@ -539,7 +605,11 @@ pub fn outcome(outcome: TurnOutcome) -> v1::TurnOutcome {
 
 /// An error of a task.
 pub fn error(error: &TaskError) -> v1::TaskError {
-    v1::TaskError { code: error.code.clone(), message: error.message.clone(), time: Some(time(error.time)) }
+    v1::TaskError {
+        code: error.code.clone(),
+        message: error.message.clone(),
+        time: Some(time(error.time)),
+    }
 }
 
 /// What a call used.
@@ -619,12 +689,14 @@ pub fn block(block: &Block) -> v1::Block {
     let block = match block {
         Block::Text(text) => Proto::Text(v1::Text { text: text.clone() }),
         Block::CodeInterpreterCall(call) => Proto::CodeInterpreterCall(code_call(call)),
-        Block::CodeInterpreterResult(result) => Proto::CodeInterpreterResult(v1::CodeInterpreterResult {
-            id: result.id.clone(),
-            output: result.output.clone(),
-            error: result.error.clone(),
-            tool_uses: result.tool_uses.iter().map(tool_use).collect(),
-        }),
+        Block::CodeInterpreterResult(result) => {
+            Proto::CodeInterpreterResult(v1::CodeInterpreterResult {
+                id: result.id.clone(),
+                output: result.output.clone(),
+                error: result.error.clone(),
+                tool_uses: result.tool_uses.iter().map(tool_use).collect(),
+            })
+        }
         Block::Thinking(thinking) => Proto::Thinking(v1::Thinking {
             text: thinking.text.clone(),
             vendor: thinking.vendor.clone(),
@@ -638,7 +710,10 @@ pub fn block(block: &Block) -> v1::Block {
             data: BASE64.decode(&attachment.data).unwrap_or_default(),
             file: attachment.file.as_ref().map(|file| file.id.to_string()).unwrap_or_default(),
             sha256: attachment.file.as_ref().map(|file| file.sha256.clone()).unwrap_or_default(),
-            size: attachment.file.as_ref().map_or(0, |file| i64::try_from(file.size).unwrap_or(i64::MAX)),
+            size: attachment
+                .file
+                .as_ref()
+                .map_or(0, |file| i64::try_from(file.size).unwrap_or(i64::MAX)),
         }),
     };
     v1::Block { block: Some(block) }
@@ -657,7 +732,9 @@ pub fn to_block(block: v1::Block) -> Option<Block> {
         Proto::CodeInterpreterCall(call) => {
             Block::CodeInterpreterCall(message::CodeCall { id: call.id, code: call.code })
         }
-        Proto::CodeInterpreterResult(result) => Block::CodeInterpreterResult(to_code_result(result)),
+        Proto::CodeInterpreterResult(result) => {
+            Block::CodeInterpreterResult(to_code_result(result))
+        }
         Proto::Thinking(thinking) => Block::Thinking(message::Thinking {
             text: thinking.text,
             vendor: thinking.vendor,
@@ -670,7 +747,11 @@ pub fn to_block(block: v1::Block) -> Option<Block> {
 
 fn to_attachment(attachment: v1::Attachment) -> message::Attachment {
     let v1::Attachment { media_type, name, data, file, sha256, size } = attachment;
-    let file = file.parse().ok().map(|id| message::AttachedFile { id, sha256, size: u64::try_from(size).unwrap_or(0) });
+    let file = file.parse().ok().map(|id| message::AttachedFile {
+        id,
+        sha256,
+        size: u64::try_from(size).unwrap_or(0),
+    });
     message::Attachment { media_type, name, data: BASE64.encode(&data), file }
 }
 
@@ -703,11 +784,14 @@ fn tool_use(used: &message::ToolUse) -> v1::ToolUse {
     }
 }
 
-/// The content of a user's message: text and attachments only, as validation has made sure. Of files it must be known what they are.
+/// The content of a user's message: text and attachments only, as validation has made sure. Of
+/// files it must be known what they are.
 pub fn to_content(blocks: Vec<v1::Block>) -> message::Content {
     let blocks = blocks.into_iter().filter_map(|block| match block.block {
         Some(v1::block::Block::Text(text)) => Some(Block::Text(text.text)),
-        Some(v1::block::Block::Attachment(attachment)) => Some(Block::Attachment(to_attachment(attachment))),
+        Some(v1::block::Block::Attachment(attachment)) => {
+            Some(Block::Attachment(to_attachment(attachment)))
+        }
         _ => None,
     });
     message::Content { blocks: blocks.collect() }

@@ -1,4 +1,5 @@
-//! Organisations and keys, from what is stored to what clients see. What opens a door never comes out of the store.
+//! Organizations and keys, from what is stored to what clients see. What opens a door never comes
+//! out of the store.
 
 use construct_domain::{UserId, access};
 use construct_proto::v1;
@@ -35,7 +36,7 @@ pub fn scopes(scopes: &[access::Scope]) -> Vec<String> {
     scopes.iter().map(|scope| scope.as_str().to_owned()).collect()
 }
 
-/// An organisation as one of its members sees it.
+/// An organization as one of its members sees it.
 pub fn organization(organization: &Organization) -> v1::Organization {
     let times = (organization.created_at, organization.updated_at);
     v1::Organization {
@@ -59,7 +60,12 @@ pub fn organization(organization: &Organization) -> v1::Organization {
 /// A member.
 pub fn member(member: &Member) -> v1::Member {
     v1::Member {
-        metadata: metadata(member.user, member.organization, (member.created_at, member.updated_at), member.revision),
+        metadata: metadata(
+            member.user,
+            member.organization,
+            (member.created_at, member.updated_at),
+            member.revision,
+        ),
         name: member.name.clone(),
         email: member.email.clone(),
         role: role(member.role).into(),
@@ -101,7 +107,12 @@ fn limits(limits: &Limits) -> Option<v1::ApiKeyLimits> {
 /// A key, without what opens the door.
 pub fn api_key(key: &ApiKey) -> v1::ApiKey {
     v1::ApiKey {
-        metadata: metadata(key.id, key.organization, (key.created_at, key.updated_at), key.revision),
+        metadata: metadata(
+            key.id,
+            key.organization,
+            (key.created_at, key.updated_at),
+            key.revision,
+        ),
         spec: Some(v1::ApiKeySpec {
             name: key.name.clone(),
             role: role(key.role).into(),

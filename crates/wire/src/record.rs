@@ -1,7 +1,7 @@
 //! Records: the events that are stored with the change they tell of.
 //!
-//! The stored payload is an encoded `construct.v1.Event` of which only the payload is set; everything else stands in
-//! the row's own columns and is filled in when it is read.
+//! The stored payload is an encoded `construct.v1.Event` of which only the payload is set;
+//! everything else stands in the row's own columns and is filled in when it is read.
 
 use construct_domain::id::event_id;
 use construct_proto::v1::{Event, event::Payload};

@@ -3,14 +3,16 @@
 use construct_domain::OrganizationId;
 use construct_proto::{DESCRIPTORS, v1};
 use construct_store::scan::{
-    Candidate, CandidateState, Scan, ScanConnection, ScanCredential, ScanEvent, ScanHost, ScanKind, ScanPhase,
+    Candidate, CandidateState, Scan, ScanConnection, ScanCredential, ScanEvent, ScanHost, ScanKind,
+    ScanPhase,
 };
 use prost_reflect::{DynamicMessage, SerializeOptions};
 use serde_json::Value;
 
 use crate::convert::{metadata, time};
 
-/// The form of a candidate's content, as a JSON Schema: what a model has to keep to, and whoever edits what it said.
+/// The form of a candidate's content, as a JSON Schema: what a model has to keep to, and whoever
+/// edits what it said.
 pub const CANDIDATE_SCHEMA: &str = include_str!("scan/candidate.json");
 
 /// A connection as clients see it.
@@ -62,11 +64,18 @@ pub fn scan(scan: &Scan) -> v1::Scan {
     let source = match scan.kind {
         ScanKind::Github => Source::Github(scan.location.clone()),
         ScanKind::Gitlab => Source::Gitlab(scan.location.clone()),
-        ScanKind::Upload => Source::Upload(v1::ScanUpload { archive: Vec::new(), name: scan.location.clone() }),
+        ScanKind::Upload => {
+            Source::Upload(v1::ScanUpload { archive: Vec::new(), name: scan.location.clone() })
+        }
         ScanKind::Folder => Source::Folder(scan.location.clone()),
     };
     v1::Scan {
-        metadata: metadata(scan.id, scan.organization, (scan.created_at, scan.updated_at), scan.revision),
+        metadata: metadata(
+            scan.id,
+            scan.organization,
+            (scan.created_at, scan.updated_at),
+            scan.revision,
+        ),
         spec: Some(v1::ScanSpec {
             source: Some(source),
             connection: scan.connection_name.clone(),
@@ -77,7 +86,10 @@ pub fn scan(scan: &Scan) -> v1::Scan {
                 max_bytes: scan.limits.max_bytes,
                 max_files: scan.limits.max_files,
                 max_turns: u32::try_from(scan.limits.max_turns).unwrap_or_default(),
-                timeout: Some(prost_types::Duration { seconds: scan.limits.timeout_seconds, nanos: 0 }),
+                timeout: Some(prost_types::Duration {
+                    seconds: scan.limits.timeout_seconds,
+                    nanos: 0,
+                }),
             }),
         }),
         status: Some(v1::ScanStatus {
@@ -116,7 +128,11 @@ pub const fn phase(phase: ScanPhase) -> v1::ScanPhase {
 }
 
 /// What happened in a scan.
-pub fn event(organization: OrganizationId, scan: impl ToString, event: &ScanEvent) -> v1::ScanEvent {
+pub fn event(
+    organization: OrganizationId,
+    scan: impl ToString,
+    event: &ScanEvent,
+) -> v1::ScanEvent {
     v1::ScanEvent {
         scan_id: scan.to_string(),
         cursor: event.sequence.to_string(),
@@ -196,7 +212,11 @@ mod tests {
             name: "a-tool".into(),
             score: 70,
             confidence: 0.5,
-            entry_point: Some(v1::CandidateEntryPoint { path: "src/main.rs".into(), line: 7, ..Default::default() }),
+            entry_point: Some(v1::CandidateEntryPoint {
+                path: "src/main.rs".into(),
+                line: 7,
+                ..Default::default()
+            }),
             ..Default::default()
         };
         let json = to_content(&said).expect("it can be written");

@@ -2,8 +2,9 @@
 
 use construct_domain::{AgentId, ModelId, SecretId, compute};
 use construct_proto::v1::{
-    self, CreateAgentRequest, DeleteAgentRequest, DeleteAgentResponse, GetAgentRequest, ListAgentsRequest,
-    ListAgentsResponse, UpdateAgentRequest, agent_service_server::AgentService, event::Payload,
+    self, CreateAgentRequest, DeleteAgentRequest, DeleteAgentResponse, GetAgentRequest,
+    ListAgentsRequest, ListAgentsResponse, UpdateAgentRequest, agent_service_server::AgentService,
+    event::Payload,
 };
 use construct_store::{Agent, AgentChanges, AgentFilter, NewAgent, Rendered};
 use tonic::{Request, Response, Status};
@@ -15,7 +16,8 @@ use crate::{
     validate::requests,
 };
 
-/// What an agent that names no pool gets is written down, so that it stays the same with a later version.
+/// What an agent that names no pool gets is written down, so that it stays the same with a later
+/// version.
 fn compute_or_default(name: String) -> String {
     if name.is_empty() { compute::DEFAULT.to_owned() } else { name }
 }
@@ -28,7 +30,11 @@ fn render(kind: &'static str) -> impl FnOnce(&Agent) -> Rendered + Send {
 }
 
 /// The secrets that a request names.
-async fn secrets(entry: &Entry, lookup: &mut Lookup, named: &[String]) -> Result<Vec<SecretId>, Status> {
+async fn secrets(
+    entry: &Entry,
+    lookup: &mut Lookup,
+    named: &[String],
+) -> Result<Vec<SecretId>, Status> {
     let mut secrets = Vec::with_capacity(named.len());
     for name in named {
         let found = entry.store().secret_resolve(entry.organization(), name).await;
@@ -38,7 +44,11 @@ async fn secrets(entry: &Entry, lookup: &mut Lookup, named: &[String]) -> Result
 }
 
 /// The models that a request names for scripts.
-async fn script_models(entry: &Entry, lookup: &mut Lookup, named: &[String]) -> Result<Vec<ModelId>, Status> {
+async fn script_models(
+    entry: &Entry,
+    lookup: &mut Lookup,
+    named: &[String],
+) -> Result<Vec<ModelId>, Status> {
     let mut models = Vec::with_capacity(named.len());
     for name in named {
         let found = entry.store().model_resolve(entry.organization(), name).await;
@@ -49,7 +59,10 @@ async fn script_models(entry: &Entry, lookup: &mut Lookup, named: &[String]) -> 
 
 #[tonic::async_trait]
 impl AgentService for Api {
-    async fn create_agent(&self, request: Request<CreateAgentRequest>) -> Result<Response<v1::Agent>, Status> {
+    async fn create_agent(
+        &self,
+        request: Request<CreateAgentRequest>,
+    ) -> Result<Response<v1::Agent>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::create_agent(&request, self.pools())?;
         let write = entry.write("CreateAgent", &mut request);
@@ -70,18 +83,27 @@ impl AgentService for Api {
             script_models: script_models(&entry, &mut lookup, &spec.script_models).await?,
             compact_at: compact_at_or_default(spec.compact_at_percent),
         };
-        let written = lookup.settle(entry.store().agent_create(&write, new, render("agent.created")).await)?;
+        let written = lookup
+            .settle(entry.store().agent_create(&write, new, render("agent.created")).await)?;
         entry.answer(written, nobody, convert::agent).await
     }
 
-    async fn get_agent(&self, request: Request<GetAgentRequest>) -> Result<Response<v1::Agent>, Status> {
+    async fn get_agent(
+        &self,
+        request: Request<GetAgentRequest>,
+    ) -> Result<Response<v1::Agent>, Status> {
         let (entry, GetAgentRequest { agent }) = self.enter(request)?;
         requests::get("agent", &agent, "an agent")?;
         let found = entry.store().agent_find(entry.organization(), &agent).await;
-        found.map(|agent| Response::new(convert::agent(&agent))).map_err(|error| status::about(&agent, error))
+        found
+            .map(|agent| Response::new(convert::agent(&agent)))
+            .map_err(|error| status::about(&agent, error))
     }
 
-    async fn list_agents(&self, request: Request<ListAgentsRequest>) -> Result<Response<ListAgentsResponse>, Status> {
+    async fn list_agents(
+        &self,
+        request: Request<ListAgentsRequest>,
+    ) -> Result<Response<ListAgentsResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let organization = entry.organization();
         let page = requests::list_agents(organization, &request)?;
@@ -100,7 +122,10 @@ impl AgentService for Api {
         Ok(Response::new(ListAgentsResponse { agents, page: Some(info) }))
     }
 
-    async fn update_agent(&self, request: Request<UpdateAgentRequest>) -> Result<Response<v1::Agent>, Status> {
+    async fn update_agent(
+        &self,
+        request: Request<UpdateAgentRequest>,
+    ) -> Result<Response<v1::Agent>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::update_agent(&request, self.pools())?;
         let write = entry.write("UpdateAgent", &mut request);
@@ -120,7 +145,9 @@ impl AgentService for Api {
         };
         let script_models = match &request.script_models {
             None => None,
-            Some(replacement) => Some(script_models(&entry, &mut lookup, &replacement.script_models).await?),
+            Some(replacement) => {
+                Some(script_models(&entry, &mut lookup, &replacement.script_models).await?)
+            }
         };
         let changes = AgentChanges {
             model,
@@ -129,14 +156,19 @@ impl AgentService for Api {
             instructions: request.instructions,
             max_turns: request.max_turns,
             parameters: request.parameters.map(convert::to_parameters),
-            policy: request.policy.map(|policy| policy.rules.into_iter().filter_map(convert::to_rule).collect()),
+            policy: request
+                .policy
+                .map(|policy| policy.rules.into_iter().filter_map(convert::to_rule).collect()),
             compute: request.compute.map(compute_or_default),
             secrets,
             script_models,
             compact_at: request.compact_at_percent.map(compact_at_or_default),
         };
         let expected = (request.revision != 0).then_some(request.revision);
-        let updated = entry.store().agent_update(&write, agent, expected, changes, render("agent.updated")).await;
+        let updated = entry
+            .store()
+            .agent_update(&write, agent, expected, changes, render("agent.updated"))
+            .await;
         entry.answer(lookup.settle(updated)?, nobody, convert::agent).await
     }
 

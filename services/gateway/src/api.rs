@@ -1,5 +1,5 @@
-//! What all methods of the API have in common: who calls, whether the gateway can work at all, how much of it at the same
-//! time, how a write is identified, and how it ends.
+//! What all methods of the API have in common: who calls, whether the gateway can work at all, how
+//! much of it at the same time, how a write is identified, and how it ends.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,7 +10,9 @@ use construct_bus::blob;
 use construct_domain::{OrganizationId, TaskId, UserId};
 use construct_proto::v1;
 use construct_runtime::{Lifecycle, MasterKeys, clock};
-use construct_store::{Audit, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written};
+use construct_store::{
+    Audit, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written,
+};
 use prost::Message;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -52,7 +54,7 @@ struct Shared {
     pools: Vec<String>,
     /// Where the interpreters see what the scanner has fetched; none where there is no scanner.
     scans_dir: Option<PathBuf>,
-    /// Team organisations that one user may own.
+    /// Team organizations that one user may own.
     organizations_of_one: u32,
     /// Whether whoever is on this machine is the operator.
     is_local: bool,
@@ -81,11 +83,17 @@ pub(crate) struct Backend {
 }
 
 impl Api {
-    pub(crate) fn new(config: &Config, keyrings: Keyrings, gate: Gate, lifecycle: Lifecycle) -> Self {
+    pub(crate) fn new(
+        config: &Config,
+        keyrings: Keyrings,
+        gate: Gate,
+        lifecycle: Lifecycle,
+    ) -> Self {
         let requests = Arc::new(Semaphore::new(config.gateway_max_requests));
         let places = Places::new(config.gateway_max_subscriptions);
         let (backend, pools) = (OnceLock::new(), config.gateway_pools.clone());
-        let (scans_dir, is_local) = (config.gateway_scans_dir.clone(), config.gateway_login == Login::Local);
+        let (scans_dir, is_local) =
+            (config.gateway_scans_dir.clone(), config.gateway_login == Login::Local);
         let (trail, quotas) = (Trail::new(), Quotas::new(config));
         let shared = Shared {
             backend,
@@ -147,7 +155,7 @@ impl Api {
         &self.shared.lately
     }
 
-    /// Team organisations that one user may own.
+    /// Team organizations that one user may own.
     pub(crate) fn organizations_of_one(&self) -> u32 {
         self.shared.organizations_of_one
     }
@@ -183,7 +191,7 @@ impl Api {
         &self.shared.trail
     }
 
-    /// How much organisations may do.
+    /// How much organizations may do.
     pub(crate) fn quotas(&self) -> &Quotas {
         &self.shared.quotas
     }
@@ -196,23 +204,32 @@ impl Api {
         self.shared.sums.place().await
     }
 
-    /// Whether a caller's key and organisation may do something that lasts. What was done before is only answered again, whatever there is of
-    /// the quota.
+    /// Whether a caller's key and organization may do something that lasts. What was done before is
+    /// only answered again, whatever there is of the quota.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when a quota is used up; `UNAVAILABLE`.
-    pub(crate) async fn allow(&self, entry: &Entry, write: Option<&Write>, wanted: Wanted) -> Result<(), Status> {
+    pub(crate) async fn allow(
+        &self,
+        entry: &Entry,
+        write: Option<&Write>,
+        wanted: Wanted,
+    ) -> Result<(), Status> {
         // What works for a scan goes on with what was allowed when that was made.
         if entry.caller().confined.is_some() {
             return Ok(());
         }
         let caller = entry.caller();
         let key = caller.key.map(|key| (key, caller.limits));
-        let Some(refusal) = self.quotas().allow(entry.store(), caller.organization, key, wanted).await? else {
+        let Some(refusal) =
+            self.quotas().allow(entry.store(), caller.organization, key, wanted).await?
+        else {
             return Ok(());
         };
         let known = match write {
-            Some(write) => entry.store().write_repeated(write).await.map_err(status::of_store)?.is_some(),
+            Some(write) => {
+                entry.store().write_repeated(write).await.map_err(status::of_store)?.is_some()
+            }
             None => false,
         };
         if known { Ok(()) } else { Err(quotas::refused(&refusal)) }
@@ -232,7 +249,9 @@ impl Api {
     }
 
     fn backend(&self) -> Result<&Arc<Backend>, Status> {
-        let away = || status::unavailable("the gateway is starting and cannot reach PostgreSQL or NATS yet");
+        let away = || {
+            status::unavailable("the gateway is starting and cannot reach PostgreSQL or NATS yet")
+        };
         self.shared.backend.get().ok_or_else(away)
     }
 
@@ -246,7 +265,8 @@ impl Api {
     /// Lets a request in that needs no log-in.
     pub(crate) fn visit<T: Message>(&self, request: Request<T>) -> Result<(Visit, T), Status> {
         let slip = request.extensions().get::<Arc<Slip>>().cloned();
-        let deadline = Deadline::of(request.extensions()).unwrap_or_else(|| Deadline::new(None, deadline::GRPC));
+        let deadline = Deadline::of(request.extensions())
+            .unwrap_or_else(|| Deadline::new(None, deadline::GRPC));
         if let Some(slip) = &slip {
             slip.read(request.get_ref());
         }
@@ -256,7 +276,7 @@ impl Api {
         Ok((Visit { backend, slip, deadline, _permit: permit }, request.into_inner()))
     }
 
-    /// A place for one subscription of an organisation, held as long as it lives.
+    /// A place for one subscription of an organization, held as long as it lives.
     pub(crate) fn subscription(&self, organization: OrganizationId) -> Result<Place, Status> {
         self.shared.places.take(organization)
     }
@@ -296,7 +316,8 @@ impl Visit {
         self.slip.as_ref().map(|slip| slip.audit())
     }
 
-    /// Notes for the audit trail what the call is about, where neither the request nor an answer of the store says it.
+    /// Notes for the audit trail what the call is about, where neither the request nor an answer of
+    /// the store says it.
     pub(crate) fn touch(&self, id: &str) {
         if let Some(slip) = &self.slip {
             slip.touch(id);
@@ -309,8 +330,9 @@ impl Entry {
         self.caller.organization
     }
 
-    /// Whether the caller's tasks may work in this directory. Every path below the interpreter's roots can be named, whoever works
-    /// there; so only the operator's organisation may name one, and the tasks of others each have a directory of their own.
+    /// Whether the caller's tasks may work in this directory. Every path below the interpreter's
+    /// roots can be named, whoever works there; so only the operator's organization may name one,
+    /// and the tasks of others each have a directory of their own.
     ///
     /// # Errors
     /// `PERMISSION_DENIED`.
@@ -323,9 +345,10 @@ impl Entry {
         ))
     }
 
-    /// Whether the caller may have a model provider of this kind, reached there (empty: at its vendor). The providers service stands where
-    /// others have no business: beside the operator's machines, whose addresses it reaches and whose models it loads. So only the
-    /// operator's organization says where it goes; others use the vendors.
+    /// Whether the caller may have a model provider of this kind, reached there (empty: at its
+    /// vendor). The providers service stands where others have no business: beside the operator's
+    /// machines, whose addresses it reaches and whose models it loads. So only the operator's
+    /// organization says where it goes; others use the vendors.
     ///
     /// # Errors
     /// `PERMISSION_DENIED`.
@@ -371,7 +394,8 @@ impl Entry {
         self.caller.name()
     }
 
-    /// Identifies a write. The request loses its idempotency key, which is not part of what is compared.
+    /// Identifies a write. The request loses its idempotency key, which is not part of what is
+    /// compared.
     pub(crate) fn write(&self, method: &'static str, request: &mut impl Keyed) -> Write {
         let key = std::mem::take(request.key());
         let idempotency = (!key.is_empty()).then(|| {
@@ -403,7 +427,8 @@ impl Entry {
             }
             Written::Repeated { response } => {
                 let response = R::decode(response.as_slice());
-                let response = response.map_err(|error| status::internal("a stored answer cannot be read", &error))?;
+                let response = response
+                    .map_err(|error| status::internal("a stored answer cannot be read", &error))?;
                 let mut response = tonic::Response::new(response);
                 response.extensions_mut().insert(Repeated);
                 Ok(response)
@@ -415,12 +440,14 @@ impl Entry {
 /// Whether this is Bedrock's own address in some region, and nothing else.
 fn is_of_aws(base_url: &str) -> bool {
     let host = base_url.strip_prefix("https://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
-    let region = host.and_then(|host| host.strip_prefix("bedrock-runtime.")?.strip_suffix(".amazonaws.com"));
+    let region =
+        host.and_then(|host| host.strip_prefix("bedrock-runtime.")?.strip_suffix(".amazonaws.com"));
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     region.is_some_and(|region| !region.is_empty() && region.bytes().all(plain))
 }
 
-/// Stands in the extensions of an answer that was given before, to a request with the same idempotency key. Callers within the process see it.
+/// Stands in the extensions of an answer that was given before, to a request with the same
+/// idempotency key. Callers within the process see it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Repeated;
 
@@ -431,9 +458,10 @@ pub(crate) fn nobody<T>(_: &T) -> Option<(TaskId, &'static str)> {
 
 /// What a write refers to by name or id.
 ///
-/// A repeated request gets its first answer even when what it names is gone or has another name by now. So a reference
-/// that leads nowhere is not refused at once when the request has an idempotency key: the write goes on with an id that
-/// exists nowhere, and either finds its key, or fails with the error kept here.
+/// A repeated request gets its first answer even when what it names is gone or has another name by
+/// now. So a reference that leads nowhere is not refused at once when the request has an
+/// idempotency key: the write goes on with an id that exists nowhere, and either finds its key, or
+/// fails with the error kept here.
 pub(crate) struct Lookup {
     repeatable: bool,
     /// The first reference: what the write is about.
@@ -465,9 +493,13 @@ impl Lookup {
         }
     }
 
-    /// Keeps why the write must not be done, for reasons that lie in what was found: a repeated request still gets its
-    /// first answer.
-    pub(crate) fn refuse<I>(&mut self, reason: Status, nowhere: fn(Uuid) -> I) -> Result<I, Status> {
+    /// Keeps why the write must not be done, for reasons that lie in what was found: a repeated
+    /// request still gets its first answer.
+    pub(crate) fn refuse<I>(
+        &mut self,
+        reason: Status,
+        nowhere: fn(Uuid) -> I,
+    ) -> Result<I, Status> {
         if !self.repeatable {
             return Err(reason);
         }
@@ -479,7 +511,9 @@ impl Lookup {
     pub(crate) fn settle<T>(self, result: Result<Written<T>, Error>) -> Result<Written<T>, Status> {
         match (result, self.refusal) {
             (Ok(written), _) => Ok(written),
-            (Err(error @ (Error::IdempotencyMismatch | Error::Unavailable(_))), _) => Err(status::of_store(error)),
+            (Err(error @ (Error::IdempotencyMismatch | Error::Unavailable(_))), _) => {
+                Err(status::of_store(error))
+            }
             (Err(_), Some(refusal)) => Err(refusal),
             (Err(error), None) => Err(status::about(&self.reference.unwrap_or_default(), error)),
         }
@@ -579,14 +613,18 @@ mod tests {
         }
     }
 
-    /// The table above is compared with the contract: a write without idempotency would repeat itself on a retry.
+    /// The table above is compared with the contract: a write without idempotency would repeat
+    /// itself on a retry.
     #[test]
     fn every_write_of_the_contract_has_an_idempotency_key() {
         let mut writes = 0;
-        for service in DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1") {
+        for service in DESCRIPTORS
+            .services()
+            .filter(|service| service.parent_file().package_name() == "construct.v1")
+        {
             for method in service.methods() {
-                // What opens a door is stored nowhere, so it cannot be answered again; a dead letter is gone after the first time; and a part has
-                // its offset.
+                // What opens a door is stored nowhere, so it cannot be answered again; a dead
+                // letter is gone after the first time; and a part has its offset.
                 let once = [
                     "CreateModelToken",
                     "CreateApiKey",

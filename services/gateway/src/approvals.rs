@@ -1,4 +1,5 @@
-//! `ApprovalService`. A decision is an intent: what becomes of the script is the reconciler's business.
+//! `ApprovalService`. A decision is an intent: what becomes of the script is the reconciler's
+//! business.
 
 use construct_proto::v1::{
     self, DecideApprovalRequest, GetApprovalRequest, ListApprovalsRequest, ListApprovalsResponse,
@@ -16,7 +17,10 @@ fn render(approval: &StoredApproval) -> Rendered {
 
 #[tonic::async_trait]
 impl ApprovalService for Api {
-    async fn get_approval(&self, request: Request<GetApprovalRequest>) -> Result<Response<v1::Approval>, Status> {
+    async fn get_approval(
+        &self,
+        request: Request<GetApprovalRequest>,
+    ) -> Result<Response<v1::Approval>, Status> {
         let (entry, request) = self.enter(request)?;
         let id = requests::get_approval(&request)?;
         let found = entry.store().approval_get(entry.organization(), id).await;
@@ -33,11 +37,15 @@ impl ApprovalService for Api {
         let (page, filter) = requests::list_approvals(organization, &request)?;
         let found = entry.store().approval_list(organization, &filter, &page.query()).await;
         let approvals = found.map_err(status::of_store)?;
-        let (approvals, info) = page.cut(&approvals, convert::approval, |approval| approval.cursor(page.key()));
+        let (approvals, info) =
+            page.cut(&approvals, convert::approval, |approval| approval.cursor(page.key()));
         Ok(Response::new(ListApprovalsResponse { approvals, page: Some(info) }))
     }
 
-    async fn decide_approval(&self, request: Request<DecideApprovalRequest>) -> Result<Response<v1::Approval>, Status> {
+    async fn decide_approval(
+        &self,
+        request: Request<DecideApprovalRequest>,
+    ) -> Result<Response<v1::Approval>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let id = requests::decide_approval(&request)?;
         let write = entry.write("DecideApproval", &mut request);

@@ -1,5 +1,6 @@
-//! Files that messages show: a message names them by id, and is stored with what they were at that moment. Workers find their content by that
-//! alone; a file that is deleted later is gone for them too.
+//! Files that messages show: a message names them by id, and is stored with what they were at that
+//! moment. Workers find their content by that alone; a file that is deleted later is gone for them
+//! too.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -17,11 +18,13 @@ use crate::{
 };
 
 impl Entry {
-    /// What a message says, with the files it shows. Where one is not there, the id of what is written is given back as one that exists nowhere, so
-    /// that a request which is repeated still gets its first answer.
+    /// What a message says, with the files it shows. Where one is not there, the id of what is
+    /// written is given back as one that exists nowhere, so that a request which is repeated still
+    /// gets its first answer.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` when one is none of the organization's or not ready; `PERMISSION_DENIED` to who may see no files.
+    /// `INVALID_ARGUMENT` when one is none of the organization's or not ready; `PERMISSION_DENIED`
+    /// to who may see no files.
     pub(crate) async fn content<I>(
         &self,
         field: &str,
@@ -37,12 +40,16 @@ impl Entry {
         }
         // Whoever sees the answer sees the file.
         if !Scope::FilesRead.is_within(&self.caller().scopes) {
-            return Err(Status::permission_denied("a message that shows files needs the scope `files:read` as well"));
+            return Err(Status::permission_denied(
+                "a message that shows files needs the scope `files:read` as well",
+            ));
         }
         let mut found = HashMap::new();
         for id in wanted {
             match self.store().file_get(self.organization(), id).await {
-                Ok(file) if file.state == FileState::Ready => _ = found.insert(id.to_string(), file),
+                Ok(file) if file.state == FileState::Ready => {
+                    _ = found.insert(id.to_string(), file)
+                }
                 Ok(_) | Err(Error::NotFound { .. }) => {}
                 Err(error) => return Err(status::of_store(error)),
             }
@@ -50,14 +57,18 @@ impl Entry {
         let mut violations = Violations::new();
         for (index, shown) in attachments(&mut blocks) {
             let Some(file) = found.get(&shown.file) else {
-                violations
-                    .add(format!("{field}[{index}].attachment.file"), "is no file of this organization, or not ready");
+                violations.add(
+                    format!("{field}[{index}].attachment.file"),
+                    "is no file of this organization, or not ready",
+                );
                 continue;
             };
             let is_other = !shown.media_type.is_empty() && shown.media_type != file.media_type;
-            violations.require(!is_other, &format!("{field}[{index}].attachment.media_type"), || {
-                format!("must be empty or `{}`, which is the file's", file.media_type)
-            });
+            violations.require(
+                !is_other,
+                &format!("{field}[{index}].attachment.media_type"),
+                || format!("must be empty or `{}`, which is the file's", file.media_type),
+            );
             show(shown, file);
         }
         match violations.finish() {
@@ -80,6 +91,7 @@ fn show(shown: &mut v1::Attachment, file: &File) {
         shown.name.clone_from(&file.name);
     }
     shown.media_type.clone_from(&file.media_type);
-    shown.sha256 = file.sha256.map(|digest| Sha256::from_bytes(digest).to_string()).unwrap_or_default();
+    shown.sha256 =
+        file.sha256.map(|digest| Sha256::from_bytes(digest).to_string()).unwrap_or_default();
     shown.size = file.size;
 }

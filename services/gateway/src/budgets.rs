@@ -5,9 +5,9 @@ use construct_domain::{
     budget::{Period, Scope},
 };
 use construct_proto::v1::{
-    self, CreateBudgetRequest, DeleteBudgetRequest, DeleteBudgetResponse, GetBudgetRequest, GetCostsRequest,
-    GetCostsResponse, ListBudgetsRequest, ListBudgetsResponse, UpdateBudgetRequest,
-    budget_service_server::BudgetService, event::Payload,
+    self, CreateBudgetRequest, DeleteBudgetRequest, DeleteBudgetResponse, GetBudgetRequest,
+    GetCostsRequest, GetCostsResponse, ListBudgetsRequest, ListBudgetsResponse,
+    UpdateBudgetRequest, budget_service_server::BudgetService, event::Payload,
 };
 use construct_runtime::clock;
 use construct_store::{Budget, BudgetFilter, CostFilter, CostGroup, NewBudget, Rendered};
@@ -32,7 +32,10 @@ fn render(kind: &'static str) -> impl FnOnce(&Budget) -> Rendered + Send {
 
 #[tonic::async_trait]
 impl BudgetService for Api {
-    async fn create_budget(&self, request: Request<CreateBudgetRequest>) -> Result<Response<v1::Budget>, Status> {
+    async fn create_budget(
+        &self,
+        request: Request<CreateBudgetRequest>,
+    ) -> Result<Response<v1::Budget>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let task = requests::create_budget(&request)?;
         let write = entry.write("CreateBudget", &mut request);
@@ -43,7 +46,11 @@ impl BudgetService for Api {
             (_, Some(task)) => {
                 // The row refers to a task that is deleted for people, but not gone yet.
                 let found = entry.store().task_get(entry.organization(), task).await;
-                Scope::Task(lookup.take(&spec.task, found.map(|task| task.state.id), TaskId::from_uuid)?)
+                Scope::Task(lookup.take(
+                    &spec.task,
+                    found.map(|task| task.state.id),
+                    TaskId::from_uuid,
+                )?)
             }
             ("", None) => Scope::Organization,
             (agent, None) => {
@@ -51,12 +58,21 @@ impl BudgetService for Api {
                 Scope::Agent(lookup.take(agent, found, AgentId::from_uuid)?)
             }
         };
-        let new = NewBudget { id: BudgetId::from_uuid(Uuid::now_v7()), scope, period, limit: spec.limit_pico_usd };
-        let written = lookup.settle(entry.store().budget_create(&write, new, render("budget.created")).await)?;
+        let new = NewBudget {
+            id: BudgetId::from_uuid(Uuid::now_v7()),
+            scope,
+            period,
+            limit: spec.limit_pico_usd,
+        };
+        let written = lookup
+            .settle(entry.store().budget_create(&write, new, render("budget.created")).await)?;
         entry.answer(written, nobody, convert::budget).await
     }
 
-    async fn get_budget(&self, request: Request<GetBudgetRequest>) -> Result<Response<v1::Budget>, Status> {
+    async fn get_budget(
+        &self,
+        request: Request<GetBudgetRequest>,
+    ) -> Result<Response<v1::Budget>, Status> {
         let (entry, request) = self.enter(request)?;
         let id = requests::budget(&request.budget, "")?;
         let found = entry.store().budget_get(entry.organization(), id, clock::now()).await;
@@ -79,13 +95,20 @@ impl BudgetService for Api {
             }
         };
         let filter = BudgetFilter { agent, task };
-        let found = entry.store().budget_list(entry.organization(), &filter, &page.query(), clock::now()).await;
+        let found = entry
+            .store()
+            .budget_list(entry.organization(), &filter, &page.query(), clock::now())
+            .await;
         let budgets = found.map_err(status::of_store)?;
-        let (budgets, info) = page.cut(&budgets, convert::budget, |budget| budget.cursor(page.key()));
+        let (budgets, info) =
+            page.cut(&budgets, convert::budget, |budget| budget.cursor(page.key()));
         Ok(Response::new(ListBudgetsResponse { budgets, page: Some(info) }))
     }
 
-    async fn update_budget(&self, request: Request<UpdateBudgetRequest>) -> Result<Response<v1::Budget>, Status> {
+    async fn update_budget(
+        &self,
+        request: Request<UpdateBudgetRequest>,
+    ) -> Result<Response<v1::Budget>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let id = requests::update_budget(&request)?;
         let write = entry.write("UpdateBudget", &mut request);
@@ -109,7 +132,10 @@ impl BudgetService for Api {
         entry.answer(deleted, nobody, |_| DeleteBudgetResponse {}).await
     }
 
-    async fn get_costs(&self, request: Request<GetCostsRequest>) -> Result<Response<GetCostsResponse>, Status> {
+    async fn get_costs(
+        &self,
+        request: Request<GetCostsRequest>,
+    ) -> Result<Response<GetCostsResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let checked = requests::get_costs(&request)?;
         let filter = CostFilter {

@@ -10,7 +10,8 @@ use construct_store::Limits;
 use jiff::Timestamp;
 use tonic::{Extensions, Status};
 
-/// Who calls, and on behalf of which organisation. Every access to data names the organisation of a caller.
+/// Who calls, and on behalf of which organization. Every access to data names the organization of a
+/// caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// Whose data the caller works with.
@@ -21,15 +22,17 @@ pub(crate) struct Caller {
     pub(crate) key: Option<ApiKeyId>,
     /// How much may be done with it.
     pub(crate) limits: Limits,
-    /// The key that is counted for what they ask: the one they presented, or the one that a scan was asked for with.
+    /// The key that is counted for what they ask: the one they presented, or the one that a scan
+    /// was asked for with.
     pub(crate) counted_for: Option<ApiKeyId>,
-    /// What they are in the organisation.
+    /// What they are in the organization.
     pub(crate) role: Role,
     /// What their key is good for.
     pub(crate) scopes: Arc<[Scope]>,
     /// When what they presented ends by itself.
     pub(crate) until: Option<Timestamp>,
-    /// The one task they may speak to, when they came with the token of a scan; they may call few methods then.
+    /// The one task they may speak to, when they came with the token of a scan; they may call few
+    /// methods then.
     pub(crate) confined: Option<TaskId>,
 }
 
@@ -43,7 +46,8 @@ impl Caller {
         }
     }
 
-    /// Whether the caller may have to do with this task at all: it is answered as if there were none.
+    /// Whether the caller may have to do with this task at all: it is answered as if there were
+    /// none.
     pub(crate) fn may_see(&self, task: TaskId) -> bool {
         self.confined.is_none_or(|only| only == task)
     }
@@ -54,7 +58,11 @@ impl Caller {
     }
 }
 
-/// The caller of a request, as the layer of `identity` left it. A request that did not come through the layer has none.
+/// The caller of a request, as the layer of `identity` left it. A request that did not come through
+/// the layer has none.
 pub(crate) fn identify(extensions: &Extensions) -> Result<Caller, Status> {
-    extensions.get::<Caller>().cloned().ok_or_else(|| Status::unauthenticated("nobody has looked at who calls"))
+    extensions
+        .get::<Caller>()
+        .cloned()
+        .ok_or_else(|| Status::unauthenticated("nobody has looked at who calls"))
 }

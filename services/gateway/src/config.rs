@@ -24,68 +24,79 @@ pub struct Config {
     pub gateway_listen: SocketAddr,
     /// Who has to log in.
     pub gateway_login: Login,
-    /// Failed log-ins of one address with tokens of the issuer in a minute, beyond which its tokens are refused unseen.
+    /// Failed log-ins of one address with tokens of the issuer in a minute, beyond which its tokens
+    /// are refused unseen.
     pub gateway_login_failures: u32,
-    /// A Unix socket where gRPC is served as well, for processes that run as the same user; these are the operator. One that was passed to
-    /// the process (systemd's `LISTEN_FDS`) is served in its place.
+    /// A Unix socket where gRPC is served as well, for processes that run as the same user; these
+    /// are the operator. One that was passed to the process (systemd's `LISTEN_FDS`) is served in
+    /// its place.
     pub gateway_socket: Option<PathBuf>,
     /// The issuer of people's log-ins, as its tokens name it; with `gateway_oidc_audience`.
     pub gateway_oidc_issuer: Option<String>,
     /// What tokens of the issuer say whom they are for.
     pub gateway_oidc_audience: Option<String>,
-    /// What the issuer knows programs as by which people log in (`construct login`): a public client. The gateway tells it to whoever asks.
+    /// What the issuer knows programs as by which people log in (`construct login`): a public
+    /// client. The gateway tells it to whoever asks.
     pub gateway_oidc_client_id: Option<String>,
     /// What these programs ask the issuer for.
     pub gateway_oidc_scopes: Vec<String>,
-    /// Requests worked on at the same time, over all connections. Further ones are refused with `RESOURCE_EXHAUSTED`,
-    /// because what waits behind so many would time out anyway.
+    /// Requests worked on at the same time, over all connections. Further ones are refused with
+    /// `RESOURCE_EXHAUSTED`, because what waits behind so many would time out anyway.
     pub gateway_max_requests: usize,
-    /// Subscriptions open at the same time, over all connections; each holds a buffer. Further ones are refused with
-    /// `RESOURCE_EXHAUSTED`. Half of them are for one organisation at most; all, for the operator's.
+    /// Subscriptions open at the same time, over all connections; each holds a buffer. Further ones
+    /// are refused with `RESOURCE_EXHAUSTED`. Half of them are for one organization at most; all,
+    /// for the operator's.
     pub gateway_max_subscriptions: usize,
-    /// The pools of interpreters that exist; an agent or a task that names another one is refused. Each needs an
-    /// interpreter that serves it (`interpreter_pools`).
+    /// The pools of interpreters that exist; an agent or a task that names another one is refused.
+    /// Each needs an interpreter that serves it (`interpreter_pools`).
     pub gateway_pools: Vec<String>,
     /// Origins, e.g. `https://app.example`, whose pages may call the gateway from a browser. Requests from pages of any other
     /// are refused on every face.
     pub gateway_origins: Vec<String>,
-    /// Host names, e.g. `construct.test`, under which a gateway on a loopback address may be called besides loopback's own. On
-    /// other addresses whoever guards them decides that.
+    /// Host names, e.g. `construct.test`, under which a gateway on a loopback address may be called
+    /// besides loopback's own. On other addresses whoever guards them decides that.
     pub gateway_hosts: Vec<String>,
-    /// Networks of proxies, e.g. `10.20.0.0/16` or `192.0.2.7`, that are believed what they say in `X-Forwarded-For` of whom a request is from:
-    /// for the audit trail, and for what is limited per address. Of others the header means nothing. Whoever is in one of them can say what they
-    /// like, so it is the proxies' own network, and they have to add to the header, or write it, themselves. All addresses (`/0`) are refused.
+    /// Networks of proxies, e.g. `10.20.0.0/16` or `192.0.2.7`, that are believed what they say in
+    /// `X-Forwarded-For` of whom a request is from: for the audit trail, and for what is limited
+    /// per address. Of others the header means nothing. Whoever is in one of them can say what they
+    /// like, so it is the proxies' own network, and they have to add to the header, or write it,
+    /// themselves. All addresses (`/0`) are refused.
     pub gateway_trusted_proxies: Vec<String>,
-    /// Where the operator protocol is served, e.g. `127.0.0.1:60100`. Unset: nowhere, because its port is the same for every
-    /// gateway of a machine. `./dev` sets it where that port is free, and docker-compose.yml does.
+    /// Where the operator protocol is served, e.g. `127.0.0.1:60100`. Unset: nowhere, because its
+    /// port is the same for every gateway of a machine. `./dev` sets it where that port is free,
+    /// and docker-compose.yml does.
     pub gateway_operator_listen: Option<SocketAddr>,
-    /// The folder in which the interpreters see what the scanner has fetched (`scanner_dir`). Unset: there is no scanner, and scans are
-    /// refused.
+    /// The folder in which the interpreters see what the scanner has fetched (`scanner_dir`).
+    /// Unset: there is no scanner, and scans are refused.
     pub gateway_scans_dir: Option<PathBuf>,
     /// Name or id of the agent that answers requests of the operator protocol that name none.
     pub gateway_operator_agent: Option<String>,
-    /// A file with the certificate (PEM, with those that vouch for it) that the ports of gRPC and of the operator protocol speak TLS with,
-    /// and `gateway_tls_key`. Unset: they speak without. Read again when it changes.
+    /// A file with the certificate (PEM, with those that vouch for it) that the ports of gRPC and
+    /// of the operator protocol speak TLS with, and `gateway_tls_key`. Unset: they speak without.
+    /// Read again when it changes.
     pub gateway_tls_certificate: Option<PathBuf>,
     /// A file with the certificate's private key (PEM).
     pub gateway_tls_key: Option<PathBuf>,
-    /// A file with certificates (PEM). Who shows no certificate that one of them vouches for does not come in; besides that it means
-    /// nothing. Unset: nobody is asked for one.
+    /// A file with certificates (PEM). Who shows no certificate that one of them vouches for does
+    /// not come in; besides that it means nothing. Unset: nobody is asked for one.
     pub gateway_tls_client_ca: Option<PathBuf>,
     /// Days that entries of the audit trail are kept, 31 at least.
     pub gateway_audit_keep: u32,
     /// Bytes of a file that is uploaded, 16 GiB at most.
     pub gateway_files_max_bytes: u64,
-    /// Media types of files that are taken, with `*` for any part of one: `image/*`. One that is not declared is told from the content,
-    /// and is `application/octet-stream` where that says nothing.
+    /// Media types of files that are taken, with `*` for any part of one: `image/*`. One that is
+    /// not declared is told from the content, and is `application/octet-stream` where that says
+    /// nothing.
     pub gateway_files_types: Vec<String>,
-    /// How much organisations of a tier may do, by the tier's name: `[gateway_tiers.free]` with `requests_per_minute`,
-    /// `key_requests_per_minute`, `tasks_per_day`, `runs_per_day`, `tokens_per_day`, `spend_per_month_pico_usd` and `storage_bytes`. What is
-    /// left out is not limited. `unlimited` is always there.
+    /// How much organizations of a tier may do, by the tier's name: `[gateway_tiers.free]` with
+    /// `requests_per_minute`, `key_requests_per_minute`, `tasks_per_day`, `runs_per_day`,
+    /// `tokens_per_day`, `spend_per_month_pico_usd` and `storage_bytes`. What is left out is not
+    /// limited. `unlimited` is always there.
     pub gateway_tiers: BTreeMap<String, Limits>,
-    /// The tier of organisations of which nothing was said. The operator's is `unlimited` then.
+    /// The tier of organizations of which nothing was said. The operator's is `unlimited` then.
     pub gateway_tier: String,
-    /// Team organisations that one user may own: each has quotas of its own. Who makes one while working in the operator's is not limited.
+    /// Team organizations that one user may own: each has quotas of its own. Who makes one while
+    /// working in the operator's is not limited.
     pub gateway_organizations_of_one: u32,
     /// Which days and months quotas are of. Not configured: those of UTC, except in tests.
     #[serde(skip)]
@@ -112,7 +123,9 @@ impl Default for Config {
             gateway_oidc_issuer: None,
             gateway_oidc_audience: None,
             gateway_oidc_client_id: None,
-            gateway_oidc_scopes: ["openid", "profile", "email", "offline_access"].map(str::to_owned).into(),
+            gateway_oidc_scopes: ["openid", "profile", "email", "offline_access"]
+                .map(str::to_owned)
+                .into(),
             gateway_max_requests: 1024,
             gateway_max_subscriptions: 2000,
             gateway_pools: compute::STANDARD.map(str::to_owned).into(),
@@ -142,9 +155,14 @@ impl construct_runtime::ServiceConfig for Config {
         common.master_keys()?;
         common.secrets_keys()?;
         common.token_keys()?;
-        let reachable = |address: &SocketAddr| !address.ip().is_loopback() && self.gateway_login == Login::Local;
-        let operator = self.gateway_operator_listen.filter(reachable).map(|_| "gateway_operator_listen");
-        if let Some(key) = Some("gateway_listen").filter(|_| reachable(&self.gateway_listen)).or(operator) {
+        let reachable = |address: &SocketAddr| {
+            !address.ip().is_loopback() && self.gateway_login == Login::Local
+        };
+        let operator =
+            self.gateway_operator_listen.filter(reachable).map(|_| "gateway_operator_listen");
+        if let Some(key) =
+            Some("gateway_listen").filter(|_| reachable(&self.gateway_listen)).or(operator)
+        {
             return Err(Invalid::new(
                 key,
                 "is reachable from other machines, where nobody would have to log in. Use a loopback address, or set \
@@ -152,12 +170,16 @@ impl construct_runtime::ServiceConfig for Config {
             ));
         }
         if self.gateway_oidc_issuer.as_deref().is_some_and(|issuer| !oidc::is_trustworthy(issuer)) {
-            return Err(Invalid::new("gateway_oidc_issuer", "must be an `https` address, or `http` on this machine"));
+            return Err(Invalid::new(
+                "gateway_oidc_issuer",
+                "must be an `https` address, or `http` on this machine",
+            ));
         }
         if self.gateway_oidc_issuer.is_some()
             != self.gateway_oidc_audience.as_deref().is_some_and(|text| !text.is_empty())
         {
-            let words = "is needed with gateway_oidc_issuer, and only then: whom its tokens are for";
+            let words =
+                "is needed with gateway_oidc_issuer, and only then: whom its tokens are for";
             return Err(Invalid::new("gateway_oidc_audience", words));
         }
         if self.gateway_oidc_client_id.is_some() && self.gateway_oidc_issuer.is_none() {
@@ -171,23 +193,34 @@ impl construct_runtime::ServiceConfig for Config {
             return Err(Invalid::new("gateway_oidc_scopes", words));
         }
         if self.gateway_scans_dir.as_deref().is_some_and(|path| !path.is_absolute()) {
-            return Err(Invalid::new("gateway_scans_dir", "must be an absolute path, as the interpreters know it"));
+            return Err(Invalid::new(
+                "gateway_scans_dir",
+                "must be an absolute path, as the interpreters know it",
+            ));
         }
         if let Some(name) = self.gateway_pools.iter().find(|name| !compute::is_name(name)) {
             return Err(Invalid::new(
                 "gateway_pools",
-                format!("names pools like `cpu-2` (`[a-z][a-z0-9-]{{0,31}}`), and `{name}` is none"),
+                format!(
+                    "names pools like `cpu-2` (`[a-z][a-z0-9-]{{0,31}}`), and `{name}` is none"
+                ),
             ));
         }
         if !self.gateway_pools.iter().any(|name| name == compute::DEFAULT) {
             let default = compute::DEFAULT;
-            return Err(Invalid::new("gateway_pools", format!("must have `{default}`, where scripts go by default")));
+            return Err(Invalid::new(
+                "gateway_pools",
+                format!("must have `{default}`, where scripts go by default"),
+            ));
         }
         if !(1..=1_000_000).contains(&self.gateway_login_failures) {
             return Err(Invalid::new("gateway_login_failures", "must be between 1 and 1,000,000"));
         }
         if self.gateway_tls_certificate.is_some() != self.gateway_tls_key.is_some() {
-            return Err(Invalid::new("gateway_tls_key", "is needed with gateway_tls_certificate, and only then"));
+            return Err(Invalid::new(
+                "gateway_tls_key",
+                "is needed with gateway_tls_certificate, and only then",
+            ));
         }
         if self.gateway_tls_client_ca.is_some() && self.gateway_tls_certificate.is_none() {
             return Err(Invalid::new(
@@ -201,10 +234,15 @@ impl construct_runtime::ServiceConfig for Config {
         }
         // Parts of 2 MiB, and 10,000 of them.
         if !(1..=16 * 1024 * 1024 * 1024).contains(&self.gateway_files_max_bytes) {
-            return Err(Invalid::new("gateway_files_max_bytes", "must be between 1 and 17,179,869,184"));
+            return Err(Invalid::new(
+                "gateway_files_max_bytes",
+                "must be between 1 and 17,179,869,184",
+            ));
         }
-        if let Some(pattern) =
-            self.gateway_files_types.iter().find(|pattern| !pattern.contains('/') || pattern.len() > 100)
+        if let Some(pattern) = self
+            .gateway_files_types
+            .iter()
+            .find(|pattern| !pattern.contains('/') || pattern.len() > 100)
         {
             let words = format!("names media types like `image/*`, and `{pattern}` is none");
             return Err(Invalid::new("gateway_files_types", words));
@@ -228,11 +266,15 @@ impl construct_runtime::ServiceConfig for Config {
     }
 }
 
-/// Whether browsers would write an origin like this: a scheme, a host, a port that isn't the scheme's own; no path.
+/// Whether browsers would write an origin like this: a scheme, a host, a port that isn't the
+/// scheme's own; no path.
 fn is_origin(text: &str) -> bool {
-    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or_default();
+    let host =
+        text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or_default();
     !host.is_empty()
-        && host.bytes().all(|byte| byte.is_ascii_graphic() && !byte.is_ascii_uppercase() && !b"/?#@*".contains(&byte))
+        && host.bytes().all(|byte| {
+            byte.is_ascii_graphic() && !byte.is_ascii_uppercase() && !b"/?#@*".contains(&byte)
+        })
 }
 
 /// Whether it can be one of several in a list with spaces between them (RFC 6749, 3.3).
@@ -256,9 +298,12 @@ mod tests {
 
     #[test]
     fn pools_have_names_and_the_default_is_among_them() {
-        for (pools, fine) in
-            [(vec!["cpu-2"], true), (vec!["cpu-2", "gpu"], true), (vec!["gpu"], false), (vec!["cpu-2", "G.P"], false)]
-        {
+        for (pools, fine) in [
+            (vec!["cpu-2"], true),
+            (vec!["cpu-2", "gpu"], true),
+            (vec!["gpu"], false),
+            (vec!["cpu-2", "G.P"], false),
+        ] {
             let gateway_pools = pools.iter().map(|name| (*name).to_owned()).collect();
             let config = Config { gateway_pools, ..Config::default() };
             assert_eq!(config.validate(&common()).is_ok(), fine, "{pools:?}");
@@ -291,7 +336,8 @@ mod tests {
             ("10.20.0.1/16", false),
             ("ingress.example", false),
         ] {
-            let config = Config { gateway_trusted_proxies: vec![network.to_owned()], ..Config::default() };
+            let config =
+                Config { gateway_trusted_proxies: vec![network.to_owned()], ..Config::default() };
             assert_eq!(config.validate(&common()).is_ok(), fine, "{network}");
         }
     }
@@ -352,7 +398,11 @@ mod tests {
             (tier("unlimited", 60), "unlimited", false),
             (tier("Free", 60), "unlimited", false),
         ] {
-            let config = Config { gateway_tiers, gateway_tier: gateway_tier.to_owned(), ..Config::default() };
+            let config = Config {
+                gateway_tiers,
+                gateway_tier: gateway_tier.to_owned(),
+                ..Config::default()
+            };
             assert_eq!(config.validate(&common()).is_ok(), fine, "{config:?}");
         }
     }

@@ -1,8 +1,9 @@
 //! Until when a call must have been answered.
 //!
-//! What the client asks for (`grpc-timeout`, `Connect-Timeout-Ms`) holds until the call's end, of a stream as well; the gateway's own limit
-//! only until an answer begins. A deadline goes with its request, so that nobody in the mesh is asked for longer than the client waits; the
-//! question says for how long, and what is done for its answer ends then ([`construct_bus::Bus::ask`]).
+//! What the client asks for (`grpc-timeout`, `Connect-Timeout-Ms`) holds until the call's end, of a
+//! stream as well; the gateway's own limit only until an answer begins. A deadline goes with its
+//! request, so that nobody in the mesh is asked for longer than the client waits; the question says
+//! for how long, and what is done for its answer ends then ([`construct_bus::Bus::ask`]).
 
 use std::{
     pin::Pin,
@@ -50,7 +51,8 @@ impl Deadline {
         extensions.get().copied()
     }
 
-    /// How long the answer to a question may take that the call waits for: `most`, if there is as much time.
+    /// How long the answer to a question may take that the call waits for: `most`, if there is as
+    /// much time.
     pub(crate) fn left(self, most: Duration) -> Duration {
         most.min(self.begin.saturating_duration_since(Instant::now()))
     }
@@ -64,7 +66,10 @@ impl Deadline {
     ///
     /// # Errors
     /// `DEADLINE_EXCEEDED`.
-    pub(crate) async fn begin<T>(self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    pub(crate) async fn begin<T>(
+        self,
+        work: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
         // Work that need not wait would be done even when there is no time at all.
         if self.is_over() {
             return Err(exceeded());
@@ -76,9 +81,14 @@ impl Deadline {
     ///
     /// # Errors
     /// `DEADLINE_EXCEEDED`.
-    pub(crate) async fn go_on<T>(self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    pub(crate) async fn go_on<T>(
+        self,
+        work: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
         match self.asked {
-            Some(end) => tokio::time::timeout_at(end, work).await.unwrap_or_else(|_| Err(exceeded())),
+            Some(end) => {
+                tokio::time::timeout_at(end, work).await.unwrap_or_else(|_| Err(exceeded()))
+            }
             None => work.await,
         }
     }
@@ -129,7 +139,8 @@ fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     }
 }
 
-/// An answer that is cut off with `DEADLINE_EXCEEDED` when the client's time is over, wherever it is by then.
+/// An answer that is cut off with `DEADLINE_EXCEEDED` when the client's time is over, wherever it
+/// is by then.
 struct Ending {
     /// None: it has ended.
     body: Option<Body>,
@@ -140,7 +151,10 @@ impl http_body::Body for Ending {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
         let Some(body) = &mut this.body else { return Poll::Ready(None) };
         // Asked first: an answer that always has more to say would never end.
@@ -148,7 +162,9 @@ impl http_body::Body for Ending {
             // What makes the answer ends with it.
             this.body = None;
             let mut trailers = HeaderMap::new();
-            return Poll::Ready(Some(exceeded().add_header(&mut trailers).map(|()| Frame::trailers(trailers))));
+            return Poll::Ready(Some(
+                exceeded().add_header(&mut trailers).map(|()| Frame::trailers(trailers)),
+            ));
         }
         let next = ready!(Pin::new(body).poll_frame(context));
         let is_last = match &next {
@@ -213,14 +229,23 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_does_not_begin_in_time_says_so_itself() {
         let begun = Instant::now();
-        for (timeout, after) in [("1S", Duration::from_secs(1)), ("1H", Duration::from_secs(1) + GRPC)] {
+        for (timeout, after) in
+            [("1S", Duration::from_secs(1)), ("1H", Duration::from_secs(1) + GRPC)]
+        {
             let never = std::future::pending::<Result<Response<Body>, Infallible>>();
             let Ok(response) = deadline(timeout).answer(never).await;
-            assert_eq!((code(response.headers()), begun.elapsed()), (Some(Code::DeadlineExceeded), after));
+            assert_eq!(
+                (code(response.headers()), begun.elapsed()),
+                (Some(Code::DeadlineExceeded), after)
+            );
         }
         let at_once = async { Ok::<_, Infallible>(Status::ok("").into_http()) };
         let Ok(response) = deadline("0n").answer(at_once).await;
-        assert_eq!(code(response.headers()), Some(Code::DeadlineExceeded), "it was done all the same");
+        assert_eq!(
+            code(response.headers()),
+            Some(Code::DeadlineExceeded),
+            "it was done all the same"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -243,7 +268,9 @@ mod tests {
         let Ok(response) = Deadline::of_grpc(&HeaderMap::new()).answer(answered()).await;
         let mut body = response.into_body();
         for _ in 0..10 {
-            assert!(body.frame().await.is_some_and(|frame| frame.is_ok_and(|frame| frame.is_data())));
+            assert!(
+                body.frame().await.is_some_and(|frame| frame.is_ok_and(|frame| frame.is_data()))
+            );
         }
     }
 
@@ -252,10 +279,17 @@ mod tests {
         let mut trailers = HeaderMap::new();
         Status::ok("").add_header(&mut trailers).expect("headers");
         let pieces = stream::iter([Ok::<_, Status>(Frame::<Bytes>::trailers(trailers))]);
-        let answered = async { Ok::<_, Infallible>(Response::new(Body::new(StreamBody::new(pieces)))) };
+        let answered =
+            async { Ok::<_, Infallible>(Response::new(Body::new(StreamBody::new(pieces)))) };
         let Ok(response) = deadline("1S").answer(answered).await;
         let mut body = response.into_body();
-        let last = body.frame().await.expect("trailers").expect("they come").into_trailers().expect("they are");
+        let last = body
+            .frame()
+            .await
+            .expect("trailers")
+            .expect("they come")
+            .into_trailers()
+            .expect("they are");
         assert_eq!(code(&last), Some(Code::Ok));
         tokio::time::advance(Duration::from_secs(2)).await;
         assert!(body.frame().await.is_none());

@@ -1,5 +1,6 @@
-//! `DiagnosisService`: whether the deployment is well, as far as a gateway can see. It reads PostgreSQL, NATS and the folder of blobs, as
-//! every service of the mesh uses them, and tells from the queues which services are there.
+//! `DiagnosisService`: whether the deployment is well, as far as a gateway can see. It reads
+//! PostgreSQL, NATS and the folder of blobs, as every service of the mesh uses them, and tells from
+//! the queues which services are there.
 
 mod database;
 mod mesh;
@@ -8,8 +9,8 @@ use std::time::Duration;
 
 use construct_bus::blob;
 use construct_proto::v1::{
-    DiagnoseRequest, Diagnosis, Finding, FindingSeverity as Severity, GetOverviewRequest, Overview, PhaseCount,
-    Spender, Spent, diagnosis_service_server::DiagnosisService,
+    DiagnoseRequest, Diagnosis, Finding, FindingSeverity as Severity, GetOverviewRequest, Overview,
+    PhaseCount, Spender, Spent, diagnosis_service_server::DiagnosisService,
 };
 use construct_runtime::clock;
 use construct_store::Store;
@@ -39,9 +40,20 @@ const SPENDERS: usize = 10;
 struct Findings(Vec<Finding>);
 
 impl Findings {
-    fn say(&mut self, check: &str, severity: Severity, summary: impl Into<String>, remedy: impl Into<String>) {
+    fn say(
+        &mut self,
+        check: &str,
+        severity: Severity,
+        summary: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
         let (summary, remedy) = (summary.into(), remedy.into());
-        self.0.push(Finding { check: check.to_owned(), severity: severity.into(), summary, remedy });
+        self.0.push(Finding {
+            check: check.to_owned(),
+            severity: severity.into(),
+            summary,
+            remedy,
+        });
     }
 
     fn ok(&mut self, check: &str, summary: impl Into<String>) {
@@ -98,7 +110,8 @@ async fn blobs(blobs: &blob::Store) -> Findings {
 /// Since when, and what was spent since then and by whom.
 type SpentSince = (Timestamp, construct_store::Spent, Vec<construct_store::Spender>);
 
-/// What was spent lately, as it was read last: however many look, the ledger is read by one at a time and now and then.
+/// What was spent lately, as it was read last: however many look, the ledger is read by one at a
+/// time and now and then.
 pub(crate) type Lately = Mutex<Option<SpentSince>>;
 
 impl Api {
@@ -108,7 +121,8 @@ impl Api {
         match &*lately {
             Some(known) if since.duration_since(known.0) < SPENT_AGAIN => Ok(known.clone()),
             _ => {
-                let (spent, spenders) = store.spenders(since, SPENDERS).await.map_err(status::of_store)?;
+                let (spent, spenders) =
+                    store.spenders(since, SPENDERS).await.map_err(status::of_store)?;
                 Ok(lately.insert((since, spent, spenders)).clone())
             }
         }
@@ -117,7 +131,10 @@ impl Api {
 
 #[tonic::async_trait]
 impl DiagnosisService for Api {
-    async fn diagnose(&self, request: Request<DiagnoseRequest>) -> Result<Response<Diagnosis>, Status> {
+    async fn diagnose(
+        &self,
+        request: Request<DiagnoseRequest>,
+    ) -> Result<Response<Diagnosis>, Status> {
         let (entry, DiagnoseRequest {}) = self.enter(request)?;
         let bus = entry.backend.publisher.bus();
         let keys = database::Keys {
@@ -135,13 +152,18 @@ impl DiagnosisService for Api {
         Ok(Response::new(Diagnosis { time: Some(convert::time(clock::now())), version, findings }))
     }
 
-    async fn get_overview(&self, request: Request<GetOverviewRequest>) -> Result<Response<Overview>, Status> {
+    async fn get_overview(
+        &self,
+        request: Request<GetOverviewRequest>,
+    ) -> Result<Response<Overview>, Status> {
         let (entry, GetOverviewRequest {}) = self.enter(request)?;
         let (bus, store) = (entry.backend.publisher.bus(), entry.store());
         let now = clock::now();
         let mesh = async {
-            let asked =
-                future::try_join(mesh::loads(bus, self.pools(), self.scans_dir().is_ok()), mesh::dead_letters(bus));
+            let asked = future::try_join(
+                mesh::loads(bus, self.pools(), self.scans_dir().is_ok()),
+                mesh::dead_letters(bus),
+            );
             match tokio::time::timeout(PATIENCE, asked).await {
                 Ok(asked) => asked.map_err(|error| Status::unavailable(chain(&error))),
                 Err(_elapsed) => Err(Status::unavailable("NATS does not answer")),

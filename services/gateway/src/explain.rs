@@ -1,13 +1,13 @@
-//! Why a task doesn't go on: in words, since when, until when, and who can change that. There is an answer for every
-//! state a task can be in.
+//! Why a task doesn't go on: in words, since when, until when, and who can change that. There is an
+//! answer for every state a task can be in.
 
 use std::time::Duration;
 
 use construct_domain::{
     backoff,
     task::{
-        BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, LOOK_FAILED, PUT_ASIDE, Phase, STUCK, Stage, Step, StepState,
-        TaskError, Turn, TurnOutcome,
+        BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, LOOK_FAILED, PUT_ASIDE, Phase, STUCK, Stage,
+        Step, StepState, TaskError, Turn, TurnOutcome,
     },
 };
 use construct_proto::{
@@ -22,8 +22,9 @@ use crate::{
     whereabouts::{Found, Whereabouts},
 };
 
-/// When the reconciler's sweep has found an intent whose wake was lost, at the latest: it passes over what is younger than
-/// half a second, and looks every two seconds unless the operator says otherwise.
+/// When the reconciler's sweep has found an intent whose wake was lost, at the latest: it passes
+/// over what is younger than half a second, and looks every two seconds unless the operator says
+/// otherwise.
 const SWEEP: Duration = Duration::from_millis(2_500);
 
 #[cfg(test)]
@@ -54,30 +55,40 @@ pub(crate) struct Mesh {
     pub(crate) found: Found,
 }
 
-/// Explains a task. `model` is the name of the model its agent uses, `asked` what people have not decided about, `mesh` what is known of
-/// those it may wait for.
+/// Explains a task. `model` is the name of the model its agent uses, `asked` what people have not
+/// decided about, `mesh` what is known of those it may wait for.
 pub(crate) fn explain(
     task: &StoredTask,
     model: Option<&str>,
     asked: &[StoredApproval],
     mesh: Option<&Mesh>,
 ) -> TaskExplanation {
-    let Mesh { no_interpreter, no_providers, found: Found { command, failed } } = mesh.cloned().unwrap_or_default();
+    let Mesh { no_interpreter, no_providers, found: Found { command, failed } } =
+        mesh.cloned().unwrap_or_default();
     let no_interpreter = no_interpreter.filter(|_| needs_interpreter(task));
     let no_providers = no_providers.filter(|_| needs_providers(task));
     // Whoever had taken it is gone.
     let gone = no_interpreter.is_some() || no_providers.is_some();
-    let mut wait = wait(task, model, asked, command.filter(|command| !(gone && *command == Whereabouts::Taken)));
+    let mut wait = wait(
+        task,
+        model,
+        asked,
+        command.filter(|command| !(gone && *command == Whereabouts::Taken)),
+    );
     let whole = |since: Timestamp| Timestamp::from_second(since.as_second()).unwrap_or(since);
     if let Some(since) = no_interpreter.map(whole) {
         let pool = &task.compute;
         wait.words.push_str(&format!("; no interpreter serves the pool `{pool}` since {since}"));
-        wait.released_by =
-            format!("the operator, by starting an interpreter that serves `{pool}`; else {}", wait.released_by);
+        wait.released_by = format!(
+            "the operator, by starting an interpreter that serves `{pool}`; else {}",
+            wait.released_by
+        );
     }
     if let Some(since) = no_providers.map(whole) {
-        wait.words.push_str(&format!("; no process of the providers service is there since {since}"));
-        wait.released_by = format!("the operator, by starting the providers service; else {}", wait.released_by);
+        wait.words
+            .push_str(&format!("; no process of the providers service is there since {since}"));
+        wait.released_by =
+            format!("the operator, by starting the providers service; else {}", wait.released_by);
     }
     let mut error = task.state.last_error.as_ref().map(convert::error);
     if let Some(failed) = failed {
@@ -104,7 +115,8 @@ pub(crate) fn explain(
     }
 }
 
-/// Adds that the reconciler cannot look at the task just now, and returns the error. Whatever is waited for, it is not taken up meanwhile.
+/// Adds that the reconciler cannot look at the task just now, and returns the error. Whatever is
+/// waited for, it is not taken up meanwhile.
 fn fails(wait: &mut Wait, failed: FailedLooks) -> TaskError {
     let FailedLooks { since, count, error, next } = failed;
     let since = since.and_then(convert::to_time).unwrap_or(wait.since);
@@ -120,16 +132,21 @@ fn fails(wait: &mut Wait, failed: FailedLooks) -> TaskError {
     TaskError { code: LOOK_FAILED.to_owned(), message: error, time: since }
 }
 
-/// Explains a task that was put aside, also one of which not everything can be read: that is what they are put aside for.
+/// Explains a task that was put aside, also one of which not everything can be read: that is what
+/// they are put aside for.
 pub(crate) fn put_aside(task: &StoredTask, parked: Parked) -> TaskExplanation {
     let Parked { since, reason } = parked;
     let error = TaskError { code: PUT_ASIDE.to_owned(), message: reason.clone(), time: since };
     TaskExplanation {
-        waiting_for: format!("a person: looking at it failed each time, and it was put aside ({reason})"),
+        waiting_for: format!(
+            "a person: looking at it failed each time, and it was put aside ({reason})"
+        ),
         since: Some(convert::time(since)),
         deadline: None,
         next_wake: None,
-        released_by: "a person, by asking for another try (`construct task retry`), or for anything else".to_owned(),
+        released_by:
+            "a person, by asking for another try (`construct task retry`), or for anything else"
+                .to_owned(),
         last_error: Some(convert::error(&error)),
         ..explain(task, None, &[], None)
     }
@@ -147,8 +164,8 @@ pub(crate) fn at_rest(task: &StoredTask) -> bool {
         && task.unreadable.is_empty()
 }
 
-/// Whether the task does not go on without an interpreter: a script is to be run, or the model to be told which tools
-/// there are. While a model answers, it does.
+/// Whether the task does not go on without an interpreter: a script is to be run, or the model to
+/// be told which tools there are. While a model answers, it does.
 fn needs_interpreter(task: &StoredTask) -> bool {
     match (&task.state.turn, &task.state.step) {
         (Some(turn), Some(step)) => match step.state {
@@ -160,11 +177,14 @@ fn needs_interpreter(task: &StoredTask) -> bool {
     }
 }
 
-/// Whether the task does not go on without the providers service: a model is being asked, or to be asked again.
+/// Whether the task does not go on without the providers service: a model is being asked, or to be
+/// asked again.
 fn needs_providers(task: &StoredTask) -> bool {
     match (&task.state.turn, &task.state.step) {
         (Some(turn), Some(step)) => match step.state {
-            StepState::InFlight { .. } | StepState::Cancelling { .. } => !matches!(turn.stage, Stage::Code { .. }),
+            StepState::InFlight { .. } | StepState::Cancelling { .. } => {
+                !matches!(turn.stage, Stage::Code { .. })
+            }
             StepState::Backoff { .. } => true,
             StepState::Parked { .. } => false,
         },
@@ -172,18 +192,28 @@ fn needs_providers(task: &StoredTask) -> bool {
     }
 }
 
-fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval], command: Option<Whereabouts>) -> Wait {
+fn wait(
+    task: &StoredTask,
+    model: Option<&str>,
+    asked: &[StoredApproval],
+    command: Option<Whereabouts>,
+) -> Wait {
     let state = &task.state;
     if !task.unreadable.is_empty() {
         return unreadable(task);
     }
     // What was told to stop explains the delay of whatever was asked for meanwhile.
-    if let (Some(step @ Step { state: StepState::Cancelling { .. }, .. }), Some(turn)) = (&state.step, &state.turn) {
+    if let (Some(step @ Step { state: StepState::Cancelling { .. }, .. }), Some(turn)) =
+        (&state.step, &state.turn)
+    {
         return step_wait(task, step, turn, model, command);
     }
     if let Some(reason) = &state.cancel {
         let why = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
-        return unseen(task, format!("the reconciler, to end the running turn: a person cancelled it{why}"));
+        return unseen(
+            task,
+            format!("the reconciler, to end the running turn: a person cancelled it{why}"),
+        );
     }
     if state.rewind.is_some() {
         let words = "the reconciler, to take the conversation back to an earlier message, as a person has asked";
@@ -191,7 +221,12 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval], comman
     }
     match (state.suspend, state.phase) {
         (true, Phase::Suspended) => return suspended(task),
-        (true, _) => return unseen(task, "the reconciler, to stop what runs: a person suspended the task".to_owned()),
+        (true, _) => {
+            return unseen(
+                task,
+                "the reconciler, to stop what runs: a person suspended the task".to_owned(),
+            );
+        }
         (false, Phase::Suspended) => {
             return unseen(task, "the reconciler, to go on: a person resumed the task".to_owned());
         }
@@ -268,9 +303,15 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval], comman
     }
 }
 
-/// A task that nobody can go on with, and that is not put aside: it has just been retried, or nobody had a reason to look at it yet.
+/// A task that nobody can go on with, and that is not put aside: it has just been retried, or
+/// nobody had a reason to look at it yet.
 fn unreadable(task: &StoredTask) -> Wait {
-    let why = task.state.last_error.as_ref().map(|error| format!(": {}", error.message)).unwrap_or_default();
+    let why = task
+        .state
+        .last_error
+        .as_ref()
+        .map(|error| format!(": {}", error.message))
+        .unwrap_or_default();
     Wait {
         words: format!("a person to repair it{why}"),
         since: task.updated_at,
@@ -289,9 +330,14 @@ fn suspended(task: &StoredTask) -> Wait {
         count => format!("; {count} messages wait meanwhile"),
     };
     // What its script waits for is kept for so long.
-    let parked = task.state.step.as_ref().filter(|step| matches!(step.state, StepState::Parked { .. }));
+    let parked =
+        task.state.step.as_ref().filter(|step| matches!(step.state, StepState::Parked { .. }));
     let until = parked.map(Step::approvals_expire);
-    let script = if until.is_some() { "; its script is put away until then, and ended at the deadline" } else { "" };
+    let script = if until.is_some() {
+        "; its script is put away until then, and ended at the deadline"
+    } else {
+        ""
+    };
     Wait {
         words: format!("a person to resume it{queued}{script}"),
         since: task.phase_since,
@@ -308,7 +354,8 @@ fn parked(task: &StoredTask, step: &Step, asked: &[StoredApproval]) -> Wait {
         let Some((words, until)) = subtasks else {
             return unseen(
                 task,
-                "the reconciler, to go on with the script: a person has decided about its call".to_owned(),
+                "the reconciler, to go on with the script: a person has decided about its call"
+                    .to_owned(),
             );
         };
         return Wait {
@@ -321,7 +368,8 @@ fn parked(task: &StoredTask, step: &Step, asked: &[StoredApproval]) -> Wait {
                 .to_owned(),
         };
     }
-    let calls: Vec<String> = asked.iter().map(|approval| format!("{} ({})", approval.tool, approval.id)).collect();
+    let calls: Vec<String> =
+        asked.iter().map(|approval| format!("{} ({})", approval.tool, approval.id)).collect();
     let also = subtasks.map(|(words, _)| format!("; and {words}")).unwrap_or_default();
     Wait {
         words: format!("a person to approve or reject what the script wants to do: {}{also}", calls.join(", ")),
@@ -337,13 +385,20 @@ fn parked(task: &StoredTask, step: &Step, asked: &[StoredApproval]) -> Wait {
 fn subtasks(step: &Step) -> Option<(String, Timestamp)> {
     let StepState::Parked { awaits, .. } = &step.state else { return None };
     let until = awaits.iter().map(|call| call.until).min()?;
-    let mut tasks: Vec<String> =
-        awaits.iter().flat_map(|call| &call.tasks).take(SUBTASKS).map(ToString::to_string).collect();
+    let mut tasks: Vec<String> = awaits
+        .iter()
+        .flat_map(|call| &call.tasks)
+        .take(SUBTASKS)
+        .map(ToString::to_string)
+        .collect();
     let all: usize = awaits.iter().map(|call| call.tasks.len()).sum();
     if all > tasks.len() {
         tasks.push(format!("{} more", all - tasks.len()));
     }
-    Some((format!("subtasks of its script to end: {}", tasks.join(", ")), until.min(step.approvals_expire())))
+    Some((
+        format!("subtasks of its script to end: {}", tasks.join(", ")),
+        until.min(step.approvals_expire()),
+    ))
 }
 
 /// Something is written down that the reconciler has not taken up.
@@ -360,12 +415,22 @@ fn unseen(task: &StoredTask, words: String) -> Wait {
     }
 }
 
-fn step_wait(task: &StoredTask, step: &Step, turn: &Turn, model: Option<&str>, command: Option<Whereabouts>) -> Wait {
-    let attempt = if step.attempt > 1 { format!(", attempt {}", step.attempt) } else { String::new() };
+fn step_wait(
+    task: &StoredTask,
+    step: &Step,
+    turn: &Turn,
+    model: Option<&str>,
+    command: Option<Whereabouts>,
+) -> Wait {
+    let attempt =
+        if step.attempt > 1 { format!(", attempt {}", step.attempt) } else { String::new() };
     let (words, deadline, released_by) = match (&step.state, &turn.stage) {
         (StepState::InFlight { deadline }, Stage::Model) => {
             let model = model.map(|model| format!(" `{model}`")).unwrap_or_default();
-            let words = format!("the answer of the model{model} for the agent `{}`{attempt}", task.agent_name);
+            let words = format!(
+                "the answer of the model{model} for the agent `{}`{attempt}",
+                task.agent_name
+            );
             let (place, released_by) = CALL.place(command, "the answer");
             (words + &place, *deadline, released_by)
         }
@@ -377,26 +442,38 @@ fn step_wait(task: &StoredTask, step: &Step, turn: &Turn, model: Option<&str>, c
             (words + &place, *deadline, released_by)
         }
         (StepState::InFlight { deadline }, Stage::Code { calls }) => {
-            let what = if calls.len() == 1 { "the script".to_owned() } else { format!("the {} scripts", calls.len()) };
+            let what = if calls.len() == 1 {
+                "the script".to_owned()
+            } else {
+                format!("the {} scripts", calls.len())
+            };
             let (place, released_by) = SCRIPT.place(command, "the result");
             (format!("{what} of the model to end{place}"), *deadline, released_by)
         }
         (StepState::Backoff { until }, _) => {
             let error = task.state.last_error.as_ref();
-            let because = error.map(|error| format!(": {} ({})", error.message, error.code)).unwrap_or_default();
-            let words =
-                format!("the next attempt at {until}, after the one before it failed{because}; {}", end_of_tries(step));
+            let because = error
+                .map(|error| format!(": {} ({})", error.message, error.code))
+                .unwrap_or_default();
+            let words = format!(
+                "the next attempt at {until}, after the one before it failed{because}; {}",
+                end_of_tries(step)
+            );
             let released_by = "the reconciler service, when the pause is over; a person, by cancelling or suspending";
             (words, *until, released_by.to_owned())
         }
         (StepState::Cancelling { deadline }, Stage::Model | Stage::Compact { .. }) => {
             let words = "the model call that was told to stop, to say that it has".to_owned();
-            let released_by = "the providers service; at the deadline it is not waited for any longer";
+            let released_by =
+                "the providers service; at the deadline it is not waited for any longer";
             (words, *deadline, released_by.to_owned())
         }
         (StepState::Cancelling { deadline }, Stage::Code { .. }) => {
-            let words = "the last words of a script that was told to stop, which say what it has done".to_owned();
-            let released_by = "the interpreter service; at the deadline its outcome is recorded as unknown";
+            let words =
+                "the last words of a script that was told to stop, which say what it has done"
+                    .to_owned();
+            let released_by =
+                "the interpreter service; at the deadline its outcome is recorded as unknown";
             (words, *deadline, released_by.to_owned())
         }
         (StepState::Parked { .. }, _) => {
@@ -418,7 +495,8 @@ fn step_wait(task: &StoredTask, step: &Step, turn: &Turn, model: Option<&str>, c
 fn end_of_tries(step: &Step) -> String {
     // What never reached the vendor has not counted.
     match step.attempt {
-        0 | 1 => "no call of the vendor was made so far, and until one is the tries have no end".to_owned(),
+        0 | 1 => "no call of the vendor was made so far, and until one is the tries have no end"
+            .to_owned(),
         next => format!(
             "{} of {} calls of the vendor have failed, with the last of which the turn ends; tries that do not reach the vendor don't \
              count, and have no end",
@@ -457,9 +535,13 @@ impl Work {
                 format!("; {one} waits in the queue of {many}, no worker has it yet"),
                 format!("{worker}, with {with}, which takes {one} when it is its turn"),
             ),
-            Some(Whereabouts::Taken) => (format!("; {one} is being worked on"), format!("{worker}, with {with}")),
+            Some(Whereabouts::Taken) => {
+                (format!("; {one} is being worked on"), format!("{worker}, with {with}"))
+            }
             Some(Whereabouts::Nowhere) => (
-                format!("; {one} is about to be put into the queue of {many}, or {with} to be taken in"),
+                format!(
+                    "; {one} is about to be put into the queue of {many}, or {with} to be taken in"
+                ),
                 format!("the reconciler service, within seconds; {worker}, with {with}"),
             ),
             None => (

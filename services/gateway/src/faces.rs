@@ -1,11 +1,13 @@
 //! The other faces on gRPC's port: Connect, gRPC-Web, REST and server-sent events.
 //!
-//! Each face is a transcoder in front of the gRPC services: its request becomes a gRPC request to them, in process. So
-//! authorisation, validation, limits and tracing exist once, behind the faces, and a face knows nothing of them. It passes on
-//! what a request says of its caller (headers, and the extensions with the connection's peer) unchanged. For whom a trusted proxy asks is
-//! found out before all of them, once.
+//! Each face is a transcoder in front of the gRPC services: its request becomes a gRPC request to
+//! them, in process. So authorization, validation, limits and tracing exist once, behind the faces,
+//! and a face knows nothing of them. It passes on what a request says of its caller (headers, and
+//! the extensions with the connection's peer) unchanged. For whom a trusted proxy asks is found out
+//! before all of them, once.
 //!
-//! A gRPC request doesn't pass through any of this: one look at its content type, and it goes straight on, with its deadline.
+//! A gRPC request doesn't pass through any of this: one look at its content type, and it goes
+//! straight on, with its deadline.
 
 mod call;
 mod codec;
@@ -59,12 +61,13 @@ use crate::{
 /// The gRPC services, as a face calls them.
 type Inner = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
 
-/// How long a transcoded call may take until its answer begins. Less than what gRPC's calls may, and than the server's own limit, which
-/// would answer in gRPC's words.
+/// How long a transcoded call may take until its answer begins. Less than what gRPC's calls may,
+/// and than the server's own limit, which would answer in gRPC's words.
 const TIMEOUT: Duration = Duration::from_secs(29);
 
-/// Requests of the other faces that are transcoded at the same time, over all connections: each may hold its body, and its answer, in
-/// several forms. Further ones are refused with `RESOURCE_EXHAUSTED`. Streams don't count once they have begun.
+/// Requests of the other faces that are transcoded at the same time, over all connections: each may
+/// hold its body, and its answer, in several forms. Further ones are refused with
+/// `RESOURCE_EXHAUSTED`. Streams don't count once they have begun.
 const TRANSCODED: usize = 256;
 
 /// Puts the faces before the gRPC services.
@@ -116,8 +119,8 @@ impl Faces {
         &self.shared.proxies
     }
 
-    /// The same faces on a Unix socket. No browser gets there, and what stands for a host there is nobody's name: so neither origin nor
-    /// host is looked at.
+    /// The same faces on a Unix socket. No browser gets there, and what stands for a host there is
+    /// nobody's name: so neither origin nor host is looked at.
     pub(crate) fn on_socket(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), guarded: false }
     }
@@ -133,7 +136,10 @@ where
 
     fn layer(&self, inner: S) -> Faced<S> {
         // There is one server; a second one's services would be ignored.
-        _ = self.shared.services.set(Mutex::new(BoxCloneService::new(inner.clone().map_err(Into::into))));
+        _ = self
+            .shared
+            .services
+            .set(Mutex::new(BoxCloneService::new(inner.clone().map_err(Into::into))));
         Faced { inner, shared: Arc::clone(&self.shared), guarded: self.guarded }
     }
 }
@@ -180,7 +186,9 @@ where
         let deadline = match kind {
             Kind::Grpc | Kind::GrpcWeb => Deadline::of_grpc(request.headers()),
             // What cannot be read is refused by the face.
-            Kind::Connect => Deadline::new(connect::timeout(request.headers()).unwrap_or_default(), TIMEOUT),
+            Kind::Connect => {
+                Deadline::new(connect::timeout(request.headers()).unwrap_or_default(), TIMEOUT)
+            }
             Kind::Rest => Deadline::new(None, TIMEOUT),
         };
         request.extensions_mut().insert(deadline);
@@ -207,11 +215,18 @@ impl Shared {
     /// # Errors
     /// `UNAVAILABLE` before the server serves.
     fn services(&self) -> Result<Inner, Status> {
-        let services = self.services.get().ok_or_else(|| Status::unavailable("the gateway is starting"))?;
+        let services =
+            self.services.get().ok_or_else(|| Status::unavailable("the gateway is starting"))?;
         Ok(services.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    async fn serve(&self, kind: Kind, deadline: Deadline, inner: Inner, mut request: Request<Body>) -> Response<Body> {
+    async fn serve(
+        &self,
+        kind: Kind,
+        deadline: Deadline,
+        inner: Inner,
+        mut request: Request<Body>,
+    ) -> Response<Body> {
         let allowed = self.guard.allowed_origin(request.headers());
         if let Some(origin) = &allowed
             && guard::is_preflight(&request)
@@ -229,7 +244,9 @@ impl Shared {
             face = Face::Sse;
             request.extensions_mut().insert(face);
         }
-        let name = method.and_then(|method| audit::methods::of(method.path.path())).map(|method| method.name.as_str());
+        let name = method
+            .and_then(|method| audit::methods::of(method.path.path()))
+            .map(|method| method.name.as_str());
         let transcoded = Transcoded::default();
         request.extensions_mut().insert(transcoded.clone());
         let mut counted = metrics::Call::transcoded(name, face, transcoded);
@@ -237,14 +254,17 @@ impl Shared {
         let mut response = match kind {
             Kind::Grpc | Kind::GrpcWeb => {
                 // Within what transcodes, so that the deadline is told in this form as well.
-                let inner = service_fn(move |request: Request<Body>| deadline.answer(inner.clone().oneshot(request)));
+                let inner = service_fn(move |request: Request<Body>| {
+                    deadline.answer(inner.clone().oneshot(request))
+                });
                 match GrpcWebLayer::new().layer(inner).oneshot(request).await {
                     Ok(response) => response,
                     Err(error) => Status::from_error(error).into_http(),
                 }
             }
             Kind::Connect | Kind::Rest => {
-                // Logging in, which may ask others, is a part of what the client waits for. Boxed, because its future is large.
+                // Logging in, which may ask others, is a part of what the client waits for. Boxed,
+                // because its future is large.
                 let let_in = Box::pin(self.let_in(method, &request));
                 let mut response = match deadline.begin(let_in).await {
                     Ok((_place, metered)) => {
@@ -265,7 +285,9 @@ impl Shared {
                         }
                         response
                     }
-                    Err(refusal) if kind == Kind::Connect => connect::refusal(&self.methods, &request, &refusal),
+                    Err(refusal) if kind == Kind::Connect => {
+                        connect::refusal(&self.methods, &request, &refusal)
+                    }
                     Err(refusal) => errors::problem(&refusal),
                 };
                 counted.ended(errors::code(&response));
@@ -296,8 +318,8 @@ impl Shared {
         self.api.trail().refused(&origin, None, origin.entry(name, None, refusal.code()));
     }
 
-    /// Lets a request be transcoded, and says what it was counted against. Its body is read only for who may call the method: what a
-    /// request's head says suffices for that.
+    /// Lets a request be transcoded, and says what it was counted against. Its body is read only
+    /// for who may call the method: what a request's head says suffices for that.
     ///
     /// # Errors
     /// Why the caller may not, or that there are too many requests.
@@ -305,15 +327,18 @@ impl Shared {
         &'a self,
         method: Option<&Method>,
         request: &Request<Body>,
-    ) -> impl Future<Output = Result<(SemaphorePermit<'a>, Option<Metered>), Status>> + Send + use<'a> {
+    ) -> impl Future<Output = Result<(SemaphorePermit<'a>, Option<Metered>), Status>> + Send + use<'a>
+    {
         // What is no method has a body that nobody reads.
-        let admitted = method.map(|method| identity::guard::admitted(&self.api, method.path.path(), request));
+        let admitted =
+            method.map(|method| identity::guard::admitted(&self.api, method.path.path(), request));
         async move {
             let metered = match admitted {
                 Some(admitted) => Some(admitted.await?),
                 None => None,
             };
-            let busy = |_| status::exhausted("the gateway works on too many requests at the moment");
+            let busy =
+                |_| status::exhausted("the gateway works on too many requests at the moment");
             Ok((self.places.try_acquire().map_err(busy)?, metered))
         }
     }
@@ -345,14 +370,17 @@ impl Kind {
         if let Some(rest) = content_type.strip_prefix("application/grpc") {
             return if rest.starts_with("-web") { Self::GrpcWeb } else { Self::Grpc };
         }
-        let service = request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
-        // A resource's first segment is `v1`, or a file at the root, and a service has a package of two parts at least.
+        let service =
+            request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
+        // A resource's first segment is `v1`, or a file at the root, and a service has a package of
+        // two parts at least.
         if service.split('.').count() > 2 { Self::Connect } else { Self::Rest }
     }
 }
 
 /// The media type of a body, without parameters.
 fn content_type(headers: &HeaderMap) -> &str {
-    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let value =
+        headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     value.split(';').next().unwrap_or_default().trim()
 }

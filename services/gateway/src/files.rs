@@ -1,4 +1,5 @@
-//! `FileService`: what people upload. Rows say what there is, the folder of blobs holds it (docs/adr/0038-files.md).
+//! `FileService`: what people upload. Rows say what there is, the folder of blobs holds it
+//! (docs/adr/0038-files.md).
 
 mod check;
 pub(crate) mod work;
@@ -6,9 +7,9 @@ pub(crate) mod work;
 use construct_bus::files::{Error as FolderError, PartName, Sha256};
 use construct_domain::FileId;
 use construct_proto::v1::{
-    self, CreateFileRequest, DeleteFileRequest, DeleteFileResponse, DownloadFileRequest, DownloadFileResponse,
-    GetFileRequest, ListFilesRequest, ListFilesResponse, UpdateFileRequest, UploadPartRequest,
-    file_service_server::FileService,
+    self, CreateFileRequest, DeleteFileRequest, DeleteFileResponse, DownloadFileRequest,
+    DownloadFileResponse, GetFileRequest, ListFilesRequest, ListFilesResponse, UpdateFileRequest,
+    UploadPartRequest, file_service_server::FileService,
 };
 use construct_store::{Error, File, FileState, NewFile, NewPart, Taken};
 use futures::{StreamExt as _, TryStreamExt as _, stream::BoxStream};
@@ -28,7 +29,10 @@ use crate::{
 impl FileService for Api {
     type DownloadFileStream = BoxStream<'static, Result<DownloadFileResponse, Status>>;
 
-    async fn create_file(&self, request: Request<CreateFileRequest>) -> Result<Response<v1::File>, Status> {
+    async fn create_file(
+        &self,
+        request: Request<CreateFileRequest>,
+    ) -> Result<Response<v1::File>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let expected = requests::create_file(&request, entry.backend.files.limits())?;
         let write = entry.write("CreateFile", &mut request);
@@ -53,23 +57,34 @@ impl FileService for Api {
         let answer = entry.answer(created, nobody, show).await?;
         // One of nothing has all its parts.
         if answer.get_ref().metadata.as_ref().is_some_and(|metadata| metadata.id == id.to_string())
-            && answer.get_ref().status.as_ref().is_some_and(|it| it.state() == v1::FileState::Checking)
+            && answer
+                .get_ref()
+                .status
+                .as_ref()
+                .is_some_and(|it| it.state() == v1::FileState::Checking)
         {
             entry.backend.files.settle(self.lifecycle(), id).await;
-            let file = entry.store().file_get(entry.organization(), id).await.map_err(status::of_store)?;
+            let file =
+                entry.store().file_get(entry.organization(), id).await.map_err(status::of_store)?;
             return Ok(Response::new(show(&file)));
         }
         Ok(answer)
     }
 
-    async fn upload_part(&self, request: Request<UploadPartRequest>) -> Result<Response<v1::File>, Status> {
+    async fn upload_part(
+        &self,
+        request: Request<UploadPartRequest>,
+    ) -> Result<Response<v1::File>, Status> {
         let (entry, request) = self.enter(request)?;
         let id = requests::upload_part(&request)?;
         let about = |error| status::about(&request.file, error);
         let file = entry.store().file_get(entry.organization(), id).await.map_err(about)?;
         let size = i64::try_from(request.data.len()).unwrap_or(i64::MAX);
         let ends = request.offset.saturating_add(size);
-        if file.state == FileState::Ready && ends == file.size && is_end(&entry, &file, &request).await? {
+        if file.state == FileState::Ready
+            && ends == file.size
+            && is_end(&entry, &file, &request).await?
+        {
             return Ok(Response::new(show(&file)));
         }
         if let Some(refusal) = refusal(&file, request.offset, ends) {
@@ -80,7 +95,10 @@ impl FileService for Api {
         let put = folder.put_part(entry.organization(), id, request.data.into()).await;
         let name = put.map_err(|error| failed(&error))?;
         let part = NewPart { position: request.offset, size, part: name.uuid(), sha256 };
-        let taken = entry.store().file_part(&entry.plain_write(), id, part, |file| silent(&show(file))).await;
+        let taken = entry
+            .store()
+            .file_part(&entry.plain_write(), id, part, |file| silent(&show(file)))
+            .await;
         let file = match taken {
             Ok(Taken::Next(file)) => file,
             Ok(Taken::Again(file)) => {
@@ -103,14 +121,22 @@ impl FileService for Api {
         Ok(Response::new(show(&file)))
     }
 
-    async fn get_file(&self, request: Request<GetFileRequest>) -> Result<Response<v1::File>, Status> {
+    async fn get_file(
+        &self,
+        request: Request<GetFileRequest>,
+    ) -> Result<Response<v1::File>, Status> {
         let (entry, request) = self.enter(request)?;
         let id = requests::file(&request.file)?;
         let found = entry.store().file_get(entry.organization(), id).await;
-        found.map(|file| Response::new(show(&file))).map_err(|error| status::about(&request.file, error))
+        found
+            .map(|file| Response::new(show(&file)))
+            .map_err(|error| status::about(&request.file, error))
     }
 
-    async fn list_files(&self, request: Request<ListFilesRequest>) -> Result<Response<ListFilesResponse>, Status> {
+    async fn list_files(
+        &self,
+        request: Request<ListFilesRequest>,
+    ) -> Result<Response<ListFilesResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let (page, filter) = requests::list_files(entry.organization(), &request)?;
         let found = entry.store().file_list(entry.organization(), &filter, &page.query()).await;
@@ -119,24 +145,34 @@ impl FileService for Api {
         Ok(Response::new(ListFilesResponse { files, page: Some(info) }))
     }
 
-    async fn update_file(&self, request: Request<UpdateFileRequest>) -> Result<Response<v1::File>, Status> {
+    async fn update_file(
+        &self,
+        request: Request<UpdateFileRequest>,
+    ) -> Result<Response<v1::File>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let id = requests::update_file(&request)?;
         let write = entry.write("UpdateFile", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
         let render = |file: &_| silent(&show(file));
-        let updated = entry.store().file_update(&write, id, expected, request.name.as_deref(), render).await;
-        entry.answer(updated.map_err(|error| status::about(&request.file, error))?, nobody, show).await
+        let updated =
+            entry.store().file_update(&write, id, expected, request.name.as_deref(), render).await;
+        entry
+            .answer(updated.map_err(|error| status::about(&request.file, error))?, nobody, show)
+            .await
     }
 
-    async fn delete_file(&self, request: Request<DeleteFileRequest>) -> Result<Response<DeleteFileResponse>, Status> {
+    async fn delete_file(
+        &self,
+        request: Request<DeleteFileRequest>,
+    ) -> Result<Response<DeleteFileResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let id = requests::delete_file(&request)?;
         let write = entry.write("DeleteFile", &mut request);
         let mut lookup = Lookup::new(&write);
         let found = entry.store().file_get(entry.organization(), id).await.map(|file| file.id);
         let id = lookup.take(&request.file, found, FileId::from_uuid)?;
-        let deleted = lookup.settle(entry.store().file_delete(&write, id, |_| silent(&())).await)?;
+        let deleted =
+            lookup.settle(entry.store().file_delete(&write, id, |_| silent(&())).await)?;
         entry.backend.files.tidy(self.lifecycle());
         entry.answer(deleted, nobody, |_| DeleteFileResponse {}).await
     }
@@ -159,7 +195,12 @@ impl FileService for Api {
             length => begin.saturating_add(length.unsigned_abs()),
         };
         let place = entry.backend.files.place()?;
-        let pieces = entry.backend.files.folder().read(entry.organization(), &sha256, Some(begin..end)).await;
+        let pieces = entry
+            .backend
+            .files
+            .folder()
+            .read(entry.organization(), &sha256, Some(begin..end))
+            .await;
         let pieces = pieces.map_err(|error| failed(&error))?.map_err(|error| failed(&error));
         let mut offset = request.offset;
         let answers = pieces.map_ok(move |data| {
@@ -177,9 +218,11 @@ impl FileService for Api {
 fn ready(file: &File) -> Result<Sha256, Status> {
     match (file.state, file.sha256) {
         (FileState::Ready, Some(sha256)) => Ok(Sha256::from_bytes(sha256)),
-        (FileState::Refused, _) => {
-            Err(status::precondition("REFUSED", "file", format!("the file was refused: {}", file.reason)))
-        }
+        (FileState::Refused, _) => Err(status::precondition(
+            "REFUSED",
+            "file",
+            format!("the file was refused: {}", file.reason),
+        )),
         _ => Err(status::precondition("NOT_READY", "file", "the file is not ready yet")),
     }
 }
@@ -190,18 +233,26 @@ fn refusal(file: &File, offset: i64, ends: i64) -> Option<Status> {
         FileState::Uploading if offset == file.received && ends > file.size => {
             Some(status::of_store(Error::TooLong { size: file.size }))
         }
-        FileState::Uploading | FileState::Checking if offset == file.received || ends == file.received => None,
-        FileState::Uploading => Some(status::of_store(Error::WrongOffset { offset: file.received })),
+        FileState::Uploading | FileState::Checking
+            if offset == file.received || ends == file.received =>
+        {
+            None
+        }
+        FileState::Uploading => {
+            Some(status::of_store(Error::WrongOffset { offset: file.received }))
+        }
         FileState::Refused => ready(file).err(),
         FileState::Checking | FileState::Ready => Some(status::of_store(Error::NotUploading)),
     }
 }
 
-/// Whether a file that is ready ends with this part: who was not told that it was taken sends it again.
+/// Whether a file that is ready ends with this part: who was not told that it was taken sends it
+/// again.
 async fn is_end(entry: &Entry, file: &File, request: &UploadPartRequest) -> Result<bool, Status> {
     let (sha256, begin) = (ready(file)?, request.offset.unsigned_abs());
     let range = begin..begin.saturating_add(request.data.len() as u64);
-    let pieces = entry.backend.files.folder().read(entry.organization(), &sha256, Some(range)).await;
+    let pieces =
+        entry.backend.files.folder().read(entry.organization(), &sha256, Some(range)).await;
     let pieces = pieces.map_err(|error| failed(&error))?;
     let there: Vec<_> = pieces.try_collect().await.map_err(|error| failed(&error))?;
     Ok(there.concat() == request.data)
@@ -219,8 +270,13 @@ async fn is_stored(entry: &Entry, sha256: &Sha256, size: i64) -> Result<bool, St
 
 /// Removes a part that no row names. One that stays goes with its upload.
 async fn superfluous(entry: &Entry, file: FileId, part: PartName) {
-    if let Err(error) = entry.backend.files.folder().remove_part(entry.organization(), file, part).await {
-        tracing::debug!(error = status::chain(&error), "a superfluous part of a file could not be removed");
+    if let Err(error) =
+        entry.backend.files.folder().remove_part(entry.organization(), file, part).await
+    {
+        tracing::debug!(
+            error = status::chain(&error),
+            "a superfluous part of a file could not be removed"
+        );
     }
 }
 
@@ -238,7 +294,9 @@ fn failed(error: &FolderError) -> Status {
 
 /// A file as clients see it.
 fn show(file: &File) -> v1::File {
-    let digits = |hash: Option<[u8; 32]>| hash.map(|hash| Sha256::from_bytes(hash).to_string()).unwrap_or_default();
+    let digits = |hash: Option<[u8; 32]>| {
+        hash.map(|hash| Sha256::from_bytes(hash).to_string()).unwrap_or_default()
+    };
     let state = match file.state {
         FileState::Uploading => v1::FileState::Uploading,
         FileState::Checking => v1::FileState::Checking,

@@ -1,7 +1,9 @@
-//! `construct-gateway first-key`: prints an owner's key of the operator's organisation, when there is none.
+//! `construct-gateway first-key`: prints an owner's key of the operator's organization, when there
+//! is none.
 //!
-//! Where everybody has to log in, somebody has to be first. Who can start this with the database's address could write the key there
-//! anyway. It works once: as long as such a key is valid, there is nothing to print.
+//! Where everybody has to log in, somebody has to be first. Who can start this with the database's
+//! address could write the key there anyway. It works once: as long as such a key is valid, there
+//! is nothing to print.
 
 use anyhow::Context as _;
 use construct_domain::{
@@ -43,21 +45,26 @@ pub async fn run(_: Config, context: &Context) -> anyhow::Result<()> {
     let latch = context.readiness().register("postgresql");
     let url = context.common().database_url()?.clone();
     let connect = || {
-        let options = PoolOptions { application_name: "construct-first-key".to_owned(), ..PoolOptions::default() };
+        let options = PoolOptions {
+            application_name: "construct-first-key".to_owned(),
+            ..PoolOptions::default()
+        };
         Store::connect(url.expose(), options)
     };
     let store = context.connect_with_retry("postgresql", &latch, connect).await?;
     let made = make(&store).await;
     store.close().await;
-    let key =
-        made?.context("there is an owner's key already; revoke it with `construct key revoke` to make another")?;
+    let key = made?.context(
+        "there is an owner's key already; revoke it with `construct key revoke` to make another",
+    )?;
     use std::io::Write as _;
     writeln!(std::io::stdout(), "{key}").context("the key cannot be printed")
 }
 
 async fn make(store: &Store) -> anyhow::Result<Option<String>> {
     store.migrate().await.context("the schema cannot be brought up to date")?;
-    let (key, secret) = credential::mint(credential::KEY).map_err(|status| anyhow::anyhow!("{}", status.message()))?;
+    let (key, secret) = credential::mint(credential::KEY)
+        .map_err(|status| anyhow::anyhow!("{}", status.message()))?;
     let new = NewApiKey {
         id: ApiKeyId::from_uuid(Uuid::now_v7()),
         name: "first key".to_owned(),
@@ -84,7 +91,10 @@ async fn make(store: &Store) -> anyhow::Result<Option<String>> {
         trace_id: String::new(),
         created_at: Timestamp::now(),
     };
-    let made = store.api_key_first(&new, entry, Timestamp::now()).await.context("the key cannot be stored")?;
+    let made = store
+        .api_key_first(&new, entry, Timestamp::now())
+        .await
+        .context("the key cannot be stored")?;
     Ok(made.then_some(key))
 }
 
@@ -99,11 +109,19 @@ mod tests {
         let database = Database::new().await;
         let store = database.store();
         let (one, other) = tokio::join!(make(&store), make(&store));
-        let made: Vec<String> = [one, other].into_iter().filter_map(|made| made.expect("it is asked")).collect();
+        let made: Vec<String> =
+            [one, other].into_iter().filter_map(|made| made.expect("it is asked")).collect();
         assert_eq!(made.len(), 1, "exactly one is made");
         let hash = credential::digest(&made[0]);
-        let holder = store.api_key_holder(&hash, Timestamp::now()).await.expect("it is read").expect("it is valid");
-        assert_eq!((holder.role, holder.scopes.as_slice()), (Role::Owner, [Scope::Admin].as_slice()));
+        let holder = store
+            .api_key_holder(&hash, Timestamp::now())
+            .await
+            .expect("it is read")
+            .expect("it is valid");
+        assert_eq!(
+            (holder.role, holder.scopes.as_slice()),
+            (Role::Owner, [Scope::Admin].as_slice())
+        );
         assert!(!database.contents().await.contains(&made[0]), "the key itself is stored nowhere");
     }
 }

@@ -8,8 +8,8 @@ use construct_domain::{
 };
 use construct_proto::v1::{
     self, ApiKeySpec, ApiKeyUse, CreateApiKeyRequest, CreateApiKeyResponse, CreateSetupCodeRequest,
-    ExchangeSetupCodeRequest, GetApiKeyRequest, ListApiKeysRequest, ListApiKeysResponse, RevokeApiKeyRequest,
-    SetupCode, UpdateApiKeyRequest, key_service_server::KeyService,
+    ExchangeSetupCodeRequest, GetApiKeyRequest, ListApiKeysRequest, ListApiKeysResponse,
+    RevokeApiKeyRequest, SetupCode, UpdateApiKeyRequest, key_service_server::KeyService,
 };
 use construct_runtime::clock;
 use construct_store::{
@@ -60,8 +60,9 @@ fn granted(entry: &Entry, spec: &ApiKeySpec) -> Result<(Role, Vec<Scope>), Statu
     Err(Status::permission_denied("nobody may make a key that may more than they may themselves"))
 }
 
-/// Until when what a caller makes may be good: no longer than the key they came with. A person who has logged in makes keys that last: their
-/// token is short because it is renewed, and the keys go with their membership.
+/// Until when what a caller makes may be good: no longer than the key they came with. A person who
+/// has logged in makes keys that last: their token is short because it is renewed, and the keys go
+/// with their membership.
 fn capped(entry: &Entry, wanted: Option<Timestamp>) -> Option<Timestamp> {
     let caller = entry.caller();
     match (wanted, caller.until.filter(|_| caller.key.is_some())) {
@@ -99,14 +100,18 @@ impl KeyService for Api {
         Ok(Response::new(CreateApiKeyResponse { api_key: Some(show::api_key(&made)), key }))
     }
 
-    async fn get_api_key(&self, request: Request<GetApiKeyRequest>) -> Result<Response<v1::ApiKey>, Status> {
+    async fn get_api_key(
+        &self,
+        request: Request<GetApiKeyRequest>,
+    ) -> Result<Response<v1::ApiKey>, Status> {
         let (entry, request) = self.enter(request)?;
         let id = requests::get_api_key(&request)?;
         let found = entry.store().api_key_get(entry.organization(), id, reach(&entry)).await;
         let found = found.map_err(|error| status::about(&request.api_key, error))?;
         let periods = self.quotas().periods(clock::now());
         let place = self.sum().await?;
-        let counts = entry.store().quota_counts_of_keys(entry.organization(), Counted::ALL, &periods).await;
+        let counts =
+            entry.store().quota_counts_of_keys(entry.organization(), Counted::ALL, &periods).await;
         drop(place);
         let used = counts.map_err(status::of_store)?.get(&id).copied().unwrap_or_default();
         let used = ApiKeyUse {
@@ -119,7 +124,10 @@ impl KeyService for Api {
         Ok(Response::new(v1::ApiKey { used: Some(used), ..show::api_key(&found) }))
     }
 
-    async fn update_api_key(&self, request: Request<UpdateApiKeyRequest>) -> Result<Response<v1::ApiKey>, Status> {
+    async fn update_api_key(
+        &self,
+        request: Request<UpdateApiKeyRequest>,
+    ) -> Result<Response<v1::ApiKey>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let (id, limits) = requests::update_api_key(&request)?;
         unlimited(&entry)?;
@@ -127,7 +135,8 @@ impl KeyService for Api {
         let expected = (request.revision != 0).then_some(request.revision);
         let (which, by) = ((id, reach(&entry)), entry.caller().role);
         let render = |key: &_| silent(&show::api_key(key));
-        let written = entry.store().api_key_limit(&write, which, (limits, expected), by, render).await;
+        let written =
+            entry.store().api_key_limit(&write, which, (limits, expected), by, render).await;
         let written = written.map_err(|error| status::about(&request.api_key, error))?;
         tracing::info!(key = %id, by = entry.name(), "the limits of an API key were changed");
         entry.answer(written, nobody, show::api_key).await
@@ -139,24 +148,34 @@ impl KeyService for Api {
     ) -> Result<Response<ListApiKeysResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let page = requests::list_api_keys(entry.organization(), &request)?;
-        let found = entry.store().api_key_list(entry.organization(), reach(&entry), &page.query()).await;
+        let found =
+            entry.store().api_key_list(entry.organization(), reach(&entry), &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (api_keys, info) = page.cut(&found, show::api_key, |key| key.cursor(page.key()));
         Ok(Response::new(ListApiKeysResponse { api_keys, page: Some(info) }))
     }
 
-    async fn revoke_api_key(&self, request: Request<RevokeApiKeyRequest>) -> Result<Response<v1::ApiKey>, Status> {
+    async fn revoke_api_key(
+        &self,
+        request: Request<RevokeApiKeyRequest>,
+    ) -> Result<Response<v1::ApiKey>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let id = requests::revoke_api_key(&request)?;
         let write = entry.write("RevokeApiKey", &mut request);
         let render = |key: &_| silent(&show::api_key(key));
-        let written = entry.store().api_key_revoke(&write, id, reach(&entry), entry.caller().role, render).await;
+        let written = entry
+            .store()
+            .api_key_revoke(&write, id, reach(&entry), entry.caller().role, render)
+            .await;
         let written = written.map_err(|error| status::about(&request.api_key, error))?;
         tracing::info!(key = %id, by = entry.name(), "an API key was revoked");
         entry.answer(written, nobody, show::api_key).await
     }
 
-    async fn create_setup_code(&self, request: Request<CreateSetupCodeRequest>) -> Result<Response<SetupCode>, Status> {
+    async fn create_setup_code(
+        &self,
+        request: Request<CreateSetupCodeRequest>,
+    ) -> Result<Response<SetupCode>, Status> {
         let (entry, request) = self.enter(request)?;
         let (life, key_life, limits) = requests::create_setup_code(&request)?;
         let spec = request.spec.unwrap_or_default();
@@ -187,7 +206,10 @@ impl KeyService for Api {
         let hash = credential::digest(&request.code);
         let (key, secret) = credential::mint(credential::KEY)?;
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
-        let made = visit.store().setup_code_exchange(&hash, id, &secret, visit.audit().as_ref(), clock::now()).await;
+        let made = visit
+            .store()
+            .setup_code_exchange(&hash, id, &secret, visit.audit().as_ref(), clock::now())
+            .await;
         match made.map_err(status::of_store) {
             Ok(Some(made)) => {
                 tracing::info!(key = %made.id, "a set-up code was exchanged for an API key");

@@ -1,12 +1,15 @@
 //! The gateway: every outward face. It validates, writes intents, and reads.
 //!
 //! - gRPC is the direct path; every other face is a transcoder before it (`faces.rs`).
-//! - It decides nothing about a task: it writes down what people want (a message, a cancel) in PostgreSQL, and wakes the
-//!   reconciler. What NATS doesn't deliver, the reconciler's sweep and the subscriptions' look at the heads find.
-//! - Every request has a caller, who may do what the rules say (`identity`), and every access to data names the caller's organisation.
+//! - It decides nothing about a task: it writes down what people want (a message, a cancel) in
+//!   PostgreSQL, and wakes the reconciler. What NATS doesn't deliver, the reconciler's sweep and
+//!   the subscriptions' look at the heads find.
+//! - Every request has a caller, who may do what the rules say (`identity`), and every access to
+//!   data names the caller's organization.
 //! - Everything a request says is held against its documented limit first (`validate.rs`).
-//! - PostgreSQL away: `UNAVAILABLE`, and the health service says so. NATS away after the start: writes are accepted all
-//!   the same and subscriptions go on with what PostgreSQL tells, a few seconds late; so readiness doesn't depend on it.
+//! - PostgreSQL away: `UNAVAILABLE`, and the health service says so. NATS away after the start:
+//!   writes are accepted all the same and subscriptions go on with what PostgreSQL tells, a few
+//!   seconds late; so readiness doesn't depend on it.
 //!
 //! Deliberately absent: any decision about a task, and any call to another service.
 
@@ -17,7 +20,7 @@ mod attachments;
 mod audit;
 mod budgets;
 mod caller;
-mod catalogue;
+mod catalog;
 mod config;
 mod deadline;
 mod diagnosis;
@@ -86,7 +89,8 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// Starts the gateway. When this returns it serves; until PostgreSQL and NATS are reached it answers `UNAVAILABLE`.
+/// Starts the gateway. When this returns it serves; until PostgreSQL and NATS are reached it
+/// answers `UNAVAILABLE`.
 ///
 /// # Errors
 /// When the address cannot be bound, a master key is missing, or the process is told to stop.
@@ -114,7 +118,8 @@ async fn start(
     };
     let api = Api::new(config, keyrings.clone(), Gate::new(config)?, lifecycle.clone());
     let socket = socket::open(passed, config.gateway_socket.as_deref())?;
-    let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
+    let (database, nats) =
+        (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let serving = context.readiness().register("requests");
     let tls = Tls::new(config).await?.map(|tls| (tls, accept::handshakes()));
     if let Some((tls, _)) = &tls {
@@ -127,7 +132,10 @@ async fn start(
 
     let url = context.common().database_url()?.clone();
     let store = context.connect_with_retry("postgresql", &database, || async {
-        let options = PoolOptions { application_name: "construct-gateway".to_owned(), ..PoolOptions::default() };
+        let options = PoolOptions {
+            application_name: "construct-gateway".to_owned(),
+            ..PoolOptions::default()
+        };
         let store = Store::connect(url.expose(), options).await?;
         store.migrate().await?;
         store.tiers_set(&config.gateway_tiers, &config.gateway_tier).await?;
@@ -139,8 +147,10 @@ async fn start(
             ca: context.common().nats_ca_file.clone(),
             certificate: context.common().nats_certificate(),
         };
-        let options =
-            ConnectOptions::new(context.instance_id()).blobs(context.common().blob_dir()).user(User::Gateway).tls(tls);
+        let options = ConnectOptions::new(context.instance_id())
+            .blobs(context.common().blob_dir())
+            .user(User::Gateway)
+            .tls(tls);
         let bus = Bus::connect(context.common().nats_url.expose(), options).await?;
         bus.ensure_topology().await?;
         anyhow::Ok(bus)
@@ -158,22 +168,34 @@ async fn start(
     let (pools, providers) = (Pools::new(bus.clone()), Providers::new(bus.clone()));
     let blobs = blob::Store::open(context.common().blob_dir())?;
     let files = Files::new(store.clone(), context.common().blob_dir(), config)?;
-    lifecycle.spawn_job("erasure", watch::erase(store.clone(), bus.clone(), files.clone(), lifecycle.draining()));
+    lifecycle.spawn_job(
+        "erasure",
+        watch::erase(store.clone(), bus.clone(), files.clone(), lifecycle.draining()),
+    );
     lifecycle.spawn_job("files", files.clone().sweep(lifecycle.draining()));
     let publisher = Publisher::new(bus);
-    let backend = Arc::new(Backend { store: store.clone(), publisher, hub, pools, providers, blobs, files });
+    let backend =
+        Arc::new(Backend { store: store.clone(), publisher, hub, pools, providers, blobs, files });
     api.open(Arc::clone(&backend));
     metrics::started();
-    lifecycle.spawn_job("audit trail", Trail::write(api.clone(), store.clone(), lifecycle.draining()));
+    lifecycle
+        .spawn_job("audit trail", Trail::write(api.clone(), store.clone(), lifecycle.draining()));
     serving.set_ready();
-    let (watching, names, draining) = (Arc::clone(&backend), config.gateway_pools.clone(), lifecycle.draining());
+    let (watching, names, draining) =
+        (Arc::clone(&backend), config.gateway_pools.clone(), lifecycle.draining());
     lifecycle.spawn_job("pools", async move { watching.pools.watch(&names, &draining).await });
     let (watching, draining) = (Arc::clone(&backend), lifecycle.draining());
     lifecycle.spawn_job("providers", async move { watching.providers.watch(&draining).await });
     lifecycle.spawn_job("event heads", async move { backend.hub.watch().await });
-    lifecycle.spawn_job("database health", watch::database(store.clone(), database, lifecycle.draining()));
+    lifecycle.spawn_job(
+        "database health",
+        watch::database(store.clone(), database, lifecycle.draining()),
+    );
     let keep = SignedDuration::from_hours(24 * i64::from(config.gateway_audit_keep));
-    lifecycle.spawn_job("housekeeping", watch::housekeeping(store, keyrings, keep, lifecycle.draining()));
+    lifecycle.spawn_job(
+        "housekeeping",
+        watch::housekeeping(store, keyrings, keep, lifecycle.draining()),
+    );
     Ok(())
 }
 

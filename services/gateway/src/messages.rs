@@ -2,9 +2,9 @@
 
 use construct_domain::{MessageId, TaskId};
 use construct_proto::v1::{
-    self, CreateMessageRequest, DeleteMessageRequest, DeleteMessageResponse, EditMessageRequest, GetMessageRequest,
-    ListMessagesRequest, ListMessagesResponse, MessagePriority, UpdateMessageRequest, event::Payload,
-    message_service_server::MessageService,
+    self, CreateMessageRequest, DeleteMessageRequest, DeleteMessageResponse, EditMessageRequest,
+    GetMessageRequest, ListMessagesRequest, ListMessagesResponse, MessagePriority,
+    UpdateMessageRequest, event::Payload, message_service_server::MessageService,
 };
 use construct_store::{Error, MessageFilter, NewUserMessage, Rendered, StoredMessage};
 use tonic::{Request, Response, Status};
@@ -31,7 +31,10 @@ fn wake(reason: &'static str) -> impl FnOnce(&StoredMessage) -> Option<(TaskId, 
 
 #[tonic::async_trait]
 impl MessageService for Api {
-    async fn create_message(&self, request: Request<CreateMessageRequest>) -> Result<Response<v1::Message>, Status> {
+    async fn create_message(
+        &self,
+        request: Request<CreateMessageRequest>,
+    ) -> Result<Response<v1::Message>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let task = requests::create_message(&request)?;
         entry.sees(task)?;
@@ -50,7 +53,10 @@ impl MessageService for Api {
         entry.answer(created, wake("message"), convert::message).await
     }
 
-    async fn get_message(&self, request: Request<GetMessageRequest>) -> Result<Response<v1::Message>, Status> {
+    async fn get_message(
+        &self,
+        request: Request<GetMessageRequest>,
+    ) -> Result<Response<v1::Message>, Status> {
         let (entry, request) = self.enter(request)?;
         let id = requests::change_message(&request.message, "")?;
         let found = entry.store().message_get(entry.organization(), id).await;
@@ -73,22 +79,30 @@ impl MessageService for Api {
         let asked = request.filter.unwrap_or_default();
         let (after_position, superseded) = (asked.after_position, asked.include_superseded);
         let filter = MessageFilter { source, after_position, superseded };
-        let found = entry.store().message_list(entry.organization(), task, &filter, &page.query()).await;
+        let found =
+            entry.store().message_list(entry.organization(), task, &filter, &page.query()).await;
         let messages = found.map_err(|error| status::about(&request.task, error))?;
         let (messages, info) = page.cut(&messages, convert::message, StoredMessage::cursor);
         Ok(Response::new(ListMessagesResponse { messages, page: Some(info) }))
     }
 
-    async fn update_message(&self, request: Request<UpdateMessageRequest>) -> Result<Response<v1::Message>, Status> {
+    async fn update_message(
+        &self,
+        request: Request<UpdateMessageRequest>,
+    ) -> Result<Response<v1::Message>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let message = requests::update_message(&request)?;
         let write = entry.write("UpdateMessage", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
         let mut lookup = Lookup::new(&write);
         let message = lookup.take(&request.message, Ok(message), MessageId::from_uuid)?;
-        let found = entry.content("blocks", request.blocks, &mut lookup, message, MessageId::from_uuid);
+        let found =
+            entry.content("blocks", request.blocks, &mut lookup, message, MessageId::from_uuid);
         let (message, content) = found.await?;
-        let updated = entry.store().message_update(&write, message, expected, content, render("message.updated")).await;
+        let updated = entry
+            .store()
+            .message_update(&write, message, expected, content, render("message.updated"))
+            .await;
         let updated = lookup.settle(updated)?;
         entry.answer(updated, wake("message changed"), convert::message).await
     }
@@ -106,7 +120,10 @@ impl MessageService for Api {
         entry.answer(deleted, wake("message taken back"), |_| DeleteMessageResponse {}).await
     }
 
-    async fn edit_message(&self, request: Request<EditMessageRequest>) -> Result<Response<v1::Message>, Status> {
+    async fn edit_message(
+        &self,
+        request: Request<EditMessageRequest>,
+    ) -> Result<Response<v1::Message>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let message = requests::edit_message(&request)?;
         let write = entry.write("EditMessage", &mut request);
@@ -114,9 +131,13 @@ impl MessageService for Api {
         let new = MessageId::from_uuid(Uuid::now_v7());
         let mut lookup = Lookup::new(&write);
         let message = lookup.take(&request.message, Ok(message), MessageId::from_uuid)?;
-        let found = entry.content("blocks", request.blocks, &mut lookup, message, MessageId::from_uuid);
+        let found =
+            entry.content("blocks", request.blocks, &mut lookup, message, MessageId::from_uuid);
         let (message, content) = found.await?;
-        let edited = entry.store().message_edit(&write, message, new, content, render("message.created")).await;
+        let edited = entry
+            .store()
+            .message_edit(&write, message, new, content, render("message.created"))
+            .await;
         let edited = lookup.settle(edited)?;
         entry.answer(edited, wake("message sent anew"), convert::message).await
     }

@@ -1,4 +1,5 @@
-//! What is counted of calls, and of those who watch. `deploy/observability/metrics.txt` lists what every service counts.
+//! What is counted of calls, and of those who watch. `deploy/observability/metrics.txt` lists what
+//! every service counts.
 
 use std::{
     sync::{
@@ -107,7 +108,8 @@ pub(crate) struct Call {
     elsewhere: Option<Transcoded>,
 }
 
-/// Goes with a request that a face transcodes: whether the services have it. What does not get so far is counted by the face.
+/// Goes with a request that a face transcodes: whether the services have it. What does not get so
+/// far is counted by the face.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Transcoded(Arc<AtomicBool>);
 
@@ -125,7 +127,11 @@ impl Call {
     }
 
     /// The same of a call that a face transcodes: it is counted here unless the services get it.
-    pub(crate) fn transcoded(method: Option<&'static str>, face: Face, elsewhere: Transcoded) -> Self {
+    pub(crate) fn transcoded(
+        method: Option<&'static str>,
+        face: Face,
+        elsewhere: Transcoded,
+    ) -> Self {
         let mut call = Self::begin(method, face);
         call.elsewhere = Some(elsewhere);
         call
@@ -163,7 +169,8 @@ pub(crate) fn quota_refused(quota: &'static str) {
     INSTRUMENTS.refused.add(1, &[KeyValue::new("construct.quota", quota)]);
 }
 
-/// The process has started: what it counts stands at zero from now on, so that the first one shows as a rise.
+/// The process has started: what it counts stands at zero from now on, so that the first one shows
+/// as a rise.
 pub(crate) fn started() {
     audit_lost(0);
     for quota in QUOTAS {

@@ -1,7 +1,8 @@
 //! `construct-gateway migrate`: brings the database's schema up to date and ends.
 //!
-//! Services do that at their start as well. A deployment that replaces them one by one runs this first, so that a migration
-//! which fails stops the deployment before it has replaced anything. It is given the address of the database and no key.
+//! Services do that at their start as well. A deployment that replaces them one by one runs this
+//! first, so that a migration which fails stops the deployment before it has replaced anything. It
+//! is given the address of the database and no key.
 
 use anyhow::Context as _;
 use construct_runtime::{
@@ -24,8 +25,8 @@ impl ServiceConfig for Config {
     }
 }
 
-/// Waits for the database for as long as it takes, then applies what is missing. Unlike at a service's start, a migration
-/// has all the time it needs, and one that fails is not tried again.
+/// Waits for the database for as long as it takes, then applies what is missing. Unlike at a
+/// service's start, a migration has all the time it needs, and one that fails is not tried again.
 ///
 /// # Errors
 /// When a migration fails, or the process is told to stop first.
@@ -33,7 +34,10 @@ pub async fn run(_: Config, context: &Context) -> anyhow::Result<()> {
     let latch = context.readiness().register("postgresql");
     let url = context.common().database_url()?.clone();
     let connect = || {
-        let options = PoolOptions { application_name: "construct-migrate".to_owned(), ..PoolOptions::default() };
+        let options = PoolOptions {
+            application_name: "construct-migrate".to_owned(),
+            ..PoolOptions::default()
+        };
         Store::connect(url.expose(), options)
     };
     let store = context.connect_with_retry("postgresql", &latch, connect).await?;
@@ -57,7 +61,9 @@ mod tests {
         let common = Common { database_url: Some(database.url().into()), ..Common::default() };
         let context = Context::new("gateway", common);
         let process = context.lifecycle().run_until_stopped(run(Config::default(), &context));
-        let outcome = tokio::time::timeout(Duration::from_secs(60), process).await.expect("it ends by itself");
+        let outcome = tokio::time::timeout(Duration::from_secs(60), process)
+            .await
+            .expect("it ends by itself");
         assert!(outcome.failure.is_none(), "{outcome:?}");
         assert!(outcome.cut_off.is_empty(), "{outcome:?}");
     }
@@ -65,7 +71,10 @@ mod tests {
     #[test]
     fn a_migration_needs_the_database_and_no_key() {
         assert!(Config::default().validate(&Common::default()).is_err());
-        let common = Common { database_url: Some("postgres://localhost/construct".into()), ..Common::default() };
+        let common = Common {
+            database_url: Some("postgres://localhost/construct".into()),
+            ..Common::default()
+        };
         assert_eq!(Config::default().validate(&common), Ok(()));
     }
 }

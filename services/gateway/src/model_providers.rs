@@ -1,15 +1,17 @@
-//! `ModelProviderService`. API keys are sealed before they reach the store, and never leave it through here.
+//! `ModelProviderService`. API keys are sealed before they reach the store, and never leave it
+//! through here.
 
 use construct_domain::ModelProviderId;
 use construct_proto::v1::{
     self, CheckModelProviderRequest, CheckModelProviderResponse, CreateModelProviderRequest,
-    DeleteModelProviderRequest, DeleteModelProviderResponse, GetModelProviderRequest, ListModelProvidersRequest,
-    ListModelProvidersResponse, ListVendorModelsRequest, ListVendorModelsResponse, UpdateModelProviderRequest,
-    event::Payload, model_provider_service_server::ModelProviderService,
+    DeleteModelProviderRequest, DeleteModelProviderResponse, GetModelProviderRequest,
+    ListModelProvidersRequest, ListModelProvidersResponse, ListVendorModelsRequest,
+    ListVendorModelsResponse, UpdateModelProviderRequest, event::Payload,
+    model_provider_service_server::ModelProviderService,
 };
 use construct_store::{
-    Error, KeyLimits, ModelProvider, ModelProviderChanges, ModelProviderFilter, NewModelProvider, Rendered,
-    SealedSecret,
+    Error, KeyLimits, ModelProvider, ModelProviderChanges, ModelProviderFilter, NewModelProvider,
+    Rendered, SealedSecret,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
@@ -27,7 +29,8 @@ fn render(kind: &'static str) -> impl FnOnce(&ModelProvider) -> Rendered + Send 
     }
 }
 
-/// As a list shows it: without its script, which may be as large as everything else in the list together.
+/// As a list shows it: without its script, which may be as large as everything else in the list
+/// together.
 fn listed(provider: &ModelProvider) -> v1::ModelProvider {
     let mut provider = convert::model_provider(provider);
     if let Some(spec) = &mut provider.spec {
@@ -47,11 +50,19 @@ impl Api {
             return Ok(None);
         }
         let sealed = self.keyring().seal(&id.to_string(), key.as_bytes());
-        sealed.map(Some).map_err(|error| status::internal("an API key could not be encrypted", &error))
+        sealed
+            .map(Some)
+            .map_err(|error| status::internal("an API key could not be encrypted", &error))
     }
 
     fn seal_all(&self, id: ModelProviderId, keys: &[String]) -> Result<Vec<SealedSecret>, Status> {
-        Ok(keys.iter().map(|key| self.seal(id, key)).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+        Ok(keys
+            .iter()
+            .map(|key| self.seal(id, key))
+            .collect::<Result<Vec<_>, _>>()?
+            .into_iter()
+            .flatten()
+            .collect())
     }
 }
 
@@ -81,7 +92,8 @@ impl ModelProviderService for Api {
                 tokens_per_minute: spec.tokens_per_minute,
             },
         };
-        let written = entry.store().model_provider_create(&write, new, render("provider.created")).await;
+        let written =
+            entry.store().model_provider_create(&write, new, render("provider.created")).await;
         entry.answer(written.map_err(status::of_store)?, nobody, convert::model_provider).await
     }
 
@@ -102,10 +114,15 @@ impl ModelProviderService for Api {
     ) -> Result<Response<ListModelProvidersResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let (page, kind) = requests::list_model_providers(entry.organization(), &request)?;
-        let filter = ModelProviderFilter { kind, name_prefix: request.filter.unwrap_or_default().name_prefix };
-        let found = entry.store().model_provider_list(entry.organization(), &filter, &page.query()).await;
+        let filter = ModelProviderFilter {
+            kind,
+            name_prefix: request.filter.unwrap_or_default().name_prefix,
+        };
+        let found =
+            entry.store().model_provider_list(entry.organization(), &filter, &page.query()).await;
         let providers = found.map_err(status::of_store)?;
-        let (model_providers, info) = page.cut(&providers, listed, |provider| provider.cursor(page.key()));
+        let (model_providers, info) =
+            page.cut(&providers, listed, |provider| provider.cursor(page.key()));
         Ok(Response::new(ListModelProvidersResponse { model_providers, page: Some(info) }))
     }
 
@@ -118,17 +135,24 @@ impl ModelProviderService for Api {
         let write = entry.write("UpdateModelProvider", &mut request);
         let mut lookup = Lookup::new(&write);
         let mut expected = (request.revision != 0).then_some(request.revision);
-        let found = entry.store().model_provider_find(entry.organization(), &request.model_provider).await;
+        let found =
+            entry.store().model_provider_find(entry.organization(), &request.model_provider).await;
         let provider = match found {
             Ok(provider) => {
-                let id = lookup.take(&request.model_provider, Ok(provider.id), ModelProviderId::from_uuid)?;
+                let id = lookup.take(
+                    &request.model_provider,
+                    Ok(provider.id),
+                    ModelProviderId::from_uuid,
+                )?;
                 let mut checked = requests::model_provider_fits(&request, &provider);
                 if request.base_url.is_some() {
-                    checked = checked.and_then(|()| entry.provider(provider.kind, request.base_url()));
+                    checked =
+                        checked.and_then(|()| entry.provider(provider.kind, request.base_url()));
                 }
                 let keeps_keys = request.api_key.is_none() || request.additional_api_keys.is_none();
                 if request.base_url.is_some() && keeps_keys {
-                    // Whether the key may stay was decided for the provider as it was read, and for no other.
+                    // Whether the key may stay was decided for the provider as it was read, and for
+                    // no other.
                     let revision = *expected.get_or_insert(provider.revision);
                     if revision != provider.revision {
                         checked = Err(status::of_store(Error::Conflict));
@@ -139,20 +163,27 @@ impl ModelProviderService for Api {
                     Err(reason) => lookup.refuse(reason, ModelProviderId::from_uuid)?,
                 }
             }
-            Err(error) => lookup.take(&request.model_provider, Err(error), ModelProviderId::from_uuid)?,
+            Err(error) => {
+                lookup.take(&request.model_provider, Err(error), ModelProviderId::from_uuid)?
+            }
         };
         let changes = ModelProviderChanges {
             name: request.name,
             base_url: request.base_url,
             script: request.script.map(some),
             key: request.api_key.map(|key| self.seal(provider, &key)).transpose()?,
-            further_keys: request.additional_api_keys.map(|keys| self.seal_all(provider, &keys.keys)).transpose()?,
+            further_keys: request
+                .additional_api_keys
+                .map(|keys| self.seal_all(provider, &keys.keys))
+                .transpose()?,
             max_concurrency: request.max_concurrency,
             requests_per_minute: request.requests_per_minute,
             tokens_per_minute: request.tokens_per_minute,
         };
-        let updated =
-            entry.store().model_provider_update(&write, provider, expected, changes, render("provider.updated")).await;
+        let updated = entry
+            .store()
+            .model_provider_update(&write, provider, expected, changes, render("provider.updated"))
+            .await;
         entry.answer(lookup.settle(updated)?, nobody, convert::model_provider).await
     }
 
@@ -161,11 +192,20 @@ impl ModelProviderService for Api {
         request: Request<DeleteModelProviderRequest>,
     ) -> Result<Response<DeleteModelProviderResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::delete("model_provider", &request.model_provider, "a model provider", &request.idempotency_key)?;
+        requests::delete(
+            "model_provider",
+            &request.model_provider,
+            "a model provider",
+            &request.idempotency_key,
+        )?;
         let write = entry.write("DeleteModelProvider", &mut request);
         let mut lookup = Lookup::new(&write);
-        let provider = entry.store().model_provider_resolve(entry.organization(), &request.model_provider).await;
-        let provider = lookup.take(&request.model_provider, provider, ModelProviderId::from_uuid)?;
+        let provider = entry
+            .store()
+            .model_provider_resolve(entry.organization(), &request.model_provider)
+            .await;
+        let provider =
+            lookup.take(&request.model_provider, provider, ModelProviderId::from_uuid)?;
         let render = |provider: &ModelProvider| events::deleted("provider.deleted", provider.id);
         let deleted = entry.store().model_provider_delete(&write, provider, render).await;
         entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteModelProviderResponse {}).await

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use construct_domain::TaskId;
-use construct_proto::v1::{CreateModelTokenRequest, ModelToken, model_token_service_server::ModelTokenService};
+use construct_proto::v1::{
+    CreateModelTokenRequest, ModelToken, model_token_service_server::ModelTokenService,
+};
 use construct_runtime::{clock, model_token};
 use construct_wire::convert;
 use tonic::{Request, Response, Status};
@@ -33,12 +35,17 @@ impl ModelTokenService for Api {
             }
         }
         if !request.task.is_empty() {
-            let task: TaskId =
-                request.task.parse().map_err(|_| Status::not_found(format!("there is no task {}", request.task)))?;
+            let task: TaskId = request
+                .task
+                .parse()
+                .map_err(|_| Status::not_found(format!("there is no task {}", request.task)))?;
             let found = entry.store().task_get(entry.organization(), task).await;
             found.map_err(|error| status::about(&request.task, error))?;
         }
-        let life = request.expires_in.and_then(|life| Duration::try_from(life).ok()).unwrap_or(DEFAULT_LIFE);
+        let life = request
+            .expires_in
+            .and_then(|life| Duration::try_from(life).ok())
+            .unwrap_or(DEFAULT_LIFE);
         let token = model_token::ModelToken {
             id: Uuid::now_v7().to_string(),
             organization: entry.organization().to_string(),

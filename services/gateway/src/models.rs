@@ -2,9 +2,9 @@
 
 use construct_domain::{ModelId, ModelProviderId, money::Prices};
 use construct_proto::v1::{
-    self, CreateModelRequest, DeleteModelRequest, DeleteModelResponse, GetModelRequest, ListCatalogueModelsRequest,
-    ListCatalogueModelsResponse, ListModelsRequest, ListModelsResponse, UpdateModelRequest, event::Payload,
-    model_service_server::ModelService,
+    self, CreateModelRequest, DeleteModelRequest, DeleteModelResponse, GetModelRequest,
+    ListCatalogModelsRequest, ListCatalogModelsResponse, ListModelsRequest, ListModelsResponse,
+    UpdateModelRequest, event::Payload, model_service_server::ModelService,
 };
 use construct_store::{
     Fallback, Model, ModelChanges, ModelFilter, ModelProviderKind, NewModel, PricesSource, Rendered,
@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::{
     api::{Api, Entry, Lookup, nobody},
-    catalogue, convert, events, status,
+    catalog, convert, events, status,
     validate::requests,
 };
 
@@ -39,15 +39,19 @@ fn or(value: i64, known: i64, default: i64) -> i64 {
 fn prices(
     given: Option<v1::Prices>,
     kind: Option<ModelProviderKind>,
-    known: Option<&v1::CatalogueModel>,
+    known: Option<&v1::CatalogModel>,
 ) -> (Prices, PricesSource) {
     match (given, known.and_then(|known| known.prices)) {
         (Some(given), _) => (convert::to_prices(given), PricesSource::Given),
-        (None, Some(known)) => (convert::to_prices(known), PricesSource::Catalogue),
+        (None, Some(known)) => (convert::to_prices(known), PricesSource::Catalog),
         (None, None)
             if matches!(
                 kind,
-                Some(ModelProviderKind::Local | ModelProviderKind::Ollama | ModelProviderKind::Scripted)
+                Some(
+                    ModelProviderKind::Local
+                        | ModelProviderKind::Ollama
+                        | ModelProviderKind::Scripted
+                )
             ) =>
         {
             (Prices::default(), PricesSource::Free)
@@ -58,15 +62,24 @@ fn prices(
 
 impl Entry {
     /// The models that fallbacks name.
-    async fn fallbacks(&self, lookup: &mut Lookup, named: &[v1::ModelFallback]) -> Result<Vec<Fallback>, Status> {
+    async fn fallbacks(
+        &self,
+        lookup: &mut Lookup,
+        named: &[v1::ModelFallback],
+    ) -> Result<Vec<Fallback>, Status> {
         let mut fallbacks: Vec<Fallback> = Vec::with_capacity(named.len());
         for v1::ModelFallback { model, weight } in named {
             let found = self.store().model_resolve(self.organization(), model).await;
             let found = lookup.take(model, found, ModelId::from_uuid)?;
             // Also when one is named by its id and once more by its name.
-            if fallbacks.iter().any(|fallback| fallback.model == found && found.uuid() != Uuid::nil()) {
+            if fallbacks
+                .iter()
+                .any(|fallback| fallback.model == found && found.uuid() != Uuid::nil())
+            {
                 lookup.refuse(
-                    Status::invalid_argument(format!("fallbacks: `{model}` stands in the list twice")),
+                    Status::invalid_argument(format!(
+                        "fallbacks: `{model}` stands in the list twice"
+                    )),
                     ModelId::from_uuid,
                 )?;
             }
@@ -78,25 +91,39 @@ impl Entry {
 
 #[tonic::async_trait]
 impl ModelService for Api {
-    async fn create_model(&self, request: Request<CreateModelRequest>) -> Result<Response<v1::Model>, Status> {
+    async fn create_model(
+        &self,
+        request: Request<CreateModelRequest>,
+    ) -> Result<Response<v1::Model>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::create_model(&request)?;
         let write = entry.write("CreateModel", &mut request);
         let spec = request.spec.unwrap_or_default();
         let mut lookup = Lookup::new(&write);
-        let provider = entry.store().model_provider_find(entry.organization(), &spec.provider).await;
+        let provider =
+            entry.store().model_provider_find(entry.organization(), &spec.provider).await;
         let kind = provider.as_ref().ok().map(|provider| provider.kind);
-        let provider = lookup.take(&spec.provider, provider.map(|provider| provider.id), ModelProviderId::from_uuid)?;
+        let provider = lookup.take(
+            &spec.provider,
+            provider.map(|provider| provider.id),
+            ModelProviderId::from_uuid,
+        )?;
         let fallbacks = entry.fallbacks(&mut lookup, &spec.fallbacks).await?;
-        let vendor_model = if spec.vendor_model.is_empty() { spec.name.clone() } else { spec.vendor_model };
-        let known = kind.and_then(|kind| catalogue::find(convert::provider_type(kind), &vendor_model));
+        let vendor_model =
+            if spec.vendor_model.is_empty() { spec.name.clone() } else { spec.vendor_model };
+        let known =
+            kind.and_then(|kind| catalog::find(convert::provider_type(kind), &vendor_model));
         let (prices, prices_source) = prices(spec.prices, kind, known);
         let new = NewModel {
             id: ModelId::from_uuid(Uuid::now_v7()),
             provider,
             vendor_model,
             name: spec.name,
-            context_window: or(spec.context_window, known.map_or(0, |known| known.context_window), CONTEXT_WINDOW),
+            context_window: or(
+                spec.context_window,
+                known.map_or(0, |known| known.context_window),
+                CONTEXT_WINDOW,
+            ),
             max_output_tokens: or(
                 spec.max_output_tokens,
                 known.map_or(0, |known| known.max_output_tokens),
@@ -108,11 +135,15 @@ impl ModelService for Api {
             fallbacks,
             hedge_after_ms: spec.hedge_after.map_or(0, convert::to_hedge_after),
         };
-        let written = lookup.settle(entry.store().model_create(&write, new, render("model.created")).await)?;
+        let written = lookup
+            .settle(entry.store().model_create(&write, new, render("model.created")).await)?;
         entry.answer(written, nobody, convert::model).await
     }
 
-    async fn get_model(&self, request: Request<GetModelRequest>) -> Result<Response<v1::Model>, Status> {
+    async fn get_model(
+        &self,
+        request: Request<GetModelRequest>,
+    ) -> Result<Response<v1::Model>, Status> {
         let (entry, GetModelRequest { model }) = self.enter(request)?;
         requests::get("model", &model, "a model")?;
         let found = entry.store().model_find(entry.organization(), &model).await;
@@ -124,7 +155,10 @@ impl ModelService for Api {
         Ok(Response::new(shown))
     }
 
-    async fn list_models(&self, request: Request<ListModelsRequest>) -> Result<Response<ListModelsResponse>, Status> {
+    async fn list_models(
+        &self,
+        request: Request<ListModelsRequest>,
+    ) -> Result<Response<ListModelsResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let organization = entry.organization();
         let page = requests::list_models(organization, &request)?;
@@ -143,7 +177,10 @@ impl ModelService for Api {
         Ok(Response::new(ListModelsResponse { models, page: Some(info) }))
     }
 
-    async fn update_model(&self, request: Request<UpdateModelRequest>) -> Result<Response<v1::Model>, Status> {
+    async fn update_model(
+        &self,
+        request: Request<UpdateModelRequest>,
+    ) -> Result<Response<v1::Model>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::update_model(&request)?;
         let write = entry.write("UpdateModel", &mut request);
@@ -154,8 +191,12 @@ impl ModelService for Api {
             None => None,
             Some(named) => {
                 let fallbacks = entry.fallbacks(&mut lookup, &named.fallbacks).await?;
-                if fallbacks.iter().any(|fallback| fallback.model == model && model.uuid() != Uuid::nil()) {
-                    let reason = Status::invalid_argument("fallbacks: a model cannot fall back to itself");
+                if fallbacks
+                    .iter()
+                    .any(|fallback| fallback.model == model && model.uuid() != Uuid::nil())
+                {
+                    let reason =
+                        Status::invalid_argument("fallbacks: a model cannot fall back to itself");
                     lookup.refuse(reason, ModelId::from_uuid)?;
                 }
                 Some(fallbacks)
@@ -165,14 +206,19 @@ impl ModelService for Api {
             name: request.name,
             vendor_model: request.vendor_model,
             context_window: request.context_window.map(|tokens| or(tokens, 0, CONTEXT_WINDOW)),
-            max_output_tokens: request.max_output_tokens.map(|tokens| or(tokens, 0, MAX_OUTPUT_TOKENS)),
+            max_output_tokens: request
+                .max_output_tokens
+                .map(|tokens| or(tokens, 0, MAX_OUTPUT_TOKENS)),
             prices: request.prices.map(convert::to_prices),
             tool_calling: request.tool_calling,
             fallbacks,
             hedge_after_ms: request.hedge_after.map(convert::to_hedge_after),
         };
         let expected = (request.revision != 0).then_some(request.revision);
-        let updated = entry.store().model_update(&write, model, expected, changes, render("model.updated")).await;
+        let updated = entry
+            .store()
+            .model_update(&write, model, expected, changes, render("model.updated"))
+            .await;
         entry.answer(lookup.settle(updated)?, nobody, convert::model).await
     }
 
@@ -190,15 +236,19 @@ impl ModelService for Api {
         let deleted = entry.store().model_delete(&write, model, render).await;
         entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteModelResponse {}).await
     }
-    async fn list_catalogue_models(
+    async fn list_catalog_models(
         &self,
-        request: Request<ListCatalogueModelsRequest>,
-    ) -> Result<Response<ListCatalogueModelsResponse>, Status> {
+        request: Request<ListCatalogModelsRequest>,
+    ) -> Result<Response<ListCatalogModelsResponse>, Status> {
         let (_entry, request) = self.enter(request)?;
-        requests::list_catalogue_models(&request)?;
+        requests::list_catalog_models(&request)?;
         let wanted = request.r#type();
         let all = wanted == v1::ModelProviderType::Unspecified;
-        let models = catalogue::all().iter().filter(|model| all || model.r#type() == wanted).cloned().collect();
-        Ok(Response::new(ListCatalogueModelsResponse { models }))
+        let models = catalog::all()
+            .iter()
+            .filter(|model| all || model.r#type() == wanted)
+            .cloned()
+            .collect();
+        Ok(Response::new(ListCatalogModelsResponse { models }))
     }
 }

@@ -2,10 +2,11 @@
 
 use construct_domain::{OrganizationId, access::Role};
 use construct_proto::v1::{
-    self, CreateInvitationRequest, CreateOrganizationRequest, CreateOrganizationResponse, DeleteOrganizationRequest,
-    DeleteOrganizationResponse, GetOrganizationRequest, ListInvitationsRequest, ListInvitationsResponse,
-    ListMembersRequest, ListMembersResponse, ListOrganizationsRequest, ListOrganizationsResponse, RemoveMemberRequest,
-    RemoveMemberResponse, RevokeInvitationRequest, UpdateMemberRequest, UpdateOrganizationRequest, WhoAmIRequest,
+    self, CreateInvitationRequest, CreateOrganizationRequest, CreateOrganizationResponse,
+    DeleteOrganizationRequest, DeleteOrganizationResponse, GetOrganizationRequest,
+    ListInvitationsRequest, ListInvitationsResponse, ListMembersRequest, ListMembersResponse,
+    ListOrganizationsRequest, ListOrganizationsResponse, RemoveMemberRequest, RemoveMemberResponse,
+    RevokeInvitationRequest, UpdateMemberRequest, UpdateOrganizationRequest, WhoAmIRequest,
     WhoAmIResponse, organization_service_server::OrganizationService,
 };
 use construct_store::{
@@ -26,13 +27,14 @@ use crate::{
     validate::requests,
 };
 
-/// Only the answer: organisations tell of themselves in no event, and the store drops this one.
+/// Only the answer: organizations tell of themselves in no event, and the store drops this one.
 pub(crate) fn silent(response: &impl Message) -> Rendered {
     let event = NewEvent { kind: String::new(), payload: Vec::new(), step: None };
     Rendered { event, response: response.encode_to_vec() }
 }
 
-/// The organisation a request names, which has to be the one that the call works in: what is changed or closed is said twice.
+/// The organization a request names, which has to be the one that the call works in: what is
+/// changed or closed is said twice.
 async fn named(entry: &Entry, reference: &str) -> Result<(), Status> {
     let found = entry.store().organization_find(entry.user(), reference).await;
     let found = found.map_err(|error| status::about(reference, error))?;
@@ -42,7 +44,8 @@ async fn named(entry: &Entry, reference: &str) -> Result<(), Status> {
     Err(status::about(reference, Error::NotFound { what: "organization" }))
 }
 
-/// The organisation that a request is to delete: the one that the call works in, or, from the operator's, any.
+/// The organization that a request is to delete: the one that the call works in, or, from the
+/// operator's, any.
 async fn deleted(entry: &Entry, reference: &str) -> Result<OrganizationId, Status> {
     if entry.organization() == OrganizationId::LOCAL {
         let found = entry.store().organization_named(reference).await;
@@ -87,18 +90,23 @@ impl OrganizationService for Api {
             avatar_url: spec.avatar_url,
             owner: entry.user(),
         };
-        let answer = |organization: &Organization, setup_code: Option<v1::SetupCode>| CreateOrganizationResponse {
-            organization: Some(show::organization(organization)),
-            setup_code,
+        let answer = |organization: &Organization, setup_code: Option<v1::SetupCode>| {
+            CreateOrganizationResponse {
+                organization: Some(show::organization(organization)),
+                setup_code,
+            }
         };
         // The code is not kept for a repeated request: it is stored nowhere.
         let render = |organization: &Organization| silent(&answer(organization, None));
         let stored = code.as_ref().map(|(_, code)| code);
         // Each begins with quotas of its own. The operator gives them.
-        let limit = (entry.organization() != OrganizationId::LOCAL).then_some(self.organizations_of_one());
+        let limit =
+            (entry.organization() != OrganizationId::LOCAL).then_some(self.organizations_of_one());
         let written = entry.store().organization_create(&write, new, stored, limit, render).await;
-        let given =
-            code.map(|(code, stored)| v1::SetupCode { code, expires_at: Some(convert::time(stored.expires_at)) });
+        let given = code.map(|(code, stored)| v1::SetupCode {
+            code,
+            expires_at: Some(convert::time(stored.expires_at)),
+        });
         entry.answer(written.map_err(status::of_store)?, nobody, |made| answer(made, given)).await
     }
 
@@ -125,13 +133,24 @@ impl OrganizationService for Api {
         let (entry, request) = self.enter(request)?;
         let page = requests::list_organizations(entry.organization(), &request)?;
         if entry.caller().key.is_some() {
-            let own = entry.store().organization_find(entry.user(), &entry.organization().to_string()).await;
+            let own = entry
+                .store()
+                .organization_find(entry.user(), &entry.organization().to_string())
+                .await;
             let own = show::organization(&seen(own.map_err(status::of_store)?, &entry));
             let organizations = if page.after.is_some() { Vec::new() } else { vec![own] };
-            return Ok(Response::new(ListOrganizationsResponse { organizations, page: Some(v1::PageInfo::default()) }));
+            return Ok(Response::new(ListOrganizationsResponse {
+                organizations,
+                page: Some(v1::PageInfo::default()),
+            }));
         }
-        let found = entry.store().organization_list(entry.user(), &page.query()).await.map_err(status::of_store)?;
-        let (organizations, info) = page.cut(&found, show::organization, |found| found.cursor(page.key()));
+        let found = entry
+            .store()
+            .organization_list(entry.user(), &page.query())
+            .await
+            .map_err(status::of_store)?;
+        let (organizations, info) =
+            page.cut(&found, show::organization, |found| found.cursor(page.key()));
         Ok(Response::new(ListOrganizationsResponse { organizations, page: Some(info) }))
     }
 
@@ -143,10 +162,17 @@ impl OrganizationService for Api {
         requests::update_organization(&request)?;
         named(&entry, &request.organization).await?;
         let write = entry.write("UpdateOrganization", &mut request);
-        let changes = OrganizationChanges { name: request.name, slug: request.slug, avatar_url: request.avatar_url };
+        let changes = OrganizationChanges {
+            name: request.name,
+            slug: request.slug,
+            avatar_url: request.avatar_url,
+        };
         let expected = (request.revision != 0).then_some(request.revision);
         let render = |organization: &Organization| silent(&show::organization(organization));
-        let written = entry.store().organization_update(&write, entry.user(), expected, changes, render).await;
+        let written = entry
+            .store()
+            .organization_update(&write, entry.user(), expected, changes, render)
+            .await;
         entry.answer(written.map_err(status::of_store)?, nobody, show::organization).await
     }
 
@@ -171,19 +197,35 @@ impl OrganizationService for Api {
     ) -> Result<Response<ListMembersResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let page = requests::list_members(entry.organization(), &request)?;
-        let found = entry.store().member_list(entry.organization(), &page.query()).await.map_err(status::of_store)?;
+        let found = entry
+            .store()
+            .member_list(entry.organization(), &page.query())
+            .await
+            .map_err(status::of_store)?;
         let (members, info) = page.cut(&found, show::member, |member| member.cursor(page.key()));
         Ok(Response::new(ListMembersResponse { members, page: Some(info) }))
     }
 
-    async fn update_member(&self, request: Request<UpdateMemberRequest>) -> Result<Response<v1::Member>, Status> {
+    async fn update_member(
+        &self,
+        request: Request<UpdateMemberRequest>,
+    ) -> Result<Response<v1::Member>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let (user, role) = requests::update_member(&request)?;
         let write = entry.write("UpdateMember", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
         let render = |member: &_| silent(&show::member(member));
-        let written = entry.store().member_update(&write, (user, role), entry.caller().role, expected, render).await;
-        entry.answer(written.map_err(|error| status::about(&request.user, error))?, nobody, show::member).await
+        let written = entry
+            .store()
+            .member_update(&write, (user, role), entry.caller().role, expected, render)
+            .await;
+        entry
+            .answer(
+                written.map_err(|error| status::about(&request.user, error))?,
+                nobody,
+                show::member,
+            )
+            .await
     }
 
     async fn remove_member(
@@ -229,7 +271,8 @@ impl OrganizationService for Api {
         let page = requests::list_invitations(entry.organization(), &request)?;
         let found = entry.store().invitation_list(entry.organization(), &page.query()).await;
         let found = found.map_err(status::of_store)?;
-        let (invitations, info) = page.cut(&found, show::invitation, |found| found.cursor(page.key()));
+        let (invitations, info) =
+            page.cut(&found, show::invitation, |found| found.cursor(page.key()));
         Ok(Response::new(ListInvitationsResponse { invitations, page: Some(info) }))
     }
 
@@ -246,7 +289,10 @@ impl OrganizationService for Api {
         entry.answer(written, nobody, show::invitation).await
     }
 
-    async fn who_am_i(&self, request: Request<WhoAmIRequest>) -> Result<Response<WhoAmIResponse>, Status> {
+    async fn who_am_i(
+        &self,
+        request: Request<WhoAmIRequest>,
+    ) -> Result<Response<WhoAmIResponse>, Status> {
         let (entry, WhoAmIRequest {}) = self.enter(request)?;
         let user = entry.store().user_get(entry.user()).await.map_err(status::of_store)?;
         let caller = entry.caller();
@@ -262,7 +308,7 @@ impl OrganizationService for Api {
     }
 }
 
-/// An organisation as this caller sees it: a key may be less than the user it acts for.
+/// An organization as this caller sees it: a key may be less than the user it acts for.
 fn seen(organization: Organization, entry: &Entry) -> Organization {
     let role = if entry.caller().key.is_some() { entry.caller().role } else { organization.role };
     Organization { role, ..organization }

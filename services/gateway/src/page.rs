@@ -1,9 +1,10 @@
 //! Pages of a list: size, order, and the token that leads to the next one.
 //!
-//! A token is the store's cursor of the last row seen (its order key and id), so that rows inserted or removed meanwhile
-//! neither repeat nor hide others. It carries a digest over itself and what it belongs to: method, organisation, filter
-//! and order. A token that was altered, or is used with another list, is refused instead of giving a page of something
-//! else. It grants nothing (every query is filtered by organisation), so the digest needs no key.
+//! A token is the store's cursor of the last row seen (its order key and id), so that rows inserted
+//! or removed meanwhile neither repeat nor hide others. It carries a digest over itself and what it
+//! belongs to: method, organization, filter and order. A token that was altered, or is used with
+//! another list, is refused instead of giving a page of something else. It grants nothing (every
+//! query is filtered by organization), so the digest needs no key.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use construct_domain::OrganizationId;
@@ -19,8 +20,8 @@ use crate::validate::Violations;
 const DEFAULT_SIZE: u32 = 50;
 /// Rows of a page at most.
 const MAX_SIZE: i32 = 100;
-/// Bytes of a page's entities at most, but for a page of one entity. It leaves room below what clients accept by default,
-/// which is 4 MiB.
+/// Bytes of a page's entities at most, but for a page of one entity. It leaves room below what
+/// clients accept by default, which is 4 MiB.
 const MAX_BYTES: usize = 2 * 1024 * 1024;
 /// Characters of a page token at most; ours stay far below.
 const MAX_TOKEN: usize = 1024;
@@ -36,7 +37,8 @@ pub(crate) enum Column {
 }
 
 impl Column {
-    const ALL: [Self; 5] = [Self::CreatedAt, Self::UpdatedAt, Self::Name, Self::Position, Self::Day];
+    const ALL: [Self; 5] =
+        [Self::CreatedAt, Self::UpdatedAt, Self::Name, Self::Position, Self::Day];
 
     const fn as_str(self) -> &'static str {
         match self {
@@ -112,8 +114,9 @@ struct Token {
 }
 
 impl<P: Place> Page<P> {
-    /// Reads a request for a page of the list `method` with this `filter`. `columns` are what the list can be ordered
-    /// by; the first is the default, and then the newest comes first (messages: the oldest).
+    /// Reads a request for a page of the list `method` with this `filter`. `columns` are what the
+    /// list can be ordered by; the first is the default, and then the newest comes first (messages:
+    /// the oldest).
     pub(crate) fn read(
         request: Option<&PageRequest>,
         method: &'static str,
@@ -135,7 +138,8 @@ impl<P: Place> Page<P> {
         let mut digest = Sha256::new();
         let direction: &[u8] = if order.descending { b"desc" } else { b"asc" };
         let (column, filter) = (order.column.as_str().as_bytes(), filter.encode_to_vec());
-        for part in [method.as_bytes(), organization.uuid().as_bytes(), column, direction, &filter] {
+        for part in [method.as_bytes(), organization.uuid().as_bytes(), column, direction, &filter]
+        {
             digest.update((part.len() as u64).to_be_bytes());
             digest.update(part);
         }
@@ -149,8 +153,8 @@ impl<P: Place> Page<P> {
         page
     }
 
-    /// Turns what was read, one row more than a page has if there are so many, into a page and its information. A page
-    /// that would become too large ends early.
+    /// Turns what was read, one row more than a page has if there are so many, into a page and its
+    /// information. A page that would become too large ends early.
     pub(crate) fn cut<T, R: Message>(
         &self,
         rows: &[T],
@@ -202,7 +206,10 @@ impl<P: Place> Page<P> {
 impl Page<Cursor> {
     /// For the store: one row more than asked for, to know whether there is a next page.
     pub(crate) fn query(&self) -> construct_store::Page {
-        let order = construct_store::Order { key: self.order.column.key(), descending: self.order.descending };
+        let order = construct_store::Order {
+            key: self.order.column.key(),
+            descending: self.order.descending,
+        };
         construct_store::Page { limit: self.size + 1, order, after: self.after.clone() }
     }
 
@@ -215,7 +222,11 @@ impl Page<Cursor> {
 impl Page<MessageCursor> {
     /// For the store: one row more than asked for, to know whether there is a next page.
     pub(crate) fn query(&self) -> construct_store::MessagePage {
-        construct_store::MessagePage { limit: self.size + 1, descending: self.order.descending, after: self.after }
+        construct_store::MessagePage {
+            limit: self.size + 1,
+            descending: self.order.descending,
+            after: self.after,
+        }
     }
 }
 
@@ -223,7 +234,11 @@ impl Page<UsagePlace> {
     /// For the store: one row more than asked for, to know whether there is a next page.
     pub(crate) fn query(&self) -> construct_store::UsagePage {
         let Self { size, order, after, .. } = self;
-        construct_store::UsagePage { limit: size + 1, descending: order.descending, after: after.clone() }
+        construct_store::UsagePage {
+            limit: size + 1,
+            descending: order.descending,
+            after: after.clone(),
+        }
     }
 }
 
@@ -232,7 +247,9 @@ impl Order {
         let default = Self { column: columns[0], descending: columns[0] != Column::Position };
         let mut words = text.split_ascii_whitespace();
         let Some(name) = words.next() else { return default };
-        let column = Column::ALL.into_iter().find(|column| column.as_str() == name && columns.contains(column));
+        let column = Column::ALL
+            .into_iter()
+            .find(|column| column.as_str() == name && columns.contains(column));
         let descending = match words.next() {
             None | Some("asc") => Some(false),
             Some("desc") => Some(true),
@@ -241,10 +258,15 @@ impl Order {
         match (column, descending, words.next()) {
             (Some(column), Some(descending), None) => Self { column, descending },
             _ => {
-                let names =
-                    columns.iter().map(|column| format!("`{}`", column.as_str())).collect::<Vec<_>>().join(", ");
-                violations
-                    .add("page.order_by", format!("must be one of {names}, optionally followed by `asc` or `desc`"));
+                let names = columns
+                    .iter()
+                    .map(|column| format!("`{}`", column.as_str()))
+                    .collect::<Vec<_>>()
+                    .join(", ");
+                violations.add(
+                    "page.order_by",
+                    format!("must be one of {names}, optionally followed by `asc` or `desc`"),
+                );
                 default
             }
         }
@@ -263,9 +285,20 @@ mod tests {
 
     const COLUMNS: [Column; 3] = [Column::CreatedAt, Column::UpdatedAt, Column::Name];
 
-    fn read(request: &PageRequest, method: &'static str, filter: &Filter) -> Result<Page<Cursor>, Vec<String>> {
+    fn read(
+        request: &PageRequest,
+        method: &'static str,
+        filter: &Filter,
+    ) -> Result<Page<Cursor>, Vec<String>> {
         let mut violations = Violations::new();
-        let page = Page::read(Some(request), method, OrganizationId::LOCAL, filter, &COLUMNS, &mut violations);
+        let page = Page::read(
+            Some(request),
+            method,
+            OrganizationId::LOCAL,
+            filter,
+            &COLUMNS,
+            &mut violations,
+        );
         violations.finish().map(|()| page).map_err(|status| fields(&status))
     }
 
@@ -274,9 +307,16 @@ mod tests {
     }
 
     fn token(request: &PageRequest, value: CursorValue) -> String {
-        let page = read(&PageRequest { page_size: 1, ..request.clone() }, "ListAgents", &Filter::default());
+        let page = read(
+            &PageRequest { page_size: 1, ..request.clone() },
+            "ListAgents",
+            &Filter::default(),
+        );
         let cursor = Cursor { value, id: Uuid::from_u128(7) };
-        page.expect("the request is valid").cut(&[(), ()], Clone::clone, |()| cursor).1.next_page_token
+        page.expect("the request is valid")
+            .cut(&[(), ()], Clone::clone, |()| cursor)
+            .1
+            .next_page_token
     }
 
     #[test]
@@ -318,7 +358,11 @@ mod tests {
             let mut bytes = good.clone().into_bytes();
             bytes[index] = if bytes[index] == b'A' { b'B' } else { b'A' };
             let page_token = String::from_utf8(bytes).expect("still ASCII");
-            let refused = read(&PageRequest { page_token, ..first.clone() }, "ListAgents", &Filter::default());
+            let refused = read(
+                &PageRequest { page_token, ..first.clone() },
+                "ListAgents",
+                &Filter::default(),
+            );
             assert_eq!(refused.map(|_| ()), Err(vec!["page.page_token".to_owned()]), "at {index}");
         }
         for page_token in ["x", "!!!", "AAAA", &"A".repeat(5000)] {
@@ -327,16 +371,22 @@ mod tests {
         }
     }
 
-    /// Tokens that somebody has tinkered with, put together from others, or made up: what is not refused is a token as it was given, for the
-    /// list it was given for.
+    /// Tokens that somebody has tinkered with, put together from others, or made up: what is not
+    /// refused is a token as it was given, for the list it was given for.
     #[test]
     fn random_tokens_are_ours_or_refused() {
-        let orders = prop::sample::select(&["", "created_at asc", "name", "name desc", "updated_at"][..]);
-        let value =
-            prop_oneof![any::<i32>().prop_map(|micros| time(i64::from(micros))), ".{0,40}".prop_map(CursorValue::Name)];
-        let change =
-            prop_oneof![Just(Vec::new()), prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),];
-        let input = (orders.clone(), orders, value, change, prop::option::of("[A-Za-z0-9_=-]{0,80}"));
+        let orders =
+            prop::sample::select(&["", "created_at asc", "name", "name desc", "updated_at"][..]);
+        let value = prop_oneof![
+            any::<i32>().prop_map(|micros| time(i64::from(micros))),
+            ".{0,40}".prop_map(CursorValue::Name)
+        ];
+        let change = prop_oneof![
+            Just(Vec::new()),
+            prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        ];
+        let input =
+            (orders.clone(), orders, value, change, prop::option::of("[A-Za-z0-9_=-]{0,80}"));
         fuzz(&input, |(made_for, used_for, value, changes, made_up)| {
             let made_for = PageRequest { order_by: made_for.into(), ..PageRequest::default() };
             let good = token(&made_for, value.clone());
@@ -345,10 +395,15 @@ mod tests {
                 let index = index.index(bytes.len());
                 bytes[index] = byte;
             }
-            let page_token = made_up.unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
-            let used =
-                PageRequest { order_by: used_for.into(), page_token: page_token.clone(), ..PageRequest::default() };
-            let fits = |column| Cursor { value: value.clone(), id: Uuid::from_u128(7) }.fits(column);
+            let page_token =
+                made_up.unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
+            let used = PageRequest {
+                order_by: used_for.into(),
+                page_token: page_token.clone(),
+                ..PageRequest::default()
+            };
+            let fits =
+                |column| Cursor { value: value.clone(), id: Uuid::from_u128(7) }.fits(column);
             match read(&used, "ListAgents", &Filter::default()) {
                 Ok(page) if page_token.is_empty() => prop_assert!(page.after.is_none()),
                 Ok(page) => {
@@ -358,7 +413,8 @@ mod tests {
                 }
                 Err(fields) => {
                     prop_assert_eq!(fields, ["page.page_token"]);
-                    let column = Order::read(&used.order_by, &COLUMNS, &mut Violations::new()).column;
+                    let column =
+                        Order::read(&used.order_by, &COLUMNS, &mut Violations::new()).column;
                     let is_good = page_token == good && made_for.order_by == used.order_by;
                     prop_assert!(!(is_good && fits(column)), "a good token was refused");
                 }
@@ -369,10 +425,19 @@ mod tests {
 
     #[test]
     fn sizes_are_1_to_100_and_50_by_default() {
-        for (page_size, expected) in
-            [(0, Some(50)), (1, Some(1)), (100, Some(100)), (101, None), (-1, None), (i32::MIN, None)]
-        {
-            let page = read(&PageRequest { page_size, ..PageRequest::default() }, "ListAgents", &Filter::default());
+        for (page_size, expected) in [
+            (0, Some(50)),
+            (1, Some(1)),
+            (100, Some(100)),
+            (101, None),
+            (-1, None),
+            (i32::MIN, None),
+        ] {
+            let page = read(
+                &PageRequest { page_size, ..PageRequest::default() },
+                "ListAgents",
+                &Filter::default(),
+            );
             assert_eq!(page.ok().map(|page| page.size), expected, "{page_size}");
         }
     }
@@ -394,32 +459,50 @@ mod tests {
                 "ListAgents",
                 &Filter::default(),
             );
-            assert_eq!(page.ok().map(|page| (page.order.column, page.order.descending)), expected, "{order_by}");
+            assert_eq!(
+                page.ok().map(|page| (page.order.column, page.order.descending)),
+                expected,
+                "{order_by}"
+            );
         }
     }
 
     #[test]
     fn the_last_page_has_no_token() {
-        let page = read(&PageRequest { page_size: 2, ..PageRequest::default() }, "ListAgents", &Filter::default());
+        let page = read(
+            &PageRequest { page_size: 2, ..PageRequest::default() },
+            "ListAgents",
+            &Filter::default(),
+        );
         let page = page.expect("the request is valid");
         for full in 0..=2 {
             let rows = vec![(); full];
-            let (shown, info) = page.cut(&rows, Clone::clone, |()| unreachable!("there is no next page"));
+            let (shown, info) =
+                page.cut(&rows, Clone::clone, |()| unreachable!("there is no next page"));
             assert_eq!((shown.len(), info), (full, PageInfo::default()));
         }
     }
 
     #[test]
     fn a_page_of_large_entities_ends_early_and_goes_on_where_it_ended() {
-        let rows: Vec<String> = [900, 900, 900, 5_000, 900, 1].map(|kib| "x".repeat(kib * 1024)).into();
+        let rows: Vec<String> =
+            [900, 900, 900, 5_000, 900, 1].map(|kib| "x".repeat(kib * 1024)).into();
         let by_name = PageRequest { order_by: "name".into(), ..PageRequest::default() };
         let (mut request, mut begin, mut sizes) = (by_name, 0, Vec::new());
         loop {
-            let page = read(&request, "ListAgents", &Filter::default()).expect("the request is valid");
+            let page =
+                read(&request, "ListAgents", &Filter::default()).expect("the request is valid");
             if let Some(Cursor { value: CursorValue::Name(name), .. }) = &page.after {
-                assert_eq!(name, &rows[begin - 1].len().to_string(), "the token leads on from the last one shown");
+                assert_eq!(
+                    name,
+                    &rows[begin - 1].len().to_string(),
+                    "the token leads on from the last one shown"
+                );
             }
-            let place = |row: &String| Cursor { value: CursorValue::Name(row.len().to_string()), id: Uuid::nil() };
+            let place = |row: &String| Cursor {
+                value: CursorValue::Name(row.len().to_string()),
+                id: Uuid::nil(),
+            };
             let (shown, info) = page.cut(&rows[begin..], Clone::clone, place);
             assert_eq!(shown, rows[begin..begin + shown.len()]);
             begin += shown.len();
@@ -434,8 +517,17 @@ mod tests {
 
     #[test]
     fn a_forged_place_of_another_order_is_refused() {
-        let by_time = read(&PageRequest::default(), "ListAgents", &Filter::default()).expect("the request is valid");
-        let page_token = by_time.seal(&Cursor { value: CursorValue::Name("x".into()), id: Uuid::nil() });
-        assert!(read(&PageRequest { page_token, ..PageRequest::default() }, "ListAgents", &Filter::default()).is_err());
+        let by_time = read(&PageRequest::default(), "ListAgents", &Filter::default())
+            .expect("the request is valid");
+        let page_token =
+            by_time.seal(&Cursor { value: CursorValue::Name("x".into()), id: Uuid::nil() });
+        assert!(
+            read(
+                &PageRequest { page_token, ..PageRequest::default() },
+                "ListAgents",
+                &Filter::default()
+            )
+            .is_err()
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! Places for connections: so many in all, and so many of one network. Who holds all that one may leaves some for others. What is of no network
-//! in particular (a trusted proxy's connections are for many) is counted in all alone.
+//! Places for connections: so many in all, and so many of one network. Who holds all that one may
+//! leaves some for others. What is of no network in particular (a trusted proxy's connections are
+//! for many) is counted in all alone.
 
 use std::{
     collections::HashMap,
@@ -74,9 +75,13 @@ mod tests {
     fn places_are_bounded_in_all_and_for_each_network() {
         let places = Places::new(10, 4);
         let peer = |network: u32| Some(IpAddr::from(network.to_be_bytes()));
-        let ones: Vec<_> = (0..4).map(|_| places.take(peer(1)).expect("there is a place")).collect();
+        let ones: Vec<_> =
+            (0..4).map(|_| places.take(peer(1)).expect("there is a place")).collect();
         assert!(places.take(peer(1)).is_none());
-        let others: Vec<_> = (2..100).map(|network| places.take(peer(network))).take_while(Option::is_some).collect();
+        let others: Vec<_> = (2..100)
+            .map(|network| places.take(peer(network)))
+            .take_while(Option::is_some)
+            .collect();
         assert_eq!(ones.len() + others.len(), 10);
         drop(ones);
         assert!(places.take(peer(1)).is_some());
@@ -87,7 +92,8 @@ mod tests {
     #[test]
     fn what_is_of_no_network_is_bounded_in_all() {
         let places = Places::new(10, 4);
-        let held: Vec<_> = (0..100).map(|_| places.take(None)).take_while(Option::is_some).collect();
+        let held: Vec<_> =
+            (0..100).map(|_| places.take(None)).take_while(Option::is_some).collect();
         assert_eq!(held.len(), 10);
         assert!(places.take(Some(IpAddr::from([192, 0, 2, 1]))).is_none());
         drop(held);

@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::deadline::Deadline;
 
-/// How often the pools are asked. What a task's explanation says about its own pool is asked at that moment.
+/// How often the pools are asked. What a task's explanation says about its own pool is asked at
+/// that moment.
 const ASK: Duration = Duration::from_secs(5);
 
 /// How long an interpreter has to answer, if whoever wants to know has as much time.
@@ -25,7 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Pools {
     bus: Bus,
-    /// Since when no interpreter serves a pool, as far as this gateway has seen. Only of pools that are not served.
+    /// Since when no interpreter serves a pool, as far as this gateway has seen. Only of pools that
+    /// are not served.
     absent: Mutex<HashMap<String, Timestamp>>,
 }
 
@@ -47,7 +49,8 @@ impl Pools {
         }
     }
 
-    /// Since when no interpreter serves the pool; none when one does, or when that can't be found out.
+    /// Since when no interpreter serves the pool; none when one does, or when that can't be found
+    /// out.
     pub(crate) async fn absence(&self, name: &str, deadline: Deadline) -> Option<Timestamp> {
         let pool = Pool::new(name).ok()?;
         let served = self.bus.pool_is_served(&pool, deadline.left(PATIENCE)).await;

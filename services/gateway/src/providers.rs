@@ -22,11 +22,14 @@ use crate::{
     status,
 };
 
-/// How long a process has to say how a breaker stands. It looks into its memory; whoever shows a model does not wait for more.
+/// How long a process has to say how a breaker stands. It looks into its memory; whoever shows a
+/// model does not wait for more.
 const GLANCE: Duration = Duration::from_millis(300);
-/// How long the service has for an answer; it gives a vendor a little less. So short that there is time to say that it was not enough.
+/// How long the service has for an answer; it gives a vendor a little less. So short that there is
+/// time to say that it was not enough.
 const PATIENCE: Duration = Duration::from_secs(28);
-/// How often it is found out whether any process is there. What a task's explanation says is asked at that moment.
+/// How often it is found out whether any process is there. What a task's explanation says is asked
+/// at that moment.
 const ASK: Duration = Duration::from_secs(5);
 
 /// The processes of the providers service.
@@ -56,7 +59,10 @@ impl Providers {
     /// Since when no process is there; none when one is, or when that can't be found out.
     pub(crate) async fn absence(&self, deadline: Deadline) -> Option<Timestamp> {
         // Of no breaker, which any process can answer.
-        let answered = self.bus.ask(&subject::BreakerState, &BreakerQuestion::default(), deadline.left(GLANCE)).await;
+        let answered = self
+            .bus
+            .ask(&subject::BreakerState, &BreakerQuestion::default(), deadline.left(GLANCE))
+            .await;
         let mut absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
         match answered {
             Ok(_) => {
@@ -70,17 +76,24 @@ impl Providers {
                     clock::now()
                 });
             }
-            Err(error) => tracing::debug!(%error, "whether the providers service is there can't be found out"),
+            Err(error) => {
+                tracing::debug!(%error, "whether the providers service is there can't be found out")
+            }
         }
         *absent
     }
 
     /// How the breaker in front of a model stands; none when nobody says.
     pub(crate) async fn breaker(&self, model: &Model, deadline: Deadline) -> Option<v1::Breaker> {
-        let breaker = BreakerRef { provider_id: model.provider.to_string(), vendor_model: model.vendor_model.clone() };
+        let breaker = BreakerRef {
+            provider_id: model.provider.to_string(),
+            vendor_model: model.vendor_model.clone(),
+        };
         let question = BreakerQuestion { breaker: Some(breaker) };
         let answered = self.bus.ask(&subject::BreakerState, &question, deadline.left(GLANCE)).await;
-        answered.inspect_err(|error| tracing::debug!(%error, "nobody says how a breaker stands")).ok()
+        answered
+            .inspect_err(|error| tracing::debug!(%error, "nobody says how a breaker stands"))
+            .ok()
     }
 
     /// What the vendor says to each of the provider's keys.
@@ -101,13 +114,15 @@ impl Providers {
         deadline: Deadline,
     ) -> Result<Vec<v1::VendorModel>, Status> {
         let question = VendorModelsQuestion { provider: Some(addressed(provider)) };
-        let asked = self.bus.ask(&subject::ListVendorModels, &question, deadline.left(PATIENCE)).await;
+        let asked =
+            self.bus.ask(&subject::ListVendorModels, &question, deadline.left(PATIENCE)).await;
         let answer = asked.map_err(|error| unanswered(error, deadline))?;
         match answer.failure {
             None => Ok(answer.models),
-            Some(failure) => {
-                Err(Status::failed_precondition(format!("the vendor lists no models: {}", failure.message)))
-            }
+            Some(failure) => Err(Status::failed_precondition(format!(
+                "the vendor lists no models: {}",
+                failure.message
+            ))),
         }
     }
 }
@@ -127,14 +142,20 @@ fn addressed(provider: &ModelProvider) -> mesh::Provider {
 }
 
 fn sealed(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::SealedSecret {
-    mesh::SealedSecret { key_id: key_id.clone(), nonce: nonce.clone(), ciphertext: ciphertext.clone() }
+    mesh::SealedSecret {
+        key_id: key_id.clone(),
+        nonce: nonce.clone(),
+        ciphertext: ciphertext.clone(),
+    }
 }
 
 fn unanswered(error: request::Error, deadline: Deadline) -> Status {
     match error {
         request::Error::Timeout if deadline.is_over() => deadline::exceeded(),
         request::Error::NoResponders => status::unavailable("the providers service is not there"),
-        request::Error::Timeout => status::unavailable("the providers service, or the vendor, did not answer in time"),
+        request::Error::Timeout => {
+            status::unavailable("the providers service, or the vendor, did not answer in time")
+        }
         error => status::internal("the providers service could not be asked", &error),
     }
 }

@@ -1,5 +1,6 @@
-//! Telling the mesh what was committed. PostgreSQL already has it, so nothing here can fail a request: a lost wake is
-//! made up for by the reconciler's sweep, a lost event by the subscriptions' look at the streams' heads.
+//! Telling the mesh what was committed. PostgreSQL already has it, so nothing here can fail a
+//! request: a lost wake is made up for by the reconciler's sweep, a lost event by the
+//! subscriptions' look at the streams' heads.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -13,7 +14,8 @@ use construct_store::StoredEvent;
 
 use crate::{events, status::chain};
 
-/// How long a write waits for the bus at most. Longer would make the API as slow as the slowest broker, for nothing.
+/// How long a write waits for the bus at most. Longer would make the API as slow as the slowest
+/// broker, for nothing.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// A task that should be looked at.
@@ -29,7 +31,8 @@ pub(crate) struct Wake {
 #[derive(Debug)]
 pub(crate) struct Publisher {
     bus: Bus,
-    /// Whether the last attempt failed, so that an outage is logged once and not with every request.
+    /// Whether the last attempt failed, so that an outage is logged once and not with every
+    /// request.
     failing: AtomicBool,
 }
 
@@ -63,8 +66,13 @@ impl Publisher {
         self.note(done(self.bus.publish_within(&address, &run, PATIENCE).await));
     }
 
-    /// Tells all gateways which version a document has now, and whose own it is, within a bounded time.
-    pub(crate) async fn state(&self, organization: OrganizationId, changed: (Option<UserId>, &str, i64)) {
+    /// Tells all gateways which version a document has now, and whose own it is, within a bounded
+    /// time.
+    pub(crate) async fn state(
+        &self,
+        organization: OrganizationId,
+        changed: (Option<UserId>, &str, i64),
+    ) {
         if !self.bus.is_connected() {
             return self.note(Err("the connection is down".to_owned()));
         }
@@ -103,7 +111,10 @@ impl Publisher {
         }
         match result {
             Err(error) => {
-                tracing::warn!(error, "changes are committed but cannot be published; they will be found later")
+                tracing::warn!(
+                    error,
+                    "changes are committed but cannot be published; they will be found later"
+                )
             }
             Ok(()) => tracing::info!("changes are published again"),
         }

@@ -2,8 +2,9 @@
 
 use construct_bus::{Bus, dead};
 use construct_proto::v1::{
-    self, DeadLetter, DropDeadLetterRequest, DropDeadLetterResponse, GetDeadLetterRequest, ListDeadLettersRequest,
-    ListDeadLettersResponse, RedriveDeadLetterRequest, RedriveDeadLetterResponse, RetryTaskRequest, event::Payload,
+    self, DeadLetter, DropDeadLetterRequest, DropDeadLetterResponse, GetDeadLetterRequest,
+    ListDeadLettersRequest, ListDeadLettersResponse, RedriveDeadLetterRequest,
+    RedriveDeadLetterResponse, RetryTaskRequest, event::Payload,
     recovery_service_server::RecoveryService,
 };
 use construct_store::{Rendered, StoredTask};
@@ -31,7 +32,8 @@ fn letter(found: dead::Numbered) -> DeadLetter {
 }
 
 fn refused(number: u64, error: &dead::Error) -> Status {
-    let cause = || std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    let cause =
+        || std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
     match error {
         dead::Error::NotFound => Status::not_found(format!("dead letter `{number}` not found")),
         dead::Error::Command | dead::Error::Subject | dead::Error::Headers => {
@@ -39,7 +41,9 @@ fn refused(number: u64, error: &dead::Error) -> Status {
         }
         dead::Error::Read(_) => Status::data_loss(format!("{error}{}", cause())),
         dead::Error::Server(_) => status::unavailable(error.to_string()),
-        dead::Error::Publish(source) if source.is_retryable() => status::unavailable(format!("{error}{}", cause())),
+        dead::Error::Publish(source) if source.is_retryable() => {
+            status::unavailable(format!("{error}{}", cause()))
+        }
         dead::Error::Publish(_) => Status::failed_precondition(format!("{error}{}", cause())),
     }
 }
@@ -61,14 +65,22 @@ impl RecoveryService for Api {
             limit => limit,
         };
         let bus: &Bus = entry.backend.publisher.bus();
-        let letters = bus.dead_letters(request.after, limit).await.map_err(|error| refused(0, &error))?;
-        Ok(Response::new(ListDeadLettersResponse { letters: letters.into_iter().map(letter).collect() }))
+        let letters =
+            bus.dead_letters(request.after, limit).await.map_err(|error| refused(0, &error))?;
+        Ok(Response::new(ListDeadLettersResponse {
+            letters: letters.into_iter().map(letter).collect(),
+        }))
     }
 
-    async fn get_dead_letter(&self, request: Request<GetDeadLetterRequest>) -> Result<Response<DeadLetter>, Status> {
+    async fn get_dead_letter(
+        &self,
+        request: Request<GetDeadLetterRequest>,
+    ) -> Result<Response<DeadLetter>, Status> {
         let (entry, request) = self.enter(request)?;
         let found = entry.backend.publisher.bus().dead_letter(request.letter).await;
-        found.map(|found| Response::new(letter(found))).map_err(|error| refused(request.letter, &error))
+        found
+            .map(|found| Response::new(letter(found)))
+            .map_err(|error| refused(request.letter, &error))
     }
 
     async fn redrive_dead_letter(
@@ -78,7 +90,11 @@ impl RecoveryService for Api {
         let (entry, request) = self.enter(request)?;
         let done = entry.backend.publisher.bus().redrive(request.letter).await;
         done.map_err(|error| refused(request.letter, &error))?;
-        tracing::info!(letter = request.letter, by = entry.name(), "a dead letter was published again");
+        tracing::info!(
+            letter = request.letter,
+            by = entry.name(),
+            "a dead letter was published again"
+        );
         Ok(Response::new(RedriveDeadLetterResponse {}))
     }
 
@@ -93,7 +109,10 @@ impl RecoveryService for Api {
         Ok(Response::new(DropDeadLetterResponse {}))
     }
 
-    async fn retry_task(&self, request: Request<RetryTaskRequest>) -> Result<Response<v1::Task>, Status> {
+    async fn retry_task(
+        &self,
+        request: Request<RetryTaskRequest>,
+    ) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let task = requests::task_intent(&request.task, &request.idempotency_key)?;
         let write = entry.write("RetryTask", &mut request);

@@ -1,7 +1,8 @@
-//! `construct-gateway keys`: exchanges the keys that encrypt and sign, one at a time and without an interruption (docs/operations.md).
+//! `construct-gateway keys`: exchanges the keys that encrypt and sign, one at a time and without an
+//! interruption (docs/operations.md).
 //!
-//! Keys are added, made the first, and taken out, each time in one step that can be undone, but for the last: a key is taken out only
-//! when the database says that nothing needs it any more.
+//! Keys are added, made the first, and taken out, each time in one step that can be undone, but for
+//! the last: a key is taken out only when the database says that nothing needs it any more.
 
 mod file;
 
@@ -126,7 +127,8 @@ impl Command {
         let (mut words, mut kind, mut name, mut at_once) = (Vec::new(), None, None, false);
         let mut arguments = arguments.into_iter();
         while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().and_then(|value| value.into_string().ok()).ok_or(USAGE);
+            let mut value =
+                || arguments.next().and_then(|value| value.into_string().ok()).ok_or(USAGE);
             match argument.to_str() {
                 Some("--kind") => kind = Some(Kind::named(&value()?).ok_or(USAGE)?),
                 Some("--name") => name = Some(value()?),
@@ -139,7 +141,8 @@ impl Command {
         let verb = words.next().and_then(|verb| verb.into_string().ok()).ok_or(USAGE)?;
         let file = PathBuf::from(words.next().ok_or(USAGE)?);
         let key = words.next().map(OsString::into_string).transpose().map_err(|_| USAGE)?;
-        if words.next().is_some() || at_once && verb != "retire" || name.is_some() && verb != "add" {
+        if words.next().is_some() || at_once && verb != "retire" || name.is_some() && verb != "add"
+        {
             return Err(USAGE);
         }
         let verb = match (verb.as_str(), key) {
@@ -160,14 +163,18 @@ impl Command {
 /// Does what was asked for.
 ///
 /// # Errors
-/// When the file holds no keys or cannot be replaced, when the database does not answer, or a key is needed.
+/// When the file holds no keys or cannot be replaced, when the database does not answer, or a key
+/// is needed.
 pub async fn run(command: Command, context: &Context) -> anyhow::Result<()> {
     let url = context.common().database_url.as_ref().map(|url| url.expose().to_owned());
-    let asks =
-        matches!(command.verb, Verb::List | Verb::Retire { .. }) && command.kind.and_then(Kind::sealing).is_some();
+    let asks = matches!(command.verb, Verb::List | Verb::Retire { .. })
+        && command.kind.and_then(Kind::sealing).is_some();
     let store = match url {
         Some(url) if asks => {
-            let options = PoolOptions { application_name: "construct-keys".to_owned(), ..PoolOptions::default() };
+            let options = PoolOptions {
+                application_name: "construct-keys".to_owned(),
+                ..PoolOptions::default()
+            };
             Some(Store::connect(&url, options).await.context("the database does not answer")?)
         }
         _ => None,
@@ -194,7 +201,11 @@ pub(crate) struct Said {
     text: Option<String>,
 }
 
-pub(crate) async fn perform(command: &Command, store: Option<&Store>, now: Timestamp) -> anyhow::Result<Said> {
+pub(crate) async fn perform(
+    command: &Command,
+    store: Option<&Store>,
+    now: Timestamp,
+) -> anyhow::Result<Said> {
     let locked = command.file.as_deref().map(Locked::open).transpose()?;
     let (mut keys, changed) = match &locked {
         Some(locked) => (locked.read()?, Some(locked.changed()?)),
@@ -206,10 +217,14 @@ pub(crate) async fn perform(command: &Command, store: Option<&Store>, now: Times
     };
     let holders = command.kind.map_or("the services that have it", Kind::holders);
     let words = match &command.verb {
-        Verb::List => return Ok(Said { words: list(&keys, command.kind, store).await?, text: None }),
+        Verb::List => {
+            return Ok(Said { words: list(&keys, command.kind, store).await?, text: None });
+        }
         Verb::Add { name } => {
             let mut key = [0; 32];
-            SystemRandom::new().fill(&mut key).map_err(|_| anyhow::anyhow!("the system gives no randomness"))?;
+            SystemRandom::new()
+                .fill(&mut key)
+                .map_err(|_| anyhow::anyhow!("the system gives no randomness"))?;
             let id = keys.add(name.as_deref(), &key)?;
             format!(
                 "`{id}` is added, and does nothing yet. Restart {holders}, all of them; then: keys promote … {id}\n"
@@ -250,7 +265,9 @@ async fn needed(
     store: Option<&Store>,
     now: Timestamp,
 ) -> anyhow::Result<()> {
-    let Some(kind) = kind else { bail!("which keys are these? --kind master, secrets or token says it") };
+    let Some(kind) = kind else {
+        bail!("which keys are these? --kind master, secrets or token says it")
+    };
     let Some(sealing) = kind.sealing() else {
         if at_once {
             return Ok(());
@@ -261,20 +278,25 @@ async fn needed(
             );
         };
         let ends = until + TOKEN_LIFE;
-        ensure!(ends <= now, "tokens that it has signed may be valid until {ends:.0}; --at-once ends them now");
+        ensure!(
+            ends <= now,
+            "tokens that it has signed may be valid until {ends:.0}; --at-once ends them now"
+        );
         return Ok(());
     };
     let store = store
         .context("the database's address is needed, to see what the key still encrypts (CONSTRUCT_DATABASE_URL)")?;
     let ids = left.ids();
     let sealed = store.sealed_by(sealing).await.context("the database does not answer")?;
-    let lost: Vec<String> = sealed.iter().filter(|sealed| !ids.contains(&sealed.key.as_str())).map(told).collect();
+    let lost: Vec<String> =
+        sealed.iter().filter(|sealed| !ids.contains(&sealed.key.as_str())).map(told).collect();
     ensure!(
         lost.is_empty(),
         "this could not be read any more: {}. The gateway encrypts again at its start what it has the key for, and so does slack",
         lost.join("; ")
     );
-    let running = store.scripts_with_older_secrets().await.context("the database does not answer")?;
+    let running =
+        store.scripts_with_older_secrets().await.context("the database does not answer")?;
     ensure!(
         kind != Kind::Secrets || running == 0,
         "{running} scripts are under way that began before the secrets were encrypted again; wait for their end"
@@ -288,7 +310,9 @@ fn told(sealed: &SealedBy) -> String {
 
 async fn list(keys: &KeyFile, kind: Option<Kind>, store: Option<&Store>) -> anyhow::Result<String> {
     let sealed = match (kind.and_then(Kind::sealing), store) {
-        (Some(sealing), Some(store)) => Some(store.sealed_by(sealing).await.context("the database does not answer")?),
+        (Some(sealing), Some(store)) => {
+            Some(store.sealed_by(sealing).await.context("the database does not answer")?)
+        }
         _ => None,
     };
     let mut lines = String::new();
@@ -296,8 +320,13 @@ async fn list(keys: &KeyFile, kind: Option<Kind>, store: Option<&Store>) -> anyh
         let place = if index == 0 { "first" } else { "behind" };
         let mut facts = Vec::new();
         if let Some(sealed) = &sealed {
-            let mine: Vec<String> = sealed.iter().filter(|sealed| sealed.key == *id).map(seals).collect();
-            facts.push(if mine.is_empty() { "encrypts nothing".to_owned() } else { mine.join(", ") });
+            let mine: Vec<String> =
+                sealed.iter().filter(|sealed| sealed.key == *id).map(seals).collect();
+            facts.push(if mine.is_empty() {
+                "encrypts nothing".to_owned()
+            } else {
+                mine.join(", ")
+            });
         }
         if let Some(until) = keys.first_until(id) {
             facts.push(format!("was the first until {until:.0}"));
@@ -308,7 +337,8 @@ async fn list(keys: &KeyFile, kind: Option<Kind>, store: Option<&Store>) -> anyh
         lines.push_str(format!("{id:<32}  {place:<6}  {}", facts.join("; ")).trim_end());
         lines.push('\n');
     }
-    for other in sealed.iter().flatten().filter(|sealed| !keys.ids().contains(&sealed.key.as_str())) {
+    for other in sealed.iter().flatten().filter(|sealed| !keys.ids().contains(&sealed.key.as_str()))
+    {
         lines.push_str(&format!("{:<32}  {:<6}  {}\n", other.key, "absent", seals(other)));
     }
     Ok(lines)
@@ -345,7 +375,9 @@ mod tests {
     async fn a_key_of_tokens_stays_where_nothing_says_since_when_it_is_not_the_first() {
         let keys = KeyFile::parse(&format!("left:{}", "A".repeat(43) + "=")).expect("a key");
         let now = Timestamp::now();
-        let asked = async |until, at_once| needed(Some(Kind::Token), &keys, (until, at_once), None, now).await;
+        let asked = async |until, at_once| {
+            needed(Some(Kind::Token), &keys, (until, at_once), None, now).await
+        };
         let refusal = asked(None, false).await.expect_err("it may be needed").to_string();
         assert!(refusal.contains("--at-once"), "{refusal}");
         assert!(asked(Some(now - SignedDuration::from_hours(1)), false).await.is_err());

@@ -1,7 +1,8 @@
 //! `ScanService`: what people want of scans. What becomes of a scan is the scanner's work.
 //!
-//! The task that explores is made here, for its scan, with its budget and with a policy that lets it read and nothing else; so no
-//! caller has to be allowed to name a directory, and the scanner needs a token for this one task only.
+//! The task that explores is made here, for its scan, with its budget and with a policy that lets
+//! it read and nothing else; so no caller has to be allowed to name a directory, and the scanner
+//! needs a token for this one task only.
 
 mod compare;
 mod explore;
@@ -14,10 +15,11 @@ use construct_domain::{CandidateId, OrganizationId, ScanConnectionId, ScanId};
 use construct_proto::{
     mesh::v1::{RepositoriesQuestion, ToolCreate},
     v1::{
-        self, CancelScanRequest, CompareScansRequest, CompareScansResponse, CreateScanConnectionRequest,
-        CreateScanRequest, CreateToolsRequest, CreateToolsResponse, DeleteScanConnectionRequest,
-        DeleteScanConnectionResponse, GetScanRequest, ListCandidatesRequest, ListCandidatesResponse,
-        ListRepositoriesRequest, ListRepositoriesResponse, ListScanConnectionsRequest, ListScanConnectionsResponse,
+        self, CancelScanRequest, CompareScansRequest, CompareScansResponse,
+        CreateScanConnectionRequest, CreateScanRequest, CreateToolsRequest, CreateToolsResponse,
+        DeleteScanConnectionRequest, DeleteScanConnectionResponse, GetScanRequest,
+        ListCandidatesRequest, ListCandidatesResponse, ListRepositoriesRequest,
+        ListRepositoriesResponse, ListScanConnectionsRequest, ListScanConnectionsResponse,
         ListScansRequest, ListScansResponse, ReviewCandidateRequest, ScanEvent, WatchScanRequest,
         scan_connection_spec::Credential, scan_service_server::ScanService, scan_spec::Source,
     },
@@ -25,7 +27,10 @@ use construct_proto::{
 use construct_runtime::{ScanToken, clock};
 use construct_store::{
     Error, Keyring, Write, Written,
-    scan::{Candidate, HandedOver, NewScan, NewScanConnection, Review, Scan, ScanFilter, ScanKind, ScanLimits},
+    scan::{
+        Candidate, HandedOver, NewScan, NewScanConnection, Review, Scan, ScanFilter, ScanKind,
+        ScanLimits,
+    },
 };
 use construct_wire::scan as show;
 use futures::stream::BoxStream;
@@ -50,7 +55,8 @@ const BUDGET: i64 = 2_000_000_000_000;
 const TURNS: u32 = 40;
 /// How long a scan may take when nobody says, in seconds.
 const TIMEOUT: i64 = 3600;
-/// How long the token of a scan holds after its deadline, so that the scanner can still end its task.
+/// How long the token of a scan holds after its deadline, so that the scanner can still end its
+/// task.
 const GRACE: SignedDuration = SignedDuration::from_mins(10);
 
 fn digest(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
@@ -61,7 +67,8 @@ fn digest(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
     Ok(std::mem::replace(value, digest))
 }
 
-/// Takes what opens the connection out of a request that is about to be identified by its hash, which is stored; see `secrets.rs`.
+/// Takes what opens the connection out of a request that is about to be identified by its hash,
+/// which is stored; see `secrets.rs`.
 fn take(keyring: &Keyring, credential: &mut Credential) -> Result<String, Status> {
     match credential {
         Credential::Token(token) => digest(keyring, token),
@@ -91,18 +98,26 @@ fn authority(base_url: &str) -> Option<String> {
     requests::path_of(base_url).and_then(|(host, _)| host)
 }
 
-fn target(source: &Source, connection: Option<&construct_store::scan::ScanConnection>) -> Result<Target, Status> {
+fn target(
+    source: &Source,
+    connection: Option<&construct_store::scan::ScanConnection>,
+) -> Result<Target, Status> {
     let hosted = |kind: ScanKind, location: &str, public: &str| {
         let (host, path) = requests::path_of(location).unwrap_or_default();
         let own = connection.and_then(|connection| authority(&connection.base_url));
         // The address people see of a host need not be that of its API.
-        let same = |host: &str, known: &str| known == host || known.strip_prefix("api.") == Some(host);
+        let same =
+            |host: &str, known: &str| known == host || known.strip_prefix("api.") == Some(host);
         match (&host, &own) {
             (Some(host), Some(own)) if !same(host, own) => {
-                return Err(Status::invalid_argument(format!("spec.connection: leads to {own}, and not to {host}")));
+                return Err(Status::invalid_argument(format!(
+                    "spec.connection: leads to {own}, and not to {host}"
+                )));
             }
             (Some(host), None) if host != public => {
-                let words = format!("spec.connection: is required for {host}: one whose `base_url` leads there");
+                let words = format!(
+                    "spec.connection: is required for {host}: one whose `base_url` leads there"
+                );
                 return Err(Status::invalid_argument(words));
             }
             _ => {}
@@ -119,9 +134,11 @@ fn target(source: &Source, connection: Option<&construct_store::scan::ScanConnec
             location: upload.name.clone(),
             repository: format!("upload:{}", upload.name),
         }),
-        Source::Folder(path) => {
-            Ok(Target { kind: ScanKind::Folder, location: path.clone(), repository: format!("folder:{path}") })
-        }
+        Source::Folder(path) => Ok(Target {
+            kind: ScanKind::Folder,
+            location: path.clone(),
+            repository: format!("folder:{path}"),
+        }),
     }
 }
 
@@ -136,20 +153,29 @@ impl Entry {
         ))
     }
 
-    /// Whether the caller may say where a host of repositories is: the scanner reaches what others don't.
+    /// Whether the caller may say where a host of repositories is: the scanner reaches what others
+    /// don't.
     fn host(&self, base_url: &str) -> Result<(), Status> {
         if base_url.is_empty() || self.organization() == OrganizationId::LOCAL {
             return Ok(());
         }
-        Err(Status::permission_denied("only the operator's organization may say where a host of repositories is"))
+        Err(Status::permission_denied(
+            "only the operator's organization may say where a host of repositories is",
+        ))
     }
 }
 
 impl Api {
-    /// Keeps an archive until its scan is over. It is sealed, so that no other scan has the same one, and it can go with its scan.
-    async fn store_archive(&self, entry: &Entry, archive: &[u8]) -> Result<blob::Reference, Status> {
+    /// Keeps an archive until its scan is over. It is sealed, so that no other scan has the same
+    /// one, and it can go with its scan.
+    async fn store_archive(
+        &self,
+        entry: &Entry,
+        archive: &[u8],
+    ) -> Result<blob::Reference, Status> {
         let sealed = self.keyring().seal(&entry.organization().to_string(), archive);
-        let sealed = sealed.map_err(|error| status::internal("an archive could not be encrypted", &error))?;
+        let sealed = sealed
+            .map_err(|error| status::internal("an archive could not be encrypted", &error))?;
         let put = entry.backend.blobs.put(sealed.to_bytes().into()).await;
         put.map_err(|error| status::internal("an archive could not be stored", &error))
     }
@@ -168,7 +194,9 @@ impl ScanService for Api {
         entry.host(request.spec.as_ref().map_or("", |spec| &spec.base_url))?;
         let keyring = self.keyring();
         let credential = request.spec.as_mut().and_then(|spec| spec.credential.as_mut());
-        let Some(credential) = credential else { return Err(Status::invalid_argument("spec.token: is required")) };
+        let Some(credential) = credential else {
+            return Err(Status::invalid_argument("spec.token: is required"));
+        };
         let (kind, value) = (show::credential(credential), take(keyring, credential)?);
         let write = entry.write("CreateScanConnection", &mut request);
         let spec = request.spec.unwrap_or_default();
@@ -176,14 +204,20 @@ impl ScanService for Api {
         let sealed = keyring.seal(&id.to_string(), value.as_bytes());
         let new = NewScanConnection {
             id,
-            host: show::to_host(spec.host()).ok_or_else(|| Status::invalid_argument("spec.host: is required"))?,
+            host: show::to_host(spec.host())
+                .ok_or_else(|| Status::invalid_argument("spec.host: is required"))?,
             name: spec.name,
             base_url: spec.base_url.trim_end_matches('/').to_owned(),
             credential: kind,
-            sealed: sealed.map_err(|error| status::internal("a credential could not be encrypted", &error))?,
+            sealed: sealed
+                .map_err(|error| status::internal("a credential could not be encrypted", &error))?,
         };
         let render = |made: &_| silent(&show::connection(made));
-        let written = entry.store().scan_connection_create(&write, new, render).await.map_err(status::of_store)?;
+        let written = entry
+            .store()
+            .scan_connection_create(&write, new, render)
+            .await
+            .map_err(status::of_store)?;
         entry.answer(written, nobody, show::connection).await
     }
 
@@ -195,7 +229,8 @@ impl ScanService for Api {
         let page = requests::list_scan_connections(entry.organization(), &request)?;
         let found = entry.store().scan_connection_list(entry.organization(), &page.query()).await;
         let found = found.map_err(status::of_store)?;
-        let (connections, info) = page.cut(&found, show::connection, |connection| connection.cursor(page.key()));
+        let (connections, info) =
+            page.cut(&found, show::connection, |connection| connection.cursor(page.key()));
         Ok(Response::new(ListScanConnectionsResponse { connections, page: Some(info) }))
     }
 
@@ -204,10 +239,16 @@ impl ScanService for Api {
         request: Request<DeleteScanConnectionRequest>,
     ) -> Result<Response<DeleteScanConnectionResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::delete("connection", &request.connection, "a connection", &request.idempotency_key)?;
+        requests::delete(
+            "connection",
+            &request.connection,
+            "a connection",
+            &request.idempotency_key,
+        )?;
         let write = entry.write("DeleteScanConnection", &mut request);
         let mut lookup = Lookup::new(&write);
-        let found = entry.store().scan_connection_find(entry.organization(), &request.connection).await;
+        let found =
+            entry.store().scan_connection_find(entry.organization(), &request.connection).await;
         let found = found.map(|connection| connection.id);
         let id = lookup.take(&request.connection, found, ScanConnectionId::from_uuid)?;
         let render = |_: &_| silent(&DeleteScanConnectionResponse {});
@@ -221,7 +262,8 @@ impl ScanService for Api {
     ) -> Result<Response<ListRepositoriesResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         requests::list_repositories(&request)?;
-        let found = entry.store().scan_connection_find(entry.organization(), &request.connection).await;
+        let found =
+            entry.store().scan_connection_find(entry.organization(), &request.connection).await;
         let connection = found.map_err(|error| status::about(&request.connection, error))?;
         self.scans_dir()?;
         let question = RepositoriesQuestion {
@@ -231,21 +273,35 @@ impl ScanService for Api {
             page: request.page.max(1),
         };
         let patience = entry.deadline.left(PATIENCE);
-        let asked = entry.backend.publisher.bus().ask(&subject::ListRepositories, &question, patience).await;
+        let asked = entry
+            .backend
+            .publisher
+            .bus()
+            .ask(&subject::ListRepositories, &question, patience)
+            .await;
         let answer = asked.map_err(|error| match error {
             request::Error::NoResponders => status::unavailable("the scanner is not there"),
             request::Error::Timeout if entry.deadline.is_over() => deadline::exceeded(),
-            request::Error::Timeout => status::unavailable("the scanner, or the host, did not answer in time"),
+            request::Error::Timeout => {
+                status::unavailable("the scanner, or the host, did not answer in time")
+            }
             error => status::internal("the scanner could not be asked", &error),
         })?;
         if !answer.failure.is_empty() {
             return Err(Status::failed_precondition(answer.failure));
         }
         let mut repositories = answer.repositories;
-        let place = authority(&connection.base_url).map(|own| format!("{own}/")).unwrap_or_default();
-        let known = |name: &str| format!("{}:{place}{}", connection.host.as_str(), name.to_lowercase());
-        let names: Vec<String> = repositories.iter().map(|repository| known(&repository.name)).collect();
-        let last = entry.store().scan_last_of(entry.organization(), &names).await.map_err(status::of_store)?;
+        let place =
+            authority(&connection.base_url).map(|own| format!("{own}/")).unwrap_or_default();
+        let known =
+            |name: &str| format!("{}:{place}{}", connection.host.as_str(), name.to_lowercase());
+        let names: Vec<String> =
+            repositories.iter().map(|repository| known(&repository.name)).collect();
+        let last = entry
+            .store()
+            .scan_last_of(entry.organization(), &names)
+            .await
+            .map_err(status::of_store)?;
         for repository in &mut repositories {
             let name = known(&repository.name);
             let scan = last.iter().find(|(repository, _)| *repository == name);
@@ -254,17 +310,24 @@ impl ScanService for Api {
         Ok(Response::new(ListRepositoriesResponse { repositories, next_page: answer.next_page }))
     }
 
-    async fn create_scan(&self, request: Request<CreateScanRequest>) -> Result<Response<v1::Scan>, Status> {
+    async fn create_scan(
+        &self,
+        request: Request<CreateScanRequest>,
+    ) -> Result<Response<v1::Scan>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::create_scan(&request)?;
         let keys = self.token_keys()?;
         let write = entry.write("CreateScan", &mut request);
-        // A request that is repeated gets its answer, whatever has become meanwhile of what it names, or of what was made for it.
-        if let Some(response) = entry.store().write_repeated(&write).await.map_err(status::of_store)? {
+        // A request that is repeated gets its answer, whatever has become meanwhile of what it
+        // names, or of what was made for it.
+        if let Some(response) =
+            entry.store().write_repeated(&write).await.map_err(status::of_store)?
+        {
             return entry.answer(Written::Repeated { response }, nobody, show::scan).await;
         }
         let spec = request.spec.unwrap_or_default();
-        let source = spec.source.ok_or_else(|| Status::invalid_argument("spec.github: is required"))?;
+        let source =
+            spec.source.ok_or_else(|| Status::invalid_argument("spec.github: is required"))?;
         if matches!(source, Source::Folder(_)) {
             entry.folder(self.is_local())?;
         }
@@ -285,7 +348,8 @@ impl ScanService for Api {
         let limits = ScanLimits {
             max_bytes: limits.max_bytes,
             max_files: limits.max_files,
-            max_turns: i32::try_from(if limits.max_turns == 0 { TURNS } else { limits.max_turns }).unwrap_or(i32::MAX),
+            max_turns: i32::try_from(if limits.max_turns == 0 { TURNS } else { limits.max_turns })
+                .unwrap_or(i32::MAX),
             timeout_seconds: limits.timeout.map_or(TIMEOUT, |timeout| timeout.seconds),
         };
         let budget_pico_usd = if spec.budget_pico_usd == 0 { BUDGET } else { spec.budget_pico_usd };
@@ -297,7 +361,12 @@ impl ScanService for Api {
             Source::Upload(upload) => Some(self.store_archive(&entry, &upload.archive).await?),
             _ => None,
         };
-        let exploration = explore::Wanted { model: &model, repository: &repository, budget_pico_usd, limits: &limits };
+        let exploration = explore::Wanted {
+            model: &model,
+            repository: &repository,
+            budget_pico_usd,
+            limits: &limits,
+        };
         let make = async {
             let prepared = explore::prepare(&entry, &write, dir, &exploration).await?;
             let (id, task) = (prepared.scan, prepared.task.to_string());
@@ -323,14 +392,15 @@ impl ScanService for Api {
                 limits,
                 created_by: entry.name(),
                 task,
-                token: token.map_err(|error| status::internal("a token could not be encrypted", &error))?,
+                token: token
+                    .map_err(|error| status::internal("a token could not be encrypted", &error))?,
                 deadline,
             };
             let render = |scan: &_| silent(&show::scan(scan));
             match entry.store().scan_create(&write, new, render).await {
                 Ok(written) => {
-                    // Another request with the same key has made the scan meanwhile, with a task that is gone since, so that this one has
-                    // made a second one.
+                    // Another request with the same key has made the scan meanwhile, with a task
+                    // that is gone since, so that this one has made a second one.
                     if let Written::Repeated { response } = &written
                         && !explore::is_of(response, &prepared)
                     {
@@ -355,7 +425,10 @@ impl ScanService for Api {
         if let Some(archive) = archive.filter(|_| !is_needed) {
             // What stays is swept with the other blobs.
             if let Err(error) = entry.backend.blobs.remove(&archive).await {
-                tracing::debug!(error = status::chain(&error), "an archive that nobody needs could not be removed");
+                tracing::debug!(
+                    error = status::chain(&error),
+                    "an archive that nobody needs could not be removed"
+                );
             }
         }
         let written = written?;
@@ -363,14 +436,22 @@ impl ScanService for Api {
         entry.answer(written, nobody, show::scan).await
     }
 
-    async fn get_scan(&self, request: Request<GetScanRequest>) -> Result<Response<v1::Scan>, Status> {
+    async fn get_scan(
+        &self,
+        request: Request<GetScanRequest>,
+    ) -> Result<Response<v1::Scan>, Status> {
         let (entry, request) = self.enter(request)?;
         let id = requests::scan(&request.scan, "")?;
         let found = entry.store().scan_get(entry.organization(), id).await;
-        found.map(|scan| Response::new(show::scan(&scan))).map_err(|error| status::about(&request.scan, error))
+        found
+            .map(|scan| Response::new(show::scan(&scan)))
+            .map_err(|error| status::about(&request.scan, error))
     }
 
-    async fn list_scans(&self, request: Request<ListScansRequest>) -> Result<Response<ListScansResponse>, Status> {
+    async fn list_scans(
+        &self,
+        request: Request<ListScansRequest>,
+    ) -> Result<Response<ListScansResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let page = requests::list_scans(entry.organization(), &request)?;
         let filter = ScanFilter { repository: request.filter.unwrap_or_default().repository };
@@ -380,7 +461,10 @@ impl ScanService for Api {
         Ok(Response::new(ListScansResponse { scans, page: Some(info) }))
     }
 
-    async fn cancel_scan(&self, request: Request<CancelScanRequest>) -> Result<Response<v1::Scan>, Status> {
+    async fn cancel_scan(
+        &self,
+        request: Request<CancelScanRequest>,
+    ) -> Result<Response<v1::Scan>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let id = requests::cancel_scan(&request)?;
         let write = entry.write("CancelScan", &mut request);
@@ -391,7 +475,10 @@ impl ScanService for Api {
         entry.answer(written, nobody, show::scan).await
     }
 
-    async fn watch_scan(&self, request: Request<WatchScanRequest>) -> Result<Response<Self::WatchScanStream>, Status> {
+    async fn watch_scan(
+        &self,
+        request: Request<WatchScanRequest>,
+    ) -> Result<Response<Self::WatchScanStream>, Status> {
         watch::begin(self, request).await
     }
 
@@ -404,7 +491,9 @@ impl ScanService for Api {
         let state = show::to_candidate_state(request.state());
         let found = entry.store().candidate_list(entry.organization(), id, state).await;
         let found = found.map_err(|error| status::about(&request.scan, error))?;
-        Ok(Response::new(ListCandidatesResponse { candidates: found.iter().map(show::candidate).collect() }))
+        Ok(Response::new(ListCandidatesResponse {
+            candidates: found.iter().map(show::candidate).collect(),
+        }))
     }
 
     async fn review_candidate(
@@ -417,8 +506,12 @@ impl ScanService for Api {
         let mut lookup = Lookup::new(&write);
         let found = entry.store().candidate_get(entry.organization(), id).await;
         let (id, found) = match found {
-            Ok(found) => (lookup.take(&request.candidate, Ok(id), CandidateId::from_uuid)?, Some(found)),
-            Err(error) => (lookup.take(&request.candidate, Err(error), CandidateId::from_uuid)?, None),
+            Ok(found) => {
+                (lookup.take(&request.candidate, Ok(id), CandidateId::from_uuid)?, Some(found))
+            }
+            Err(error) => {
+                (lookup.take(&request.candidate, Err(error), CandidateId::from_uuid)?, None)
+            }
         };
         let mut expected = (request.revision != 0).then_some(request.revision);
         let content = match (request.content, &found) {
@@ -429,7 +522,8 @@ impl ScanService for Api {
             }
             _ => None,
         };
-        let state = v1::CandidateState::try_from(request.state).ok().and_then(show::to_candidate_state);
+        let state =
+            v1::CandidateState::try_from(request.state).ok().and_then(show::to_candidate_state);
         let review = Review { state, content, by: entry.name() };
         let render = |candidate: &_| silent(&show::candidate(candidate));
         let reviewed = entry.store().candidate_review(&write, id, expected, review, render).await;
@@ -459,7 +553,9 @@ impl ScanService for Api {
     ) -> Result<Response<CompareScansResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let (before, after) = requests::compare_scans(&request)?;
-        compare::compare(&entry, (&request.before, before), (&request.after, after)).await.map(Response::new)
+        compare::compare(&entry, (&request.before, before), (&request.after, after))
+            .await
+            .map(Response::new)
     }
 }
 
@@ -479,7 +575,8 @@ fn tools(handed: &HandedOver) -> CreateToolsResponse {
     }
 }
 
-/// Tells the mesh of a hand-over. What it does not hear now it hears from the scanner, under the same id.
+/// Tells the mesh of a hand-over. What it does not hear now it hears from the scanner, under the
+/// same id.
 async fn tell(entry: &Entry, handed: &HandedOver) {
     let Some(id) = handed.id else { return };
     let message = ToolCreate {
@@ -491,9 +588,18 @@ async fn tell(entry: &Entry, handed: &HandedOver) {
         candidates: handed.candidates.iter().map(show::candidate).collect(),
     };
     let address = subject::ToolCreate { organization: entry.organization() };
-    let told = entry.backend.publisher.bus().publish_within(&address, &message, Duration::from_secs(1)).await;
+    let told = entry
+        .backend
+        .publisher
+        .bus()
+        .publish_within(&address, &message, Duration::from_secs(1))
+        .await;
     let noted = match told {
-        Ok(_) => entry.store().hand_over_told(id, clock::now()).await.map_err(|error| status::chain(&error)),
+        Ok(_) => entry
+            .store()
+            .hand_over_told(id, clock::now())
+            .await
+            .map_err(|error| status::chain(&error)),
         Err(error) => Err(status::chain(&error)),
     };
     if let Err(error) = noted {
@@ -507,15 +613,18 @@ fn edited(
     new: &v1::CandidateContent,
     fields: &[String],
 ) -> Result<(String, i32, serde_json::Value), Status> {
-    let new = show::to_content(new).ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
+    let new =
+        show::to_content(new).ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
     let mut content = found.content.clone();
     for field in fields {
         content[field.as_str()] = new[field.as_str()].clone();
     }
-    let whole = show::content(&content).ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
+    let whole = show::content(&content)
+        .ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
     let score = i32::try_from(whole.score).unwrap_or(100);
     // As every reader will see it.
-    let content = show::to_content(&whole).ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
+    let content = show::to_content(&whole)
+        .ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
     Ok((whole.name, score, content))
 }
 
@@ -532,12 +641,14 @@ fn part(write: &Write, what: &str) -> Write {
 }
 
 /// What a part of a write has made, whether now or by an earlier request.
-fn made<T, M: prost::Message + Default>(written: Written<T>, show: impl FnOnce(&T) -> M) -> Result<M, Status> {
+fn made<T, M: prost::Message + Default>(
+    written: Written<T>,
+    show: impl FnOnce(&T) -> M,
+) -> Result<M, Status> {
     match written {
         Written::Applied { entity, .. } => Ok(show(&entity)),
-        Written::Repeated { response } => {
-            M::decode(response.as_slice()).map_err(|error| status::internal("a stored answer cannot be read", &error))
-        }
+        Written::Repeated { response } => M::decode(response.as_slice())
+            .map_err(|error| status::internal("a stored answer cannot be read", &error)),
     }
 }
 
@@ -561,9 +672,14 @@ mod tests {
     #[test]
     fn a_part_of_a_write_has_a_key_of_its_own_that_is_short() {
         let key = "k".repeat(128);
-        let idempotency = construct_store::Idempotency { key, method: "CreateScan", request_hash: [7; 32] };
-        let write = Write { idempotency: Some(idempotency), ..Write::new(OrganizationId::LOCAL, clock::now()) };
-        let keys = ["task", "budget"].map(|what| part(&write, what).idempotency.expect("it has one").key);
+        let idempotency =
+            construct_store::Idempotency { key, method: "CreateScan", request_hash: [7; 32] };
+        let write = Write {
+            idempotency: Some(idempotency),
+            ..Write::new(OrganizationId::LOCAL, clock::now())
+        };
+        let keys =
+            ["task", "budget"].map(|what| part(&write, what).idempotency.expect("it has one").key);
         assert!(keys[0] != keys[1] && keys.iter().all(|key| key.len() < 64), "{keys:?}");
         assert!(part(&Write { idempotency: None, ..write }, "task").idempotency.is_none());
     }
@@ -571,7 +687,9 @@ mod tests {
     #[test]
     fn a_repository_is_the_same_however_it_is_named() {
         let of = |location: &str| {
-            target(&Source::Github(location.to_owned()), None).map(|target| target.repository).map_err(|_| ())
+            target(&Source::Github(location.to_owned()), None)
+                .map(|target| target.repository)
+                .map_err(|_| ())
         };
         assert_eq!(of("Octocat/Hello"), Ok("github:octocat/hello".to_owned()));
         assert_eq!(of("https://github.com/octocat/hello.git"), of("octocat/hello"));

@@ -3,9 +3,9 @@
 use construct_domain::{AgentId, ScheduleId, TaskId};
 use construct_proto::v1::{
     self, CreateScheduleRequest, DeleteScheduleRequest, DeleteScheduleResponse, GetScheduleRequest,
-    ListScheduleRunsRequest, ListScheduleRunsResponse, ListSchedulesRequest, ListSchedulesResponse, MessagePriority,
-    PauseScheduleRequest, ResumeScheduleRequest, UpdateScheduleRequest, event::Payload,
-    schedule_service_server::ScheduleService,
+    ListScheduleRunsRequest, ListScheduleRunsResponse, ListSchedulesRequest, ListSchedulesResponse,
+    MessagePriority, PauseScheduleRequest, ResumeScheduleRequest, UpdateScheduleRequest,
+    event::Payload, schedule_service_server::ScheduleService,
 };
 use construct_runtime::clock;
 use construct_store::{NewSchedule, Rendered, Schedule, ScheduleChanges, ScheduleFilter, Target};
@@ -27,7 +27,10 @@ fn render(kind: &'static str) -> impl FnOnce(&Schedule) -> Rendered + Send {
 
 #[tonic::async_trait]
 impl ScheduleService for Api {
-    async fn create_schedule(&self, request: Request<CreateScheduleRequest>) -> Result<Response<v1::Schedule>, Status> {
+    async fn create_schedule(
+        &self,
+        request: Request<CreateScheduleRequest>,
+    ) -> Result<Response<v1::Schedule>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let now = clock::now();
         let checked = requests::create_schedule(&request, now)?;
@@ -37,7 +40,11 @@ impl ScheduleService for Api {
         let mut lookup = Lookup::new(&write);
         let target = match checked.task {
             Some(task) => {
-                let found = entry.store().task_get(entry.organization(), task).await.map(|task| task.state.id);
+                let found = entry
+                    .store()
+                    .task_get(entry.organization(), task)
+                    .await
+                    .map(|task| task.state.id);
                 Target::Task(lookup.take(&spec.task, found, TaskId::from_uuid)?)
             }
             None => {
@@ -47,7 +54,8 @@ impl ScheduleService for Api {
         };
         let nowhere = |id| Target::Task(TaskId::from_uuid(id));
         let (priority, missed) = (spec.priority(), spec.missed_runs());
-        let (target, content) = entry.content("spec.blocks", spec.blocks, &mut lookup, target, nowhere).await?;
+        let (target, content) =
+            entry.content("spec.blocks", spec.blocks, &mut lookup, target, nowhere).await?;
         let new = NewSchedule {
             id: ScheduleId::from_uuid(Uuid::now_v7()),
             name: spec.name.clone(),
@@ -64,7 +72,10 @@ impl ScheduleService for Api {
         entry.answer(lookup.settle(written)?, nobody, convert::schedule).await
     }
 
-    async fn get_schedule(&self, request: Request<GetScheduleRequest>) -> Result<Response<v1::Schedule>, Status> {
+    async fn get_schedule(
+        &self,
+        request: Request<GetScheduleRequest>,
+    ) -> Result<Response<v1::Schedule>, Status> {
         let (entry, request) = self.enter(request)?;
         requests::schedule(&request.schedule, "")?;
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
@@ -78,14 +89,19 @@ impl ScheduleService for Api {
     ) -> Result<Response<ListSchedulesResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let (page, task) = requests::list_schedules(entry.organization(), &request)?;
-        let filter = ScheduleFilter { name_prefix: request.filter.unwrap_or_default().name_prefix, task };
+        let filter =
+            ScheduleFilter { name_prefix: request.filter.unwrap_or_default().name_prefix, task };
         let found = entry.store().schedule_list(entry.organization(), &filter, &page.query()).await;
         let schedules = found.map_err(status::of_store)?;
-        let (schedules, info) = page.cut(&schedules, convert::schedule, |schedule| schedule.cursor(page.key()));
+        let (schedules, info) =
+            page.cut(&schedules, convert::schedule, |schedule| schedule.cursor(page.key()));
         Ok(Response::new(ListSchedulesResponse { schedules, page: Some(info) }))
     }
 
-    async fn update_schedule(&self, request: Request<UpdateScheduleRequest>) -> Result<Response<v1::Schedule>, Status> {
+    async fn update_schedule(
+        &self,
+        request: Request<UpdateScheduleRequest>,
+    ) -> Result<Response<v1::Schedule>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::update_schedule(&request)?;
         let write = entry.write("UpdateSchedule", &mut request);
@@ -115,12 +131,16 @@ impl ScheduleService for Api {
         let (id, content) = if request.blocks.is_empty() {
             (id, None)
         } else {
-            let found = entry.content("blocks", request.blocks, &mut lookup, id, ScheduleId::from_uuid);
+            let found =
+                entry.content("blocks", request.blocks, &mut lookup, id, ScheduleId::from_uuid);
             let (id, content) = found.await?;
             (id, Some(content))
         };
         let changes = ScheduleChanges { name: request.name, content, timing, missed };
-        let updated = entry.store().schedule_update(&write, id, expected, changes, render("schedule.updated")).await;
+        let updated = entry
+            .store()
+            .schedule_update(&write, id, expected, changes, render("schedule.updated"))
+            .await;
         entry.answer(lookup.settle(updated)?, nobody, convert::schedule).await
     }
 
@@ -133,34 +153,61 @@ impl ScheduleService for Api {
         let write = entry.write("DeleteSchedule", &mut request);
         let mut lookup = Lookup::new(&write);
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
-        let id = lookup.take(&request.schedule, found.map(|schedule| schedule.id), ScheduleId::from_uuid)?;
+        let id = lookup.take(
+            &request.schedule,
+            found.map(|schedule| schedule.id),
+            ScheduleId::from_uuid,
+        )?;
         let render = |schedule: &Schedule| events::deleted("schedule.deleted", schedule.id);
         let deleted = entry.store().schedule_delete(&write, id, render).await;
         entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteScheduleResponse {}).await
     }
 
-    async fn pause_schedule(&self, request: Request<PauseScheduleRequest>) -> Result<Response<v1::Schedule>, Status> {
+    async fn pause_schedule(
+        &self,
+        request: Request<PauseScheduleRequest>,
+    ) -> Result<Response<v1::Schedule>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::schedule(&request.schedule, &request.idempotency_key)?;
         let write = entry.write("PauseSchedule", &mut request);
         let mut lookup = Lookup::new(&write);
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
-        let id = lookup.take(&request.schedule, found.map(|schedule| schedule.id), ScheduleId::from_uuid)?;
-        let paused = entry.store().schedule_pause(&write, id, true, None, None, render("schedule.updated")).await;
+        let id = lookup.take(
+            &request.schedule,
+            found.map(|schedule| schedule.id),
+            ScheduleId::from_uuid,
+        )?;
+        let paused = entry
+            .store()
+            .schedule_pause(&write, id, true, None, None, render("schedule.updated"))
+            .await;
         entry.answer(lookup.settle(paused)?, nobody, convert::schedule).await
     }
 
-    async fn resume_schedule(&self, request: Request<ResumeScheduleRequest>) -> Result<Response<v1::Schedule>, Status> {
+    async fn resume_schedule(
+        &self,
+        request: Request<ResumeScheduleRequest>,
+    ) -> Result<Response<v1::Schedule>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::schedule(&request.schedule, &request.idempotency_key)?;
         let write = entry.write("ResumeSchedule", &mut request);
         let mut lookup = Lookup::new(&write);
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
-        let next = found.as_ref().ok().and_then(|schedule| schedule.timing.after(clock::now()).ok().flatten());
+        let next = found
+            .as_ref()
+            .ok()
+            .and_then(|schedule| schedule.timing.after(clock::now()).ok().flatten());
         // Its time may be changed at this moment.
         let read = found.as_ref().ok().map(|schedule| schedule.revision);
-        let id = lookup.take(&request.schedule, found.map(|schedule| schedule.id), ScheduleId::from_uuid)?;
-        let resumed = entry.store().schedule_pause(&write, id, false, next, read, render("schedule.updated")).await;
+        let id = lookup.take(
+            &request.schedule,
+            found.map(|schedule| schedule.id),
+            ScheduleId::from_uuid,
+        )?;
+        let resumed = entry
+            .store()
+            .schedule_pause(&write, id, false, next, read, render("schedule.updated"))
+            .await;
         entry.answer(lookup.settle(resumed)?, nobody, convert::schedule).await
     }
 
@@ -172,7 +219,13 @@ impl ScheduleService for Api {
         requests::schedule(&request.schedule, "")?;
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
         let schedule = found.map_err(|error| status::about(&request.schedule, error))?;
-        let runs = entry.store().schedule_runs(entry.organization(), schedule.id).await.map_err(status::of_store)?;
-        Ok(Response::new(ListScheduleRunsResponse { runs: runs.iter().map(convert::schedule_run).collect() }))
+        let runs = entry
+            .store()
+            .schedule_runs(entry.organization(), schedule.id)
+            .await
+            .map_err(status::of_store)?;
+        Ok(Response::new(ListScheduleRunsResponse {
+            runs: runs.iter().map(convert::schedule_run).collect(),
+        }))
     }
 }

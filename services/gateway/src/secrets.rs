@@ -2,10 +2,13 @@
 
 use construct_domain::SecretId;
 use construct_proto::v1::{
-    self, CreateSecretRequest, DeleteSecretRequest, DeleteSecretResponse, GetSecretRequest, ListSecretsRequest,
-    ListSecretsResponse, SecretBindings, UpdateSecretRequest, event::Payload, secret_service_server::SecretService,
+    self, CreateSecretRequest, DeleteSecretRequest, DeleteSecretResponse, GetSecretRequest,
+    ListSecretsRequest, ListSecretsResponse, SecretBindings, UpdateSecretRequest, event::Payload,
+    secret_service_server::SecretService,
 };
-use construct_store::{Bindings, Error, Keyring, NewSecret, Rendered, SealError, SealedSecret, Secret, SecretChanges};
+use construct_store::{
+    Bindings, Error, Keyring, NewSecret, Rendered, SealError, SealedSecret, Secret, SecretChanges,
+};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -39,8 +42,9 @@ fn seal(keyring: &Keyring, id: SecretId, value: &str) -> Result<SealedSecret, St
     keyring.seal(&id.to_string(), value.as_bytes()).map_err(|error| unsealable(&error))
 }
 
-/// Takes the value out of a request that is about to be identified by its hash, which is stored: of a value that can be guessed, a
-/// plain hash is as good as the value. What is left in its place tells two values apart only to who has the key.
+/// Takes the value out of a request that is about to be identified by its hash, which is stored: of
+/// a value that can be guessed, a plain hash is as good as the value. What is left in its place
+/// tells two values apart only to who has the key.
 fn take(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
     let digest = keyring.digest(value.as_bytes()).map_err(|error| unsealable(&error))?;
     let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -49,11 +53,19 @@ fn take(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
 
 #[tonic::async_trait]
 impl SecretService for Api {
-    async fn create_secret(&self, request: Request<CreateSecretRequest>) -> Result<Response<v1::Secret>, Status> {
+    async fn create_secret(
+        &self,
+        request: Request<CreateSecretRequest>,
+    ) -> Result<Response<v1::Secret>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::create_secret(&request)?;
         let keyring = self.secrets_keyring()?;
-        let value = request.spec.as_mut().map(|spec| take(keyring, &mut spec.value)).transpose()?.unwrap_or_default();
+        let value = request
+            .spec
+            .as_mut()
+            .map(|spec| take(keyring, &mut spec.value))
+            .transpose()?
+            .unwrap_or_default();
         let write = entry.write("CreateSecret", &mut request);
         let spec = request.spec.unwrap_or_default();
         let id = SecretId::from_uuid(Uuid::now_v7());
@@ -68,7 +80,10 @@ impl SecretService for Api {
         entry.answer(written.map_err(status::of_store)?, nobody, convert::secret).await
     }
 
-    async fn get_secret(&self, request: Request<GetSecretRequest>) -> Result<Response<v1::Secret>, Status> {
+    async fn get_secret(
+        &self,
+        request: Request<GetSecretRequest>,
+    ) -> Result<Response<v1::Secret>, Status> {
         let (entry, request) = self.enter(request)?;
         requests::get_secret(&request)?;
         let found = entry.store().secret_find(entry.organization(), &request.secret).await;
@@ -85,11 +100,15 @@ impl SecretService for Api {
         let prefix = request.filter.unwrap_or_default().name_prefix;
         let found = entry.store().secret_list(entry.organization(), &prefix, &page.query()).await;
         let secrets = found.map_err(status::of_store)?;
-        let (secrets, info) = page.cut(&secrets, convert::secret, |secret| secret.cursor(page.key()));
+        let (secrets, info) =
+            page.cut(&secrets, convert::secret, |secret| secret.cursor(page.key()));
         Ok(Response::new(ListSecretsResponse { secrets, page: Some(info) }))
     }
 
-    async fn update_secret(&self, request: Request<UpdateSecretRequest>) -> Result<Response<v1::Secret>, Status> {
+    async fn update_secret(
+        &self,
+        request: Request<UpdateSecretRequest>,
+    ) -> Result<Response<v1::Secret>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::update_secret(&request)?;
         let value = match &mut request.value {
@@ -106,7 +125,8 @@ impl SecretService for Api {
                 let id = lookup.take(&request.secret, Ok(secret.id), SecretId::from_uuid)?;
                 let mut checked = requests::secret_fits(wanted.as_ref(), value.is_some(), &secret);
                 if wanted.is_some() && value.is_none() {
-                    // Whether the bindings are within the present ones was decided for the secret as it was read.
+                    // Whether the bindings are within the present ones was decided for the secret
+                    // as it was read.
                     let revision = *expected.get_or_insert(secret.revision);
                     if revision != secret.revision {
                         checked = Err(status::of_store(Error::Conflict));
@@ -125,7 +145,10 @@ impl SecretService for Api {
             bindings: wanted,
             value: value.map(|value| seal(self.secrets_keyring()?, id, &value)).transpose()?,
         };
-        let updated = entry.store().secret_update(&write, id, expected, changes, render("secret.updated")).await;
+        let updated = entry
+            .store()
+            .secret_update(&write, id, expected, changes, render("secret.updated"))
+            .await;
         entry.answer(lookup.settle(updated)?, nobody, convert::secret).await
     }
 

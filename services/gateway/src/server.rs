@@ -9,12 +9,15 @@ use construct_proto::{
         audit_service_server::AuditServiceServer, budget_service_server::BudgetServiceServer,
         diagnosis_service_server::DiagnosisServiceServer, event_service_server::EventServiceServer,
         file_service_server::FileServiceServer, key_service_server::KeyServiceServer,
-        message_service_server::MessageServiceServer, model_provider_service_server::ModelProviderServiceServer,
-        model_service_server::ModelServiceServer, model_token_service_server::ModelTokenServiceServer,
-        organization_service_server::OrganizationServiceServer, recovery_service_server::RecoveryServiceServer,
-        scan_service_server::ScanServiceServer, schedule_service_server::ScheduleServiceServer,
-        secret_service_server::SecretServiceServer, state_service_server::StateServiceServer,
-        task_service_server::TaskServiceServer, usage_service_server::UsageServiceServer,
+        message_service_server::MessageServiceServer,
+        model_provider_service_server::ModelProviderServiceServer,
+        model_service_server::ModelServiceServer,
+        model_token_service_server::ModelTokenServiceServer,
+        organization_service_server::OrganizationServiceServer,
+        recovery_service_server::RecoveryServiceServer, scan_service_server::ScanServiceServer,
+        schedule_service_server::ScheduleServiceServer, secret_service_server::SecretServiceServer,
+        state_service_server::StateServiceServer, task_service_server::TaskServiceServer,
+        usage_service_server::UsageServiceServer,
     },
 };
 use construct_runtime::Context;
@@ -48,19 +51,19 @@ use crate::{
 
 /// Bytes of a request at most, after decompression. The largest valid one is a message of 1 MiB.
 pub(crate) const MAX_REQUEST: usize = 4 * 1024 * 1024;
-/// After which time a request that has no answer yet is given up, whatever it is for. Later than the deadlines of all faces, which answer in
-/// their own words.
+/// After which time a request that has no answer yet is given up, whatever it is for. Later than
+/// the deadlines of all faces, which answer in their own words.
 const TIMEOUT: Duration = Duration::from_secs(31);
 /// Calls of one connection worked on at the same time; further ones wait.
 const CALLS_PER_CONNECTION: usize = 256;
 /// Calls and subscriptions open on one connection at the same time.
 const STREAMS_PER_CONNECTION: u32 = 1024;
-/// How often a silent connection is asked whether it is alive, and how long it may take to answer: a client that is gone
-/// holds its subscriptions no longer than both together.
+/// How often a silent connection is asked whether it is alive, and how long it may take to answer:
+/// a client that is gone holds its subscriptions no longer than both together.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
-/// After how long a silent connection is asked by TCP whether it is alive. HTTP/1, which has no such question, depends on it; so does the
-/// operator protocol.
+/// After how long a silent connection is asked by TCP whether it is alive. HTTP/1, which has no
+/// such question, depends on it; so does the operator protocol.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 
 const SERVICES: [&str; 20] = [
@@ -95,8 +98,8 @@ macro_rules! limited {
     };
 }
 
-/// Serves `api` until the process drains, on a port and, where there is one, on a socket. Gives the faces, for those with ports of
-/// their own.
+/// Serves `api` until the process drains, on a port and, where there is one, on a socket. Gives the
+/// faces, for those with ports of their own.
 pub(crate) async fn spawn(
     api: Api,
     listener: TcpListener,
@@ -115,7 +118,9 @@ pub(crate) async fn spawn(
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET)
-            .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(
+                tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
+            )
             .include_reflection_service(false)
     };
     let (reflection, reflection_before) = (describe().build_v1()?, describe().build_v1alpha()?);
@@ -147,7 +152,8 @@ pub(crate) async fn spawn(
                 .max_decoding_message_size(MAX_REQUEST)
                 .accept_compressed(CompressionEncoding::Gzip),
         )
-        // Deltas are small and wanted at once: compressing them one by one would cost time and save nothing.
+        // Deltas are small and wanted at once: compressing them one by one would cost time and save
+        // nothing.
         .add_service(
             EventServiceServer::new(api.clone())
                 .max_decoding_message_size(MAX_REQUEST)
@@ -156,11 +162,15 @@ pub(crate) async fn spawn(
     // Around the routes themselves, so that whatever leads to them passes it.
     let routes = Routes::from(routes.into_axum_router().layer(GuardLayer::new(api)));
     let lifecycle = context.lifecycle();
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(SILENCE));
+    let incoming =
+        TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(SILENCE));
     let secure = tls.is_some();
     let incoming = accept::connections(incoming, tls, faces.proxies().clone(), lifecycle);
     let serving = router(routes.clone(), &faces);
-    lifecycle.spawn("grpc", serving.serve_with_incoming_shutdown(incoming, lifecycle.draining().cancelled_owned()));
+    lifecycle.spawn(
+        "grpc",
+        serving.serve_with_incoming_shutdown(incoming, lifecycle.draining().cancelled_owned()),
+    );
     if let Some(Socket { listener, passed }) = socket {
         let serving = router(routes, &faces.on_socket());
         let readiness = context.readiness().clone();
@@ -172,7 +182,8 @@ pub(crate) async fn spawn(
         };
         let incoming = stream::once(begun).flatten();
         let draining = lifecycle.draining().cancelled_owned();
-        lifecycle.spawn("grpc on the socket", serving.serve_with_incoming_shutdown(incoming, draining));
+        lifecycle
+            .spawn("grpc on the socket", serving.serve_with_incoming_shutdown(incoming, draining));
     }
     let (mut changes, draining) = (context.readiness().subscribe(), lifecycle.draining());
     lifecycle.spawn_job("grpc health", async move {
@@ -203,7 +214,8 @@ fn router(routes: Routes, faces: &Faces) -> Router<Stack<Faces, Identity>> {
         .add_routes(routes)
 }
 
-/// Tells who asks for the health of the whole server (the empty name) or of one service. All need the same to work.
+/// Tells who asks for the health of the whole server (the empty name) or of one service. All need
+/// the same to work.
 async fn report(reporter: &HealthReporter, ready: bool) {
     let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
     for service in SERVICES.into_iter().chain([""]) {
@@ -211,8 +223,8 @@ async fn report(reporter: &HealthReporter, ready: bool) {
     }
 }
 
-/// The span of a request. It continues the caller's trace, if there is one; everything the request causes on the mesh
-/// belongs to it.
+/// The span of a request. It continues the caller's trace, if there is one; everything the request
+/// causes on the mesh belongs to it.
 fn span(request: &http::Request<()>) -> tracing::Span {
     let is_grpc = request
         .headers()
@@ -221,13 +233,25 @@ fn span(request: &http::Request<()>) -> tracing::Span {
     let span = if is_grpc {
         let mut path = request.uri().path().trim_start_matches('/').splitn(2, '/');
         let (service, method) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
-        tracing::info_span!("gateway.request", rpc.system = "grpc", rpc.service = service, rpc.method = method)
+        tracing::info_span!(
+            "gateway.request",
+            rpc.system = "grpc",
+            rpc.service = service,
+            rpc.method = method
+        )
     } else {
         // The face says which method it is, once it knows.
         let empty = tracing::field::Empty;
-        tracing::info_span!("gateway.request", rpc.system = "http", rpc.service = empty, rpc.method = empty)
+        tracing::info_span!(
+            "gateway.request",
+            rpc.system = "http",
+            rpc.service = empty,
+            rpc.method = empty
+        )
     };
-    let parent = global::get_text_map_propagator(|propagator| propagator.extract(&Headers(request.headers())));
+    let parent = global::get_text_map_propagator(|propagator| {
+        propagator.extract(&Headers(request.headers()))
+    });
     // Fails only when no trace is recorded at all.
     _ = span.set_parent(parent);
     span

@@ -1,7 +1,9 @@
-//! The Unix socket of processes that run as the same user: one that the gateway makes, or one that was passed to it.
+//! The Unix socket of processes that run as the same user: one that the gateway makes, or one that
+//! was passed to it.
 //!
-//! Whoever starts the gateway may listen on the socket already (systemd does, before anything runs) and pass the descriptor. Who connects then
-//! waits in the kernel's queue while the gateway starts, or is started anew, and nobody is ever refused.
+//! Whoever starts the gateway may listen on the socket already (systemd does, before anything runs)
+//! and pass the descriptor. Who connects then waits in the kernel's queue while the gateway starts,
+//! or is started anew, and nobody is ever refused.
 
 use std::{
     env, fs,
@@ -29,13 +31,17 @@ const FIRST: RawFd = 3;
 pub(crate) struct Socket {
     /// Where who connects is taken.
     pub(crate) listener: UnixListener,
-    /// Whether it was there before this process: then who connects waits until the gateway can answer, as they did for it to start.
+    /// Whether it was there before this process: then who connects waits until the gateway can
+    /// answer, as they did for it to start.
     pub(crate) passed: bool,
 }
 
-/// The socket that was passed, or else the one that is configured. Such a one is made, and the file of the other is never touched: it
-/// belongs to whoever listens on it as well.
-pub(crate) fn open(passed: Option<OwnedFd>, configured: Option<&Path>) -> anyhow::Result<Option<Socket>> {
+/// The socket that was passed, or else the one that is configured. Such a one is made, and the file
+/// of the other is never touched: it belongs to whoever listens on it as well.
+pub(crate) fn open(
+    passed: Option<OwnedFd>,
+    configured: Option<&Path>,
+) -> anyhow::Result<Option<Socket>> {
     if let Some(passed) = passed {
         let listener = check(passed, configured)?;
         return Ok(Some(Socket { listener, passed: true }));
@@ -44,7 +50,8 @@ pub(crate) fn open(passed: Option<OwnedFd>, configured: Option<&Path>) -> anyhow
     Ok(made.map(|listener| Socket { listener, passed: false }))
 }
 
-/// The descriptor that was passed to this process, if one was (`LISTEN_PID` and `LISTEN_FDS`). To be called once.
+/// The descriptor that was passed to this process, if one was (`LISTEN_PID` and `LISTEN_FDS`). To
+/// be called once.
 pub(crate) fn passed() -> anyhow::Result<Option<OwnedFd>> {
     let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
     // What was passed to a process above this one is not for us.
@@ -54,50 +61,71 @@ pub(crate) fn passed() -> anyhow::Result<Option<OwnedFd>> {
     match number("LISTEN_FDS").unwrap_or_default() {
         0 => return Ok(None),
         1 => {}
-        count => anyhow::bail!("{count} sockets were passed, and only one is served: a Unix socket"),
+        count => {
+            anyhow::bail!("{count} sockets were passed, and only one is served: a Unix socket")
+        }
     }
     let kind = fs::read_link(format!("/proc/self/fd/{FIRST}")).unwrap_or_default();
     let is_socket = kind.to_str().is_some_and(|kind| kind.starts_with("socket:"));
     anyhow::ensure!(is_socket, "a socket was announced, and none was passed");
-    // SAFETY: who started this process has opened the descriptor for it and says so; nothing here has opened it or uses it, and it is taken once.
+    // SAFETY: who started this process has opened the descriptor for it and says so; nothing here
+    // has opened it or uses it, and it is taken once.
     Ok(Some(unsafe { OwnedFd::from_raw_fd(FIRST) }))
 }
 
-/// Holds what was passed against what the gateway would have made itself: whoever may connect is taken for the operator.
+/// Holds what was passed against what the gateway would have made itself: whoever may connect is
+/// taken for the operator.
 fn check(passed: OwnedFd, configured: Option<&Path>) -> anyhow::Result<UnixListener> {
     let socket = SockRef::from(&passed);
     let address = socket.local_addr().context("what was passed is no socket")?;
     let fits = address.is_unix() && socket.r#type()? == Type::STREAM && socket.is_listener()?;
-    anyhow::ensure!(fits, "the socket that was passed is no Unix stream socket that is listened on");
+    anyhow::ensure!(
+        fits,
+        "the socket that was passed is no Unix stream socket that is listened on"
+    );
     let path = address.as_pathname().context("the socket that was passed has no path")?;
     let shown = path.display();
     if let Some(configured) = configured {
         let same = configured == path;
-        anyhow::ensure!(same, "the socket that was passed is {shown}, and gateway_socket is {}", configured.display());
+        anyhow::ensure!(
+            same,
+            "the socket that was passed is {shown}, and gateway_socket is {}",
+            configured.display()
+        );
     }
-    let found = fs::symlink_metadata(path).with_context(|| format!("the socket that was passed, {shown}, is gone"))?;
+    let found = fs::symlink_metadata(path)
+        .with_context(|| format!("the socket that was passed, {shown}, is gone"))?;
     anyhow::ensure!(found.file_type().is_socket(), "{shown} is not the socket that was passed");
     anyhow::ensure!(own_uid() == Some(found.uid()), "{shown} belongs to another user");
-    anyhow::ensure!(found.mode() & 0o077 == 0, "others may open {shown}: its mode has to be 0600 (SocketMode=0600)");
+    anyhow::ensure!(
+        found.mode() & 0o077 == 0,
+        "others may open {shown}: its mode has to be 0600 (SocketMode=0600)"
+    );
     socket.set_cloexec(true)?;
     let listener = net::UnixListener::from(passed);
     listener.set_nonblocking(true)?;
     Ok(UnixListener::from_std(listener)?)
 }
 
-/// Listens on the socket at `path`, which nobody else may open. One that an earlier process left is replaced; anything else is not.
+/// Listens on the socket at `path`, which nobody else may open. One that an earlier process left is
+/// replaced; anything else is not.
 fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     let shown = path.display();
     if let Ok(found) = fs::symlink_metadata(path) {
         anyhow::ensure!(found.file_type().is_socket(), "{shown} is there already and is no socket");
-        anyhow::ensure!(net::UnixStream::connect(path).is_err(), "somebody listens on {shown} already");
-        fs::remove_file(path).with_context(|| format!("the old socket {shown} cannot be removed"))?;
+        anyhow::ensure!(
+            net::UnixStream::connect(path).is_err(),
+            "somebody listens on {shown} already"
+        );
+        fs::remove_file(path)
+            .with_context(|| format!("the old socket {shown} cannot be removed"))?;
     }
     // Bound under another name, so that it never stands there with other rights.
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(format!(".{}", std::process::id()));
     let unfinished = Path::new(&unfinished);
-    let listener = UnixListener::bind(unfinished).with_context(|| format!("cannot listen on {shown}"))?;
+    let listener =
+        UnixListener::bind(unfinished).with_context(|| format!("cannot listen on {shown}"))?;
     let placed = fs::set_permissions(unfinished, fs::Permissions::from_mode(0o600))
         .and_then(|()| fs::rename(unfinished, path))
         .with_context(|| format!("cannot listen on {shown}"));
@@ -122,7 +150,9 @@ mod tests {
         let refused = |passed: OwnedFd, configured: Option<&Path>| {
             open(Some(passed), configured).expect_err("it is refused").to_string()
         };
-        let mode = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("its mode is set");
+        let mode = |mode| {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("its mode is set")
+        };
 
         mode(0o660);
         assert!(refused(again(), None).contains("others may open"));
@@ -131,11 +161,15 @@ mod tests {
         assert!(socket.passed && path.exists());
         drop(socket);
         assert!(path.exists(), "it is not ours to remove");
-        assert!(refused(again(), Some(Path::new("/elsewhere"))).contains("gateway_socket is /elsewhere"));
+        assert!(
+            refused(again(), Some(Path::new("/elsewhere")))
+                .contains("gateway_socket is /elsewhere")
+        );
 
         let port = TcpListener::bind("127.0.0.1:0").expect("a port");
         assert!(refused(port.into(), None).contains("no Unix stream socket"));
-        let datagrams = net::UnixDatagram::bind(folder.path().join("datagrams")).expect("it is bound");
+        let datagrams =
+            net::UnixDatagram::bind(folder.path().join("datagrams")).expect("it is bound");
         assert!(refused(datagrams.into(), None).contains("no Unix stream socket"));
         let (connected, _other) = net::UnixStream::pair().expect("a pair");
         assert!(refused(connected.into(), None).contains("no Unix stream socket"));

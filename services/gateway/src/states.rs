@@ -1,12 +1,13 @@
-//! `StateService`: documents that clients keep. What they say is nobody's business here: it is stored, given back, and stands in no log.
+//! `StateService`: documents that clients keep. What they say is nobody's business here: it is
+//! stored, given back, and stands in no log.
 
 mod watch;
 
 use construct_domain::{UserId, access::Role};
 use construct_proto::v1::{
     self, DeleteStateRequest, DeleteStateResponse, GetStateRequest, ListStateVersionsRequest,
-    ListStateVersionsResponse, ListStatesRequest, ListStatesResponse, PutStateRequest, StateEvent, WatchStatesRequest,
-    state_service_server::StateService,
+    ListStateVersionsResponse, ListStatesRequest, ListStatesResponse, PutStateRequest, StateEvent,
+    WatchStatesRequest, state_service_server::StateService,
 };
 use construct_store::{State, StateContent, StateRef, Write, Written};
 use futures::stream::BoxStream;
@@ -25,7 +26,10 @@ use crate::{
 impl StateService for Api {
     type WatchStatesStream = BoxStream<'static, Result<StateEvent, Status>>;
 
-    async fn get_state(&self, request: Request<GetStateRequest>) -> Result<Response<v1::State>, Status> {
+    async fn get_state(
+        &self,
+        request: Request<GetStateRequest>,
+    ) -> Result<Response<v1::State>, Status> {
         let (entry, request) = self.enter(request)?;
         let version = requests::get_state(&request)?;
         let state = StateRef { owner: owner(&entry, request.shared), name: &request.state };
@@ -34,9 +38,13 @@ impl StateService for Api {
         Ok(Response::new(show(&found)))
     }
 
-    async fn list_states(&self, request: Request<ListStatesRequest>) -> Result<Response<ListStatesResponse>, Status> {
+    async fn list_states(
+        &self,
+        request: Request<ListStatesRequest>,
+    ) -> Result<Response<ListStatesResponse>, Status> {
         let (entry, request) = self.enter(request)?;
-        let found = entry.store().state_list(entry.organization(), owner(&entry, request.shared)).await;
+        let found =
+            entry.store().state_list(entry.organization(), owner(&entry, request.shared)).await;
         let states = found.map_err(status::of_store)?.iter().map(show).collect();
         Ok(Response::new(ListStatesResponse { states }))
     }
@@ -53,7 +61,10 @@ impl StateService for Api {
         Ok(Response::new(ListStateVersionsResponse { versions: found.iter().map(show).collect() }))
     }
 
-    async fn put_state(&self, request: Request<PutStateRequest>) -> Result<Response<v1::State>, Status> {
+    async fn put_state(
+        &self,
+        request: Request<PutStateRequest>,
+    ) -> Result<Response<v1::State>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::put_state(&request)?;
         let owner = writable(&entry, request.shared)?;
@@ -65,14 +76,17 @@ impl StateService for Api {
         };
         let of_key = entry.caller().limits.storage_bytes.is_some();
         if of_key || self.quotas().limits_storage(entry.store(), entry.organization()).await {
-            let growth = entry.store().state_growth(entry.organization(), state, content, write.key).await;
+            let growth =
+                entry.store().state_growth(entry.organization(), state, content, write.key).await;
             let growth = growth.map_err(status::of_store)?;
             let wanted = Wanted { bytes_of_key: growth.bytes_of_key, ..Wanted::kept(growth.bytes) };
             self.allow(&entry, Some(&write), wanted).await?;
         }
         let render = |state: &State| silent(&show(state));
-        let put =
-            entry.store().state_put(&write, state, (content, by.as_str()), request.expected_version, render).await;
+        let put = entry
+            .store()
+            .state_put(&write, state, (content, by.as_str()), request.expected_version, render)
+            .await;
         let about = match content {
             StateContent::Text(_) => request.state.clone(),
             StateContent::Version(version) => id(&request.state, version),
@@ -111,7 +125,8 @@ fn owner(entry: &Entry, shared: bool) -> Option<UserId> {
     (!shared).then(|| entry.user())
 }
 
-/// Whose document a request changes, when the caller may; the audit trail is told which of the two it is.
+/// Whose document a request changes, when the caller may; the audit trail is told which of the two
+/// it is.
 ///
 /// # Errors
 /// `PERMISSION_DENIED`.
@@ -126,8 +141,14 @@ fn writable(entry: &Entry, shared: bool) -> Result<Option<UserId>, Status> {
     Ok(owner(entry, shared))
 }
 
-/// Identifies a write. Of two members who write what is their own with the same key, neither is answered with what the other did.
-fn write(entry: &Entry, method: &'static str, request: &mut impl Keyed, owner: Option<UserId>) -> Write {
+/// Identifies a write. Of two members who write what is their own with the same key, neither is
+/// answered with what the other did.
+fn write(
+    entry: &Entry,
+    method: &'static str,
+    request: &mut impl Keyed,
+    owner: Option<UserId>,
+) -> Write {
     let mut write = entry.write(method, request);
     if let (Some(idempotency), Some(owner)) = (&mut write.idempotency, owner) {
         idempotency.key = format!("{owner}/{}", idempotency.key);

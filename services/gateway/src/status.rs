@@ -1,5 +1,6 @@
-//! What clients are told when something goes wrong: one mapping from the store's errors to gRPC codes. Internals never
-//! leak: what is a defect is logged once, and the client sees only the number under which it stands in the log.
+//! What clients are told when something goes wrong: one mapping from the store's errors to gRPC
+//! codes. Internals never leak: what is a defect is logged once, and the client sees only the
+//! number under which it stands in the log.
 
 use std::{error::Error as StdError, time::Duration};
 
@@ -36,7 +37,8 @@ pub(crate) fn of_store(error: Error) -> Status {
         }
         Error::NotQueued => {
             let words = "only a message that still waits for its turn can be changed or taken back";
-            let details = ErrorDetails::with_precondition_failure_violation("NOT_QUEUED", "message", words);
+            let details =
+                ErrorDetails::with_precondition_failure_violation("NOT_QUEUED", "message", words);
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         Error::NotUploading => precondition("NOT_UPLOADING", "file", message),
@@ -45,41 +47,72 @@ pub(crate) fn of_store(error: Error) -> Status {
             Status::with_error_details(Code::InvalidArgument, message, details)
         }
         Error::WrongOffset { offset } => {
-            let details = ErrorDetails::with_precondition_failure_violation("OFFSET", "file", offset.to_string());
+            let details = ErrorDetails::with_precondition_failure_violation(
+                "OFFSET",
+                "file",
+                offset.to_string(),
+            );
             Status::with_error_details(Code::Aborted, message, details)
         }
         Error::TooManyParts { .. } => precondition("PARTS", "file", message),
         Error::NotInTranscript => {
             let words = "only a message that the model still sees can be taken back to, sent anew or copied up to";
-            let details = ErrorDetails::with_precondition_failure_violation("NOT_IN_TRANSCRIPT", "message", words);
+            let details = ErrorDetails::with_precondition_failure_violation(
+                "NOT_IN_TRANSCRIPT",
+                "message",
+                words,
+            );
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         Error::Decided { .. } => {
-            let details = ErrorDetails::with_precondition_failure_violation("DECIDED", "approval", &message);
+            let details =
+                ErrorDetails::with_precondition_failure_violation("DECIDED", "approval", &message);
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         // No method of the API sets money aside; whoever does is told in the task.
         Error::Exhausted(_) => {
-            let details = ErrorDetails::with_precondition_failure_violation("BUDGET_EXHAUSTED", "budget", &message);
+            let details = ErrorDetails::with_precondition_failure_violation(
+                "BUDGET_EXHAUSTED",
+                "budget",
+                &message,
+            );
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         Error::LastOwner | Error::Kept => {
-            let details = ErrorDetails::with_precondition_failure_violation("OWNED", "organization", &message);
+            let details = ErrorDetails::with_precondition_failure_violation(
+                "OWNED",
+                "organization",
+                &message,
+            );
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         Error::HandedOver => {
-            let details = ErrorDetails::with_precondition_failure_violation("HANDED_OVER", "candidate", &message);
+            let details = ErrorDetails::with_precondition_failure_violation(
+                "HANDED_OVER",
+                "candidate",
+                &message,
+            );
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         Error::NotAccepted => {
             let words = "accept it first, or leave it out";
-            let details = ErrorDetails::with_precondition_failure_violation("NOT_ACCEPTED", "candidate", words);
+            let details = ErrorDetails::with_precondition_failure_violation(
+                "NOT_ACCEPTED",
+                "candidate",
+                words,
+            );
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         Error::Above => Status::permission_denied(message),
-        Error::Conflict => Status::aborted("the entity has another revision: read it again, then repeat the change"),
+        Error::Conflict => Status::aborted(
+            "the entity has another revision: read it again, then repeat the change",
+        ),
         Error::Outdated { current } => {
-            let details = ErrorDetails::with_precondition_failure_violation("VERSION", "state", current.to_string());
+            let details = ErrorDetails::with_precondition_failure_violation(
+                "VERSION",
+                "state",
+                current.to_string(),
+            );
             Status::with_error_details(
                 Code::Aborted,
                 format!("{message}: read it again, then repeat the change"),
@@ -87,9 +120,14 @@ pub(crate) fn of_store(error: Error) -> Status {
             )
         }
         Error::IdempotencyMismatch => {
-            let words = "was used for a different request already; choose a new key for a new request";
+            let words =
+                "was used for a different request already; choose a new key for a new request";
             let details = ErrorDetails::with_bad_request_violation("idempotency_key", words);
-            Status::with_error_details(Code::InvalidArgument, format!("idempotency_key: {words}"), details)
+            Status::with_error_details(
+                Code::InvalidArgument,
+                format!("idempotency_key: {words}"),
+                details,
+            )
         }
         Error::QueueFull { .. }
         | Error::TooManyScans { .. }
@@ -124,12 +162,20 @@ pub(crate) fn precondition(kind: &str, subject: &str, message: impl Into<String>
 
 /// Something the gateway needs is away; another try is welcome soon.
 pub(crate) fn unavailable(message: impl Into<String>) -> Status {
-    Status::with_error_details(Code::Unavailable, message, ErrorDetails::with_retry_info(Some(RETRY_SOON)))
+    Status::with_error_details(
+        Code::Unavailable,
+        message,
+        ErrorDetails::with_retry_info(Some(RETRY_SOON)),
+    )
 }
 
 /// A limit is reached; another try is welcome later.
 pub(crate) fn exhausted(message: impl Into<String>) -> Status {
-    Status::with_error_details(Code::ResourceExhausted, message, ErrorDetails::with_retry_info(Some(RETRY_LATER)))
+    Status::with_error_details(
+        Code::ResourceExhausted,
+        message,
+        ErrorDetails::with_retry_info(Some(RETRY_LATER)),
+    )
 }
 
 /// A defect of ours.
@@ -157,7 +203,10 @@ mod tests {
             (Error::AlreadyExists { what: "agent", field: "name" }, Code::AlreadyExists),
             (Error::InUse { what: "model", by: "agent" }, Code::FailedPrecondition),
             (Error::NotQueued, Code::FailedPrecondition),
-            (Error::Decided { state: ApprovalState::Rejected, by: "ada".into(), at: None }, Code::FailedPrecondition),
+            (
+                Error::Decided { state: ApprovalState::Rejected, by: "ada".into(), at: None },
+                Code::FailedPrecondition,
+            ),
             (Error::Conflict, Code::Aborted),
             (Error::Outdated { current: 3 }, Code::Aborted),
             (Error::NotUploading, Code::FailedPrecondition),
@@ -178,7 +227,9 @@ mod tests {
 
     #[test]
     fn internals_never_leak() {
-        for error in [Error::Internal("secret detail".into()), Error::Unavailable("secret detail".into())] {
+        for error in
+            [Error::Internal("secret detail".into()), Error::Unavailable("secret detail".into())]
+        {
             let status = of_store(error);
             assert!(!format!("{status:?}").contains("secret"), "{status:?}");
         }
@@ -198,6 +249,9 @@ mod tests {
         assert_eq!(status.message(), "agent `ada` not found");
         let details = status.get_error_details();
         let resource = details.resource_info().expect("the resource is named");
-        assert_eq!((resource.resource_type.as_str(), resource.resource_name.as_str()), ("agent", "ada"));
+        assert_eq!(
+            (resource.resource_type.as_str(), resource.resource_name.as_str()),
+            ("agent", "ada")
+        );
     }
 }

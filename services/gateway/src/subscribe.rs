@@ -33,8 +33,8 @@ use crate::{
     validate::requests,
 };
 
-/// Events on their way to one client. Behind them the client's own flow control holds the subscription back; the feed
-/// it reads from doesn't wait for it.
+/// Events on their way to one client. Behind them the client's own flow control holds the
+/// subscription back; the feed it reads from doesn't wait for it.
 const BUFFER: usize = 8;
 
 /// How often a subscription asks whether its caller still may see what it shows.
@@ -44,7 +44,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(15);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Watched {
     organization: OrganizationId,
-    /// None: the organisation's entities.
+    /// None: the organization's entities.
     task: Option<TaskId>,
 }
 
@@ -69,7 +69,10 @@ impl Watched {
 impl EventService for Api {
     type SubscribeStream = BoxStream<'static, Result<Event, Status>>;
 
-    async fn subscribe(&self, request: Request<SubscribeRequest>) -> Result<Response<Self::SubscribeStream>, Status> {
+    async fn subscribe(
+        &self,
+        request: Request<SubscribeRequest>,
+    ) -> Result<Response<Self::SubscribeStream>, Status> {
         let (entry, request) = self.enter(request)?;
         let wanted = requests::subscribe(request)?;
         let permit = self.subscription(entry.organization())?;
@@ -84,8 +87,18 @@ impl EventService for Api {
         let store = backend.store.clone();
         let (types, scopes) = (wanted.types, Arc::clone(&caller.scopes));
         let marks = Marks::default();
-        let subscription =
-            Subscription { backend, watched, merge, joined, types, marks, place: None, scopes, deleted, out: sender };
+        let subscription = Subscription {
+            backend,
+            watched,
+            merge,
+            joined,
+            types,
+            marks,
+            place: None,
+            scopes,
+            deleted,
+            out: sender,
+        };
         self.lifecycle().spawn_job("subscription", async move {
             let _permit = permit;
             tokio::select! {
@@ -99,7 +112,8 @@ impl EventService for Api {
     }
 }
 
-/// Waits until the caller is not who they were any more: the key was revoked, the member removed, the token's time is over.
+/// Waits until the caller is not who they were any more: the key was revoked, the member removed,
+/// the token's time is over.
 pub(crate) async fn until_it_ends(store: &Store, caller: &Caller) {
     loop {
         tokio::time::sleep(LOOK_AGAIN).await;
@@ -110,14 +124,19 @@ pub(crate) async fn until_it_ends(store: &Store, caller: &Caller) {
     }
 }
 
-/// Where a subscription begins, and whether its task is deleted already. "Now" is fixed here, before the client is answered: what it
-/// does next it will hear of.
-async fn begin(backend: &Backend, watched: Watched, cursor: Option<Cursor>) -> Result<(Merge, bool), Status> {
+/// Where a subscription begins, and whether its task is deleted already. "Now" is fixed here,
+/// before the client is answered: what it does next it will hear of.
+async fn begin(
+    backend: &Backend,
+    watched: Watched,
+    cursor: Option<Cursor>,
+) -> Result<(Merge, bool), Status> {
     let Some(task) = watched.task else {
         let merge = match cursor {
             Some(cursor) => Merge::resume(cursor, false),
             None => {
-                let head = backend.store.event_head(watched.stored()).await.map_err(status::of_store)?;
+                let head =
+                    backend.store.event_head(watched.stored()).await.map_err(status::of_store)?;
                 Merge::now(head, 1, false)
             }
         };
@@ -130,15 +149,17 @@ async fn begin(backend: &Backend, watched: Watched, cursor: Option<Cursor>) -> R
             let step = state.step.as_ref().map_or(state.steps + 1, |step| step.number);
             let now = || Merge::now(found.event_sequence, step, true);
             let mut merge = cursor.map_or_else(now, |cursor| Merge::resume(cursor, true));
-            // A cursor that lies ahead is left to the subscription, which looks again and refuses it. A step is counted before its
-            // command is sent: without one no worker has said anything yet, and what the first one says is heard.
+            // A cursor that lies ahead is left to the subscription, which looks again and refuses
+            // it. A step is counted before its command is sent: without one no worker has said
+            // anything yet, and what the first one says is heard.
             if merge.on_head(found.event_sequence).is_ok() && state.steps == 0 {
                 merge.on_progress(Vec::new());
             }
             Ok((merge, false))
         }
         Err(error @ Error::NotFound { .. }) => {
-            let head = backend.store.event_head(watched.stored()).await.map_err(status::of_store)?;
+            let head =
+                backend.store.event_head(watched.stored()).await.map_err(status::of_store)?;
             if head == 0 {
                 return Err(status::about(&task.to_string(), error));
             }
@@ -150,8 +171,8 @@ async fn begin(backend: &Backend, watched: Watched, cursor: Option<Cursor>) -> R
     }
 }
 
-/// What the client receives. A subscription that ends without saying why was cut off, by a drain or a defect: the client
-/// is told to connect again.
+/// What the client receives. A subscription that ends without saying why was cut off, by a drain or
+/// a defect: the client is told to connect again.
 fn events(receiver: mpsc::Receiver<Item>) -> impl futures::Stream<Item = Result<Event, Status>> {
     stream::unfold(Some(receiver), async |receiver| {
         let mut receiver = receiver?;
@@ -163,7 +184,8 @@ fn events(receiver: mpsc::Receiver<Item>) -> impl futures::Stream<Item = Result<
             Some(Item::End) => None,
             Some(Item::Failed(status)) => Some((Err(status), None)),
             None => {
-                let words = "the gateway is stopping: connect again with the cursor of the last event";
+                let words =
+                    "the gateway is stopping: connect again with the cursor of the last event";
                 Some((Err(status::unavailable(words)), None))
             }
         }

@@ -7,12 +7,14 @@ use construct_domain::{
     task::Phase,
 };
 use construct_proto::v1::{
-    self, CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, DeleteTaskResponse, ExplainTaskRequest,
-    ForkTaskRequest, GetTaskRequest, ListTasksRequest, ListTasksResponse, ResumeTaskRequest, RewindTaskRequest,
-    SuspendTaskRequest, TaskExplanation, UpdateTaskRequest, event::Payload, task_service_server::TaskService,
+    self, CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, DeleteTaskResponse,
+    ExplainTaskRequest, ForkTaskRequest, GetTaskRequest, ListTasksRequest, ListTasksResponse,
+    ResumeTaskRequest, RewindTaskRequest, SuspendTaskRequest, TaskExplanation, UpdateTaskRequest,
+    event::Payload, task_service_server::TaskService,
 };
 use construct_store::{
-    ApprovalFilter, Error, Key, NewFork, NewTask, Order, Page, Rendered, Rewind, StoredTask, TaskChanges, TaskFilter,
+    ApprovalFilter, Error, Key, NewFork, NewTask, Order, Page, Rendered, Rewind, StoredTask,
+    TaskChanges, TaskFilter,
 };
 use futures::future;
 use tonic::{Request, Response, Status};
@@ -27,7 +29,8 @@ use crate::{
     whereabouts,
 };
 
-/// What the model of a copied task is told that works in another directory than the task it was copied from.
+/// What the model of a copied task is told that works in another directory than the task it was
+/// copied from.
 const ELSEWHERE: &str = "The conversation up to here is a copy of another one's. It goes on in another working directory: files \
                          that were made before are not there, unless somebody has put them there.";
 
@@ -44,7 +47,10 @@ fn wake(reason: &'static str) -> impl FnOnce(&StoredTask) -> Option<(TaskId, &'s
 
 #[tonic::async_trait]
 impl TaskService for Api {
-    async fn create_task(&self, request: Request<CreateTaskRequest>) -> Result<Response<v1::Task>, Status> {
+    async fn create_task(
+        &self,
+        request: Request<CreateTaskRequest>,
+    ) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::create_task(&request, self.pools())?;
         entry.workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
@@ -63,12 +69,16 @@ impl TaskService for Api {
             pinned: spec.pinned,
             compute: (!spec.compute.is_empty()).then_some(spec.compute),
         };
-        let written = lookup.settle(entry.store().task_create(&write, new, render("task.created")).await)?;
+        let written =
+            lookup.settle(entry.store().task_create(&write, new, render("task.created")).await)?;
         // A new task awaits its first message: there is nothing to wake it for.
         entry.answer(written, nobody, convert::task).await
     }
 
-    async fn get_task(&self, request: Request<GetTaskRequest>) -> Result<Response<v1::Task>, Status> {
+    async fn get_task(
+        &self,
+        request: Request<GetTaskRequest>,
+    ) -> Result<Response<v1::Task>, Status> {
         let (entry, request) = self.enter(request)?;
         let task = requests::task_intent(&request.task, "")?;
         entry.sees(task)?;
@@ -81,13 +91,18 @@ impl TaskService for Api {
             match entry.store().tasks_below(entry.organization(), task).await {
                 Ok(below) => shown.below = Some(Box::new(convert::below(&below))),
                 // Who asks for the task is told of the task.
-                Err(error) => tracing::warn!(%task, error = chain(&error), "what is below a task cannot be read"),
+                Err(error) => {
+                    tracing::warn!(%task, error = chain(&error), "what is below a task cannot be read")
+                }
             }
         }
         Ok(Response::new(shown))
     }
 
-    async fn list_tasks(&self, request: Request<ListTasksRequest>) -> Result<Response<ListTasksResponse>, Status> {
+    async fn list_tasks(
+        &self,
+        request: Request<ListTasksRequest>,
+    ) -> Result<Response<ListTasksResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let organization = entry.organization();
         let (page, checked) = requests::list_tasks(organization, &request)?;
@@ -113,7 +128,10 @@ impl TaskService for Api {
         Ok(Response::new(ListTasksResponse { tasks, page: Some(info) }))
     }
 
-    async fn update_task(&self, request: Request<UpdateTaskRequest>) -> Result<Response<v1::Task>, Status> {
+    async fn update_task(
+        &self,
+        request: Request<UpdateTaskRequest>,
+    ) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let task = requests::update_task(&request)?;
         let write = entry.write("UpdateTask", &mut request);
@@ -130,15 +148,23 @@ impl TaskService for Api {
             agent,
             title: request.title,
             max_turns_override: request.max_turns,
-            policy: request.policy.map(|policy| policy.rules.into_iter().filter_map(convert::to_rule).collect()),
+            policy: request
+                .policy
+                .map(|policy| policy.rules.into_iter().filter_map(convert::to_rule).collect()),
             pinned: request.pinned.map(|pinned| pinned.facts),
         };
         let expected = (request.revision != 0).then_some(request.revision);
-        let updated = entry.store().task_update(&write, task, expected, changes, render("task.updated")).await;
+        let updated = entry
+            .store()
+            .task_update(&write, task, expected, changes, render("task.updated"))
+            .await;
         entry.answer(lookup.settle(updated)?, wake("updated"), convert::task).await
     }
 
-    async fn delete_task(&self, request: Request<DeleteTaskRequest>) -> Result<Response<DeleteTaskResponse>, Status> {
+    async fn delete_task(
+        &self,
+        request: Request<DeleteTaskRequest>,
+    ) -> Result<Response<DeleteTaskResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let task = requests::task_intent(&request.task, &request.idempotency_key)?;
         let write = entry.write("DeleteTask", &mut request);
@@ -148,7 +174,10 @@ impl TaskService for Api {
         entry.answer(deleted, wake("deleted"), |_| DeleteTaskResponse {}).await
     }
 
-    async fn suspend_task(&self, request: Request<SuspendTaskRequest>) -> Result<Response<v1::Task>, Status> {
+    async fn suspend_task(
+        &self,
+        request: Request<SuspendTaskRequest>,
+    ) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let task = requests::task_intent(&request.task, &request.idempotency_key)?;
         let write = entry.write("SuspendTask", &mut request);
@@ -157,7 +186,10 @@ impl TaskService for Api {
         entry.answer(suspended, wake("suspended"), convert::task).await
     }
 
-    async fn resume_task(&self, request: Request<ResumeTaskRequest>) -> Result<Response<v1::Task>, Status> {
+    async fn resume_task(
+        &self,
+        request: Request<ResumeTaskRequest>,
+    ) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let task = requests::task_intent(&request.task, &request.idempotency_key)?;
         let write = entry.write("ResumeTask", &mut request);
@@ -167,17 +199,24 @@ impl TaskService for Api {
         entry.answer(resumed, wake("resumed"), convert::task).await
     }
 
-    async fn cancel_task(&self, request: Request<CancelTaskRequest>) -> Result<Response<v1::Task>, Status> {
+    async fn cancel_task(
+        &self,
+        request: Request<CancelTaskRequest>,
+    ) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let task = requests::cancel_task(&request)?;
         entry.sees(task)?;
         let write = entry.write("CancelTask", &mut request);
-        let cancelled = entry.store().task_cancel(&write, task, &request.reason, render("task.updated")).await;
+        let cancelled =
+            entry.store().task_cancel(&write, task, &request.reason, render("task.updated")).await;
         let cancelled = cancelled.map_err(|error| status::about(&request.task, error))?;
         entry.answer(cancelled, wake("cancelled"), convert::task).await
     }
 
-    async fn rewind_task(&self, request: Request<RewindTaskRequest>) -> Result<Response<v1::Task>, Status> {
+    async fn rewind_task(
+        &self,
+        request: Request<RewindTaskRequest>,
+    ) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let (task, message) = requests::rewind_task(&request)?;
         let write = entry.write("RewindTask", &mut request);
@@ -187,7 +226,10 @@ impl TaskService for Api {
         entry.answer(rewound, wake("taken back"), convert::task).await
     }
 
-    async fn fork_task(&self, request: Request<ForkTaskRequest>) -> Result<Response<v1::Task>, Status> {
+    async fn fork_task(
+        &self,
+        request: Request<ForkTaskRequest>,
+    ) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let (source, message) = requests::fork_task(&request)?;
         entry.workspace(&request.workspace)?;
@@ -208,12 +250,16 @@ impl TaskService for Api {
         entry.answer(forked, nobody, convert::task).await
     }
 
-    async fn explain_task(&self, request: Request<ExplainTaskRequest>) -> Result<Response<TaskExplanation>, Status> {
+    async fn explain_task(
+        &self,
+        request: Request<ExplainTaskRequest>,
+    ) -> Result<Response<TaskExplanation>, Status> {
         let (entry, request) = self.enter(request)?;
         let id = requests::task_intent(&request.task, "")?;
         let found = entry.store().task_get(entry.organization(), id).await;
         let task = found.map_err(|error| status::about(&request.task, error))?;
-        let parked = entry.store().task_parked(entry.organization(), id).await.map_err(status::of_store)?;
+        let parked =
+            entry.store().task_parked(entry.organization(), id).await.map_err(status::of_store)?;
         if let Some(parked) = parked {
             return Ok(Response::new(explain::put_aside(&task, parked)));
         }
@@ -225,10 +271,18 @@ impl TaskService for Api {
         };
         let asked = match task.state.phase {
             Phase::AwaitApproval | Phase::Suspended => {
-                let filter = ApprovalFilter { task: Some(id), state: Some(ApprovalState::Pending), tree: None };
+                let filter = ApprovalFilter {
+                    task: Some(id),
+                    state: Some(ApprovalState::Pending),
+                    tree: None,
+                };
                 let order = Order { key: Key::CreatedAt, descending: false };
                 let page = Page { limit: explain::APPROVALS, order, after: None };
-                entry.store().approval_list(entry.organization(), &filter, &page).await.map_err(status::of_store)?
+                entry
+                    .store()
+                    .approval_list(entry.organization(), &filter, &page)
+                    .await
+                    .map_err(status::of_store)?
             }
             _ => Vec::new(),
         };
@@ -238,8 +292,12 @@ impl TaskService for Api {
             let (pools, providers) = (&entry.backend.pools, &entry.backend.providers);
             let deadline = entry.deadline;
             let found = whereabouts::find(entry.backend.publisher.bus(), &task, deadline);
-            let (no_interpreter, no_providers, found) =
-                future::join3(pools.absence(&task.compute, deadline), providers.absence(deadline), found).await;
+            let (no_interpreter, no_providers, found) = future::join3(
+                pools.absence(&task.compute, deadline),
+                providers.absence(deadline),
+                found,
+            )
+            .await;
             explain::Mesh { no_interpreter, no_providers, found }
         };
         Ok(Response::new(explain::explain(&task, model.as_deref(), &asked, Some(&mesh))))

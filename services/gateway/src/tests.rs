@@ -1,4 +1,5 @@
-//! The gateway whole: a real gRPC server and generated clients, over a real PostgreSQL and a real NATS.
+//! The gateway whole: a real gRPC server and generated clients, over a real PostgreSQL and a real
+//! NATS.
 
 mod approvals;
 mod attachments;

@@ -1,7 +1,9 @@
-//! TLS on the gateway's ports: certificates from files, read again when they change; and handshakes, bounded in time and number.
+//! TLS on the gateway's ports: certificates from files, read again when they change; and
+//! handshakes, bounded in time and number.
 //!
-//! With a client CA, who has no certificate of it does not come in at all. What such a certificate says means nothing beyond that: who
-//! somebody is, is judged by their credentials (docs/identity.md).
+//! With a client CA, who has no certificate of it does not come in at all. What such a certificate
+//! says means nothing beyond that: who somebody is, is judged by their credentials
+//! (docs/identity.md).
 
 pub(crate) mod accept;
 pub(crate) mod stream;
@@ -24,7 +26,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Config;
 
-/// How often it is looked whether the files have changed. They are read, because what renews them may keep their times.
+/// How often it is looked whether the files have changed. They are read, because what renews them
+/// may keep their times.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Where the certificates are.
@@ -65,7 +68,9 @@ impl Tls {
     /// # Errors
     /// When the files cannot be read, or are not what they should be.
     pub(crate) async fn new(config: &Config) -> anyhow::Result<Option<Self>> {
-        let (Some(certificate), Some(key)) = (&config.gateway_tls_certificate, &config.gateway_tls_key) else {
+        let (Some(certificate), Some(key)) =
+            (&config.gateway_tls_certificate, &config.gateway_tls_key)
+        else {
             return Ok(None);
         };
         let client_ca = config.gateway_tls_client_ca.clone();
@@ -84,8 +89,9 @@ impl Tls {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).lines)
     }
 
-    /// Looks again and again whether the files have changed. What is not complete or does not fit together (the key is there and its
-    /// certificate is not yet) is left until it does; connections that are there go on as they are.
+    /// Looks again and again whether the files have changed. What is not complete or does not fit
+    /// together (the key is there and its certificate is not yet) is left until it does;
+    /// connections that are there go on as they are.
     pub(crate) async fn watch(self, draining: CancellationToken) {
         let mut complaint = None;
         loop {
@@ -100,7 +106,10 @@ impl Tls {
                 Err(error) => {
                     let words = format!("{error:#}");
                     if complaint.as_ref() != Some(&words) {
-                        tracing::warn!(error = words, "the new certificate cannot be used; the one before stays");
+                        tracing::warn!(
+                            error = words,
+                            "the new certificate cannot be used; the one before stays"
+                        );
                     }
                     complaint = Some(words);
                     continue;
@@ -125,13 +134,19 @@ impl Tls {
 impl Files {
     async fn read(&self) -> anyhow::Result<Contents> {
         let read = async |path: &PathBuf| {
-            tokio::fs::read(path).await.with_context(|| format!("{} cannot be read", path.display()))
+            tokio::fs::read(path)
+                .await
+                .with_context(|| format!("{} cannot be read", path.display()))
         };
         let client_ca = match &self.client_ca {
             Some(path) => Some(read(path).await?),
             None => None,
         };
-        Ok(Contents { certificate: read(&self.certificate).await?, key: read(&self.key).await?, client_ca })
+        Ok(Contents {
+            certificate: read(&self.certificate).await?,
+            key: read(&self.key).await?,
+            client_ca,
+        })
     }
 }
 
@@ -146,21 +161,26 @@ impl Contents {
     }
 
     fn configs(&self) -> anyhow::Result<Configs> {
-        let chain = certificates(&self.certificate).context("gateway_tls_certificate is no certificate in PEM")?;
+        let chain = certificates(&self.certificate)
+            .context("gateway_tls_certificate is no certificate in PEM")?;
         // What is wrong with a key is not told: it might be quoted.
         let key = PrivateKeyDer::from_pem_slice(&self.key)
             .map_err(|_| anyhow::anyhow!("gateway_tls_key is no private key in PEM"))?;
         let provider = Arc::new(ring::default_provider());
-        let builder =
-            ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()?;
         let builder = match &self.client_ca {
             None => builder.with_no_client_auth(),
             Some(pem) => {
                 let mut roots = RootCertStore::empty();
-                for certificate in certificates(pem).context("gateway_tls_client_ca is no certificate in PEM")? {
+                for certificate in
+                    certificates(pem).context("gateway_tls_client_ca is no certificate in PEM")?
+                {
                     roots.add(certificate).context("gateway_tls_client_ca cannot be trusted")?;
                 }
-                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                        .build()?;
                 builder.with_client_cert_verifier(verifier)
             }
         };

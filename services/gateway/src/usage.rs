@@ -1,12 +1,14 @@
-//! `UsageService`: what an organisation uses, and how much it may.
+//! `UsageService`: what an organization uses, and how much it may.
 
 use construct_domain::OrganizationId;
 use construct_proto::v1::{
-    self, GetQuotaRequest, ListUsageRequest, ListUsageResponse, QuotaLimits, QuotaUse, UpdateQuotaRequest,
-    usage_service_server::UsageService,
+    self, GetQuotaRequest, ListUsageRequest, ListUsageResponse, QuotaLimits, QuotaUse,
+    UpdateQuotaRequest, usage_service_server::UsageService,
 };
 use construct_runtime::clock;
-use construct_store::{Counted, Counts, Error, Limits, Quota, UsageFilter, UsageRow, Used, Written};
+use construct_store::{
+    Counted, Counts, Error, Limits, Quota, UsageFilter, UsageRow, Used, Written,
+};
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -20,7 +22,7 @@ use crate::{
 };
 
 impl Api {
-    /// What holds for an organisation of which this was said.
+    /// What holds for an organization of which this was said.
     fn quota(&self, quota: &Quota, used: Option<Counts>) -> v1::Quota {
         let (tier, holding) = self.quotas().of(quota.organization, Some(quota));
         v1::Quota {
@@ -78,7 +80,8 @@ fn shown(row: &UsageRow) -> v1::UsageRow {
     shown
 }
 
-/// Whose quota the caller asks for. Another organisation's is the operator's to see; to others it is as if it were not there.
+/// Whose quota the caller asks for. Another organization's is the operator's to see; to others it
+/// is as if it were not there.
 fn whose(entry: &Entry, named: Option<OrganizationId>) -> Result<OrganizationId, Status> {
     let own = entry.organization();
     let organization = named.unwrap_or(own);
@@ -90,34 +93,53 @@ fn whose(entry: &Entry, named: Option<OrganizationId>) -> Result<OrganizationId,
 
 #[tonic::async_trait]
 impl UsageService for Api {
-    async fn get_quota(&self, request: Request<GetQuotaRequest>) -> Result<Response<v1::Quota>, Status> {
+    async fn get_quota(
+        &self,
+        request: Request<GetQuotaRequest>,
+    ) -> Result<Response<v1::Quota>, Status> {
         let (entry, request) = self.enter(request)?;
         let organization = whose(&entry, requests::get_quota(&request)?)?;
         let about = |error| status::about(&organization.to_string(), error);
         let quota = entry.store().quota_get(organization).await.map_err(about)?;
         let periods = self.quotas().periods(clock::now());
         let _place = self.sum().await?;
-        let used = entry.store().quota_counts(organization, Counted::ALL, &periods).await.map_err(status::of_store)?;
+        let used = entry
+            .store()
+            .quota_counts(organization, Counted::ALL, &periods)
+            .await
+            .map_err(status::of_store)?;
         Ok(Response::new(self.quota(&quota, Some(used))))
     }
 
-    async fn update_quota(&self, request: Request<UpdateQuotaRequest>) -> Result<Response<v1::Quota>, Status> {
+    async fn update_quota(
+        &self,
+        request: Request<UpdateQuotaRequest>,
+    ) -> Result<Response<v1::Quota>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let (organization, overrides) = requests::update_quota(&request, |tier| self.quotas().has(tier))?;
-        let quota = Quota { organization, tier: request.tier.clone(), overrides, revision: 0, updated_at: None };
+        let (organization, overrides) =
+            requests::update_quota(&request, |tier| self.quotas().has(tier))?;
+        let quota = Quota {
+            organization,
+            tier: request.tier.clone(),
+            overrides,
+            revision: 0,
+            updated_at: None,
+        };
         let (_, holding) = self.quotas().of(organization, Some(&quota));
         if organization == OrganizationId::LOCAL
             && [holding.requests_per_minute, holding.key_requests_per_minute].contains(&Some(0))
         {
-            let words =
-                "the operator's organization must be left some requests: without any, nobody could give it more";
+            let words = "the operator's organization must be left some requests: without any, nobody could give it more";
             return Err(Status::invalid_argument(words));
         }
         entry.touch(&organization.to_string());
         let write = entry.write("UpdateQuota", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
         let render = |quota: &Quota| silent(&self.quota(quota, None));
-        let written = entry.store().quota_set(&write, organization, &request.tier, overrides, expected, render).await;
+        let written = entry
+            .store()
+            .quota_set(&write, organization, &request.tier, overrides, expected, render)
+            .await;
         let written = written.map_err(|error| status::about(&request.organization, error))?;
         if let Written::Applied { entity, .. } = &written {
             self.quotas().changed(entity);
@@ -126,7 +148,10 @@ impl UsageService for Api {
         entry.answer(written, nobody, |quota| self.quota(quota, None)).await
     }
 
-    async fn list_usage(&self, request: Request<ListUsageRequest>) -> Result<Response<ListUsageResponse>, Status> {
+    async fn list_usage(
+        &self,
+        request: Request<ListUsageRequest>,
+    ) -> Result<Response<ListUsageResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let asked = requests::list_usage(entry.organization(), &request, clock::now())?;
         let filter = request.filter.unwrap_or_default();
@@ -140,7 +165,10 @@ impl UsageService for Api {
             time_zone: asked.time_zone,
         };
         let _place = self.sum().await?;
-        let found = entry.store().usage_list(entry.organization(), &filter, asked.of, &asked.page.query()).await;
+        let found = entry
+            .store()
+            .usage_list(entry.organization(), &filter, asked.of, &asked.page.query())
+            .await;
         let found = found.map_err(status::of_store)?;
         let (usage, info) = asked.page.cut(&found, shown, |row| row.place.clone());
         Ok(Response::new(ListUsageResponse { usage, page: Some(info) }))

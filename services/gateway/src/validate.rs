@@ -1,8 +1,9 @@
-//! Checks at the edge: every field of a request is held against its documented limit, and all that is wrong is told at
-//! once, as `INVALID_ARGUMENT` with a `google.rpc.BadRequest` that names each field.
+//! Checks at the edge: every field of a request is held against its documented limit, and all that
+//! is wrong is told at once, as `INVALID_ARGUMENT` with a `google.rpc.BadRequest` that names each
+//! field.
 //!
-//! The limits themselves stand in the comments of `proto/construct/v1`; what each request is checked for is in
-//! [`requests`].
+//! The limits themselves stand in the comments of `proto/construct/v1`; what each request is
+//! checked for is in [`requests`].
 
 pub(crate) mod requests;
 
@@ -12,7 +13,8 @@ use construct_domain::id;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
-/// How many violations one answer lists. More would only repeat the first, and the answer must fit into trailers.
+/// How many violations one answer lists. More would only repeat the first, and the answer must fit
+/// into trailers.
 const MAX_LISTED: usize = 32;
 
 /// Characters of a name.
@@ -38,7 +40,12 @@ impl Violations {
     }
 
     /// Reports a violation unless `holds`.
-    pub(crate) fn require(&mut self, holds: bool, field: &str, description: impl FnOnce() -> String) {
+    pub(crate) fn require(
+        &mut self,
+        holds: bool,
+        field: &str,
+        description: impl FnOnce() -> String,
+    ) {
         if !holds {
             self.add(field, description());
         }
@@ -54,11 +61,15 @@ impl Violations {
             1 => format!("{}: {}", first.field, first.description),
             more => format!("{}: {} (and {} more)", first.field, first.description, more - 1),
         };
-        Err(Status::with_error_details(Code::InvalidArgument, message, ErrorDetails::with_bad_request(self.found)))
+        Err(Status::with_error_details(
+            Code::InvalidArgument,
+            message,
+            ErrorDetails::with_bad_request(self.found),
+        ))
     }
 
-    /// A name: `[a-z0-9][a-z0-9._-]*`, 1 to 63 characters, and nothing that reads as an id, because names and ids are
-    /// accepted in the same places.
+    /// A name: `[a-z0-9][a-z0-9._-]*`, 1 to 63 characters, and nothing that reads as an id, because
+    /// names and ids are accepted in the same places.
     pub(crate) fn name(&mut self, field: &str, name: &str) {
         if !is_name(name) {
             self.add(
@@ -103,7 +114,8 @@ impl Violations {
 
     /// Text of at most `max` characters.
     pub(crate) fn chars(&mut self, field: &str, text: &str, max: usize) {
-        // Counting characters of a text that is far too long is avoided: no character has more than four bytes.
+        // Counting characters of a text that is far too long is avoided: no character has more than
+        // four bytes.
         let fits = text.len() <= max || (text.len() <= max * 4 && text.chars().count() <= max);
         self.require(fits, field, || format!("must have at most {} characters", thousands(max)));
         self.no_nul(field, text);
@@ -126,11 +138,18 @@ impl Violations {
 
     /// PostgreSQL stores no U+0000, neither in text nor in JSON.
     pub(crate) fn no_nul(&mut self, field: &str, text: &str) {
-        self.require(!text.contains('\0'), field, || "must not contain the character U+0000".into());
+        self.require(!text.contains('\0'), field, || {
+            "must not contain the character U+0000".into()
+        });
     }
 
     /// A number within limits.
-    pub(crate) fn range<T: PartialOrd + Display>(&mut self, field: &str, value: T, range: RangeInclusive<T>) {
+    pub(crate) fn range<T: PartialOrd + Display>(
+        &mut self,
+        field: &str,
+        value: T,
+        range: RangeInclusive<T>,
+    ) {
         self.require(range.contains(&value), field, || {
             format!("must be between {} and {}, is {value}", range.start(), range.end())
         });
@@ -160,7 +179,8 @@ pub(crate) fn is_name(text: &str) -> bool {
 
 /// Whether `text` is a prefix, an underscore and a UUID.
 fn looks_like_an_id(text: &str) -> bool {
-    text.rsplit_once('_').is_some_and(|(_, tail)| tail.len() == 36 && uuid::Uuid::parse_str(tail).is_ok())
+    text.rsplit_once('_')
+        .is_some_and(|(_, tail)| tail.len() == 36 && uuid::Uuid::parse_str(tail).is_ok())
 }
 
 /// `1048576` as `1,048,576`.
@@ -183,9 +203,9 @@ pub(crate) mod tests {
     /// The violated fields of a status.
     pub(crate) fn fields(status: &Status) -> Vec<String> {
         let details = status.get_error_details();
-        details
-            .bad_request()
-            .map_or_else(Vec::new, |bad| bad.field_violations.iter().map(|violation| violation.field.clone()).collect())
+        details.bad_request().map_or_else(Vec::new, |bad| {
+            bad.field_violations.iter().map(|violation| violation.field.clone()).collect()
+        })
     }
 
     #[test]
@@ -241,7 +261,10 @@ pub(crate) mod tests {
         violations.chars("title", &"ä".repeat(201), 200);
         violations.bytes("workspace", &"ä".repeat(2049), 4096);
         violations.chars("text", "a\0b", 10);
-        assert_eq!(fields(&violations.finish().expect_err("all are wrong")), ["title", "workspace", "text"]);
+        assert_eq!(
+            fields(&violations.finish().expect_err("all are wrong")),
+            ["title", "workspace", "text"]
+        );
     }
 
     #[test]

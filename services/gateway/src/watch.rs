@@ -20,9 +20,9 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const TIDY: Duration = Duration::from_secs(600);
 /// Entries of the audit trail that are removed by one statement.
 const EXPIRED_AT_ONCE: u32 = 1000;
-/// How often is looked for organisations to erase.
+/// How often is looked for organizations to erase.
 const ERASE: Duration = Duration::from_secs(5);
-/// Rows of an organisation that are removed by one transaction.
+/// Rows of an organization that are removed by one transaction.
 const ERASED_AT_ONCE: u32 = 500;
 /// How long the answer of an idempotent request is kept, as the API promises.
 const ANSWERS_KEPT: SignedDuration = SignedDuration::from_hours(24);
@@ -49,7 +49,8 @@ pub(crate) async fn database(store: Store, latch: Latch, draining: CancellationT
     }
 }
 
-/// Re-encrypts API keys and secrets that are not under their active key, once; forgets old answers, from time to time.
+/// Re-encrypts API keys and secrets that are not under their active key, once; forgets old answers,
+/// from time to time.
 pub(crate) async fn housekeeping(
     store: Store,
     keyrings: Keyrings,
@@ -59,11 +60,18 @@ pub(crate) async fn housekeeping(
     match store.model_provider_reseal_all(&keyrings.providers, clock::now()).await {
         Ok(resealed) => {
             if resealed.resealed > 0 {
-                tracing::info!(count = resealed.resealed, "API keys were encrypted again, with the active master key");
+                tracing::info!(
+                    count = resealed.resealed,
+                    "API keys were encrypted again, with the active master key"
+                );
             }
             if !resealed.failed.is_empty() {
-                let providers: Vec<String> = resealed.failed.iter().map(ToString::to_string).collect();
-                tracing::error!(?providers, "API keys cannot be decrypted: the master key they need is not configured");
+                let providers: Vec<String> =
+                    resealed.failed.iter().map(ToString::to_string).collect();
+                tracing::error!(
+                    ?providers,
+                    "API keys cannot be decrypted: the master key they need is not configured"
+                );
             }
         }
         Err(error) => warn("API keys could not be looked through", &error),
@@ -71,7 +79,8 @@ pub(crate) async fn housekeeping(
     match store.scan_connection_reseal_all(&keyrings.providers, clock::now()).await {
         Ok(resealed) if resealed.failed.is_empty() => {}
         Ok(resealed) => {
-            let connections: Vec<String> = resealed.failed.iter().map(ToString::to_string).collect();
+            let connections: Vec<String> =
+                resealed.failed.iter().map(ToString::to_string).collect();
             tracing::error!(
                 ?connections,
                 "connections cannot be decrypted: the master key they need is not configured"
@@ -95,18 +104,26 @@ async fn reseal_secrets(store: &Store, keyring: &Keyring) {
     match store.secret_reseal_all(keyring, clock::now()).await {
         Ok(resealed) => {
             if resealed.resealed > 0 {
-                tracing::info!(count = resealed.resealed, "secrets were encrypted again, with the active key");
+                tracing::info!(
+                    count = resealed.resealed,
+                    "secrets were encrypted again, with the active key"
+                );
             }
             if !resealed.failed.is_empty() {
-                let secrets: Vec<String> = resealed.failed.iter().map(ToString::to_string).collect();
-                tracing::error!(?secrets, "secrets cannot be decrypted: the key they need is not configured");
+                let secrets: Vec<String> =
+                    resealed.failed.iter().map(ToString::to_string).collect();
+                tracing::error!(
+                    ?secrets,
+                    "secrets cannot be decrypted: the key they need is not configured"
+                );
             }
         }
         Err(error) => warn("secrets could not be looked through", &error),
     }
 }
 
-/// Erases organisations that were deleted, one part after another. Every replica does it; what one is at the others leave alone.
+/// Erases organizations that were deleted, one part after another. Every replica does it; what one
+/// is at the others leave alone.
 pub(crate) async fn erase(store: Store, bus: Bus, files: Files, draining: CancellationToken) {
     let mut pause = Duration::ZERO;
     while !paused(pause, &draining).await {
@@ -157,7 +174,9 @@ pub(crate) async fn expire_audit(store: &Store, before: Timestamp, draining: &Ca
         match store.audit_expire(before, EXPIRED_AT_ONCE).await {
             Ok(count) if count < u64::from(EXPIRED_AT_ONCE) => return,
             Ok(_) => {}
-            Err(error) => return warn("old entries of the audit trail could not be removed", &error),
+            Err(error) => {
+                return warn("old entries of the audit trail could not be removed", &error);
+            }
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What all watches have in common: what they tell is read from rows, and the mesh only says when to look.
+//! What all watches have in common: what they tell is read from rows, and the mesh only says when
+//! to look.
 
 use std::{fmt::Display, future::Future, sync::Arc};
 
@@ -17,11 +18,12 @@ pub(crate) type Events<E> = BoxStream<'static, Result<E, Status>>;
 /// A client that is told something.
 pub(crate) type Client<E> = mpsc::Sender<Result<E, Status>>;
 
-/// Begins a watch of this name, which takes a place of the organisation's subscriptions. `listen` hears when to look, `follow` looks and tells
-/// the client, of whom `buffer` events are on their way, until the client is gone or there is nothing more to tell.
+/// Begins a watch of this name, which takes a place of the organization's subscriptions. `listen`
+/// hears when to look, `follow` looks and tells the client, of whom `buffer` events are on their
+/// way, until the client is gone or there is nothing more to tell.
 ///
 /// # Errors
-/// `RESOURCE_EXHAUSTED` when the organisation has no place left.
+/// `RESOURCE_EXHAUSTED` when the organization has no place left.
 pub(crate) async fn begin<E, N, X, F>(
     (api, entry): (&Api, &Entry),
     (name, buffer): (&'static str, usize),
@@ -45,7 +47,8 @@ where
         }
     };
     let (sender, receiver) = mpsc::channel(buffer);
-    let (caller, draining, store) = (entry.caller().clone(), api.lifecycle().draining(), backend.store.clone());
+    let (caller, draining, store) =
+        (entry.caller().clone(), api.lifecycle().draining(), backend.store.clone());
     let following = follow(backend, news, sender.clone());
     api.lifecycle().spawn_job(name, async move {
         let _place = place;
@@ -64,6 +67,7 @@ where
             }
         }
     });
-    let events = stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)));
+    let events =
+        stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)));
     Ok(Response::new(events.boxed()))
 }

@@ -1,4 +1,5 @@
-//! Where the command of a step in flight is, and whether its task can be looked at, for the explanation of the task. Nothing is decided by it.
+//! Where the command of a step in flight is, and whether its task can be looked at, for the
+//! explanation of the task. Nothing is decided by it.
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use futures::future;
 
 use crate::{deadline::Deadline, status::chain};
 
-/// How long the mesh has to say, if the call has as much time. Whoever asks what a task waits for is answered without it, too.
+/// How long the mesh has to say, if the call has as much time. Whoever asks what a task waits for
+/// is answered without it, too.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Where a command is.
@@ -67,7 +69,8 @@ pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> Fo
             None => None,
         }
     };
-    let Ok((found, reached)) = tokio::time::timeout(patience, future::join(found, reached)).await else {
+    let Ok((found, reached)) = tokio::time::timeout(patience, future::join(found, reached)).await
+    else {
         return Found::default();
     };
     let found = match found {
@@ -84,8 +87,9 @@ pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> Fo
         if found.sequence == 0 {
             return Some(Whereabouts::Nowhere);
         }
-        let queue =
-            reached.inspect_err(|error| tracing::debug!(error = chain(error), "a queue cannot be asked")).ok()?;
+        let queue = reached
+            .inspect_err(|error| tracing::debug!(error = chain(error), "a queue cannot be asked"))
+            .ok()?;
         let reached = queue.map_or(0, |queue| queue.reached);
         Some(if found.sequence > reached { Whereabouts::Queued } else { Whereabouts::Taken })
     });

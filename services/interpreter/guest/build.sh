@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Builds the guests to Wasm, boots the one that is stored booted, and stores the results in artifacts/.
+# Builds the guests to Wasm, boots the one that is stored booted, and stores the results in
+# artifacts/.
 #
-#   build.sh           writes artifacts/quickjs.wasm, artifacts/typescript.wasm and artifacts/SHA256SUMS, which has the sources' too
-#   build.sh --check   builds into a temporary folder and compares with artifacts/ byte for byte
+#   build.sh           writes artifacts/quickjs.wasm, artifacts/typescript.wasm and
+#   artifacts/SHA256SUMS, which has the sources' too build.sh --check   builds into a temporary
+#   folder and compares with artifacts/ byte for byte
 #
-# The same sources give the same bytes on every machine with the same rustc (rust-toolchain.toml) and clang 19.
+# The same sources give the same bytes on every machine with the same rustc (rust-toolchain.toml)
+# and clang 19.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
@@ -35,7 +38,7 @@ command -v "$clang" >/dev/null ||
 out="$(mktemp -d)"
 trap 'rm -rf "$out"' EXIT
 
-# No path of this machine may be in the artefact: it would differ from machine to machine.
+# No path of this machine may be in the artifact: it would differ from machine to machine.
 cargo_home="${CARGO_HOME:-$HOME/.cargo}"
 sysroot="$(cd "$here/quickjs" && rustc --print sysroot)"
 # guest_build FOLDER [FLAG]...: builds one guest, with further flags for rustc.
@@ -70,25 +73,26 @@ printf 'building the tool that boots it …\n'
 
 install -m 644 "$here/typescript/target/$target/release/construct_guest_typescript.wasm" "$out/typescript.wasm"
 
-artefacts=(quickjs.wasm typescript.wasm)
-for file in "${artefacts[@]}"; do
+artifacts=(quickjs.wasm typescript.wasm)
+for file in "${artifacts[@]}"; do
   if grep -qaF -e "$cargo_home" -e "$here" "$out/$file"; then
     fail "$file contains a path of this machine"
   fi
 done
-# With the sources they are built from: a change of those without new artefacts is found by a test, without building anything.
-(cd "$out" && sha256sum "${artefacts[@]}" >SHA256SUMS)
+# With the sources they are built from: a change of those without new artifacts is found by a test,
+# without building anything.
+(cd "$out" && sha256sum "${artifacts[@]}" >SHA256SUMS)
 (cd "$here/artifacts" && find ../*/src ../*/Cargo.* ../*/rust-toolchain.toml ../build.sh -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum) \
   >>"$out/SHA256SUMS"
 
 if "$check"; then
-  for file in "${artefacts[@]}" SHA256SUMS; do
+  for file in "${artifacts[@]}" SHA256SUMS; do
     cmp "$out/$file" "$here/artifacts/$file" ||
       fail "artifacts/$file is not what the sources build; run services/interpreter/guest/build.sh and commit the result"
   done
-  printf 'the artefacts are what the sources build\n'
+  printf 'the artifacts are what the sources build\n'
 else
   mkdir -p "$here/artifacts"
-  (cd "$out" && cp "${artefacts[@]}" SHA256SUMS "$here/artifacts/")
+  (cd "$out" && cp "${artifacts[@]}" SHA256SUMS "$here/artifacts/")
   cat "$here/artifacts/SHA256SUMS"
 fi

@@ -2,9 +2,11 @@
 
 /// Does the work on such a thread; `None` when it panicked.
 ///
-/// Work that was not begun because the process is ending never ends: that it was not done is no outcome of it, and whoever waits
-/// must neither write it down as one nor act upon it.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+/// Work that was not begun because the process is ending never ends: that it was not done is no
+/// outcome of it, and whoever waits must neither write it down as one nor act upon it.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => Some(done),
         Err(error) if error.is_cancelled() => std::future::pending().await,

@@ -1,8 +1,9 @@
 //! Running a shell command for a script: confined, bounded, and gone when it is over.
 //!
-//! A command runs under bubblewrap in namespaces of its own (see `command/bubblewrap.rs`). Where the host cannot do that, the
-//! operator's policy decides: refuse, or run it as a plain process group. What holds in both cases: the environment is
-//! not inherited, output is bounded, and at the end, by whatever cause, every process of the command is killed.
+//! A command runs under bubblewrap in namespaces of its own (see `command/bubblewrap.rs`). Where
+//! the host cannot do that, the operator's policy decides: refuse, or run it as a plain process
+//! group. What holds in both cases: the environment is not inherited, output is bounded, and at the
+//! end, by whatever cause, every process of the command is killed.
 
 mod bubblewrap;
 mod capture;
@@ -35,7 +36,8 @@ use crate::confine;
 use crate::scrub::Scrubber;
 use crate::workspace::{PathError, RelativePath, Workspace};
 
-/// How long the pipes of a killed command are read to their end; a process that escaped may hold them open.
+/// How long the pipes of a killed command are read to their end; a process that escaped may hold
+/// them open.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// How many commands of all tasks together run at the same time; more wait.
@@ -53,25 +55,30 @@ pub enum Confinement {
     /// Refuse commands.
     #[default]
     RequireSandbox,
-    /// The operator accepts that commands then run with the rights of the service: its files, its network.
-    /// Only the environment is cleared, and time, output, processes and memory are bounded.
+    /// The operator accepts that commands then run with the rights of the service: its files, its
+    /// network. Only the environment is cleared, and time, output, processes and memory are
+    /// bounded.
     AllowUnconfined,
 }
 
-/// What commands of a task may do. The default grants nothing beyond the workspace and the system's programs.
+/// What commands of a task may do. The default grants nothing beyond the workspace and the system's
+/// programs.
 #[derive(Clone, Debug, Default)]
 pub struct CommandPolicy {
     /// What to do where no sandbox works.
     pub confinement: Confinement,
     /// Commands share the network of the service, its loopback included. Off by default.
     pub network: bool,
-    /// Commands without the network may use TCP among themselves. Off by default; makes a difference where Landlock is used.
+    /// Commands without the network may use TCP among themselves. Off by default; makes a
+    /// difference where Landlock is used.
     pub loopback: bool,
-    /// Files and directories of the service itself: its cache where that is not in its data directory (which is always
-    /// hidden), the files with its keys. No workspace may lie in them. Where they lie in a workspace, neither tools nor
-    /// confined commands see them. What is made or replaced later is hidden from workspaces opened after that.
+    /// Files and directories of the service itself: its cache where that is not in its data
+    /// directory (which is always hidden), the files with its keys. No workspace may lie in them.
+    /// Where they lie in a workspace, neither tools nor confined commands see them. What is made or
+    /// replaced later is hidden from workspaces opened after that.
     pub hidden_paths: Vec<PathBuf>,
-    /// Further host paths commands may read, for example a tool chain. Absolute; missing ones are skipped.
+    /// Further host paths commands may read, for example a tool chain. Absolute; missing ones are
+    /// skipped.
     pub read_only_paths: Vec<PathBuf>,
     /// Directories searched for programs before the system's own.
     pub search_path: Vec<PathBuf>,
@@ -122,7 +129,8 @@ impl fmt::Debug for Request {
 /// How a command ended that did start.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// Exit status in the shell's convention, 128 + n for signal n; none when the service killed it.
+    /// Exit status in the shell's convention, 128 + n for signal n; none when the service killed
+    /// it.
     pub(crate) exit_code: Option<i32>,
     /// The signal that ended it, by name.
     pub(crate) signal: Option<&'static str>,
@@ -165,8 +173,8 @@ pub(crate) enum CommandError {
 }
 
 impl CommandSandbox {
-    /// Finds out, by running them, whether bubblewrap works on this host, and Landlock inside. `program` is the
-    /// interpreter's own, which does the latter (see [`crate::confine`]).
+    /// Finds out, by running them, whether bubblewrap works on this host, and Landlock inside.
+    /// `program` is the interpreter's own, which does the latter (see [`crate::confine`]).
     pub async fn detect(program: &Path) -> Self {
         if rustix::process::geteuid().is_root() {
             tracing::warn!(
@@ -223,8 +231,10 @@ impl CommandSandbox {
             return Err(CommandError::Cancelled);
         }
         let started = Instant::now();
-        let (spawned_group, spawned) = spawn::spawn(command, mark).await.map_err(CommandError::Start)?;
-        // In this order, so that the group is dropped first: it finds what the child has started while the child lives.
+        let (spawned_group, spawned) =
+            spawn::spawn(command, mark).await.map_err(CommandError::Start)?;
+        // In this order, so that the group is dropped first: it finds what the child has started
+        // while the child lives.
         let (mut child, group) = (spawned, spawned_group);
         let stdout = Capture::start(child.stdout.take(), Arc::clone(&request.scrubber));
         let stderr = Capture::start(child.stderr.take(), Arc::clone(&request.scrubber));
@@ -246,7 +256,8 @@ impl CommandSandbox {
         }
         feeding.abort();
         if !matches!(ended, Ended::Exited(_)) {
-            // Reaps the killed process; if the kernel cannot end it in time, the runtime reaps it later.
+            // Reaps the killed process; if the kernel cannot end it in time, the runtime reaps it
+            // later.
             drop(tokio::time::timeout(DRAIN, child.wait()).await);
         }
         if matches!(ended, Ended::Cancelled) {
@@ -265,8 +276,13 @@ impl CommandSandbox {
         match ended {
             Ended::Exited(status) => {
                 let code = exit_code(status);
-                if sandboxed && is_setup_failure(code, &outcome.stderr.text) && outcome.stdout.is_empty() {
-                    return Err(CommandError::Setup { message: outcome.stderr.text.trim().to_owned() });
+                if sandboxed
+                    && is_setup_failure(code, &outcome.stderr.text)
+                    && outcome.stdout.is_empty()
+                {
+                    return Err(CommandError::Setup {
+                        message: outcome.stderr.text.trim().to_owned(),
+                    });
                 }
                 outcome.exit_code = Some(code);
                 outcome.signal = signal_name(code - 128);
@@ -286,18 +302,22 @@ impl CommandSandbox {
         policy: &CommandPolicy,
         request: &Request,
     ) -> Result<Prepared, CommandError> {
-        // Opening it says in good words what is wrong, and pins the directory for a command without a sandbox.
+        // Opening it says in good words what is wrong, and pins the directory for a command without
+        // a sandbox.
         let directory = workspace.open_directory(&request.directory)?;
         let mut environment = environment(policy, &request.environment);
         match &*self.kind {
             Kind::Bubblewrap(found) => {
                 let place = bubblewrap::Place { workspace, start: &request.directory };
-                let command =
-                    found.command(Some(&place), policy, &environment, &request.script).map_err(CommandError::Start)?;
+                let command = found
+                    .command(Some(&place), policy, &environment, &request.script)
+                    .map_err(CommandError::Start)?;
                 Ok(Prepared { command, mark: None })
             }
             Kind::Unavailable(reason) => match policy.confinement {
-                Confinement::RequireSandbox => Err(CommandError::NoSandbox { reason: reason.clone() }),
+                Confinement::RequireSandbox => {
+                    Err(CommandError::NoSandbox { reason: reason.clone() })
+                }
                 Confinement::AllowUnconfined => {
                     let mark = uuid::Uuid::now_v7().simple().to_string();
                     environment.insert(processes::MARK.to_owned(), mark.clone());
@@ -323,9 +343,14 @@ enum Ended {
     Cancelled,
 }
 
-/// The whole environment of a command: nothing is inherited from the service, whose environment holds keys.
-pub(crate) fn environment(policy: &CommandPolicy, wanted: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let mut path: Vec<String> = policy.search_path.iter().map(|entry| entry.to_string_lossy().into_owned()).collect();
+/// The whole environment of a command: nothing is inherited from the service, whose environment
+/// holds keys.
+pub(crate) fn environment(
+    policy: &CommandPolicy,
+    wanted: &BTreeMap<String, String>,
+) -> BTreeMap<String, String> {
+    let mut path: Vec<String> =
+        policy.search_path.iter().map(|entry| entry.to_string_lossy().into_owned()).collect();
     path.push(SYSTEM_PATH.to_owned());
     let fixed = [
         ("PATH", path.join(":")),
@@ -336,7 +361,8 @@ pub(crate) fn environment(policy: &CommandPolicy, wanted: &BTreeMap<String, Stri
         ("PAGER", "cat".to_owned()),
         ("GIT_TERMINAL_PROMPT", "0".to_owned()),
     ];
-    let mut environment: BTreeMap<String, String> = fixed.map(|(name, value)| (name.to_owned(), value)).into();
+    let mut environment: BTreeMap<String, String> =
+        fixed.map(|(name, value)| (name.to_owned(), value)).into();
     environment.extend(wanted.iter().map(|(name, value)| (name.clone(), value.clone())));
     environment
 }
@@ -372,7 +398,8 @@ fn feed(child: &mut Child, input: Vec<u8>) -> tokio::task::JoinHandle<()> {
     })
 }
 
-/// Whether bubblewrap, or what it runs in front of the command, says that the command was not begun.
+/// Whether bubblewrap, or what it runs in front of the command, says that the command was not
+/// begun.
 fn is_setup_failure(code: i32, said: &str) -> bool {
     (code == 1 && said.starts_with(SANDBOX_FAILURE))
         || (code == i32::from(confine::FAILURE_STATUS) && said.starts_with(confine::FAILURE))

@@ -1,10 +1,12 @@
 //! `construct-interpreter confine … -- PROGRAM …`: the last step in front of a confined command.
 //!
-//! Bubblewrap runs it inside the sandbox it has made; it puts itself under Landlock, bounds the number of its processes, and
-//! becomes the command. Landlock can't come before bubblewrap, since who is under it cannot mount.
+//! Bubblewrap runs it inside the sandbox it has made; it puts itself under Landlock, bounds the
+//! number of its processes, and becomes the command. Landlock can't come before bubblewrap, since
+//! who is under it cannot mount.
 //!
-//! It starts with an empty environment and takes the command's from a descriptor, so that nothing a script sets
-//! (`LD_PRELOAD`) acts before the rules do. It reads nothing else, and must do little: it runs in front of every command.
+//! It starts with an empty environment and takes the command's from a descriptor, so that nothing a
+//! script sets (`LD_PRELOAD`) acts before the rules do. It reads nothing else, and must do little:
+//! it runs in front of every command.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,8 +18,8 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
-    Scope, path_beneath_rules,
+    ABI, Access, AccessFs, AccessNet, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetError, RulesetStatus, Scope, path_beneath_rules,
 };
 use rustix::process::{Resource, Rlimit};
 
@@ -73,12 +75,19 @@ enum Error {
     Run(PathBuf, #[source] io::Error),
 }
 
-/// The version of Landlock that the kernel has; none where it has none, or the operator has turned it off.
+/// The version of Landlock that the kernel has; none where it has none, or the operator has turned
+/// it off.
 pub(crate) fn version() -> Option<u32> {
     const VERSION_ONLY: libc::c_long = 1;
     // SAFETY: with this flag the kernel answers with a number; it is given no memory.
-    let answer =
-        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0_usize, VERSION_ONLY) };
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            std::ptr::null::<u8>(),
+            0_usize,
+            VERSION_ONLY,
+        )
+    };
     u32::try_from(answer).ok().filter(|version| *version > 0)
 }
 
@@ -98,7 +107,8 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 fn run(arguments: impl Iterator<Item = OsString>) -> Result<std::convert::Infallible, Error> {
     let (rules, command) = Rules::parse(arguments)?;
     let (program, arguments) = command.split_first().ok_or(Error::NoCommand)?;
-    let environment = rules.environment.map(read_environment).transpose().map_err(Error::Environment)?;
+    let environment =
+        rules.environment.map(read_environment).transpose().map_err(Error::Environment)?;
     if let Some(processes) = rules.processes {
         let hard = rustix::process::getrlimit(Resource::Nproc).maximum.unwrap_or(u64::MAX);
         let bound = Some(processes.min(hard));
@@ -115,24 +125,34 @@ impl Rules {
     /// The arguments that say this, up to and with the `--` in front of the command.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         let mut arguments = vec![OsString::from(MODE)];
-        for (name, paths) in
-            [("--list", &self.list), ("--read", &self.read), ("--devices", &self.devices), ("--write", &self.write)]
-        {
+        for (name, paths) in [
+            ("--list", &self.list),
+            ("--read", &self.read),
+            ("--devices", &self.devices),
+            ("--write", &self.write),
+        ] {
             arguments.extend(paths.iter().flat_map(|path| [name.into(), path.into()]));
         }
         if self.tcp {
             arguments.push("--tcp".into());
         }
-        let numbers = [("--processes", self.processes), ("--environment", self.environment.map(|fd| fd as u64))];
+        let numbers = [
+            ("--processes", self.processes),
+            ("--environment", self.environment.map(|fd| fd as u64)),
+        ];
         for (name, number) in numbers {
-            arguments.extend(number.into_iter().flat_map(|number| [name.into(), number.to_string().into()]));
+            arguments.extend(
+                number.into_iter().flat_map(|number| [name.into(), number.to_string().into()]),
+            );
         }
         arguments.push("--".into());
         arguments
     }
 
     /// Reads them back, from behind [`MODE`] on, with the command.
-    fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<(Self, Vec<OsString>), Error> {
+    fn parse(
+        mut arguments: impl Iterator<Item = OsString>,
+    ) -> Result<(Self, Vec<OsString>), Error> {
         let mut rules = Self::default();
         while let Some(argument) = arguments.next() {
             let mut path = |name| arguments.next().map(PathBuf::from).ok_or(Error::Value(name));
@@ -142,8 +162,12 @@ impl Rules {
                 Some("--devices") => rules.devices.push(path("--devices")?),
                 Some("--write") => rules.write.push(path("--write")?),
                 Some("--tcp") => rules.tcp = true,
-                Some("--processes") => rules.processes = Some(number(arguments.next(), "--processes")?),
-                Some("--environment") => rules.environment = Some(number(arguments.next(), "--environment")?),
+                Some("--processes") => {
+                    rules.processes = Some(number(arguments.next(), "--processes")?)
+                }
+                Some("--environment") => {
+                    rules.environment = Some(number(arguments.next(), "--environment")?)
+                }
                 Some("--") => return Ok((rules, arguments.collect())),
                 _ => return Err(Error::Argument(argument)),
             }
@@ -156,10 +180,15 @@ impl Rules {
         let ruleset = Ruleset::default().handle_access(AccessFs::from_all(NEWEST))?;
         // Abstract sockets of others, and signals to them.
         let ruleset = ruleset.scope(Scope::from_all(NEWEST))?;
-        let ruleset = if self.tcp { ruleset } else { ruleset.handle_access(AccessNet::from_all(NEWEST))? };
-        let write = AccessFs::from_all(NEWEST) & !(AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev);
-        let devices: BitFlags<AccessFs> =
-            AccessFs::ReadDir | AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev;
+        let ruleset =
+            if self.tcp { ruleset } else { ruleset.handle_access(AccessNet::from_all(NEWEST))? };
+        let write = AccessFs::from_all(NEWEST)
+            & !(AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev);
+        let devices: BitFlags<AccessFs> = AccessFs::ReadDir
+            | AccessFs::ReadFile
+            | AccessFs::WriteFile
+            | AccessFs::Truncate
+            | AccessFs::IoctlDev;
         // Paths that are missing grant nothing.
         let status = ruleset
             .create()?
@@ -173,11 +202,15 @@ impl Rules {
 }
 
 fn number<T: std::str::FromStr>(text: Option<OsString>, name: &'static str) -> Result<T, Error> {
-    text.as_deref().and_then(OsStr::to_str).and_then(|text| text.parse().ok()).ok_or(Error::Value(name))
+    text.as_deref()
+        .and_then(OsStr::to_str)
+        .and_then(|text| text.parse().ok())
+        .ok_or(Error::Value(name))
 }
 
 fn read_environment(descriptor: RawFd) -> io::Result<Vec<(OsString, OsString)>> {
-    // SAFETY: whoever starts this program hands the descriptor down for this purpose alone; nothing else here uses it.
+    // SAFETY: whoever starts this program hands the descriptor down for this purpose alone; nothing
+    // else here uses it.
     let mut file = unsafe { File::from_raw_fd(descriptor) };
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
@@ -217,9 +250,12 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_not_left_out() {
-        for arguments in
-            [&["--rad", "/usr", "--", "true"][..], &["--read"], &["--processes", "x", "--", "true"], &["true"]]
-        {
+        for arguments in [
+            &["--rad", "/usr", "--", "true"][..],
+            &["--read"],
+            &["--processes", "x", "--", "true"],
+            &["true"],
+        ] {
             assert!(Rules::parse(arguments.iter().map(OsString::from)).is_err(), "{arguments:?}");
         }
     }

@@ -12,8 +12,8 @@ use std::{
 use construct_bus::{Bus, Delivery, files, journal, subject};
 use construct_domain::{StepId, TaskId};
 use construct_proto::mesh::v1::{
-    Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, Parked, StepRef, StepResult,
-    step_result,
+    Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, Parked, StepRef,
+    StepResult, step_result,
 };
 use construct_proto::v1::{CodeInterpreterCall, CodeInterpreterResult};
 use construct_runtime::{MasterKeys, clock};
@@ -78,7 +78,8 @@ pub(crate) struct Executor {
     pub(crate) running: Running,
     /// Cancelled when the service is to stop.
     pub(crate) draining: CancellationToken,
-    /// What still runs so long after that is handed back: another process continues it from the journal.
+    /// What still runs so long after that is handed back: another process continues it from the
+    /// journal.
     pub(crate) patience: Duration,
 }
 
@@ -138,7 +139,12 @@ impl Executor {
                 return receipt.ack().await;
             }
         };
-        let result = StepResult { step: command.step, delivery, outcome: Some(outcome), ..StepResult::default() };
+        let result = StepResult {
+            step: command.step,
+            delivery,
+            outcome: Some(outcome),
+            ..StepResult::default()
+        };
         if self.publish(task, result).await {
             receipt.ack().await;
         } else {
@@ -148,7 +154,8 @@ impl Executor {
         }
     }
 
-    /// Publishes the result, for as long as it takes: nobody else has it. False when the service stops before.
+    /// Publishes the result, for as long as it takes: nobody else has it. False when the service
+    /// stops before.
     async fn publish(&self, task: TaskId, mut result: StepResult) -> bool {
         let address = subject::TaskResult::new(task);
         loop {
@@ -168,7 +175,8 @@ impl Executor {
                 return true;
             } else {
                 let message = format!("what became of the scripts cannot be passed on: {error}");
-                let failure = Failure { class: FailureClass::Internal.into(), message, ..Failure::default() };
+                let failure =
+                    Failure { class: FailureClass::Internal.into(), message, ..Failure::default() };
                 result.outcome = Some(step_result::Outcome::Failed(failure));
             }
         }
@@ -182,10 +190,16 @@ impl Executor {
 
     async fn run(&self, command: &CodeExecute, delivery: u32) -> End {
         let failed = |class: FailureClass, message: String| {
-            End::Outcome(step_result::Outcome::Failed(Failure { class: class.into(), message, ..Failure::default() }))
+            End::Outcome(step_result::Outcome::Failed(Failure {
+                class: class.into(),
+                message,
+                ..Failure::default()
+            }))
         };
-        let Some((step, id)) =
-            command.step.as_ref().and_then(|step| Some((step, step.step_id.parse::<StepId>().ok()?)))
+        let Some((step, id)) = command
+            .step
+            .as_ref()
+            .and_then(|step| Some((step, step.step_id.parse::<StepId>().ok()?)))
         else {
             return failed(FailureClass::Internal, "the command names no step".to_owned());
         };
@@ -195,20 +209,30 @@ impl Executor {
         let fresh = opened(delivery, step.round, self.workspaces.storage(&command.workspace));
         let taker = Taker { fresh, again: command.again || delivery > 1, stop: cancel.clone() };
         let tier = self.tiers.of(&command.compute);
-        // Beside it: whosever the scripts turn out to be, to open their workspace changes nothing that is in it. It is waited for
-        // only to run them.
-        let workspace = pin!(self.workspaces.open(&command.workspace, &step.task_id, &tier.commands));
-        let (journal, workspace) = match select(pin!(Journal::open(&self.bus, id, taker)), workspace).await {
-            Either::Left((journal, workspace)) => (journal, workspace.left_future()),
-            Either::Right((workspace, journal)) => (journal.await, ready(workspace).right_future()),
-        };
+        // Beside it: whosever the scripts turn out to be, to open their workspace changes nothing
+        // that is in it. It is waited for only to run them.
+        let workspace =
+            pin!(self.workspaces.open(&command.workspace, &step.task_id, &tier.commands));
+        let (journal, workspace) =
+            match select(pin!(Journal::open(&self.bus, id, taker)), workspace).await {
+                Either::Left((journal, workspace)) => (journal, workspace.left_future()),
+                Either::Right((workspace, journal)) => {
+                    (journal.await, ready(workspace).right_future())
+                }
+            };
         let journal = match journal {
             Ok(Taken::Over(journal)) => journal,
             Ok(Taken::Closed | Taken::Superseded) => return End::Over,
             Ok(Taken::Gone) => {
                 tracing::error!("a journal is gone; its scripts are not run again");
-                let results = command.calls.iter().map(|call| report::unreadable(&call.id, GONE, &[])).collect();
-                return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }));
+                let results = command
+                    .calls
+                    .iter()
+                    .map(|call| report::unreadable(&call.id, GONE, &[]))
+                    .collect();
+                return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted {
+                    results,
+                }));
             }
             Err(journal::Error::Conflict) => return End::Fenced,
             Err(error) => return End::HandBack(format!("the journal cannot be opened: {error}")),
@@ -237,23 +261,39 @@ impl Executor {
             }));
         }
         if let Some(error) = &journal.unreadable {
-            tracing::error!(error = causes(error), "a journal cannot be read; its scripts are not continued");
+            tracing::error!(
+                error = causes(error),
+                "a journal cannot be read; its scripts are not continued"
+            );
             let results = left(command, &journal, "");
             return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }));
         }
         if journal.files_elsewhere {
-            tracing::error!("scripts are not continued, because their files are on another storage");
+            tracing::error!(
+                "scripts are not continued, because their files are on another storage"
+            );
             let results = left(command, &journal, ELSEWHERE);
             return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }));
         }
         match workspace.await {
             Ok(toolbox) => {
-                let secrets = Secrets::open(&command.secrets, self.secrets_keys.as_ref(), &journal.opened.seed);
+                let secrets = Secrets::open(
+                    &command.secrets,
+                    self.secrets_keys.as_ref(),
+                    &journal.opened.seed,
+                );
                 let toolbox = toolbox.with_secrets(secrets).with_models(self.models(command));
                 let toolbox = toolbox.with_subtasks(Subtasks::new(self.bus.clone(), step));
                 let toolbox = toolbox.with_attachments(self.attachments(command, step));
                 let toolbox = toolbox.with_result_bytes(tier.script.call_bytes);
-                let run = Run { command, step, delivery, toolbox: &toolbox, journal: &journal, running: &running };
+                let run = Run {
+                    command,
+                    step,
+                    delivery,
+                    toolbox: &toolbox,
+                    journal: &journal,
+                    running: &running,
+                };
                 self.run_scripts(run, cancel).await
             }
             Err(error) => {
@@ -291,7 +331,11 @@ impl Executor {
             progress: tokio::sync::Mutex::new(self.bus.progress()),
             step,
             policies: Arc::new(Policies::of(command)),
-            decisions: command.decisions.iter().map(|said| ((said.script, said.number), said)).collect(),
+            decisions: command
+                .decisions
+                .iter()
+                .map(|said| ((said.script, said.number), said))
+                .collect(),
             parked: AtomicBool::new(false),
             handed_off: AtomicBool::new(false),
             run: (step.round << 16) | delivery.min(u32::from(u16::MAX)),
@@ -300,7 +344,8 @@ impl Executor {
             cancel,
             broken: OnceLock::new(),
         };
-        let (stop, draining, patience) = (shared.cancel.clone(), self.draining.clone(), self.patience);
+        let (stop, draining, patience) =
+            (shared.cancel.clone(), self.draining.clone(), self.patience);
         let hand_back = tokio::spawn(async move {
             draining.cancelled().await;
             tokio::time::sleep(patience).await;
@@ -328,10 +373,12 @@ impl Executor {
             let host = ScriptHost::new(&shared, number, &call.id);
             let limits = &self.tiers.of(&command.compute).script;
             let began = std::time::Instant::now();
-            let mut outcome = self.engine.run(&call.code, &host, limits, shared.cancel.clone()).await;
+            let mut outcome =
+                self.engine.run(&call.code, &host, limits, shared.cancel.clone()).await;
             outcome.notes.extend(host.notes());
             metrics::ran(&outcome, began.elapsed());
-            // Calls that were given up may be writing. Whatever is said of the script, and whoever goes on, is to find the workspace as it stays.
+            // Calls that were given up may be writing. Whatever is said of the script, and whoever
+            // goes on, is to find the workspace as it stays.
             if !toolbox.writes_end(&shared.cancel).await {
                 tracing::warn!(
                     script = number,
@@ -345,12 +392,15 @@ impl Executor {
                 // Where something else broke before, that is told.
                 let _ = shared.broken.set(early);
             }
-            out_of_time |= matches!(outcome.status, Status::LimitExceeded { limit: Limit::Wall, .. });
+            out_of_time |=
+                matches!(outcome.status, Status::LimitExceeded { limit: Limit::Wall, .. });
             if journal.failure().is_some() {
                 let _ = shared.broken.set(Broken::Journal);
             }
             match shared.broken.get() {
-                Some(Broken::Journal) if matches!(journal.failure(), Some(journal::Error::Lost)) => {
+                Some(Broken::Journal)
+                    if matches!(journal.failure(), Some(journal::Error::Lost)) =>
+                {
                     tracing::error!(script = number, "a journal is gone while its script runs");
                     results.push(report::unreadable(&call.id, GONE, &host.calls()));
                     let rest = &command.calls[results.len()..];
@@ -363,7 +413,12 @@ impl Executor {
                 }
                 Some(diverged @ Broken::Diverged { .. }) => {
                     tracing::error!(%diverged, script = number, "a script does something else when it is run again");
-                    results.push(report::diverged(&call.id, &outcome, &host.calls(), &diverged.to_string()));
+                    results.push(report::diverged(
+                        &call.id,
+                        &outcome,
+                        &host.calls(),
+                        &diverged.to_string(),
+                    ));
                     for (number, call) in (0..).zip(&command.calls).skip(results.len()) {
                         results.push(report::left(&call.id, STUCK, &past_calls(journal, number)));
                     }
@@ -398,7 +453,10 @@ impl Executor {
                     // What was told to stop is not made to wait for NATS.
                     if running.reason().is_none()
                         && results.len() < command.calls.len()
-                        && journal.script_ended(number, &call.code, &result, shared.clock.load(Relaxed)).await.is_err()
+                        && journal
+                            .script_ended(number, &call.code, &result, shared.clock.load(Relaxed))
+                            .await
+                            .is_err()
                     {
                         hand_back.abort();
                         return cannot_write(command, journal);
@@ -406,8 +464,9 @@ impl Executor {
                 }
             }
         }
-        // Before anything is said it is learned whether it is still this process's to say. Where the scripts had to stop, or where their time is
-        // over by the clock of this process alone, another one may have gone on: an entry shows it.
+        // Before anything is said it is learned whether it is still this process's to say. Where
+        // the scripts had to stop, or where their time is over by the clock of this process alone,
+        // another one may have gone on: an entry shows it.
         let progress = shared.progress.into_inner().finish();
         let stopped = running.reason();
         let written = async {
@@ -432,17 +491,30 @@ impl Executor {
         }
         if !asked.is_empty() || !awaits.is_empty() {
             let (people, subtasks) = (asked.len(), awaits.len());
-            tracing::info!(people, subtasks, "the scripts are put away until what they wait for has come");
-            return End::Outcome(step_result::Outcome::Parked(Parked { calls: asked, results, awaits }));
+            tracing::info!(
+                people,
+                subtasks,
+                "the scripts are put away until what they wait for has come"
+            );
+            return End::Outcome(step_result::Outcome::Parked(Parked {
+                calls: asked,
+                results,
+                awaits,
+            }));
         }
         End::Outcome(match stopped {
-            Some(reason) => step_result::Outcome::Cancelled(Cancelled { reason, results, ..Cancelled::default() }),
+            Some(reason) => step_result::Outcome::Cancelled(Cancelled {
+                reason,
+                results,
+                ..Cancelled::default()
+            }),
             None => step_result::Outcome::CodeCompleted(CodeCompleted { results }),
         })
     }
 }
 
-/// Has it written that the scripts were stopped. Whoever stopped them does not wait for a NATS that is slow.
+/// Has it written that the scripts were stopped. Whoever stopped them does not wait for a NATS that
+/// is slow.
 async fn last_word(journal: &Journal, reason: &str) -> Result<(), NotWritten> {
     tokio::time::timeout(LAST_WORD, journal.stop(reason)).await.unwrap_or(Ok(()))
 }
@@ -491,8 +563,17 @@ fn causes(error: &dyn std::error::Error) -> String {
 }
 
 fn opened(delivery: u32, round: u32, storage: &str) -> JournalOpened {
-    let seed = [uuid::Uuid::now_v7(), uuid::Uuid::now_v7()].iter().flat_map(|uuid| *uuid.as_bytes()).collect();
-    JournalOpened { delivery, seed, clock_micros: clock::now().as_microsecond(), round, storage: storage.to_owned() }
+    let seed = [uuid::Uuid::now_v7(), uuid::Uuid::now_v7()]
+        .iter()
+        .flat_map(|uuid| *uuid.as_bytes())
+        .collect();
+    JournalOpened {
+        delivery,
+        seed,
+        clock_micros: clock::now().as_microsecond(),
+        round,
+        storage: storage.to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What one script can reach: the tools of its task, each call journaled, counted and told to whoever watches.
+//! What one script can reach: the tools of its task, each call journaled, counted and told to
+//! whoever watches.
 
 mod called;
 mod errors;
@@ -21,7 +22,9 @@ use construct_domain::{
     policy::Action,
 };
 use construct_proto::{
-    mesh::v1::{ApprovalDecision, AskedCall, AwaitedCall, JournalCompleted, JournalStarted, StepRef},
+    mesh::v1::{
+        ApprovalDecision, AskedCall, AwaitedCall, JournalCompleted, JournalStarted, StepRef,
+    },
     v1::{self, event::Payload},
 };
 use construct_runtime::clock;
@@ -46,10 +49,11 @@ pub(crate) use kept::Kept;
 pub(crate) const TIMER: &str = "setTimeout";
 /// How much of arguments and results is shown to those who watch, in bytes.
 const SHOWN: usize = 4096;
-/// Of how many calls (and timers) of a script that much is kept, beside what the model is told of it. How much of one script is kept in all is
-/// in `report`.
+/// Of how many calls (and timers) of a script that much is kept, beside what the model is told of
+/// it. How much of one script is kept in all is in `report`.
 const KEPT_CALLS: u32 = 64;
-/// How soon it is asked again how subtasks are that a script waits for while it does something else.
+/// How soon it is asked again how subtasks are that a script waits for while it does something
+/// else.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Why a script cannot go on, through no fault of its own.
@@ -59,7 +63,9 @@ pub(crate) enum Broken {
     #[error("the journal cannot be written")]
     Journal,
     /// Run again, the script does something else than it did before.
-    #[error("call {number} was {before} when the script ran first, and is {now} when it is run again")]
+    #[error(
+        "call {number} was {before} when the script ran first, and is {now} when it is run again"
+    )]
     Diverged {
         /// Of the call.
         number: u32,
@@ -86,10 +92,12 @@ pub(crate) struct Shared<'a> {
     pub(crate) decisions: HashMap<CallId, &'a ApprovalDecision>,
     /// Set when a script can go on only when people have decided, or subtasks have ended.
     pub(crate) parked: AtomicBool,
-    /// Set when a script has handed the conversation over: nothing more is called then, because a step that is gone on with comes with the
-    /// policy, the secrets and the models of the other agent, which has not written this code.
+    /// Set when a script has handed the conversation over: nothing more is called then, because a
+    /// step that is gone on with comes with the policy, the secrets and the models of the other
+    /// agent, which has not written this code.
     pub(crate) handed_off: AtomicBool,
-    /// Which run of the scripts this is: later rounds, and in one round later deliveries, have greater numbers.
+    /// Which run of the scripts this is: later rounds, and in one round later deliveries, have
+    /// greater numbers.
     pub(crate) run: u32,
     /// Numbers what is told to those who watch.
     pub(crate) index: AtomicU64,
@@ -136,7 +144,8 @@ pub(crate) struct CallRecord {
     pub(crate) end: Option<CallEnd>,
     /// What it waits for, so that nothing of it has begun.
     pub(crate) waits: Option<WaitsFor>,
-    /// What it was given, as those who watch are shown it; empty where that is not kept, or not known any more.
+    /// What it was given, as those who watch are shown it; empty where that is not kept, or not
+    /// known any more.
     pub(crate) arguments: String,
     /// What came back, likewise.
     pub(crate) result: String,
@@ -178,10 +187,13 @@ pub(crate) struct CallEnd {
 
 impl<'a> ScriptHost<'a> {
     pub(crate) fn new(shared: &'a Shared<'a>, script: u32, id: &'a str) -> Self {
-        // Also by a call of which nobody knows whether it was carried out, and before the script comes to it again.
+        // Also by a call of which nobody knows whether it was carried out, and before the script
+        // comes to it again.
         let handed_off = shared.journal.calls(script).into_iter().any(|(_, past)| match past {
             Past::Started(started) => started.name == tools::HAND_OFF,
-            Past::Completed { completed, .. } => completed.succeeded && completed.name == tools::HAND_OFF,
+            Past::Completed { completed, .. } => {
+                completed.succeeded && completed.name == tools::HAND_OFF
+            }
         });
         if handed_off {
             shared.handed_off.store(true, Relaxed);
@@ -189,20 +201,26 @@ impl<'a> ScriptHost<'a> {
         Self { shared, script, id, state: Mutex::default(), asking: tokio::sync::Mutex::default() }
     }
 
-    /// The script has ended by itself, having made `made` calls and timers. Whether it has left out what it did before, which the
-    /// calls it made do not show.
+    /// The script has ended by itself, having made `made` calls and timers. Whether it has left out
+    /// what it did before, which the calls it made do not show.
     pub(crate) fn ended_early(&self, made: u32) -> Option<Broken> {
         let state = self.state();
         let past = self.shared.journal.calls(self.script);
         let mut left_out = past.into_iter().filter(|(number, _)| !state.made.contains(number));
         let (number, first) = left_out.next()?;
-        // A call that was made in the script's last moment, and that nobody waits for, may not have come to the host.
+        // A call that was made in the script's last moment, and that nobody waits for, may not have
+        // come to the host.
         let unheard = (made as usize).saturating_sub(state.made.len());
         let before = first.call().0.to_owned();
-        (1 + left_out.count() > unheard).then(|| Broken::Diverged { number, before, now: "not made".to_owned() })
+        (1 + left_out.count() > unheard).then(|| Broken::Diverged {
+            number,
+            before,
+            now: "not made".to_owned(),
+        })
     }
 
-    /// The calls so far, by number: those the script has made, and those it made before and has not come to again.
+    /// The calls so far, by number: those the script has made, and those it made before and has not
+    /// come to again.
     pub(crate) fn calls(&self) -> Vec<CallRecord> {
         let mut calls = self.state().uses.clone();
         let again = |calls: &[CallRecord], number| calls.iter().any(|call| call.number == number);
@@ -220,7 +238,8 @@ impl<'a> ScriptHost<'a> {
         self.state().asks.values().take(ASKED_AT_ONCE).cloned().collect()
     }
 
-    /// What the script waits for of subtasks; of very many waits the first: about the others it asks again when it is gone on with.
+    /// What the script waits for of subtasks; of very many waits the first: about the others it
+    /// asks again when it is gone on with.
     pub(crate) fn awaited(&self) -> Vec<AwaitedCall> {
         self.state().awaits.values().take(ASKED_AT_ONCE).cloned().collect()
     }
@@ -230,10 +249,14 @@ impl<'a> ScriptHost<'a> {
         self.state().notes.clone()
     }
 
-    /// When a wait is over at the latest: early enough for the script to be gone on with, and to end, before it is given up.
+    /// When a wait is over at the latest: early enough for the script to be gone on with, and to
+    /// end, before it is given up.
     fn longest_wait(&self) -> Timestamp {
-        let opened = Timestamp::from_microsecond(self.shared.journal.opened.clock_micros).unwrap_or_default();
-        opened.saturating_add(APPROVAL_LIMIT.saturating_sub(CODE_DEADLINE)).unwrap_or(Timestamp::MAX)
+        let opened = Timestamp::from_microsecond(self.shared.journal.opened.clock_micros)
+            .unwrap_or_default();
+        opened
+            .saturating_add(APPROVAL_LIMIT.saturating_sub(CODE_DEADLINE))
+            .unwrap_or(Timestamp::MAX)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -247,8 +270,14 @@ impl<'a> ScriptHost<'a> {
         std::future::pending().await
     }
 
-    /// `environment` is what commands find that are called at this place of the script, `made` what the guest's clock showed there.
-    async fn answer(&self, call: HostCall, environment: Arc<Environment>, made: Timestamp) -> Result<Value, ToolError> {
+    /// `environment` is what commands find that are called at this place of the script, `made` what
+    /// the guest's clock showed there.
+    async fn answer(
+        &self,
+        call: HostCall,
+        environment: Arc<Environment>,
+        made: Timestamp,
+    ) -> Result<Value, ToolError> {
         let (id, number) = ((self.script, call.number), call.number);
         let hash = fingerprint(&call.name, &call.args);
         let tool = tools::definition(&call.name);
@@ -281,12 +310,19 @@ impl<'a> ScriptHost<'a> {
         }
         if self.shared.handed_off.load(Relaxed) {
             self.tell_called(&call, &arguments).await;
-            return self.complete(&call, hash, Err(errors::handed_off(&call.name)), Duration::ZERO).await;
+            return self
+                .complete(&call, hash, Err(errors::handed_off(&call.name)), Duration::ZERO)
+                .await;
         }
         if self.shared.kept.is_full() {
             self.tell_called(&call, &arguments).await;
             return self
-                .complete(&call, hash, Err(errors::not_made(&call.name, &self.shared.kept)), Duration::ZERO)
+                .complete(
+                    &call,
+                    hash,
+                    Err(errors::not_made(&call.name, &self.shared.kept)),
+                    Duration::ZERO,
+                )
                 .await;
         }
         if let Err(refused) = self.permit(&call, &environment).await {
@@ -298,13 +334,15 @@ impl<'a> ScriptHost<'a> {
             if self.shared.journal.started(id, started).await.is_err() {
                 return self.broken(Broken::Journal).await;
             }
-        } else if tool.is_some_and(|tool| tool.effect == Effect::External) && self.shared.journal.flush().await.is_err()
+        } else if tool.is_some_and(|tool| tool.effect == Effect::External)
+            && self.shared.journal.flush().await.is_err()
         {
-            // It may follow from what the script has read. Were that not written, it could be read otherwise when the script is run
-            // again, and something else be asked for.
+            // It may follow from what the script has read. Were that not written, it could be read
+            // otherwise when the script is run again, and something else be asked for.
             return self.broken(Broken::Journal).await;
         }
-        // One that waits is told of when it has what it waits for, which may be many runs of the script later.
+        // One that waits is told of when it has what it waits for, which may be many runs of the
+        // script later.
         if call.name != tools::AWAIT {
             self.tell_called(&call, &arguments).await;
         }
@@ -330,14 +368,21 @@ impl<'a> ScriptHost<'a> {
             self.tell_called(&call, &arguments).await;
             waited
         } else {
-            self.shared.toolbox.call(&call.name, call.args.clone(), &context).instrument(span.clone()).await
+            self.shared
+                .toolbox
+                .call(&call.name, call.args.clone(), &context)
+                .instrument(span.clone())
+                .await
         };
         if let Err(error) = &result {
             span.record("error.type", error.name);
         }
         drop(span);
-        if self.shared.cancel.is_cancelled() && result.as_ref().is_err_and(|error| error.name == "Cancelled") {
-            // The call was cut short, so nobody knows how far it came; written down as failed it would be taken for done.
+        if self.shared.cancel.is_cancelled()
+            && result.as_ref().is_err_and(|error| error.name == "Cancelled")
+        {
+            // The call was cut short, so nobody knows how far it came; written down as failed it
+            // would be taken for done.
             return std::future::pending().await;
         }
         let result = result.map_err(|error| ToolError {
@@ -360,8 +405,9 @@ impl<'a> ScriptHost<'a> {
         }
     }
 
-    /// Waits for subtasks. While that is all the script waits for, it is put away, and makes the call again when it is gone on with; as long as
-    /// it does something else too, the subtasks are asked about again and again.
+    /// Waits for subtasks. While that is all the script waits for, it is put away, and makes the
+    /// call again when it is gone on with; as long as it does something else too, the subtasks are
+    /// asked about again and again.
     async fn wait(
         &self,
         call: &HostCall,
@@ -373,7 +419,8 @@ impl<'a> ScriptHost<'a> {
         loop {
             let waited = self.shared.toolbox.wait(call.args.clone(), time.clone(), context).await;
             if self.shared.cancel.is_cancelled() {
-                // Already put away, or stopped: what is known by now is asked again by whoever goes on.
+                // Already put away, or stopped: what is known by now is asked again by whoever goes
+                // on.
                 return std::future::pending().await;
             }
             drop(turn.take());
@@ -391,12 +438,14 @@ impl<'a> ScriptHost<'a> {
             let until = Some(timestamp(until));
             self.waits(number, Some(AwaitedCall { script: self.script, number, task_ids, until }));
             tokio::time::sleep(LOOK_AGAIN).await;
-            // One after the other, so that a script with many waits asks no more often than the answers come.
+            // One after the other, so that a script with many waits asks no more often than the
+            // answers come.
             turn = Some(self.asking.lock().await);
         }
     }
 
-    /// Notes what a call waits for; none: nothing any more, so that the script is not put away before it has seen what came of it.
+    /// Notes what a call waits for; none: nothing any more, so that the script is not put away
+    /// before it has seen what came of it.
     fn waits(&self, number: u32, awaited: Option<AwaitedCall>) {
         let mut state = self.state();
         if let Some(record) = state.uses.iter_mut().find(|record| record.number == number) {
@@ -408,11 +457,15 @@ impl<'a> ScriptHost<'a> {
         };
     }
 
-    /// Whether the policies let a call be made that was not made before. Does not return while a person must decide first.
+    /// Whether the policies let a call be made that was not made before. Does not return while a
+    /// person must decide first.
     async fn permit(&self, call: &HostCall, environment: &Environment) -> Result<(), ToolError> {
         let decision = self.shared.decisions.get(&(self.script, call.number));
-        let judging = self.shared.policies.judge(call, self.shared.toolbox, environment, decision.is_some());
-        let Some(Judged { verdict, arguments, hash: arguments_hash }) = judging.await else { return Ok(()) };
+        let judging =
+            self.shared.policies.judge(call, self.shared.toolbox, environment, decision.is_some());
+        let Some(Judged { verdict, arguments, hash: arguments_hash }) = judging.await else {
+            return Ok(());
+        };
         let decision = decision.filter(|decision| decision.arguments_hash == arguments_hash);
         // Whatever the rules say by now, a person has said no.
         if let Some(rejected_by) = decision.filter(|decision| !decision.approved) {
@@ -440,7 +493,8 @@ impl<'a> ScriptHost<'a> {
         {
             let mut state = self.state();
             state.asks.insert(call.number, asked);
-            if let Some(record) = state.uses.iter_mut().find(|record| record.number == call.number) {
+            if let Some(record) = state.uses.iter_mut().find(|record| record.number == call.number)
+            {
                 record.waits = Some(WaitsFor::Approval);
             }
         }
@@ -462,8 +516,9 @@ impl<'a> ScriptHost<'a> {
         took: Duration,
     ) -> Result<Value, ToolError> {
         let tool = tools::definition(&call.name);
-        // Everything that a tool or a module gives passes here, before it is journaled, told, and seen by the script. What reaches nothing gives
-        // nothing that a program has written, and the handles of `secrets.get` stay as they are.
+        // Everything that a tool or a module gives passes here, before it is journaled, told, and
+        // seen by the script. What reaches nothing gives nothing that a program has written, and
+        // the handles of `secrets.get` stay as they are.
         if tool.is_none_or(|tool| tool.permission != Permission::Pure) {
             scrub(self.shared.toolbox, &mut result);
         }
@@ -510,13 +565,17 @@ impl<'a> ScriptHost<'a> {
         }
     }
 
-    /// Tells those who watch. When the script is run again, a call that is made again is told of again, as an event of its own.
+    /// Tells those who watch. When the script is run again, a call that is made again is told of
+    /// again, as an event of its own.
     async fn tell(&self, kind: &str, number: u32, payload: Payload) {
         // Numbered under the lock: whoever watches is told in the order of the numbers.
         let mut progress = self.shared.progress.lock().await;
         let index = (u64::from(self.shared.run) << 32) | self.shared.index.fetch_add(1, Relaxed);
         let event = v1::Event {
-            id: format!("{}:{}:{}:{number}:{kind}", self.shared.step.step_id, self.shared.run, self.script),
+            id: format!(
+                "{}:{}:{}:{number}:{kind}",
+                self.shared.step.step_id, self.shared.run, self.script
+            ),
             r#type: kind.to_owned(),
             time: Some(timestamp(Timestamp::now())),
             organization_id: self.shared.step.organization_id.clone(),
@@ -539,7 +598,8 @@ impl Host for ScriptHost<'_> {
 
     fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, Result<Value, ToolError>> {
         self.state().made.insert(call.number);
-        // Now, and not when the call is carried out: what the script sets meanwhile is not what it was judged with.
+        // Now, and not when the call is carried out: what the script sets meanwhile is not what it
+        // was judged with.
         let environment = self.shared.toolbox.environment();
         Box::pin(self.answer(call, environment, self.now()))
     }
@@ -571,29 +631,35 @@ impl Host for ScriptHost<'_> {
         })
     }
 
-    /// The guest's clock stands still but for host calls: it shows when the last one ended that the script has seen. So it
-    /// shows the same when the script is run again.
+    /// The guest's clock stands still but for host calls: it shows when the last one ended that the
+    /// script has seen. So it shows the same when the script is run again.
     fn now(&self) -> Timestamp {
-        Timestamp::from_microsecond(self.shared.clock.load(Relaxed)).unwrap_or(Timestamp::UNIX_EPOCH)
+        Timestamp::from_microsecond(self.shared.clock.load(Relaxed))
+            .unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
     fn seed(&self) -> [u8; 32] {
-        let seed = Sha256::new().chain_update(&self.shared.journal.opened.seed).chain_update(self.script.to_be_bytes());
+        let seed = Sha256::new()
+            .chain_update(&self.shared.journal.opened.seed)
+            .chain_update(self.script.to_be_bytes());
         seed.finalize().into()
     }
 
-    /// Concurrent calls end for the script in the order of the journal, now and when it is run again.
+    /// Concurrent calls end for the script in the order of the journal, now and when it is run
+    /// again.
     fn next_settled(&self, outstanding: &dyn Fn(u32) -> bool) -> Option<u32> {
         self.shared.journal.next_end(self.script, outstanding)
     }
 
-    /// When nothing but people's decisions and the end of subtasks can let the script go on, it is put away: a run that is ended here goes on
-    /// from the journal.
+    /// When nothing but people's decisions and the end of subtasks can let the script go on, it is
+    /// put away: a run that is ended here goes on from the journal.
     fn stands_still(&self, mut under_way: &mut dyn Iterator<Item = u32>) {
         let waits = {
             let state = self.state();
-            let waits = |number| state.asks.contains_key(&number) || state.awaits.contains_key(&number);
-            !(state.asks.is_empty() && state.awaits.is_empty()) && Iterator::all(&mut under_way, waits)
+            let waits =
+                |number| state.asks.contains_key(&number) || state.awaits.contains_key(&number);
+            !(state.asks.is_empty() && state.awaits.is_empty())
+                && Iterator::all(&mut under_way, waits)
         };
         if waits {
             self.shared.parked.store(true, Relaxed);
@@ -623,7 +689,12 @@ pub(crate) fn past_calls(journal: &Journal, script: u32) -> Vec<CallRecord> {
 
 /// What tells a call from another one that stands in its place.
 fn fingerprint(name: &str, arguments: &Value) -> Vec<u8> {
-    Sha256::new().chain_update(name).chain_update([0]).chain_update(arguments.to_string()).finalize().to_vec()
+    Sha256::new()
+        .chain_update(name)
+        .chain_update([0])
+        .chain_update(arguments.to_string())
+        .finalize()
+        .to_vec()
 }
 
 /// Whether the journal has another call in this place.
@@ -641,7 +712,8 @@ fn diverged(number: u32, past: &Past, name: &str, hash: &[u8]) -> Option<Broken>
 fn call_end(completed: &JournalCompleted) -> CallEnd {
     CallEnd {
         succeeded: completed.succeeded,
-        is_unknown: !completed.succeeded && decode(completed).is_err_and(|error| error.name == errors::OUTCOME_UNKNOWN),
+        is_unknown: !completed.succeeded
+            && decode(completed).is_err_and(|error| error.name == errors::OUTCOME_UNKNOWN),
         duration_micros: completed.duration_micros,
     }
 }
@@ -668,7 +740,10 @@ fn written(result: &Result<Value, ToolError>) -> String {
 /// A journaled result as the script got it.
 fn decode(completed: &JournalCompleted) -> Result<Value, ToolError> {
     let unreadable = |error: serde_json::Error| {
-        ToolError::new("InternalError", format!("the journaled result of {} cannot be read: {error}", completed.name))
+        ToolError::new(
+            "InternalError",
+            format!("the journaled result of {} cannot be read: {error}", completed.name),
+        )
     };
     if completed.succeeded {
         return serde_json::from_str(&completed.result).map_err(unreadable);

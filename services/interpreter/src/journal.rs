@@ -1,8 +1,10 @@
-//! The journal of one execution: every host call of its scripts, written to JetStream before a side effect begins and
-//! when a call ends, so that whoever takes the execution over knows what was done.
+//! The journal of one execution: every host call of its scripts, written to JetStream before a side
+//! effect begins and when a call ends, so that whoever takes the execution over knows what was
+//! done.
 //!
-//! The journal is also the fence: each entry names the one before it, so that of two processes that believe they run the
-//! same execution, one is refused at its next entry and stops before it does anything further.
+//! The journal is also the fence: each entry names the one before it, so that of two processes that
+//! believe they run the same execution, one is refused at its next entry and stops before it does
+//! anything further.
 
 mod deaths;
 mod script;
@@ -16,7 +18,10 @@ use construct_bus::{
 };
 use construct_domain::StepId;
 use construct_proto::{
-    mesh::v1::{JournalCompleted, JournalEntry, JournalOpened, JournalReleased, JournalStarted, journal_entry::Entry},
+    mesh::v1::{
+        JournalCompleted, JournalEntry, JournalOpened, JournalReleased, JournalStarted,
+        journal_entry::Entry,
+    },
     v1::{CodeInterpreterCall, CodeInterpreterResult},
 };
 use jiff::Timestamp;
@@ -66,16 +71,18 @@ pub(crate) struct Journal {
     pub(crate) opened: JournalOpened,
     /// Processes that had taken the execution over and neither ended it nor handed it back.
     pub(crate) deaths: Deaths,
-    /// Whether its calls have used a task's files on another storage than this process has them on: then nobody goes on here.
+    /// Whether its calls have used a task's files on another storage than this process has them on:
+    /// then nobody goes on here.
     pub(crate) files_elsewhere: bool,
     /// Why an earlier process was told to stop, if one was: then nobody goes on.
     pub(crate) stopped: Option<String>,
-    /// Why an entry cannot be read, for good. Its call is not known, so that the scripts cannot be gone on with.
+    /// Why an entry cannot be read, for good. Its call is not known, so that the scripts cannot be
+    /// gone on with.
     pub(crate) unreadable: Option<history::Error>,
 }
 
-/// Ends of calls in the order of the journal, as far as their scripts have not seen them: the number, and what the guest's
-/// clock shows from there on, in microseconds.
+/// Ends of calls in the order of the journal, as far as their scripts have not seen them: the
+/// number, and what the guest's clock shows from there on, in microseconds.
 type Ends = HashMap<u32, VecDeque<(u32, i64)>>;
 
 /// The end of a call of a script.
@@ -102,12 +109,13 @@ pub(crate) enum Taken {
 /// As whom an execution is taken over.
 #[derive(Debug)]
 pub(crate) struct Taker {
-    /// Randomness and clock of an execution that is only now begun; the command's delivery and round.
+    /// Randomness and clock of an execution that is only now begun; the command's delivery and
+    /// round.
     pub(crate) fresh: JournalOpened,
     /// Whether the command may have been carried out before, at least in part.
     pub(crate) again: bool,
-    /// Ends the execution: until it is cancelled, entries that cannot be written now are tried again; one that cannot be written at
-    /// all cancels it.
+    /// Ends the execution: until it is cancelled, entries that cannot be written now are tried
+    /// again; one that cannot be written at all cancels it.
     pub(crate) stop: CancellationToken,
 }
 
@@ -146,19 +154,25 @@ impl Journal {
         let mut order = 0;
         for entry in entries {
             let call = (entry.script, entry.call);
-            if let Some(Entry::Started(JournalStarted { name, .. }) | Entry::Completed(JournalCompleted { name, .. })) =
-                &entry.entry
+            if let Some(
+                Entry::Started(JournalStarted { name, .. })
+                | Entry::Completed(JournalCompleted { name, .. }),
+            ) = &entry.entry
                 && entry.call != script::SCRIPT
             {
-                files_elsewhere |= storage != fresh.storage && !storage.is_empty() && uses_files(name);
+                files_elsewhere |=
+                    storage != fresh.storage && !storage.is_empty() && uses_files(name);
             }
             match entry.entry {
                 Some(Entry::Closed(_)) => return Ok(Taken::Closed),
                 Some(Entry::Released(released)) => {
                     deaths.released();
-                    stopped = stopped.or(Some(released.stopped).filter(|reason| !reason.is_empty()));
+                    stopped =
+                        stopped.or(Some(released.stopped).filter(|reason| !reason.is_empty()));
                 }
-                Some(Entry::Opened(opened)) if opened.round > fresh.round => return Ok(Taken::Superseded),
+                Some(Entry::Opened(opened)) if opened.round > fresh.round => {
+                    return Ok(Taken::Superseded);
+                }
                 Some(Entry::Opened(opened)) => {
                     deaths.opened();
                     storage.clone_from(&opened.storage);
@@ -178,16 +192,20 @@ impl Journal {
                     if known.insert(call) {
                         deaths.got_further();
                     }
-                    ends.entry(entry.script).or_default().push_back((entry.call, completed.clock_micros));
+                    ends.entry(entry.script)
+                        .or_default()
+                        .push_back((entry.call, completed.clock_micros));
                     past.insert(call, Past::Completed { completed, order });
                     order += 1;
                 }
                 None => {}
             }
         }
-        // Who has waited for a person has written that it did. Whoever only may have begun has written so too, unless that is
-        // older than the stream.
-        if first.is_none() && (fresh.round > 0 || (again && bus.journal().kept_since().await? > begun(step))) {
+        // Who has waited for a person has written that it did. Whoever only may have begun has
+        // written so too, unless that is older than the stream.
+        if first.is_none()
+            && (fresh.round > 0 || (again && bus.journal().kept_since().await? > begun(step)))
+        {
             return Ok(Taken::Gone);
         }
         let first = first.unwrap_or_else(|| fresh.clone());
@@ -223,14 +241,15 @@ impl Journal {
         self.writer.write(self.entry((0, 0), Entry::Released(JournalReleased::default()))).await
     }
 
-    /// Writes that this process has stopped the execution because it was told to. Before that nobody may say how far it came: whoever
-    /// gets its command later would run it.
+    /// Writes that this process has stopped the execution because it was told to. Before that
+    /// nobody may say how far it came: whoever gets its command later would run it.
     pub(crate) async fn stop(&self, reason: &str) -> Result<(), NotWritten> {
         let stopped = if reason.is_empty() { "it was told to stop" } else { reason }.to_owned();
         self.writer.write(self.entry((0, 0), Entry::Released(JournalReleased { stopped }))).await
     }
 
-    /// Has it written that a script has ended, as the model is to be told, when the guest's clock showed `clock_micros`.
+    /// Has it written that a script has ended, as the model is to be told, when the guest's clock
+    /// showed `clock_micros`.
     pub(crate) async fn script_ended(
         &self,
         script: u32,
@@ -239,19 +258,30 @@ impl Journal {
         clock_micros: i64,
     ) -> Result<(), NotWritten> {
         let ended = script::encode(code, result, clock_micros);
-        self.writer.hand_over(self.entry((script, script::SCRIPT), Entry::Completed(ended)), None).await
+        self.writer
+            .hand_over(self.entry((script, script::SCRIPT), Entry::Completed(ended)), None)
+            .await
     }
 
-    /// What the model is to be told of a script that had ended before, and what the guest's clock showed then, in microseconds.
-    pub(crate) fn ended_script(&self, script: u32, call: &CodeInterpreterCall) -> Option<(CodeInterpreterResult, i64)> {
+    /// What the model is to be told of a script that had ended before, and what the guest's clock
+    /// showed then, in microseconds.
+    pub(crate) fn ended_script(
+        &self,
+        script: u32,
+        call: &CodeInterpreterCall,
+    ) -> Option<(CodeInterpreterResult, i64)> {
         let ended = self.scripts.get(&script)?;
         Some((script::decode(&call.id, &call.code, ended)?, ended.clock_micros))
     }
 
     /// The calls of a script that are known from before, by number.
     pub(crate) fn calls(&self, script: u32) -> Vec<(u32, &Past)> {
-        let mut calls: Vec<_> =
-            self.past.iter().filter(|((of, _), _)| *of == script).map(|((_, number), past)| (*number, past)).collect();
+        let mut calls: Vec<_> = self
+            .past
+            .iter()
+            .filter(|((of, _), _)| *of == script)
+            .map(|((_, number), past)| (*number, past))
+            .collect();
         calls.sort_unstable_by_key(|(number, _)| *number);
         calls
     }
@@ -272,10 +302,14 @@ impl Journal {
 
     /// Calls of a script that succeeded before, in the order in which they ended.
     pub(crate) fn succeeded(&self, script: u32) -> Vec<&JournalCompleted> {
-        let succeeded = self.past.iter().filter(|((of, _), _)| *of == script).filter_map(|(_, past)| match past {
-            Past::Completed { completed, order } if completed.succeeded => Some((*order, completed)),
-            Past::Completed { .. } | Past::Started(_) => None,
-        });
+        let succeeded = self.past.iter().filter(|((of, _), _)| *of == script).filter_map(
+            |(_, past)| match past {
+                Past::Completed { completed, order } if completed.succeeded => {
+                    Some((*order, completed))
+                }
+                Past::Completed { .. } | Past::Started(_) => None,
+            },
+        );
         let mut succeeded: Vec<_> = succeeded.collect();
         succeeded.sort_unstable_by_key(|(order, _)| *order);
         succeeded.into_iter().map(|(_, completed)| completed).collect()
@@ -283,7 +317,12 @@ impl Journal {
 
     /// Which of a script's outstanding calls it sees end next, as far as an end is written down.
     pub(crate) fn next_end(&self, script: u32, outstanding: &dyn Fn(u32) -> bool) -> Option<u32> {
-        self.writer.ends().get(&script)?.iter().map(|(number, _)| *number).find(|number| outstanding(*number))
+        self.writer
+            .ends()
+            .get(&script)?
+            .iter()
+            .map(|(number, _)| *number)
+            .find(|number| outstanding(*number))
     }
 
     /// The script sees the end of a call: what its clock shows from here on.
@@ -295,12 +334,20 @@ impl Journal {
     }
 
     /// Writes that a call with a side effect is about to begin.
-    pub(crate) async fn started(&self, call: CallId, started: JournalStarted) -> Result<(), NotWritten> {
+    pub(crate) async fn started(
+        &self,
+        call: CallId,
+        started: JournalStarted,
+    ) -> Result<(), NotWritten> {
         self.writer.write(self.entry(call, Entry::Started(started))).await
     }
 
     /// Has it written that a call has ended.
-    pub(crate) async fn completed(&self, call: CallId, completed: JournalCompleted) -> Result<(), NotWritten> {
+    pub(crate) async fn completed(
+        &self,
+        call: CallId,
+        completed: JournalCompleted,
+    ) -> Result<(), NotWritten> {
         let end = End { script: call.0, number: call.1, clock_micros: completed.clock_micros };
         self.writer.hand_over(self.entry(call, Entry::Completed(completed)), Some(end)).await
     }
@@ -312,16 +359,24 @@ impl Journal {
 
 /// That a process takes an execution over.
 fn opening(step: StepId, opened: &JournalOpened) -> JournalEntry {
-    JournalEntry { step_id: step.to_string(), entry: Some(Entry::Opened(opened.clone())), ..JournalEntry::default() }
+    JournalEntry {
+        step_id: step.to_string(),
+        entry: Some(Entry::Opened(opened.clone())),
+        ..JournalEntry::default()
+    }
 }
 
-/// Whether what a call gives, or does, depends on the files of its workspace. One that is not known here, of a later version, may.
+/// Whether what a call gives, or does, depends on the files of its workspace. One that is not known
+/// here, of a later version, may.
 fn uses_files(name: &str) -> bool {
     match name {
         TIMER => false,
         IMPORT => true,
         tool => tools::definition(tool).is_none_or(|tool| match tool.permission {
-            Permission::FilesRead | Permission::FilesWrite | Permission::FilesDelete | Permission::Commands => true,
+            Permission::FilesRead
+            | Permission::FilesWrite
+            | Permission::FilesDelete
+            | Permission::Commands => true,
             Permission::Pure
             | Permission::Network
             | Permission::Models
@@ -334,7 +389,8 @@ fn uses_files(name: &str) -> bool {
 /// When an execution was first wanted, as its id says.
 fn begun(step: StepId) -> Timestamp {
     let time = step.uuid().get_timestamp().map(|time| time.to_unix());
-    let time =
-        time.and_then(|(seconds, nanos)| Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanos).ok()?).ok());
+    let time = time.and_then(|(seconds, nanos)| {
+        Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanos).ok()?).ok()
+    });
     time.unwrap_or(Timestamp::UNIX_EPOCH)
 }

@@ -1,8 +1,8 @@
 //! The interpreter: runs JavaScript in Wasm, hosts the tools, confines files and commands.
 //!
-//! Commands come from JetStream, one for the scripts of one assistant message. Every host call is journaled, so that a
-//! script whose process died is continued by the next one and repeats no side effect (promises 2 and 3 in
-//! ARCHITECTURE.md). Nothing that matters lives here.
+//! Commands come from JetStream, one for the scripts of one assistant message. Every host call is
+//! journaled, so that a script whose process died is continued by the next one and repeats no side
+//! effect (promises 2 and 3 in ARCHITECTURE.md). Nothing that matters lives here.
 
 mod blocking;
 pub mod command;
@@ -61,31 +61,34 @@ pub struct Config {
     pub interpreter_pools: Vec<String>,
     /// Executions of each pool at the same time; the rest waits in JetStream.
     pub interpreter_concurrency: usize,
-    /// Directories that tasks may name as their workspace, with everything below them. Without any, a task can only
-    /// have a directory of its own below the data directory.
+    /// Directories that tasks may name as their workspace, with everything below them. Without any,
+    /// a task can only have a directory of its own below the data directory.
     pub interpreter_workspace_roots: Vec<PathBuf>,
     /// Hosts that scripts may fetch from: `example.com`, `*.example.com`.
     pub interpreter_fetch_hosts: Vec<String>,
-    /// Addresses that scripts may fetch from although they are not public; the host has to be granted as well. Of a service in
-    /// the operator's own network, for example.
+    /// Addresses that scripts may fetch from although they are not public; the host has to be
+    /// granted as well. Of a service in the operator's own network, for example.
     pub interpreter_fetch_private_addresses: Vec<IpAddr>,
     /// Whether commands may run without a sandbox where the machine offers none.
     pub interpreter_allow_unconfined_commands: bool,
-    /// Whether commands may use TCP among themselves, on the loopback of their own: servers that a test starts. Without it
-    /// Landlock, where the kernel has it, refuses TCP to commands that have no network.
+    /// Whether commands may use TCP among themselves, on the loopback of their own: servers that a
+    /// test starts. Without it Landlock, where the kernel has it, refuses TCP to commands that have
+    /// no network.
     pub interpreter_command_loopback: bool,
-    /// Whether commands share the network of the service. They then reach whatever it reaches: every host, granted to `fetch` or
-    /// not, its loopback, NATS and private addresses (a cloud's metadata among them), and no rule of a policy sees it. For a service whose own network is
+    /// Whether commands share the network of the service. They then reach whatever it reaches:
+    /// every host, granted to `fetch` or not, its loopback, NATS and private addresses (a cloud's
+    /// metadata among them), and no rule of a policy sees it. For a service whose own network is
     /// confined to what commands may reach.
     pub interpreter_command_network: bool,
-    /// Files and directories beside the system's programs that commands may read, for example a tool chain. Missing ones are
-    /// skipped.
+    /// Files and directories beside the system's programs that commands may read, for example a
+    /// tool chain. Missing ones are skipped.
     pub interpreter_command_read_only_paths: Vec<PathBuf>,
-    /// Where commands look for programs before the system's own directories. What is elsewhere than in `/usr` has to be readable,
-    /// too.
+    /// Where commands look for programs before the system's own directories. What is elsewhere than
+    /// in `/usr` has to be readable, too.
     pub interpreter_command_search_path: Vec<PathBuf>,
-    /// Files and directories that no task may see, although they lie in a directory that is granted: the operator's keys
-    /// and the mesh's own data. The data and cache directories always belong to them.
+    /// Files and directories that no task may see, although they lie in a directory that is
+    /// granted: the operator's keys and the mesh's own data. The data and cache directories always
+    /// belong to them.
     pub interpreter_hidden_paths: Vec<PathBuf>,
     /// Where compiled code is kept; below the data directory when empty.
     pub interpreter_cache_dir: PathBuf,
@@ -137,7 +140,8 @@ impl Config {
 
     /// What belongs to the service and not to any task.
     fn hidden(&self, common: &Common) -> Vec<PathBuf> {
-        let keys_and_cache = [self.cache_dir(common)].into_iter().chain(common.secrets_key_file.clone());
+        let keys_and_cache =
+            [self.cache_dir(common)].into_iter().chain(common.secrets_key_file.clone());
         self.interpreter_hidden_paths.iter().cloned().chain(keys_and_cache).collect()
     }
 
@@ -147,14 +151,23 @@ impl Config {
         let (readable, search_path) =
             (&self.interpreter_command_read_only_paths, &self.interpreter_command_search_path);
         let invalid = |key, path: &Path, must: &str| {
-            Err(config::Invalid::new(key, format!("must {must}, which {} does not", path.display())))
+            Err(config::Invalid::new(
+                key,
+                format!("must {must}, which {} does not", path.display()),
+            ))
         };
         if let Some(path) = relative(search_path) {
             return invalid("interpreter_command_search_path", &path, "hold absolute paths");
         }
         // They become one variable.
-        if let Some(path) = search_path.iter().find(|path| path.to_str().is_none_or(|path| path.contains(':'))) {
-            return invalid("interpreter_command_search_path", path, "hold paths of text without colons");
+        if let Some(path) =
+            search_path.iter().find(|path| path.to_str().is_none_or(|path| path.contains(':')))
+        {
+            return invalid(
+                "interpreter_command_search_path",
+                path,
+                "hold paths of text without colons",
+            );
         }
         if let Some(path) = relative(readable) {
             return invalid("interpreter_command_read_only_paths", &path, "hold absolute paths");
@@ -162,10 +175,17 @@ impl Config {
         let hidden_paths = self.hidden(common);
         let named = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| named(path));
-        let own: Vec<PathBuf> = hidden_paths.iter().chain([&common.data_dir]).map(|path| real(path)).collect();
-        let shows = |path: &&PathBuf| own.iter().any(|own| own.starts_with(real(path)) || real(path).starts_with(own));
+        let own: Vec<PathBuf> =
+            hidden_paths.iter().chain([&common.data_dir]).map(|path| real(path)).collect();
+        let shows = |path: &&PathBuf| {
+            own.iter().any(|own| own.starts_with(real(path)) || real(path).starts_with(own))
+        };
         if let Some(path) = readable.iter().find(shows) {
-            return invalid("interpreter_command_read_only_paths", path, "show nothing of the service's own");
+            return invalid(
+                "interpreter_command_read_only_paths",
+                path,
+                "show nothing of the service's own",
+            );
         }
         let confinement = match self.interpreter_allow_unconfined_commands {
             true => Confinement::AllowUnconfined,
@@ -185,13 +205,20 @@ impl Config {
     fn pools(&self) -> Result<Vec<Pool>, config::Invalid> {
         let invalid = |message: String| config::Invalid::new("interpreter_pools", message);
         let pool = |name: &String| {
-            Pool::new(name)
-                .map_err(|_| invalid(format!("names pools like `cpu-2` (`[a-z][a-z0-9-]{{0,31}}`), not `{name}`")))
+            Pool::new(name).map_err(|_| {
+                invalid(format!(
+                    "names pools like `cpu-2` (`[a-z][a-z0-9-]{{0,31}}`), not `{name}`"
+                ))
+            })
         };
         let mut pools = self.interpreter_pools.iter().map(pool).collect::<Result<Vec<_>, _>>()?;
         let mut known = std::collections::HashSet::new();
         pools.retain(|pool| known.insert(pool.clone()));
-        if pools.is_empty() { Err(invalid("must name at least one pool".to_owned())) } else { Ok(pools) }
+        if pools.is_empty() {
+            Err(invalid("must name at least one pool".to_owned()))
+        } else {
+            Ok(pools)
+        }
     }
 
     fn tiers(&self) -> Result<Tiers, config::Invalid> {
@@ -201,8 +228,9 @@ impl Config {
             script_memory_bytes: self.interpreter_memory_bytes,
             ..Overrides::default()
         };
-        Tiers::new(&self.interpreter_pools, &all, &self.interpreter_limits)
-            .map_err(|fault| config::Invalid::new("interpreter_limits", format!("cannot work: {fault}")))
+        Tiers::new(&self.interpreter_pools, &all, &self.interpreter_limits).map_err(|fault| {
+            config::Invalid::new("interpreter_limits", format!("cannot work: {fault}"))
+        })
     }
 
     fn hosts(&self) -> Result<Vec<HostPattern>, config::Invalid> {
@@ -219,16 +247,24 @@ impl ServiceConfig for Config {
     fn validate(&self, common: &Common) -> Result<(), config::Invalid> {
         common.secrets_keys()?;
         let pools = self.pools()?.len();
-        if self.interpreter_concurrency == 0 || self.interpreter_concurrency.saturating_mul(pools) > 8000 {
+        if self.interpreter_concurrency == 0
+            || self.interpreter_concurrency.saturating_mul(pools) > 8000
+        {
             let most = 8000 / pools;
             return Err(config::Invalid::new(
                 "interpreter_concurrency",
-                format!("must be between 1 and {most}: 8000 over all pools, of which there are {pools}"),
+                format!(
+                    "must be between 1 and {most}: 8000 over all pools, of which there are {pools}"
+                ),
             ));
         }
         let url = &self.interpreter_llm_url;
-        if !url.is_empty() && !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) {
-            return Err(config::Invalid::new("interpreter_llm_url", "must begin with http:// or https://"));
+        if !url.is_empty() && !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme))
+        {
+            return Err(config::Invalid::new(
+                "interpreter_llm_url",
+                "must begin with http:// or https://",
+            ));
         }
         self.tiers()?;
         self.commands(common)?;
@@ -243,7 +279,9 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let nats = context.readiness().register("nats");
 
     let (pools, tiers) = (config.pools()?, config.tiers()?);
-    for name in config.interpreter_limits.keys().filter(|name| !config.interpreter_pools.contains(name)) {
+    for name in
+        config.interpreter_limits.keys().filter(|name| !config.interpreter_pools.contains(name))
+    {
         tracing::warn!(pool = name, "there are limits for a pool that this process does not serve");
     }
     let engine = engine(&config, &pools, &tiers, common).await?;
@@ -263,14 +301,20 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let policy = Policy { commands, hosts: config.hosts()? };
     let own = common.data_dir.join("workspaces");
     let egress = Egress::new(&config.interpreter_fetch_private_addresses)?;
-    let workspaces = Workspaces::new(&config.interpreter_workspace_roots, own, policy, egress, sandbox)
-        .context("the directories of CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS cannot be granted")?;
+    let workspaces =
+        Workspaces::new(&config.interpreter_workspace_roots, own, policy, egress, sandbox)
+            .context(
+                "the directories of CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS cannot be granted",
+            )?;
 
     let bus = context
         .connect_with_retry("nats", &nats, async || {
-            let tls = Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
-            let options =
-                ConnectOptions::new(context.instance_id()).blobs(common.blob_dir()).user(User::Interpreter).tls(tls);
+            let tls =
+                Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
+            let options = ConnectOptions::new(context.instance_id())
+                .blobs(common.blob_dir())
+                .user(User::Interpreter)
+                .tls(tls);
             let bus = Bus::connect(common.nats_url.expose(), options).await?;
             bus.ensure_topology().await?;
             Ok::<_, anyhow::Error>(bus)
@@ -298,20 +342,26 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     });
 
     let (removing, asking, stop) = (Arc::clone(&executor), bus.clone(), lifecycle.draining());
-    lifecycle.spawn_job("workspaces", async move { removing.workspaces.remove_gone(asking, stop).await });
+    lifecycle.spawn_job("workspaces", async move {
+        removing.workspaces.remove_gone(asking, stop).await
+    });
 
     let mut cancels = bus.subscribe_cancel(subject::Service::Interpreter).await?;
-    let (stopping, executions, draining) = (Arc::clone(&executor), TaskTracker::new(), lifecycle.draining());
+    let (stopping, executions, draining) =
+        (Arc::clone(&executor), TaskTracker::new(), lifecycle.draining());
     let over = executions.clone();
     lifecycle.spawn("cancels", async move {
-        // Scripts go on for a while after the service was told to stop, and can be stopped themselves meanwhile.
+        // Scripts go on for a while after the service was told to stop, and can be stopped
+        // themselves meanwhile.
         let over = async {
             draining.cancelled().await;
             over.close();
             over.wait().await;
         };
         tokio::pin!(over);
-        while let Some(cancel) = tokio::select! { next = cancels.next() => next, () = &mut over => None } {
+        while let Some(cancel) =
+            tokio::select! { next = cancels.next() => next, () = &mut over => None }
+        {
             match cancel.step_id.parse() {
                 Ok(step) => stopping.running.stop(step, &cancel.reason),
                 Err(error) => tracing::warn!(%error, "a cancel names no step"),
@@ -327,39 +377,55 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
 }
 
 /// Says which tools there are to those who ask for a pool, and runs the pool's scripts.
-fn serve(pool: Pool, config: &Config, executor: &Arc<Executor>, executions: &TaskTracker, lifecycle: &Lifecycle) {
+fn serve(
+    pool: Pool,
+    config: &Config,
+    executor: &Arc<Executor>,
+    executions: &TaskTracker,
+    lifecycle: &Lifecycle,
+) {
     let (describing, bus, stop, name) =
         (Arc::clone(executor), executor.bus.clone(), lifecycle.draining(), pool.clone());
-    lifecycle.spawn("catalogue", async move {
+    lifecycle.spawn("catalog", async move {
         let tier = describing.tiers.of(name.as_str()).clone();
         let handler = move |request| {
             let (describing, tier) = (Arc::clone(&describing), tier.clone());
-            Box::pin(async move { facts::catalogue(&describing.workspaces, &tier, request).await })
+            Box::pin(async move { facts::catalog(&describing.workspaces, &tier, request).await })
                 as futures::future::BoxFuture<'static, _>
         };
         bus.serve_tools(&name, stop, handler).await
     });
 
     let options = ConsumeOptions::new(config.interpreter_concurrency, lifecycle.draining());
-    let (executor, executions, jobs) = (Arc::clone(executor), executions.clone(), lifecycle.clone());
+    let (executor, executions, jobs) =
+        (Arc::clone(executor), executions.clone(), lifecycle.clone());
     lifecycle.spawn("executions", async move {
         let mut consumer = executor.bus.consume_code(&pool, options);
         while let Some(delivery) = consumer.next().await {
             let executor = Arc::clone(&executor);
-            let execution = executions.track_future(async move { executor.execute(delivery).await });
+            let execution =
+                executions.track_future(async move { executor.execute(delivery).await });
             jobs.spawn_job("execution", execution);
         }
         Ok::<_, std::convert::Infallible>(())
     });
 }
 
-/// Loads the sandbox; compiling it for the first time takes a second, in an unoptimised build half a minute.
-async fn engine(config: &Config, pools: &[Pool], tiers: &Tiers, common: &Common) -> anyhow::Result<Engine> {
+/// Loads the sandbox; compiling it for the first time takes a second, in an unoptimized build half
+/// a minute.
+async fn engine(
+    config: &Config,
+    pools: &[Pool],
+    tiers: &Tiers,
+    common: &Common,
+) -> anyhow::Result<Engine> {
     let cache = config.cache_dir(common);
     let instances = u32::try_from(config.interpreter_concurrency * pools.len())?;
     let max_memory_bytes = tiers.most_memory_bytes().max(EngineConfig::default().max_memory_bytes);
-    let engine = tokio::task::spawn_blocking(move || Engine::new(&cache, EngineConfig { instances, max_memory_bytes }))
-        .await??;
+    let engine = tokio::task::spawn_blocking(move || {
+        Engine::new(&cache, EngineConfig { instances, max_memory_bytes })
+    })
+    .await??;
     Ok(engine)
 }
 
@@ -374,7 +440,10 @@ pub fn tool_table() -> ToolTable {
             parameters: tool
                 .parameters
                 .iter()
-                .map(|parameter| Parameter { name: parameter.name.to_owned(), object: parameter.kind.takes_object() })
+                .map(|parameter| Parameter {
+                    name: parameter.name.to_owned(),
+                    object: parameter.kind.takes_object(),
+                })
                 .collect(),
             immediate: true,
         })

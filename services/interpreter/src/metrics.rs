@@ -1,5 +1,5 @@
-//! What is counted of scripts and their calls. `deploy/observability/metrics.txt` lists what every service counts. Nothing is told apart by
-//! task or organisation.
+//! What is counted of scripts and their calls. `deploy/observability/metrics.txt` lists what every
+//! service counts. Nothing is told apart by task or organization.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -14,8 +14,10 @@ const ERROR: &str = "error.type";
 const OUTCOME: &str = "construct.outcome";
 const TOOL: &str = "gen_ai.tool.name";
 
-/// In seconds: from a call that is answered from memory to a command that runs until its step's deadline.
-const SECONDS: [f64; 14] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1200.0];
+/// In seconds: from a call that is answered from memory to a command that runs until its step's
+/// deadline.
+const SECONDS: [f64; 14] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1200.0];
 
 /// Made when first used, which is after the process has set its telemetry up.
 static INSTRUMENTS: LazyLock<Instruments> = LazyLock::new(Instruments::new);
@@ -40,8 +42,14 @@ impl Instruments {
                 .with_unit("{step}")
                 .with_description("Steps whose scripts are being run")
                 .build(),
-            scripts: seconds("construct.interpreter.script", "Each run of a script, from start to end"),
-            processor: seconds("construct.interpreter.script.cpu", "Processor time of each run of a script"),
+            scripts: seconds(
+                "construct.interpreter.script",
+                "Each run of a script, from start to end",
+            ),
+            processor: seconds(
+                "construct.interpreter.script.cpu",
+                "Processor time of each run of a script",
+            ),
             calls: seconds(
                 "construct.interpreter.call",
                 "Calls that scripts make of their host, those from the journal left out",
@@ -78,6 +86,8 @@ pub(crate) fn called(tool: &str, took: Duration, error: Option<&str>) {
     let tool = KeyValue::new(TOOL, tool.to_owned());
     match error {
         None => INSTRUMENTS.calls.record(took.as_secs_f64(), &[tool]),
-        Some(error) => INSTRUMENTS.calls.record(took.as_secs_f64(), &[tool, KeyValue::new(ERROR, error.to_owned())]),
+        Some(error) => INSTRUMENTS
+            .calls
+            .record(took.as_secs_f64(), &[tool, KeyValue::new(ERROR, error.to_owned())]),
     }
 }

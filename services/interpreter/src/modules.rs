@@ -26,15 +26,19 @@ struct Arguments {
 
 /// Reads a module: the path of its file, and its text.
 ///
-/// What TypeScript's and Node's ways of naming files have in common with a path is tried in order: the path itself; `.ts` for `.js`, which is
-/// what TypeScript's own imports mean; and where the path names no file, its endings and its index.
+/// What TypeScript's and Node's ways of naming files have in common with a path is tried in order:
+/// the path itself; `.ts` for `.js`, which is what TypeScript's own imports mean; and where the
+/// path names no file, its endings and its index.
 pub(crate) async fn read(toolbox: &Toolbox, args: &Value) -> Result<Value, ToolError> {
-    let Arguments { path } = Arguments::deserialize(args)
-        .map_err(|error| ToolError::new("InternalError", format!("a module is asked for in a wrong way: {error}")))?;
+    let Arguments { path } = Arguments::deserialize(args).map_err(|error| {
+        ToolError::new("InternalError", format!("a module is asked for in a wrong way: {error}"))
+    })?;
     let names = candidates(toolbox, &path);
     let workspace = toolbox.workspace().clone();
     let reading = blocking(move || find(&workspace, &path, &names));
-    reading.await.unwrap_or_else(|| Err(ToolError::new("InternalError", "the thread that read the module ended")))
+    reading.await.unwrap_or_else(|| {
+        Err(ToolError::new("InternalError", "the thread that read the module ended"))
+    })
 }
 
 fn find(workspace: &Workspace, path: &str, names: &[String]) -> Result<Value, ToolError> {
@@ -45,15 +49,27 @@ fn find(workspace: &Workspace, path: &str, names: &[String]) -> Result<Value, To
                 let source = source(&path, file)?;
                 return Ok(json!({"path": path, "source": source}));
             }
-            Err(PathError::NotFound { .. } | PathError::IsDirectory { .. } | PathError::NotDirectory { .. }) => {}
+            Err(
+                PathError::NotFound { .. }
+                | PathError::IsDirectory { .. }
+                | PathError::NotDirectory { .. },
+            ) => {}
             Err(error) => return Err(refused(&error)),
         }
     }
-    let similar = workspace.locate(path).map(|path| workspace.similar_names(&path, 3)).unwrap_or_default();
-    let hint = if similar.is_empty() { String::new() } else { format!(" Similar names: {}.", similar.join(", ")) };
+    let similar =
+        workspace.locate(path).map(|path| workspace.similar_names(&path, 3)).unwrap_or_default();
+    let hint = if similar.is_empty() {
+        String::new()
+    } else {
+        format!(" Similar names: {}.", similar.join(", "))
+    };
     Err(ToolError {
         details: Some(json!({"path": path, "similar": similar})),
-        ..ToolError::new("FileNotFound", format!("The module {path:?} does not exist in the workspace.{hint}"))
+        ..ToolError::new(
+            "FileNotFound",
+            format!("The module {path:?} does not exist in the workspace.{hint}"),
+        )
     })
 }
 
@@ -63,11 +79,14 @@ fn open(workspace: &Workspace, path: &str) -> Result<(RelativePath, std::fs::Fil
     Ok((located, file))
 }
 
-/// The paths that are tried for a module, in this order, as `read_file` takes them: what policies judge is what is opened.
+/// The paths that are tried for a module, in this order, as `read_file` takes them: what policies
+/// judge is what is opened.
 pub(crate) fn candidates(toolbox: &Toolbox, path: &str) -> Vec<String> {
     let canonical = |path: String| {
         let arguments = toolbox.canonical(READING, &json!({"path": path})).ok();
-        arguments.and_then(|arguments| arguments["path"].as_str().map(str::to_owned)).unwrap_or(path)
+        arguments
+            .and_then(|arguments| arguments["path"].as_str().map(str::to_owned))
+            .unwrap_or(path)
     };
     spellings(path).into_iter().map(canonical).collect()
 }
@@ -78,8 +97,10 @@ fn spellings(path: &str) -> Vec<String> {
         Some((stem, "js")) => candidates.push(format!("{stem}.ts")),
         Some((stem, "mjs")) => candidates.push(format!("{stem}.mts")),
         Some((_, "ts" | "mts" | "json")) => {}
-        _ => candidates
-            .extend([".ts", ".js", ".mjs", ".json", "/index.ts", "/index.js"].map(|ending| format!("{path}{ending}"))),
+        _ => candidates.extend(
+            [".ts", ".js", ".mjs", ".json", "/index.ts", "/index.js"]
+                .map(|ending| format!("{path}{ending}")),
+        ),
     }
     candidates
 }
@@ -87,16 +108,20 @@ fn spellings(path: &str) -> Vec<String> {
 fn source(path: &str, file: std::fs::File) -> Result<String, ToolError> {
     let failed = |what: String| ToolError::new("ImportFailed", what);
     let mut bytes = Vec::new();
-    // Not by the size the file claims, which may change or, for what is no plain file, mean nothing.
+    // Not by the size the file claims, which may change or, for what is no plain file, mean
+    // nothing.
     file.take(MAX_SOURCE + 1)
         .read_to_end(&mut bytes)
         .map_err(|error| failed(format!("Reading the module {path:?} failed: {error}.")))?;
     if bytes.len() as u64 > MAX_SOURCE {
-        let message = format!("{path:?} is larger than {MAX_SOURCE} bytes and cannot be imported. Read it as a file.");
+        let message = format!(
+            "{path:?} is larger than {MAX_SOURCE} bytes and cannot be imported. Read it as a file."
+        );
         return Err(ToolError::new("ModuleTooLarge", message));
     }
     let text = String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'));
-    let text = text.ok_or_else(|| failed(format!("{path:?} is not UTF-8 text and cannot be imported.")))?;
+    let text =
+        text.ok_or_else(|| failed(format!("{path:?} is not UTF-8 text and cannot be imported.")))?;
     Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
@@ -116,9 +141,13 @@ mod tests {
     #[tokio::test]
     async fn a_module_is_found_by_its_path_or_by_what_its_path_means() {
         let dir = tempfile::tempdir().unwrap();
-        for (path, text) in
-            [("a.ts", "A"), ("lib/index.ts", "I"), ("b.js", "\u{feff}B"), ("b.ts", "T"), ("d.json", "{}")]
-        {
+        for (path, text) in [
+            ("a.ts", "A"),
+            ("lib/index.ts", "I"),
+            ("b.js", "\u{feff}B"),
+            ("b.ts", "T"),
+            ("d.json", "{}"),
+        ] {
             let path = dir.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();

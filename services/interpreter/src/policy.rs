@@ -1,4 +1,5 @@
-//! What an agent's and a task's policies say about a call: the two lists of rules held against what the call is about.
+//! What an agent's and a task's policies say about a call: the two lists of rules held against what
+//! the call is about.
 
 use construct_domain::policy::{self, Action, Policy, Rule, Subject, Verdict};
 use construct_proto::{
@@ -38,12 +39,17 @@ impl Policies {
     /// Those of a command.
     pub(crate) fn of(command: &CodeExecute) -> Self {
         let list = |rules: &[PolicyRule]| Policy::new(rules.iter().cloned().map(rule).collect());
-        Self { agent: list(&command.agent_policy), task: list(&command.task_policy), own: command.agent_name.clone() }
+        Self {
+            agent: list(&command.agent_policy),
+            task: list(&command.task_policy),
+            own: command.agent_name.clone(),
+        }
     }
 
-    /// What they say about a call: the stricter of both. None when no rule is about it, or when it fails anyway, because
-    /// there is no such tool or its arguments don't fit; nobody is asked about that. A call that was `asked` about before is
-    /// looked at even when there are no rules any more.
+    /// What they say about a call: the stricter of both. None when no rule is about it, or when it
+    /// fails anyway, because there is no such tool or its arguments don't fit; nobody is asked
+    /// about that. A call that was `asked` about before is looked at even when there are no rules
+    /// any more.
     pub(crate) async fn judge(
         &self,
         call: &HostCall,
@@ -54,8 +60,11 @@ impl Policies {
         if self.agent.is_empty() && self.task.is_empty() && !asked {
             return None;
         }
-        let (arguments, subject) =
-            if call.name == IMPORT { import(call, toolbox).await } else { of(call, toolbox, environment).await }?;
+        let (arguments, subject) = if call.name == IMPORT {
+            import(call, toolbox).await
+        } else {
+            of(call, toolbox, environment).await
+        }?;
         let subject = match subject {
             Subject::Agent(name) if name.is_empty() => Subject::Agent(self.own.clone()),
             subject => subject,
@@ -63,9 +72,17 @@ impl Policies {
         let judge = |names: &[&str]| self.stricter(names, &subject);
         let verdict = judge(&names(&call.name));
         // A rule about reading files is about modules as well.
-        let verdict = if call.name == IMPORT { policy::stricter(verdict, judge(&names(READING))) } else { verdict };
+        let verdict = if call.name == IMPORT {
+            policy::stricter(verdict, judge(&names(READING)))
+        } else {
+            verdict
+        };
         let written = arguments.to_string();
-        let digest = Sha256::new().chain_update(&call.name).chain_update([0]).chain_update(written).finalize();
+        let digest = Sha256::new()
+            .chain_update(&call.name)
+            .chain_update([0])
+            .chain_update(written)
+            .finalize();
         let hash = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         Some(Judged { verdict, arguments, hash })
     }
@@ -85,11 +102,18 @@ impl Redirects for Policies {
 
 /// A tool by each of its names, because models and people know it by any.
 fn names(tool: &str) -> Vec<&str> {
-    definition(tool).map_or_else(|| vec![tool], |tool| tool.aliases.iter().copied().chain([tool.name]).collect())
+    definition(tool).map_or_else(
+        || vec![tool],
+        |tool| tool.aliases.iter().copied().chain([tool.name]).collect(),
+    )
 }
 
 /// The arguments of a tool's call, and what it is about.
-async fn of(call: &HostCall, toolbox: &Toolbox, environment: &Environment) -> Option<(Value, Subject)> {
+async fn of(
+    call: &HostCall,
+    toolbox: &Toolbox,
+    environment: &Environment,
+) -> Option<(Value, Subject)> {
     let mut arguments = toolbox.canonical(&call.name, &call.args).ok()?;
     let subjects = toolbox.subjects(&call.name, &arguments, environment).await.ok()?;
     let runs = definition(&call.name).is_some_and(|tool| tool.permission == Permission::Commands);
@@ -108,8 +132,11 @@ async fn import(call: &HostCall, toolbox: &Toolbox) -> Option<(Value, Subject)> 
     let mut names = Vec::new();
     for candidate in modules::candidates(toolbox, path) {
         // What is no path of the workspace is not opened either.
-        let Ok(arguments) = toolbox.canonical(READING, &json!({"path": candidate})) else { continue };
-        let subjects = toolbox.subjects(READING, &arguments, &Environment::new()).await.unwrap_or_default();
+        let Ok(arguments) = toolbox.canonical(READING, &json!({"path": candidate})) else {
+            continue;
+        };
+        let subjects =
+            toolbox.subjects(READING, &arguments, &Environment::new()).await.unwrap_or_default();
         names.extend(subjects.into_iter().map(|subject| subject.to_string()));
     }
     Some((json!({"path": path}), Subject::Path(names)))
@@ -122,7 +149,9 @@ fn subject(subjects: Vec<PolicySubject>) -> Subject {
         match subject {
             PolicySubject::Path(path) | PolicySubject::Tree(path) => paths.push(path),
             PolicySubject::Command(line) => lines.push(line),
-            PolicySubject::Request { method, host, path: _ } => return Subject::Request { method, host },
+            PolicySubject::Request { method, host, path: _ } => {
+                return Subject::Request { method, host };
+            }
             PolicySubject::Agent(name) => return Subject::Agent(name),
             PolicySubject::Name(_) | PolicySubject::None => return Subject::None,
         }
@@ -166,7 +195,11 @@ pub(crate) mod tests {
     }
 
     fn command(agent: Vec<PolicyRule>, task: Vec<PolicyRule>) -> Policies {
-        Policies::of(&CodeExecute { agent_policy: agent, task_policy: task, ..CodeExecute::default() })
+        Policies::of(&CodeExecute {
+            agent_policy: agent,
+            task_policy: task,
+            ..CodeExecute::default()
+        })
     }
 
     fn rule(action: PolicyAction, tool: &str) -> PolicyRule {
@@ -179,19 +212,31 @@ pub(crate) mod tests {
         let toolbox = toolbox(folder.path());
         let policies = command(vec![rule(PolicyAction::Ask, "*")], Vec::new());
         let judged = async |name: &str, args| {
-            policies.judge(&call(name, args), &toolbox, &toolbox.environment(), false).await.expect("a call that fits")
+            policies
+                .judge(&call(name, args), &toolbox, &toolbox.environment(), false)
+                .await
+                .expect("a call that fits")
         };
         let one = judged("create_file", json!({"content": "x", "path": "./a"})).await;
         let same = judged("create_file", json!({"path": "a", "content": "x"})).await;
         assert_eq!((same.arguments, &same.hash), (one.arguments.clone(), &one.hash));
         assert_eq!(one.arguments.to_string(), r#"{"content":"x","path":"a"}"#);
-        assert_ne!(judged("create_file", json!({"path": "a", "content": "y"})).await.hash, one.hash);
+        assert_ne!(
+            judged("create_file", json!({"path": "a", "content": "y"})).await.hash,
+            one.hash
+        );
         let nested = json!({"options": {"env": {"B": "1", "A": "2"}, "cwd": "x"}, "command": "ls"});
         let nested = judged("execute_command", nested).await.arguments;
-        assert_eq!(nested.to_string(), r#"{"command":"ls","options":{"cwd":"x","env":{"A":"2","B":"1"}}}"#);
+        assert_eq!(
+            nested.to_string(),
+            r#"{"command":"ls","options":{"cwd":"x","env":{"A":"2","B":"1"}}}"#
+        );
         for (name, args) in [("no_such_tool", json!({})), ("create_file", json!({"path": 1}))] {
             assert!(
-                policies.judge(&call(name, args), &toolbox, &toolbox.environment(), false).await.is_none(),
+                policies
+                    .judge(&call(name, args), &toolbox, &toolbox.environment(), false)
+                    .await
+                    .is_none(),
                 "nobody is asked about {name}"
             );
         }
@@ -208,7 +253,8 @@ pub(crate) mod tests {
         std::os::unix::fs::symlink("secrets", root.join("harmless")).expect("linked");
         std::os::unix::fs::symlink("secrets/new", root.join("dangling")).expect("linked");
         let toolbox = toolbox(root);
-        let secrets = PolicyRule { paths: vec!["secrets/**".into()], ..rule(PolicyAction::Ask, "*") };
+        let secrets =
+            PolicyRule { paths: vec!["secrets/**".into()], ..rule(PolicyAction::Ask, "*") };
         let policies = command(vec![secrets], Vec::new());
         let absolute = toolbox.workspace().root().join("secrets/new").display().to_string();
         let write = |path: &str| call("create_file", json!({"path": path, "content": "x"}));
@@ -236,11 +282,16 @@ pub(crate) mod tests {
             (call("delete_file", json!({"path": ".", "recursive": true})), Action::Ask),
         ];
         for (call, expected) in table {
-            let judged =
-                policies.judge(&call, &toolbox, &toolbox.environment(), false).await.expect("a call that fits");
+            let judged = policies
+                .judge(&call, &toolbox, &toolbox.environment(), false)
+                .await
+                .expect("a call that fits");
             assert_eq!(judged.verdict.action, expected, "{call:?}");
         }
-        let reading = PolicyRule { paths: vec!["secrets/**".into()], ..rule(PolicyAction::Deny, "read_file") };
+        let reading = PolicyRule {
+            paths: vec!["secrets/**".into()],
+            ..rule(PolicyAction::Deny, "read_file")
+        };
         let judged = command(Vec::new(), vec![reading])
             .judge(&import("secrets/key"), &toolbox, &toolbox.environment(), false)
             .await;
@@ -251,8 +302,10 @@ pub(crate) mod tests {
     async fn programs_are_commands_and_requests_have_hosts() {
         let folder = tempfile::tempdir().expect("a folder");
         let toolbox = toolbox(folder.path());
-        let git = PolicyRule { commands: vec!["git push*".into()], ..rule(PolicyAction::Deny, "*") };
-        let example = PolicyRule { hosts: vec!["example.com".into()], ..rule(PolicyAction::Ask, "*") };
+        let git =
+            PolicyRule { commands: vec!["git push*".into()], ..rule(PolicyAction::Deny, "*") };
+        let example =
+            PolicyRule { hosts: vec!["example.com".into()], ..rule(PolicyAction::Ask, "*") };
         let policies = command(vec![git, example], Vec::new());
         for (call, expected) in [
             (call("execute_command", json!({"command": "git push"})), Action::Deny),
@@ -261,8 +314,10 @@ pub(crate) mod tests {
             (call("fetch", json!({"url": "https://Example.com:8080/x"})), Action::Ask),
             (call("fetch", json!({"url": "http://example.com@b.com/"})), Action::Allow),
         ] {
-            let judged =
-                policies.judge(&call, &toolbox, &toolbox.environment(), false).await.expect("a call that fits");
+            let judged = policies
+                .judge(&call, &toolbox, &toolbox.environment(), false)
+                .await
+                .expect("a call that fits");
             assert_eq!(judged.verdict.action, expected, "{call:?}");
         }
     }
@@ -271,7 +326,8 @@ pub(crate) mod tests {
     async fn whoever_is_to_work_on_something_is_judged_by_name() {
         let folder = tempfile::tempdir().expect("a folder");
         let toolbox = toolbox(folder.path());
-        let lawyers = PolicyRule { agents: vec!["lawyer*".into()], ..rule(PolicyAction::Deny, "tasks.*") };
+        let lawyers =
+            PolicyRule { agents: vec!["lawyer*".into()], ..rule(PolicyAction::Deny, "tasks.*") };
         let boss = PolicyRule { agents: vec!["boss".into()], ..rule(PolicyAction::Ask, "*") };
         let policies = Policies::of(&CodeExecute {
             task_policy: vec![lawyers, boss],
@@ -287,8 +343,10 @@ pub(crate) mod tests {
             (call("tasks.send", json!({"task": "lawyer", "message": "x"})), Action::Allow),
             (call("tasks.list", json!({})), Action::Allow),
         ] {
-            let judged =
-                policies.judge(&call, &toolbox, &toolbox.environment(), false).await.expect("a call that fits");
+            let judged = policies
+                .judge(&call, &toolbox, &toolbox.environment(), false)
+                .await
+                .expect("a call that fits");
             assert_eq!(judged.verdict.action, expected, "{call:?}");
         }
     }
@@ -297,7 +355,8 @@ pub(crate) mod tests {
     async fn variables_belong_to_a_command() {
         let folder = tempfile::tempdir().expect("a folder");
         let toolbox = toolbox(folder.path());
-        let allowed = PolicyRule { commands: vec!["git fetch*".into()], ..rule(PolicyAction::Allow, "*") };
+        let allowed =
+            PolicyRule { commands: vec!["git fetch*".into()], ..rule(PolicyAction::Allow, "*") };
         let policies = command(vec![allowed, rule(PolicyAction::Ask, "*")], Vec::new());
         let judged = async |name: &str, args| {
             let judged = policies
@@ -309,14 +368,21 @@ pub(crate) mod tests {
         let git = json!({"args": ["fetch"]});
         let (action, _, plain) = judged("git", git.clone()).await;
         assert_eq!(action, Action::Allow);
-        let with = json!({"args": ["fetch"], "options": {"env": {"GIT_SSH_COMMAND": "sh -c 'rm x'"}}});
+        let with =
+            json!({"args": ["fetch"], "options": {"env": {"GIT_SSH_COMMAND": "sh -c 'rm x'"}}});
         assert_eq!(judged("git", with).await.0, Action::Ask);
 
         toolbox.replay("setenv", &json!({"name": "BASH_ENV", "value": "x"}));
         let (action, arguments, hash) = judged("git", git).await;
         assert_eq!((action, &arguments["environment"]), (Action::Ask, &json!({"BASH_ENV": "x"})));
         assert_ne!(hash, plain, "an approval does not hold for another environment");
-        assert!(judged("create_file", json!({"path": "a", "content": ""})).await.1.get("environment").is_none());
+        assert!(
+            judged("create_file", json!({"path": "a", "content": ""}))
+                .await
+                .1
+                .get("environment")
+                .is_none()
+        );
     }
 
     #[tokio::test]
@@ -333,8 +399,10 @@ pub(crate) mod tests {
             (Unspecified, Allow, Action::Deny),
         ] {
             let policies = command(vec![rule(agent, "create_file")], vec![rule(task, "*")]);
-            let judged =
-                policies.judge(&call, &toolbox, &toolbox.environment(), false).await.expect("a call that fits");
+            let judged = policies
+                .judge(&call, &toolbox, &toolbox.environment(), false)
+                .await
+                .expect("a call that fits");
             assert_eq!(judged.verdict.action, expected, "{agent:?} {task:?}");
         }
     }

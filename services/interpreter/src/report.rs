@@ -10,8 +10,14 @@ use crate::{
     tools,
 };
 
-/// What the model is told about a script that ran, was stopped, or could not go on. `stopped` says why it was stopped.
-pub(crate) fn result(id: &str, outcome: &Outcome, calls: &[CallRecord], stopped: &str) -> v1::CodeInterpreterResult {
+/// What the model is told about a script that ran, was stopped, or could not go on. `stopped` says
+/// why it was stopped.
+pub(crate) fn result(
+    id: &str,
+    outcome: &Outcome,
+    calls: &[CallRecord],
+    stopped: &str,
+) -> v1::CodeInterpreterResult {
     let error = match &outcome.status {
         Status::Completed { .. } => String::new(),
         Status::Threw { name, message, stack, details, .. } => {
@@ -50,7 +56,12 @@ pub(crate) fn result(id: &str, outcome: &Outcome, calls: &[CallRecord], stopped:
 }
 
 /// Of a script that was interrupted and, run again, did something else than before.
-pub(crate) fn diverged(id: &str, outcome: &Outcome, calls: &[CallRecord], why: &str) -> v1::CodeInterpreterResult {
+pub(crate) fn diverged(
+    id: &str,
+    outcome: &Outcome,
+    calls: &[CallRecord],
+    why: &str,
+) -> v1::CodeInterpreterResult {
     let error = format!(
         "ReplayDiverged: the script was interrupted and cannot be continued, because {why}; a script must do the same each \
          time. Nothing further was done.\n{}",
@@ -107,7 +118,10 @@ fn output(outcome: &Outcome) -> String {
     if outcome.output_dropped > 0 {
         append_line(
             &mut text,
-            &format!("[{} more bytes were printed and are not shown; print less]", outcome.output_dropped),
+            &format!(
+                "[{} more bytes were printed and are not shown; print less]",
+                outcome.output_dropped
+            ),
         );
     }
     if let Status::Completed { value } = &outcome.status
@@ -121,45 +135,59 @@ fn output(outcome: &Outcome) -> String {
     text
 }
 
-/// A sentence about calls with an effect that were under way when the script ended; empty when there were none.
+/// A sentence about calls with an effect that were under way when the script ended; empty when
+/// there were none.
 fn under_way(calls: &[CallRecord]) -> String {
     let has_effect = |call: &&CallRecord| {
         call.end.is_none()
             && call.waits.is_none()
             && tools::definition(&call.name).is_some_and(|tool| tool.effect != tools::Effect::Read)
     };
-    let open: Vec<String> =
-        calls.iter().filter(has_effect).map(|call| format!("#{} {}", call.number, call.name)).collect();
+    let open: Vec<String> = calls
+        .iter()
+        .filter(has_effect)
+        .map(|call| format!("#{} {}", call.number, call.name))
+        .collect();
     if open.is_empty() {
         return String::new();
     }
-    format!("[under way when the script ended, so they may or may not have had their effect: {}]", open.join(", "))
+    format!(
+        "[under way when the script ended, so they may or may not have had their effect: {}]",
+        open.join(", ")
+    )
 }
 
-/// A sentence about calls that need an approval and were not waited for; empty when there were none.
+/// A sentence about calls that need an approval and were not waited for; empty when there were
+/// none.
 fn not_asked(calls: &[CallRecord]) -> String {
     let waiting = waiting(calls, WaitsFor::Approval);
     if waiting.is_empty() {
         return waiting;
     }
-    format!("[not made, because they need a person's approval and the script ended without waiting for it: {waiting}]")
+    format!(
+        "[not made, because they need a person's approval and the script ended without waiting for it: {waiting}]"
+    )
 }
 
 /// The calls that wait for this.
 fn waiting(calls: &[CallRecord], what: WaitsFor) -> String {
-    let waiting =
-        calls.iter().filter(|call| call.waits == Some(what)).map(|call| format!("#{} {}", call.number, call.name));
+    let waiting = calls
+        .iter()
+        .filter(|call| call.waits == Some(what))
+        .map(|call| format!("#{} {}", call.number, call.name));
     waiting.collect::<Vec<_>>().join(", ")
 }
 
-/// What a model is told of one script at most, in bytes: it is part of every later request. Beginning and end are kept.
+/// What a model is told of one script at most, in bytes: it is part of every later request.
+/// Beginning and end are kept.
 const TOLD: usize = 64 * 1024;
 
 fn clip(text: String) -> String {
     if text.len() <= TOLD {
         return text;
     }
-    let (head, tail) = (text.floor_char_boundary(TOLD * 3 / 4), text.ceil_char_boundary(text.len() - TOLD / 4));
+    let (head, tail) =
+        (text.floor_char_boundary(TOLD * 3 / 4), text.ceil_char_boundary(text.len() - TOLD / 4));
     format!(
         "{}\n[… {} bytes are left out here; print less, or write it to a file and read parts of it …]\n{}",
         &text[..head],
@@ -172,9 +200,20 @@ fn clip(text: String) -> String {
 fn account(calls: &[CallRecord]) -> String {
     let (mut done, mut unknown) = (String::new(), String::new());
     for call in calls.iter().filter(|call| call.waits.is_none()) {
-        let list = if call.end.is_some_and(|end| !end.is_unknown) { &mut done } else { &mut unknown };
-        let mark = if call.end.is_some_and(|end| !end.succeeded && !end.is_unknown) { " (failed)" } else { "" };
-        let _ = write!(list, "{}#{} {}{mark}", if list.is_empty() { "" } else { ", " }, call.number, call.name);
+        let list =
+            if call.end.is_some_and(|end| !end.is_unknown) { &mut done } else { &mut unknown };
+        let mark = if call.end.is_some_and(|end| !end.succeeded && !end.is_unknown) {
+            " (failed)"
+        } else {
+            ""
+        };
+        let _ = write!(
+            list,
+            "{}#{} {}{mark}",
+            if list.is_empty() { "" } else { ", " },
+            call.number,
+            call.name
+        );
     }
     let none = |list: String| if list.is_empty() { "none".to_owned() } else { list };
     let mut text = format!(
@@ -184,7 +223,10 @@ fn account(calls: &[CallRecord]) -> String {
     );
     let unapproved = waiting(calls, WaitsFor::Approval);
     if !unapproved.is_empty() {
-        let _ = write!(text, " Calls that were not made, because nobody has approved them: {unapproved}.");
+        let _ = write!(
+            text,
+            " Calls that were not made, because nobody has approved them: {unapproved}."
+        );
     }
     let awaiting = waiting(calls, WaitsFor::Subtasks);
     if !awaiting.is_empty() {
@@ -193,8 +235,9 @@ fn account(calls: &[CallRecord]) -> String {
     text
 }
 
-/// How much is kept of what the calls of one script were given and gave, in bytes: it is a part of the message that tells of the script, and
-/// is shown to people, not to models. What no longer fits is left out, and a shorter one after it may still fit.
+/// How much is kept of what the calls of one script were given and gave, in bytes: it is a part of
+/// the message that tells of the script, and is shown to people, not to models. What no longer fits
+/// is left out, and a shorter one after it may still fit.
 const KEPT: usize = 32 * 1024;
 
 /// One for each call, of which a script has no more than its limit of host calls.
@@ -283,9 +326,19 @@ mod tests {
     #[test]
     fn a_huge_output_is_told_in_part_from_both_ends() {
         let printed = format!("first {} last", "é".repeat(TOLD));
-        let told = result("call_1", &outcome(Status::Completed { value: Value::Undefined }, &printed), &[], "").output;
+        let told = result(
+            "call_1",
+            &outcome(Status::Completed { value: Value::Undefined }, &printed),
+            &[],
+            "",
+        )
+        .output;
         assert!(told.len() < TOLD + 200);
-        assert!(told.starts_with("first") && told.ends_with("last") && told.contains("bytes are left out"));
+        assert!(
+            told.starts_with("first")
+                && told.ends_with("last")
+                && told.contains("bytes are left out")
+        );
     }
 
     #[test]
@@ -295,14 +348,21 @@ mod tests {
             CallRecord::begun(2, "read_file"),
             CallRecord { waits: Some(WaitsFor::Approval), ..CallRecord::begun(3, "edit_file") },
         ];
-        let told = result("call_1", &outcome(Status::Completed { value: Value::Undefined }, ""), &calls, "").output;
+        let told = result(
+            "call_1",
+            &outcome(Status::Completed { value: Value::Undefined }, ""),
+            &calls,
+            "",
+        )
+        .output;
         assert!(told.contains("#1 create_file]") && !told.contains("read_file"), "{told}");
         assert!(told.contains("without waiting for it: #3 edit_file]"), "{told}");
     }
 
     #[test]
     fn a_stopped_script_accounts_for_each_call() {
-        let end = |succeeded, is_unknown| Some(CallEnd { succeeded, is_unknown, duration_micros: 5 });
+        let end =
+            |succeeded, is_unknown| Some(CallEnd { succeeded, is_unknown, duration_micros: 5 });
         let calls = [
             CallRecord { end: end(true, false), ..CallRecord::begun(1, "read_file") },
             CallRecord::begun(2, "execute_command"),
@@ -310,17 +370,26 @@ mod tests {
             CallRecord { end: end(false, false), ..CallRecord::begun(4, "edit_file") },
             CallRecord { end: end(false, true), ..CallRecord::begun(5, "fetch") },
         ];
-        let result = result("call_1", &outcome(Status::Cancelled, ""), &calls, "the user suspended the task");
+        let result = result(
+            "call_1",
+            &outcome(Status::Cancelled, ""),
+            &calls,
+            "the user suspended the task",
+        );
         let error = result.error;
         assert!(error.contains("ended: #1 read_file, #4 edit_file (failed)."), "{error}");
-        assert!(error.contains("may or may not have had their effect: #2 execute_command, #5 fetch."), "{error}");
+        assert!(
+            error.contains("may or may not have had their effect: #2 execute_command, #5 fetch."),
+            "{error}"
+        );
         assert!(error.contains("nobody has approved them: #3 create_file."), "{error}");
         assert_eq!(result.tool_uses.len(), 4, "a call that was not made is no use of a tool");
     }
 
     #[test]
     fn an_account_of_very_many_calls_is_told_in_part() {
-        let calls: Vec<_> = (1..=40_000).map(|number| CallRecord::begun(number, "read_file")).collect();
+        let calls: Vec<_> =
+            (1..=40_000).map(|number| CallRecord::begun(number, "read_file")).collect();
         let stopped = result("call_1", &outcome(Status::Cancelled, ""), &calls, "enough").error;
         for told in [stopped, left("call_1", "enough", &calls).error] {
             assert!(told.len() < TOLD + 200, "{}", told.len());
@@ -337,8 +406,10 @@ mod tests {
             ..CallRecord::begun(number, "read_file")
         };
         let calls = [call(1, 10, KEPT - 20), call(2, 4, 4096), call(3, 6, 1)];
-        let kept: Vec<_> =
-            tool_uses(&calls).iter().map(|used| (used.number, used.arguments.len(), used.result.len())).collect();
+        let kept: Vec<_> = tool_uses(&calls)
+            .iter()
+            .map(|used| (used.number, used.arguments.len(), used.result.len()))
+            .collect();
         assert_eq!(kept, [(1, 10, KEPT - 20), (2, 4, 0), (3, 6, 0)]);
     }
 }

@@ -1,4 +1,5 @@
-//! The executions of this process, so that one can be told to stop; and those that were stopped before they began.
+//! The executions of this process, so that one can be told to stop; and those that were stopped
+//! before they began.
 
 use std::{
     collections::HashMap,
@@ -66,7 +67,8 @@ impl Running {
             inner.stopped.retain(|_, (when, _)| now.duration_since(*when) < REMEMBERED);
         }
         if inner.stopped.len() >= LIMIT
-            && let Some(oldest) = inner.stopped.iter().min_by_key(|(_, (when, _))| *when).map(|(step, _)| *step)
+            && let Some(oldest) =
+                inner.stopped.iter().min_by_key(|(_, (when, _))| *when).map(|(step, _)| *step)
         {
             inner.stopped.remove(&oldest);
         }
@@ -102,7 +104,11 @@ impl Drop for Entry<'_> {
         metrics::running(-1);
         let mut inner = self.running.lock();
         // A later delivery of the same command may have taken the place.
-        if inner.running.get(&self.step).is_some_and(|handle| std::sync::Arc::ptr_eq(handle, &self.handle)) {
+        if inner
+            .running
+            .get(&self.step)
+            .is_some_and(|handle| std::sync::Arc::ptr_eq(handle, &self.handle))
+        {
             inner.running.remove(&self.step);
         }
     }
@@ -127,7 +133,8 @@ mod tests {
     #[test]
     fn stopping_one_step_leaves_others_alone() {
         let running = Running::default();
-        let (one, other) = (StepId::from_uuid(Uuid::from_u128(1)), StepId::from_uuid(Uuid::from_u128(2)));
+        let (one, other) =
+            (StepId::from_uuid(Uuid::from_u128(1)), StepId::from_uuid(Uuid::from_u128(2)));
         let (one_entry, other_entry) = (running.enter(one), running.enter(other));
         running.stop(one, "enough");
         assert!(one_entry.token().is_cancelled());

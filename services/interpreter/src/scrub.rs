@@ -1,8 +1,8 @@
-//! Taking secrets out of what comes back: every form in which a host or a program is likely to repeat a value is looked
-//! for, and the secret's handle put in its place.
+//! Taking secrets out of what comes back: every form in which a host or a program is likely to
+//! repeat a value is looked for, and the secret's handle put in its place.
 //!
-//! This catches what is repeated, not what is disguised: a program that prints a value backwards is not noticed. Who binds a
-//! secret to it trusts it not to (see docs/adr/0012-secrets.md).
+//! This catches what is repeated, not what is disguised: a program that prints a value backwards is
+//! not noticed. Who binds a secret to it trusts it not to (see docs/adr/0012-secrets.md).
 
 mod forms;
 
@@ -12,16 +12,17 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use secrecy::{ExposeSecret as _, SecretSlice};
 use serde_json::Value;
 
-/// How many bytes of a form are looked for at once; where they are found the rest is compared. It keeps the automaton
-/// small, however long secrets are.
+/// How many bytes of a form are looked for at once; where they are found the rest is compared. It
+/// keeps the automaton small, however long secrets are.
 const HEAD: usize = 16;
 
-/// At a place where a text was cut off, so many bytes of the beginning of a form are taken for the form. One or two prove
-/// nothing and say next to nothing.
+/// At a place where a text was cut off, so many bytes of the beginning of a form are taken for the
+/// form. One or two prove nothing and say next to nothing.
 const PARTIAL: usize = 3;
 
-/// How many bytes are compared for each byte of a text at most, beside [`WORK`]. Only a secret that consists of repetitions
-/// of itself, in a text that does as well, comes near; such a text is replaced as a whole.
+/// How many bytes are compared for each byte of a text at most, beside [`WORK`]. Only a secret that
+/// consists of repetitions of itself, in a text that does as well, comes near; such a text is
+/// replaced as a whole.
 const WORK_PER_BYTE: usize = 64;
 
 /// How many bytes are compared in any case.
@@ -63,7 +64,9 @@ impl Scrubber {
         let (mut forms, mut handles) = (Vec::new(), Vec::new());
         for (value, handle) in secrets {
             let all = forms::of(value);
-            forms.extend(all.into_iter().map(|form| Form { bytes: form.into(), secret: handles.len() }));
+            forms.extend(
+                all.into_iter().map(|form| Form { bytes: form.into(), secret: handles.len() }),
+            );
             handles.push(handle.to_owned());
         }
         let lengths = || forms.iter().map(|form| form.bytes.expose_secret().len());
@@ -89,8 +92,8 @@ impl Scrubber {
         self.longest.saturating_sub(1)
     }
 
-    /// Where secrets stand, in order and without overlaps. `cut` says that the text is the beginning of a longer one: what
-    /// may be the beginning of a secret at its end counts as well.
+    /// Where secrets stand, in order and without overlaps. `cut` says that the text is the
+    /// beginning of a longer one: what may be the beginning of a secret at its end counts as well.
     pub(crate) fn find(&self, text: &[u8], cut: bool) -> Vec<Found> {
         let Some(heads) = &self.heads else { return Vec::new() };
         // Most texts of most results are names and numbers.
@@ -99,7 +102,8 @@ impl Scrubber {
         }
         let mut found = Vec::new();
         let mut work = WORK + text.len().saturating_mul(WORK_PER_BYTE);
-        // Up to where the text is known to be each form. Most texts have nothing that looks like one.
+        // Up to where the text is known to be each form. Most texts have nothing that looks like
+        // one.
         let mut known_to: Vec<usize> = Vec::new();
         for hit in heads.find_overlapping_iter(text) {
             let number = hit.pattern().as_usize();
@@ -111,8 +115,9 @@ impl Scrubber {
             if end > text.len() {
                 continue;
             }
-            // Of an occurrence that begins within another one of the same form only the rest is compared, so that the work
-            // does not grow with the square of the length. That may take too much for the secret, and never too little.
+            // Of an occurrence that begins within another one of the same form only the rest is
+            // compared, so that the work does not grow with the square of the length. That may take
+            // too much for the secret, and never too little.
             let known = known_to[number].saturating_sub(start).min(form.len());
             let Some(left) = work.checked_sub(form.len() - known) else {
                 return vec![Found { place: 0..text.len(), secret: self.forms[number].secret }];
@@ -132,8 +137,15 @@ impl Scrubber {
         merged(found)
     }
 
-    /// Appends a part of a text, with a handle for each secret that lies in the part or reaches into it.
-    pub(crate) fn render(&self, text: &[u8], found: &[Found], part: Range<usize>, to: &mut Vec<u8>) {
+    /// Appends a part of a text, with a handle for each secret that lies in the part or reaches
+    /// into it.
+    pub(crate) fn render(
+        &self,
+        text: &[u8],
+        found: &[Found],
+        part: Range<usize>,
+        to: &mut Vec<u8>,
+    ) {
         let mut next = part.start;
         let mut last = None;
         for Found { place, secret } in found {
@@ -141,7 +153,8 @@ impl Scrubber {
                 continue;
             }
             let between = next..place.start.max(next);
-            // A host that repeats a secret without end gets one handle for all, so that the text doesn't grow.
+            // A host that repeats a secret without end gets one handle for all, so that the text
+            // doesn't grow.
             if last != Some(*secret) || !between.is_empty() {
                 to.extend_from_slice(&text[between]);
                 to.extend_from_slice(self.handles[*secret].as_bytes());
@@ -172,7 +185,8 @@ impl Scrubber {
         let mut scrubbed = Vec::with_capacity(text.len());
         self.render(text.as_bytes(), &found, 0..text.len(), &mut scrubbed);
         // What is taken out are whole characters, but where a text is replaced as a whole or cut.
-        String::from_utf8(scrubbed).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+        String::from_utf8(scrubbed)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
 
     /// The same, of all texts in a value.
@@ -205,7 +219,9 @@ fn merged(mut found: Vec<Found>) -> Vec<Found> {
     let mut merged: Vec<Found> = Vec::with_capacity(found.len());
     for next in found {
         match merged.last_mut() {
-            Some(last) if next.place.start < last.place.end => last.place.end = last.place.end.max(next.place.end),
+            Some(last) if next.place.start < last.place.end => {
+                last.place.end = last.place.end.max(next.place.end)
+            }
             _ => merged.push(next),
         }
     }

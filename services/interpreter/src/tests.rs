@@ -1,4 +1,5 @@
-//! Scripts that mean harm, and random ones: against the sandbox with the product's own tools, commands and files.
+//! Scripts that mean harm, and random ones: against the sandbox with the product's own tools,
+//! commands and files.
 
 pub(crate) mod fuzz;
 mod hostile;
@@ -19,7 +20,9 @@ use uuid::Uuid;
 
 use crate::command::{CommandPolicy, CommandSandbox};
 use crate::modules;
-use crate::sandbox::{self, Engine, EngineConfig, Host, HostCall, IMPORT, Limits, Outcome, ToolTable};
+use crate::sandbox::{
+    self, Engine, EngineConfig, Host, HostCall, IMPORT, Limits, Outcome, ToolTable,
+};
 use crate::tools::{Attachments, CallContext, Egress, Policy, Toolbox};
 use crate::workspace::Workspace;
 
@@ -30,7 +33,12 @@ const CANARY: &str = "canary-5f1d0c";
 const ATTACHED: &str = "attached text";
 
 /// A content, where `files::Store` finds it in this folder.
-pub(crate) fn kept(folder: &Path, organization: OrganizationId, name: &str, content: &[u8]) -> AttachedFile {
+pub(crate) fn kept(
+    folder: &Path,
+    organization: OrganizationId,
+    name: &str,
+    content: &[u8],
+) -> AttachedFile {
     let sha256 = Sha256::digest(content).to_string();
     let (first, rest) = sha256.split_at(2);
     let path = folder.join("files").join(organization.to_string()).join(first);
@@ -41,7 +49,8 @@ pub(crate) fn kept(folder: &Path, organization: OrganizationId, name: &str, cont
     AttachedFile { id, name: name.to_owned(), media_type: "text/plain".to_owned(), sha256, size }
 }
 
-/// One engine for all tests, with few instances: what they keep is then small beside what a leak would add.
+/// One engine for all tests, with few instances: what they keep is then small beside what a leak
+/// would add.
 fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
     ENGINE.get_or_init(|| {
@@ -52,7 +61,8 @@ fn engine() -> &'static Engine {
     })
 }
 
-/// A workspace with the product's tools bound to it, and a directory beside it that scripts must not reach.
+/// A workspace with the product's tools bound to it, and a directory beside it that scripts must
+/// not reach.
 struct Bench {
     directory: TempDir,
     toolbox: Toolbox,
@@ -72,9 +82,15 @@ impl Bench {
         let blobs = directory.path().join("blobs");
         let attached = kept(&blobs, OrganizationId::LOCAL, "a.txt", ATTACHED.as_bytes());
         let store = files::Store::open(&blobs).expect("a folder");
-        let attachments = Attachments::new(store, OrganizationId::LOCAL, std::slice::from_ref(&attached));
-        let toolbox = Toolbox::new(workspace, policy, egress, commands).with_attachments(attachments);
-        let limits = Limits { cpu: Duration::from_secs(10), wall: Duration::from_secs(60), ..Limits::default() };
+        let attachments =
+            Attachments::new(store, OrganizationId::LOCAL, std::slice::from_ref(&attached));
+        let toolbox =
+            Toolbox::new(workspace, policy, egress, commands).with_attachments(attachments);
+        let limits = Limits {
+            cpu: Duration::from_secs(10),
+            wall: Duration::from_secs(60),
+            ..Limits::default()
+        };
         let bench = Self { directory, toolbox, attached, table: crate::tool_table(), limits };
         std::fs::write(bench.outside("secret"), CANARY).expect("written");
         std::fs::write(bench.work("inside.txt"), "inside").expect("written");

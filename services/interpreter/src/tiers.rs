@@ -17,9 +17,10 @@
 //! | largest file | 4 GiB | 8 GiB | 16 GiB |
 //! | `/tmp`, `/dev/shm` | 512 MiB | 1 GiB | 2 GiB |
 //!
-//! A pool of another name has what `cpu-2` has. What each limit does is told in [`Limits`] and [`CommandLimits`], where it is
-//! enforced. None reaches beyond the step of its task, which ends half an hour after it began: a script for which more than that is set
-//! would be given up without having been told its limit.
+//! A pool of another name has what `cpu-2` has. What each limit does is told in [`Limits`] and
+//! [`CommandLimits`], where it is enforced. None reaches beyond the step of its task, which ends
+//! half an hour after it began: a script for which more than that is set would be given up without
+//! having been told its limit.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -42,14 +43,18 @@ const MOST_CALL: usize = 32 << 20;
 pub(crate) struct Tier {
     pub(crate) script: Limits,
     pub(crate) commands: CommandLimits,
-    /// How much of what calls give is journaled for one execution, in bytes. A call for which there is no room is an error the script
-    /// can catch: it is not made, or its result is left out.
+    /// How much of what calls give is journaled for one execution, in bytes. A call for which there
+    /// is no room is an error the script can catch: it is not made, or its result is left out.
     pub(crate) journal_bytes: usize,
 }
 
 impl Default for Tier {
     fn default() -> Self {
-        Self { script: Limits::default(), commands: CommandLimits::default(), journal_bytes: 64 << 20 }
+        Self {
+            script: Limits::default(),
+            commands: CommandLimits::default(),
+            journal_bytes: 64 << 20,
+        }
     }
 }
 
@@ -181,14 +186,28 @@ impl Tier {
             ("command_file_bytes", commands.file_bytes),
             ("command_scratch_bytes", commands.scratch_bytes),
         ];
-        let too_short = times.into_iter().find(|(_, time)| time.is_zero()).map(|(name, _)| (name, "longer".to_owned()));
-        let zero = counts.into_iter().find(|(_, count)| *count == 0).map(|(name, _)| (name, "at least 1".to_owned()));
-        let memory = (script.memory_bytes < LEAST_MEMORY)
-            .then(|| ("script_memory_bytes", format!("at least {LEAST_MEMORY}: the engine itself needs 3 MiB")));
-        let call = (script.call_bytes > MOST_CALL).then(|| ("host_call_bytes", format!("at most {MOST_CALL}")));
+        let too_short = times
+            .into_iter()
+            .find(|(_, time)| time.is_zero())
+            .map(|(name, _)| (name, "longer".to_owned()));
+        let zero = counts
+            .into_iter()
+            .find(|(_, count)| *count == 0)
+            .map(|(name, _)| (name, "at least 1".to_owned()));
+        let memory = (script.memory_bytes < LEAST_MEMORY).then(|| {
+            (
+                "script_memory_bytes",
+                format!("at least {LEAST_MEMORY}: the engine itself needs 3 MiB"),
+            )
+        });
+        let call = (script.call_bytes > MOST_CALL)
+            .then(|| ("host_call_bytes", format!("at most {MOST_CALL}")));
         let wall = (script.wall > CODE_DEADLINE).then(|| {
             let most = CODE_DEADLINE.as_secs() / 60;
-            ("script_wall", format!("at most {most}min: then the step ends that its scripts belong to"))
+            (
+                "script_wall",
+                format!("at most {most}min: then the step ends that its scripts belong to"),
+            )
         });
         too_short.or(zero).or(memory).or(call).or(wall)
     }
@@ -206,9 +225,14 @@ impl Tiers {
     ///
     /// # Errors
     /// A limit that nothing could work with, in words.
-    pub(crate) fn new(pools: &[String], all: &Overrides, own: &BTreeMap<String, Overrides>) -> Result<Self, String> {
+    pub(crate) fn new(
+        pools: &[String],
+        all: &Overrides,
+        own: &BTreeMap<String, Overrides>,
+    ) -> Result<Self, String> {
         let tier = |name: &String| {
-            let tier = Tier::of(name).over(all).over(own.get(name).unwrap_or(&Overrides::default()));
+            let tier =
+                Tier::of(name).over(all).over(own.get(name).unwrap_or(&Overrides::default()));
             match tier.fault() {
                 Some((limit, must)) => Err(format!("{limit} of `{name}` must be {must}")),
                 None => Ok((name.clone(), tier)),
@@ -225,7 +249,12 @@ impl Tiers {
 
     /// The most memory that a script of any pool may have.
     pub(crate) fn most_memory_bytes(&self) -> usize {
-        self.pools.values().chain([&self.default]).map(|tier| tier.script.memory_bytes).max().unwrap_or(0)
+        self.pools
+            .values()
+            .chain([&self.default])
+            .map(|tier| tier.script.memory_bytes)
+            .max()
+            .unwrap_or(0)
     }
 }
 
@@ -247,9 +276,14 @@ mod tests {
         for (less, more) in [(small, middle), (middle, large)] {
             assert!(less.script.cpu < more.script.cpu && less.script.wall < more.script.wall);
             assert!(less.script.memory_bytes < more.script.memory_bytes);
-            assert!(less.script.host_calls < more.script.host_calls && less.script.call_bytes < more.script.call_bytes);
+            assert!(
+                less.script.host_calls < more.script.host_calls
+                    && less.script.call_bytes < more.script.call_bytes
+            );
             assert!(less.journal_bytes < more.journal_bytes);
-            assert!(less.commands.cpu < more.commands.cpu && less.commands.cores < more.commands.cores);
+            assert!(
+                less.commands.cpu < more.commands.cpu && less.commands.cores < more.commands.cores
+            );
             assert!(less.commands.memory_bytes < more.commands.memory_bytes);
             assert!(less.commands.processes < more.commands.processes);
         }
@@ -261,9 +295,13 @@ mod tests {
 
     #[test]
     fn what_is_set_for_a_pool_goes_before_what_is_set_for_all() {
-        let all =
-            Overrides { host_calls: Some(7), script_cpu: Some(Span(Duration::from_secs(1))), ..Default::default() };
-        let own = Overrides { host_calls: Some(9), command_processes: Some(3), ..Default::default() };
+        let all = Overrides {
+            host_calls: Some(7),
+            script_cpu: Some(Span(Duration::from_secs(1))),
+            ..Default::default()
+        };
+        let own =
+            Overrides { host_calls: Some(9), command_processes: Some(3), ..Default::default() };
         let tiers = tiers(&all, &[("cpu-4", own)]).expect("sound");
         let tier = tiers.of("cpu-4");
         assert_eq!((tier.script.host_calls, tier.commands.processes), (9, 3));
@@ -279,12 +317,21 @@ mod tests {
         for (set, limit) in [
             (Overrides { script_cpu: span(0), ..Default::default() }, "script_cpu"),
             (Overrides { script_wall: span(0), ..Default::default() }, "script_wall"),
-            (Overrides { script_wall: span(30 * 60 * 1000 + 1), ..Default::default() }, "script_wall"),
+            (
+                Overrides { script_wall: span(30 * 60 * 1000 + 1), ..Default::default() },
+                "script_wall",
+            ),
             (Overrides { command_cpu: span(999), ..Default::default() }, "command_cpu"),
             (Overrides { host_calls: Some(0), ..Default::default() }, "host_calls"),
-            (Overrides { host_call_bytes: Some(33 << 20), ..Default::default() }, "host_call_bytes"),
+            (
+                Overrides { host_call_bytes: Some(33 << 20), ..Default::default() },
+                "host_call_bytes",
+            ),
             (Overrides { journal_bytes: Some(0), ..Default::default() }, "journal_bytes"),
-            (Overrides { script_memory_bytes: Some(1 << 20), ..Default::default() }, "script_memory_bytes"),
+            (
+                Overrides { script_memory_bytes: Some(1 << 20), ..Default::default() },
+                "script_memory_bytes",
+            ),
             (Overrides { command_processes: Some(0), ..Default::default() }, "command_processes"),
         ] {
             let error = tiers(&Overrides::default(), &[("cpu-8", set)]).expect_err(limit);
@@ -298,7 +345,8 @@ mod tests {
     fn the_table_of_the_documentation_is_the_one_that_holds() {
         let text = include_str!("tiers.rs");
         let row = |name: &str| {
-            let line = text.lines().find(|line| line.starts_with(&format!("//! | {name} |"))).expect(name);
+            let line =
+                text.lines().find(|line| line.starts_with(&format!("//! | {name} |"))).expect(name);
             line.split('|')
                 .skip(2)
                 .map(|cell| cell.trim().to_owned())
@@ -307,10 +355,19 @@ mod tests {
         };
         let tiers = compute::STANDARD.map(Tier::of);
         let cells = |cell: &dyn Fn(&Tier) -> String| tiers.iter().map(cell).collect::<Vec<_>>();
-        assert_eq!(row("a script's CPU time"), cells(&|tier| format!("{} s", tier.script.cpu.as_secs())));
-        assert_eq!(row("from its start to its end"), cells(&|tier| format!("{} min", tier.script.wall.as_secs() / 60)));
+        assert_eq!(
+            row("a script's CPU time"),
+            cells(&|tier| format!("{} s", tier.script.cpu.as_secs()))
+        );
+        assert_eq!(
+            row("from its start to its end"),
+            cells(&|tier| format!("{} min", tier.script.wall.as_secs() / 60))
+        );
         assert_eq!(row("memory"), cells(&|tier| format!("{} MiB", tier.script.memory_bytes >> 20)));
-        assert_eq!(row("printed text"), cells(&|tier| format!("{} KiB", tier.script.output_bytes >> 10)));
+        assert_eq!(
+            row("printed text"),
+            cells(&|tier| format!("{} KiB", tier.script.output_bytes >> 10))
+        );
         assert_eq!(
             row("a call's arguments, its result"),
             cells(&|tier| format!("{} MiB", tier.script.call_bytes >> 20))
@@ -319,8 +376,14 @@ mod tests {
             row("results that are journaled, of all scripts of a message"),
             cells(&|tier| format!("{} MiB", tier.journal_bytes >> 20))
         );
-        assert_eq!(row("a command's CPU time"), cells(&|tier| format!("{} min", tier.commands.cpu.as_secs() / 60)));
+        assert_eq!(
+            row("a command's CPU time"),
+            cells(&|tier| format!("{} min", tier.commands.cpu.as_secs() / 60))
+        );
         assert_eq!(row("processors"), cells(&|tier| tier.commands.cores.to_string()));
-        assert_eq!(row("largest file"), cells(&|tier| format!("{} GiB", tier.commands.file_bytes >> 30)));
+        assert_eq!(
+            row("largest file"),
+            cells(&|tier| format!("{} GiB", tier.commands.file_bytes >> 30))
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! The tools that scripts call.
 //!
-//! Everything known about a tool stands once, in [`definitions`]: from there come the check of the arguments, the
-//! TypeScript shown to the model, the JSON schema, and the names for the sandbox. What a tool does stands in a module
-//! of its own. Errors are written for a model to recover from: what was wrong, with what, and what to do instead.
+//! Everything known about a tool stands once, in [`definitions`]: from there come the check of the
+//! arguments, the TypeScript shown to the model, the JSON schema, and the names for the sandbox.
+//! What a tool does stands in a module of its own. Errors are written for a model to recover from:
+//! what was wrong, with what, and what to do instead.
 
 mod argument;
 mod definition;
@@ -69,15 +70,17 @@ pub use tasks::{Subtasks, Waited, handed_off};
 use environment::Variables;
 use stop::Stop;
 
-/// How many calls of one toolbox work on files at the same time; more wait. A script may start any number of calls,
-/// and each that works on files occupies a thread.
+/// How many calls of one toolbox work on files at the same time; more wait. A script may start any
+/// number of calls, and each that works on files occupies a thread.
 const CONCURRENT_FILE_CALLS: usize = 8;
 
-/// How many calls of all toolboxes together work on files at the same time. Well below the 512 threads that the runtime
-/// has for blocking work: those serve other things too, and a call that takes long keeps its thread after it was given up.
+/// How many calls of all toolboxes together work on files at the same time. Well below the 512
+/// threads that the runtime has for blocking work: those serve other things too, and a call that
+/// takes long keeps its thread after it was given up.
 static FILE_CALLS: Semaphore = Semaphore::const_new(64);
 
-/// How many of them search the content of files: such a call keeps a processor busy as long as it may, and the other tools need none to speak of.
+/// How many of them search the content of files: such a call keeps a processor busy as long as it
+/// may, and the other tools need none to speak of.
 static SEARCHES: Semaphore = Semaphore::const_new(16);
 
 /// How many commands of one toolbox run at the same time; more wait.
@@ -116,12 +119,15 @@ pub struct Policy {
 /// What belongs to one call and not to the toolbox.
 #[derive(Clone, Debug, Default)]
 pub struct CallContext {
-    /// Ends the call. Whatever it runs is killed, and a write that has begun is completed, so that its outcome is known.
+    /// Ends the call. Whatever it runs is killed, and a write that has begun is completed, so that
+    /// its outcome is known.
     pub cancel: CancellationToken,
-    /// What scripts had set for commands when the call was made; unset: what they have set when it is carried out. A call that is
-    /// judged before it is carried out must find then what it was judged with.
+    /// What scripts had set for commands when the call was made; unset: what they have set when it
+    /// is carried out. A call that is judged before it is carried out must find then what it was
+    /// judged with.
     pub environment: Option<Arc<Environment>>,
-    /// Where the call stands: in which script of its step, from 0, and its number there, from 1. What it makes of other tasks is known by that.
+    /// Where the call stands: in which script of its step, from 0, and its number there, from 1.
+    /// What it makes of other tasks is known by that.
     pub place: (u32, u32),
     /// Says which redirects a request follows; none: all that lead to granted hosts.
     pub redirects: Option<Arc<dyn Redirects>>,
@@ -142,7 +148,8 @@ pub struct Toolbox {
     /// How large a result may be for its script to get it, as JSON: whoever can cuts his to that.
     result_bytes: usize,
     files: Arc<Semaphore>,
-    /// The threads that write for calls, also for those that were given up. Closed, so that whoever waits is told when there is none.
+    /// The threads that write for calls, also for those that were given up. Closed, so that whoever
+    /// waits is told when there is none.
     writes: TaskTracker,
     commands: Semaphore,
     requests: Semaphore,
@@ -150,9 +157,15 @@ pub struct Toolbox {
 }
 
 impl Toolbox {
-    /// Binds the tools to a workspace and a policy. `egress` and `sandbox` are made once per service and shared.
+    /// Binds the tools to a workspace and a policy. `egress` and `sandbox` are made once per
+    /// service and shared.
     #[must_use]
-    pub fn new(workspace: Workspace, policy: Policy, egress: Egress, sandbox: CommandSandbox) -> Self {
+    pub fn new(
+        workspace: Workspace,
+        policy: Policy,
+        egress: Egress,
+        sandbox: CommandSandbox,
+    ) -> Self {
         let writes = TaskTracker::new();
         writes.close();
         Self {
@@ -213,15 +226,25 @@ impl Toolbox {
     /// Calls a tool. `args` is an object by parameter name, or an array by position.
     ///
     /// # Errors
-    /// Every failure of a tool is a [`ToolError`] with a stable name, for example `FileNotFound`; the definitions say
-    /// which. A command that exits with a status other than 0 and a response other than 2xx are results, not errors. Neither has
-    /// been through [`Toolbox::scrub`].
-    pub async fn call(&self, name: &str, args: Value, cx: &CallContext) -> Result<Value, ToolError> {
+    /// Every failure of a tool is a [`ToolError`] with a stable name, for example `FileNotFound`;
+    /// the definitions say which. A command that exits with a status other than 0 and a response
+    /// other than 2xx are results, not errors. Neither has been through [`Toolbox::scrub`].
+    pub async fn call(
+        &self,
+        name: &str,
+        args: Value,
+        cx: &CallContext,
+    ) -> Result<Value, ToolError> {
         let tool = provided(name)?;
         told(tool, self.call_tool(tool, args, cx).await)
     }
 
-    async fn call_tool(&self, tool: &'static Definition, args: Value, cx: &CallContext) -> Result<Value, ToolError> {
+    async fn call_tool(
+        &self,
+        tool: &'static Definition,
+        args: Value,
+        cx: &CallContext,
+    ) -> Result<Value, ToolError> {
         let arguments = self.check(tool, args)?;
         if cx.cancel.is_cancelled() {
             return Err(ToolError::cancelled(tool.name));
@@ -237,8 +260,9 @@ impl Toolbox {
         self.carry_out(tool, arguments, cancel, &environment, cx.redirects.as_deref()).await
     }
 
-    /// Takes the secrets that scripts may use out of what a call gives back. Whoever hands that on has to do so: a secret goes out with
-    /// requests and commands only, but a program may have written it where any tool finds it.
+    /// Takes the secrets that scripts may use out of what a call gives back. Whoever hands that on
+    /// has to do so: a secret goes out with requests and commands only, but a program may have
+    /// written it where any tool finds it.
     pub fn scrub(&self, value: &mut Value) {
         self.secrets.scrub(value);
     }
@@ -248,11 +272,17 @@ impl Toolbox {
         self.secrets.scrub_text(text);
     }
 
-    /// Asks whether a call of [`AWAIT`] that was made at the start of `time` has what it waits for; at its end the wait is over. Called in any other way it fails.
+    /// Asks whether a call of [`AWAIT`] that was made at the start of `time` has what it waits for;
+    /// at its end the wait is over. Called in any other way it fails.
     ///
     /// # Errors
     /// As [`Toolbox::call`].
-    pub async fn wait(&self, args: Value, time: Range<Timestamp>, cx: &CallContext) -> Result<Waited, ToolError> {
+    pub async fn wait(
+        &self,
+        args: Value,
+        time: Range<Timestamp>,
+        cx: &CallContext,
+    ) -> Result<Waited, ToolError> {
         let tool = provided(AWAIT)?;
         let is_one = args["tasks"].is_string();
         let arguments = parse(tool, self.check(tool, args)?)?;
@@ -260,8 +290,9 @@ impl Toolbox {
         told(tool, self.subtasks.wait(arguments, is_one, time, cx.place, &cx.cancel).await)
     }
 
-    /// Waits until nothing is written any more for calls that were given up, so that what is said then of the workspace holds. False where that
-    /// takes too long: two seconds, or a tenth of one after `cancel`. What has not begun by then is not begun.
+    /// Waits until nothing is written any more for calls that were given up, so that what is said
+    /// then of the workspace holds. False where that takes too long: two seconds, or a tenth of one
+    /// after `cancel`. What has not begun by then is not begun.
     pub async fn writes_end(&self, cancel: &CancellationToken) -> bool {
         let stopped = async {
             cancel.cancelled().await;
@@ -294,14 +325,27 @@ impl Toolbox {
             "save_file" => self.save(tool, arguments, cancel).await,
             "execute_command" => {
                 let _permit = admit(tool, &self.commands, &cancel).await?;
-                encode(tool, &execute::run(self.commands_with(&cancel, environment), parse(tool, arguments)?).await?)
+                encode(
+                    tool,
+                    &execute::run(
+                        self.commands_with(&cancel, environment),
+                        parse(tool, arguments)?,
+                    )
+                    .await?,
+                )
             }
             "node" | "python" | "git" | "npm" => {
                 let _permit = admit(tool, &self.commands, &cancel).await?;
                 let arguments = parse(tool, arguments)?;
-                encode(tool, &program::run(tool.name, self.commands_with(&cancel, environment), arguments).await?)
+                encode(
+                    tool,
+                    &program::run(tool.name, self.commands_with(&cancel, environment), arguments)
+                        .await?,
+                )
             }
-            "getenv" => encode(tool, &self.variables.get(&self.policy.commands, &parse(tool, arguments)?)),
+            "getenv" => {
+                encode(tool, &self.variables.get(&self.policy.commands, &parse(tool, arguments)?))
+            }
             "setenv" => encode(tool, &self.variables.change(parse(tool, arguments)?)?),
             "secrets.get" => encode(tool, &self.secrets.get(&parse(tool, arguments)?)?),
             "tools.search" => encode(tool, &search::search(&parse(tool, arguments)?)),
@@ -326,9 +370,14 @@ impl Toolbox {
                 let _permit = admit(tool, &self.questions, &cancel).await?;
                 let answered = async {
                     match tool.name {
-                        "llm.ask" => self.models.ask(parse(tool, arguments)?).await.map(Value::String),
+                        "llm.ask" => {
+                            self.models.ask(parse(tool, arguments)?).await.map(Value::String)
+                        }
                         "llm.json" => self.models.json(parse(tool, arguments)?).await,
-                        _ => encode(tool, &self.models.embed(parse(tool, arguments)?, self.result_bytes).await?),
+                        _ => encode(
+                            tool,
+                            &self.models.embed(parse(tool, arguments)?, self.result_bytes).await?,
+                        ),
                     }
                 };
                 tokio::select! {
@@ -337,28 +386,31 @@ impl Toolbox {
                 }
             }
             AWAIT => {
-                let words = format!("{AWAIT} can only be called by a script, which is put away meanwhile.");
+                let words =
+                    format!("{AWAIT} can only be called by a script, which is put away meanwhile.");
                 Err(ToolError::new("TasksUnavailable", words))
             }
             other => Err(error::unknown_tool(other)),
         }
     }
 
-    /// The canonical form of a call's arguments, in which it is carried out, shown and approved: see
-    /// [`Definition::canonical`]. Absolute paths below the workspace are made relative to it.
+    /// The canonical form of a call's arguments, in which it is carried out, shown and approved:
+    /// see [`Definition::canonical`]. Absolute paths below the workspace are made relative to it.
     ///
     /// # Errors
-    /// When there is no such tool, or the arguments do not fit; the call itself would fail with the same error.
+    /// When there is no such tool, or the arguments do not fit; the call itself would fail with the
+    /// same error.
     pub fn canonical(&self, name: &str, args: &Value) -> Result<Value, ToolError> {
         self.check(provided(name)?, args.clone())
     }
 
-    /// What a policy must permit for a call with these canonical arguments: its [`Definition::subject`], for a path
-    /// that leads elsewhere through symbolic links also the path it leads to, and for a command that finds variables set also
-    /// the line with them in front. A call is permitted when each of them is.
+    /// What a policy must permit for a call with these canonical arguments: its
+    /// [`Definition::subject`], for a path that leads elsewhere through symbolic links also the
+    /// path it leads to, and for a command that finds variables set also the line with them in
+    /// front. A call is permitted when each of them is.
     ///
-    /// The links are looked at now. A command that runs meanwhile could change them before the call does its work; who is
-    /// granted commands could as well read and write with those.
+    /// The links are looked at now. A command that runs meanwhile could change them before the call
+    /// does its work; who is granted commands could as well read and write with those.
     ///
     /// # Errors
     /// When there is no such tool.
@@ -373,11 +425,16 @@ impl Toolbox {
         let (path, is_tree) = match &subject {
             PolicySubject::Path(path) => (path.clone(), false),
             PolicySubject::Tree(path) => (path.clone(), true),
-            // A variable can make a program do something else as well as an argument can: `GIT_SSH_COMMAND`, `BASH_ENV`.
+            // A variable can make a program do something else as well as an argument can:
+            // `GIT_SSH_COMMAND`, `BASH_ENV`.
             PolicySubject::Command(line) => {
-                let assignments = environment::assignments(environment, &canonical["options"]["env"]);
+                let assignments =
+                    environment::assignments(environment, &canonical["options"]["env"]);
                 let prefixed = (!assignments.is_empty()).then(|| format!("{assignments} {line}"));
-                return Ok([Some(subject), prefixed.map(PolicySubject::Command)].into_iter().flatten().collect());
+                return Ok([Some(subject), prefixed.map(PolicySubject::Command)]
+                    .into_iter()
+                    .flatten()
+                    .collect());
             }
             _ => return Ok(vec![subject]),
         };
@@ -405,16 +462,21 @@ impl Toolbox {
         Arc::new(self.variables.now())
     }
 
-    /// Takes notice of a call of a script that had ended in an earlier process, and that is not made again: what it had set for
-    /// commands holds for the scripts after it. A script that is continued sets its variables again where it comes to each call.
-    /// Calls that change nothing in the toolbox are none of its business.
+    /// Takes notice of a call of a script that had ended in an earlier process, and that is not
+    /// made again: what it had set for commands holds for the scripts after it. A script that is
+    /// continued sets its variables again where it comes to each call. Calls that change nothing in
+    /// the toolbox are none of its business.
     pub fn replay(&self, name: &str, result: &Value) {
         if definition(name).is_some_and(|tool| tool.name == environment::SETENV.name) {
             self.variables.restore(result);
         }
     }
 
-    fn commands_with<'a>(&'a self, cancel: &'a CancellationToken, variables: &'a Environment) -> execute::Host<'a> {
+    fn commands_with<'a>(
+        &'a self,
+        cancel: &'a CancellationToken,
+        variables: &'a Environment,
+    ) -> execute::Host<'a> {
         let Self { sandbox, workspace, policy, secrets, .. } = self;
         execute::Host { sandbox, workspace, policy: &policy.commands, variables, secrets, cancel }
     }
@@ -422,7 +484,9 @@ impl Toolbox {
     fn check(&self, tool: &Definition, args: Value) -> Result<Value, ToolError> {
         let relative = |path: &str| {
             let path = argument::lexical(path);
-            self.workspace.below_root(&path).map_or(path, |below| if below.is_empty() { ".".to_owned() } else { below })
+            self.workspace
+                .below_root(&path)
+                .map_or(path, |below| if below.is_empty() { ".".to_owned() } else { below })
         };
         argument::check(tool, args, &relative)
     }
@@ -452,8 +516,8 @@ impl Toolbox {
         });
         let died = || died(tool);
         if writes {
-            // Once begun, a write is waited for: its caller must know whether it happened. Where the script itself ends before,
-            // `writes_end` waits.
+            // Once begun, a write is waited for: its caller must know whether it happened. Where
+            // the script itself ends before, `writes_end` waits.
             return working.await.ok_or_else(died)?;
         }
         tokio::select! {
@@ -462,7 +526,8 @@ impl Toolbox {
         }
     }
 
-    /// Saves an attached file: its content is read here, and written on a thread where that may block.
+    /// Saves an attached file: its content is read here, and written on a thread where that may
+    /// block.
     async fn save(
         &self,
         tool: &'static Definition,
@@ -471,7 +536,8 @@ impl Toolbox {
     ) -> Result<Value, ToolError> {
         let arguments: save::Arguments = parse(tool, arguments)?;
         let permits = self.admit_to_files(tool, &cancel).await?;
-        let (pieces, content) = self.attachments.read(&arguments, self.policy.commands.limits.file_bytes).await?;
+        let (pieces, content) =
+            self.attachments.read(&arguments, self.policy.commands.limits.file_bytes).await?;
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         let workspace = self.workspace.clone();
         let stop = Stop::of(tool, cancel);
@@ -480,7 +546,8 @@ impl Toolbox {
             let _held = (permits, counted);
             save::write(&workspace, &arguments, &content, receiver, &stop)
         });
-        // It ends by itself when it is cancelled, and is waited for: its caller must know whether it happened.
+        // It ends by itself when it is cancelled, and is waited for: its caller must know whether
+        // it happened.
         let (saved, ()) = tokio::join!(writing, save::pass(pieces, sender));
         encode(tool, &saved.ok_or_else(|| died(tool))??)
     }
@@ -490,7 +557,10 @@ impl Toolbox {
         &self,
         tool: &Definition,
         cancel: &CancellationToken,
-    ) -> Result<(OwnedSemaphorePermit, Option<SemaphorePermit<'static>>, SemaphorePermit<'static>), ToolError> {
+    ) -> Result<
+        (OwnedSemaphorePermit, Option<SemaphorePermit<'static>>, SemaphorePermit<'static>),
+        ToolError,
+    > {
         let cancelled = || ToolError::cancelled(tool.name);
         let permit = tokio::select! {
             permit = Arc::clone(&self.files).acquire_owned() => permit.map_err(|_| cancelled())?,
@@ -502,10 +572,15 @@ impl Toolbox {
     }
 }
 
-/// What a call gave. That it fails only as its definition says is for tests to find out, of whatever they call.
+/// What a call gave. That it fails only as its definition says is for tests to find out, of
+/// whatever they call.
 fn told<T>(tool: &Definition, result: Result<T, ToolError>) -> Result<T, ToolError> {
     if let Err(error) = &result {
-        debug_assert!(tool.can_fail_with(error.name), "the definition of {} does not tell of {error}", tool.name);
+        debug_assert!(
+            tool.can_fail_with(error.name),
+            "the definition of {} does not tell of {error}",
+            tool.name
+        );
     }
     result
 }
@@ -517,7 +592,9 @@ fn died(tool: &Definition) -> ToolError {
 
 /// The tool of this name, if the toolbox provides it.
 fn provided(name: &str) -> Result<&'static Definition, ToolError> {
-    definition(name).filter(|tool| tool.provider == Provider::Host).ok_or_else(|| error::unknown_tool(name))
+    definition(name)
+        .filter(|tool| tool.provider == Provider::Host)
+        .ok_or_else(|| error::unknown_tool(name))
 }
 
 async fn admit<'a>(
@@ -532,7 +609,8 @@ async fn admit<'a>(
 }
 
 fn parse<A: DeserializeOwned>(tool: &Definition, arguments: Value) -> Result<A, ToolError> {
-    // The arguments were checked against the definition; a difference between the two is a bug of ours.
+    // The arguments were checked against the definition; a difference between the two is a bug of
+    // ours.
     serde_json::from_value(arguments).map_err(|e| ToolError::internal(tool.name, &e.to_string()))
 }
 

@@ -1,12 +1,13 @@
 //! A workspace: the one directory tree that tools may read and change.
 //!
-//! Confinement is done by the kernel. Every path is resolved with `openat2` relative to a directory descriptor held
-//! since the workspace was opened, with `RESOLVE_BENEATH` and `RESOLVE_NO_MAGICLINKS`. A `..`, an absolute path or a
-//! symbolic link that would leave the tree fails inside the system call, so that there is no moment between a check and
-//! a use in which somebody could swap a directory for a link.
+//! Confinement is done by the kernel. Every path is resolved with `openat2` relative to a directory
+//! descriptor held since the workspace was opened, with `RESOLVE_BENEATH` and
+//! `RESOLVE_NO_MAGICLINKS`. A `..`, an absolute path or a symbolic link that would leave the tree
+//! fails inside the system call, so that there is no moment between a check and a use in which
+//! somebody could swap a directory for a link.
 //!
-//! Deliberately absent: any check of paths by comparing strings. Absolute paths that start with the root are made
-//! relative as a convenience, and then resolved like every other path.
+//! Deliberately absent: any check of paths by comparing strings. Absolute paths that start with the
+//! root are made relative as a convenience, and then resolved like every other path.
 
 mod hidden;
 mod remove;
@@ -30,7 +31,8 @@ pub(crate) use remove::RemoveError;
 pub(crate) use walk::{EntryKind, MAX_DEPTH, MAX_VISITED, Walk, WalkEnd, is_bounded_glob};
 pub(crate) use write::{Expected, Version, Written};
 
-/// How often a resolution is repeated that the kernel gave up because a directory was renamed meanwhile (`EAGAIN`).
+/// How often a resolution is repeated that the kernel gave up because a directory was renamed
+/// meanwhile (`EAGAIN`).
 const RESOLVE_ATTEMPTS: usize = 64;
 
 /// Longest path accepted, in bytes (Linux `PATH_MAX`).
@@ -51,7 +53,8 @@ struct Inner {
     directory: OwnedFd,
     /// What lies in it and must not be seen.
     hidden: Vec<Arc<Hidden>>,
-    /// Serialises read-modify-write of files, so that concurrent edits of one script never lose one another.
+    /// Serializes read-modify-write of files, so that concurrent edits of one script never lose one
+    /// another.
     writing: std::sync::Mutex<()>,
 }
 
@@ -70,7 +73,8 @@ pub enum OpenError {
     /// `/` as a workspace would confine nothing.
     #[error("the root of the file system cannot be a workspace")]
     WholeSystem,
-    /// The kernel (before 5.6) or a seccomp filter does not offer `openat2`; nothing else confines without races.
+    /// The kernel (before 5.6) or a seccomp filter does not offer `openat2`; nothing else confines
+    /// without races.
     #[error(
         "this kernel does not offer openat2 with RESOLVE_BENEATH (Linux 5.6 or newer, not filtered by seccomp), \
          without which a workspace cannot be confined"
@@ -154,7 +158,8 @@ pub enum PathError {
     },
 }
 
-/// A path relative to the root of a workspace. It is not yet resolved: only opening it says whether it stays inside.
+/// A path relative to the root of a workspace. It is not yet resolved: only opening it says whether
+/// it stays inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelativePath(PathBuf);
 
@@ -179,12 +184,17 @@ impl RelativePath {
         self.0.to_string_lossy().into_owned()
     }
 
-    /// The directory that contains the last component, and that component; none for the root and for `..`.
+    /// The directory that contains the last component, and that component; none for the root and
+    /// for `..`.
     pub(crate) fn split(&self) -> Option<(Self, &OsStr)> {
         match self.0.components().next_back() {
             Some(Component::Normal(name)) => {
                 let parent = self.0.parent().unwrap_or(Path::new(""));
-                let parent = if parent.as_os_str().is_empty() { Self::root() } else { Self(parent.to_owned()) };
+                let parent = if parent.as_os_str().is_empty() {
+                    Self::root()
+                } else {
+                    Self(parent.to_owned())
+                };
                 Some((parent, name))
             }
             _ => None,
@@ -210,8 +220,13 @@ impl Workspace {
         Self::of(named, directory, Vec::new())
     }
 
-    /// Makes a workspace of an open directory. What is `hidden` in it can neither be read nor changed.
-    pub(crate) fn of(named: &Path, directory: OwnedFd, hidden: Vec<Arc<Hidden>>) -> Result<Self, OpenError> {
+    /// Makes a workspace of an open directory. What is `hidden` in it can neither be read nor
+    /// changed.
+    pub(crate) fn of(
+        named: &Path,
+        directory: OwnedFd,
+        hidden: Vec<Arc<Hidden>>,
+    ) -> Result<Self, OpenError> {
         let refused = |source: io::Error| OpenError::Root { path: named.to_owned(), source };
         // Asked of the descriptor: the name may mean another directory by now.
         let root = hidden::current_path(directory.as_fd()).map_err(|e| refused(e.into()))?;
@@ -219,7 +234,13 @@ impl Workspace {
             return Err(OpenError::WholeSystem);
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match beneath(directory.as_fd(), Path::new("."), flags, Mode::empty(), ResolveFlags::empty()) {
+        match beneath(
+            directory.as_fd(),
+            Path::new("."),
+            flags,
+            Mode::empty(),
+            ResolveFlags::empty(),
+        ) {
             Ok(_) => {}
             Err(error @ (Errno::NOSYS | Errno::PERM | Errno::INVAL)) => {
                 return Err(OpenError::Unsupported { source: error.into() });
@@ -227,7 +248,9 @@ impl Workspace {
             Err(error) => return Err(refused(error.into())),
         }
         let writing = std::sync::Mutex::new(());
-        Ok(Self { inner: Arc::new(Inner { named: named.to_owned(), root, directory, hidden, writing }) })
+        Ok(Self {
+            inner: Arc::new(Inner { named: named.to_owned(), root, directory, hidden, writing }),
+        })
     }
 
     /// The absolute path of the root, without symbolic links.
@@ -236,10 +259,12 @@ impl Workspace {
         &self.inner.root
     }
 
-    /// Turns what a caller wrote into a path relative to the root. Absolute paths below the root are accepted.
+    /// Turns what a caller wrote into a path relative to the root. Absolute paths below the root
+    /// are accepted.
     ///
     /// # Errors
-    /// [`PathError::Outside`] for other absolute paths, [`PathError::Invalid`] for text that cannot be a path.
+    /// [`PathError::Outside`] for other absolute paths, [`PathError::Invalid`] for text that cannot
+    /// be a path.
     pub fn locate(&self, given: &str) -> Result<RelativePath, PathError> {
         let invalid = |why| PathError::Invalid { path: given.chars().take(200).collect(), why };
         if given.is_empty() {
@@ -253,14 +278,23 @@ impl Workspace {
         }
         let mut path = Path::new(given);
         if path.is_absolute() {
-            path = self.strip_root(path).ok_or_else(|| PathError::Outside { path: given.to_owned() })?;
+            path = self
+                .strip_root(path)
+                .ok_or_else(|| PathError::Outside { path: given.to_owned() })?;
         }
-        // `..` stays: what it means depends on symbolic links, which only the kernel follows correctly.
-        let cleaned: PathBuf = path.components().filter(|part| !matches!(part, Component::CurDir)).collect();
-        if cleaned.as_os_str().is_empty() { Ok(RelativePath::root()) } else { Ok(RelativePath(cleaned)) }
+        // `..` stays: what it means depends on symbolic links, which only the kernel follows
+        // correctly.
+        let cleaned: PathBuf =
+            path.components().filter(|part| !matches!(part, Component::CurDir)).collect();
+        if cleaned.as_os_str().is_empty() {
+            Ok(RelativePath::root())
+        } else {
+            Ok(RelativePath(cleaned))
+        }
     }
 
-    /// What remains of an absolute path below the root, by its text alone; nothing when it is not below.
+    /// What remains of an absolute path below the root, by its text alone; nothing when it is not
+    /// below.
     pub(crate) fn below_root(&self, path: &str) -> Option<String> {
         let path = Path::new(path);
         let below = path.is_absolute().then(|| self.strip_root(path)).flatten()?;
@@ -297,9 +331,15 @@ impl Workspace {
     }
 
     fn open_at(&self, path: &RelativePath, flags: OFlags) -> Result<OwnedFd, PathError> {
-        beneath(self.inner.directory.as_fd(), path.as_path(), flags, Mode::empty(), ResolveFlags::empty())
-            .map_err(|e| path_error(path, e))
-            .and_then(|handle| self.admit(path, handle))
+        beneath(
+            self.inner.directory.as_fd(),
+            path.as_path(),
+            flags,
+            Mode::empty(),
+            ResolveFlags::empty(),
+        )
+        .map_err(|e| path_error(path, e))
+        .and_then(|handle| self.admit(path, handle))
     }
 
     /// Names that exist near a path that does not, best first, at most `limit`.
@@ -317,7 +357,8 @@ impl Workspace {
     }
 }
 
-/// Resolves `path` below `directory`, never leaving it, and repeats when a concurrent rename made the kernel give up.
+/// Resolves `path` below `directory`, never leaving it, and repeats when a concurrent rename made
+/// the kernel give up.
 pub(crate) fn beneath(
     directory: BorrowedFd<'_>,
     path: &Path,
@@ -346,7 +387,10 @@ fn path_error(path: &RelativePath, error: Errno) -> PathError {
         // What opening a socket gives.
         Errno::NXIO => PathError::Special { path, kind: kind_name(FileType::Socket) },
         Errno::ACCESS | Errno::PERM | Errno::ROFS => PathError::Denied { path },
-        Errno::LOOP => PathError::Invalid { path, why: "its symbolic links form a loop or lead into the kernel" },
+        Errno::LOOP => PathError::Invalid {
+            path,
+            why: "its symbolic links form a loop or lead into the kernel",
+        },
         Errno::NAMETOOLONG => PathError::Invalid { path, why: "a name in it is too long" },
         other => PathError::Io { path, source: other.into() },
     }

@@ -26,14 +26,15 @@ use crate::{
     workspace::{Hidden, Identity, OpenError, Workspace, beneath, enclosing, hidden_below},
 };
 
-/// Where the kernel shows itself: files there are other processes' memory and the machine's settings.
+/// Where the kernel shows itself: files there are other processes' memory and the machine's
+/// settings.
 const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// File systems of the kernel, wherever they are mounted: `proc` and `sysfs` (see statfs(2)).
 const KERNEL_FILE_SYSTEMS: [i64; 2] = [0x9fa0, 0x6265_6572];
 
-/// Where a folder of tasks' own workspaces says which it is, wherever it is mounted: a symbolic link to an id, because a link is made whole or not at
-/// all, also by two processes at once.
+/// Where a folder of tasks' own workspaces says which it is, wherever it is mounted: a symbolic
+/// link to an id, because a link is made whole or not at all, also by two processes at once.
 const STORAGE: &str = ".storage";
 
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -61,7 +62,8 @@ pub(crate) enum Error {
     Hide(PathBuf, #[source] std::io::Error),
 }
 
-/// Opens workspaces. Nothing but tasks' own directories can be opened unless the operator grants it.
+/// Opens workspaces. Nothing but tasks' own directories can be opened unless the operator grants
+/// it.
 #[derive(Debug)]
 pub(crate) struct Workspaces {
     places: Arc<Places>,
@@ -73,8 +75,8 @@ pub(crate) struct Workspaces {
 }
 
 impl Workspaces {
-    /// Tasks may work in `roots`, and in `own`, which lies in the service's data directory. That directory and the
-    /// hidden paths of the policy are no workspaces, and not seen in one.
+    /// Tasks may work in `roots`, and in `own`, which lies in the service's data directory. That
+    /// directory and the hidden paths of the policy are no workspaces, and not seen in one.
     pub(crate) fn new(
         roots: &[PathBuf],
         own: PathBuf,
@@ -91,15 +93,21 @@ impl Workspaces {
         Ok(Self { places, storage, policy, egress, sandbox })
     }
 
-    /// Which storage a task has its files on, as journals keep it: the same wherever the folder of tasks' own workspaces is mounted. Empty when that is not
-    /// known, and for a directory that the task named: what lies there is its operator's business.
+    /// Which storage a task has its files on, as journals keep it: the same wherever the folder of
+    /// tasks' own workspaces is mounted. Empty when that is not known, and for a directory that the
+    /// task named: what lies there is its operator's business.
     pub(crate) fn storage(&self, workspace: &str) -> &str {
         if workspace.is_empty() { &self.storage } else { "" }
     }
 
-    /// The tools of a task, bound to `workspace`, or to a directory of the task's own when that is empty.
-    /// Its commands may use what `limits` says.
-    pub(crate) async fn open(&self, workspace: &str, task: &str, limits: &CommandLimits) -> Result<Toolbox, Error> {
+    /// The tools of a task, bound to `workspace`, or to a directory of the task's own when that is
+    /// empty. Its commands may use what `limits` says.
+    pub(crate) async fn open(
+        &self,
+        workspace: &str,
+        task: &str,
+        limits: &CommandLimits,
+    ) -> Result<Toolbox, Error> {
         let workspace = self.workspace(workspace, task).await?;
         let mut policy = self.policy.clone();
         policy.commands.limits = limits.clone();
@@ -110,13 +118,16 @@ impl Workspaces {
     pub(crate) async fn workspace(&self, workspace: &str, task: &str) -> Result<Workspace, Error> {
         let places = Arc::clone(&self.places);
         let (workspace, task) = (PathBuf::from(workspace), task.to_owned());
-        let opening =
-            blocking(
-                move || {
-                    if workspace.as_os_str().is_empty() { places.own(&task) } else { places.granted(&workspace) }
-                },
-            );
-        opening.await.ok_or_else(|| Error::Make(std::io::Error::other("the thread that opens it ended")))?
+        let opening = blocking(move || {
+            if workspace.as_os_str().is_empty() {
+                places.own(&task)
+            } else {
+                places.granted(&workspace)
+            }
+        });
+        opening
+            .await
+            .ok_or_else(|| Error::Make(std::io::Error::other("the thread that opens it ended")))?
     }
 
     /// How commands are confined, in words.
@@ -133,7 +144,8 @@ struct Root {
     directory: OwnedFd,
 }
 
-/// Where workspaces may lie. Every decision is about open directories, so that nobody can swap one after it.
+/// Where workspaces may lie. Every decision is about open directories, so that nobody can swap one
+/// after it.
 #[derive(Debug)]
 struct Places {
     roots: Vec<Root>,
@@ -149,16 +161,22 @@ struct Places {
 impl Places {
     fn new(roots: &[PathBuf], own: PathBuf, hidden: &[PathBuf]) -> Result<Self, Error> {
         make_private(&own).map_err(Error::Make)?;
-        let data = own.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let hidden_paths: Vec<PathBuf> = std::iter::once(data.to_owned()).chain(hidden.iter().cloned()).collect();
+        let data =
+            own.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let hidden_paths: Vec<PathBuf> =
+            std::iter::once(data.to_owned()).chain(hidden.iter().cloned()).collect();
         let hidden = without_nested(hidden_paths.iter().map(PathBuf::as_path))?;
         let kernel = KERNEL.iter().filter_map(|path| Hidden::open(Path::new(path)).ok());
-        let reserved = kernel.map(|found| found.identity()).chain(hidden.iter().map(|one| one.identity())).collect();
+        let reserved = kernel
+            .map(|found| found.identity())
+            .chain(hidden.iter().map(|one| one.identity()))
+            .collect();
         let mut places = Self { roots: Vec::new(), own, hidden_paths, hidden, reserved };
         for root in roots {
             let missing = |error| Error::Missing(root.clone(), error);
             let path = root.canonicalize().map_err(missing)?;
-            let directory = rustix::fs::open(&path, DIRECTORY, Mode::empty()).map_err(|e| missing(e.into()))?;
+            let directory =
+                rustix::fs::open(&path, DIRECTORY, Mode::empty()).map_err(|e| missing(e.into()))?;
             places.refuse_reserved(&path, &directory)?;
             places.roots.push(Root { path, directory });
         }
@@ -170,19 +188,28 @@ impl Places {
         let missing = |error| Error::Missing(named.to_owned(), error);
         let path = named.canonicalize().map_err(missing)?;
         let below = |root: &Root| path.strip_prefix(&root.path).map(Path::to_owned).ok();
-        let Some((root, below)) = self.roots.iter().find_map(|root| Some((root, below(root)?))) else {
+        let Some((root, below)) = self.roots.iter().find_map(|root| Some((root, below(root)?)))
+        else {
             return Err(Error::NotGranted(path));
         };
         let below = if below.as_os_str().is_empty() { Path::new(".") } else { &below };
         // The path has no symbolic links now; one that appears in it meanwhile is not followed.
-        let directory = beneath(root.directory.as_fd(), below, DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS)
-            .map_err(|e| missing(e.into()))?;
+        let directory = beneath(
+            root.directory.as_fd(),
+            below,
+            DIRECTORY,
+            Mode::empty(),
+            ResolveFlags::NO_SYMLINKS,
+        )
+        .map_err(|e| missing(e.into()))?;
         self.refuse_reserved(&path, &directory)?;
-        let hidden = hidden_below(directory.as_fd(), &self.hidden_now()).map_err(|e| missing(e.into()))?;
+        let hidden =
+            hidden_below(directory.as_fd(), &self.hidden_now()).map_err(|e| missing(e.into()))?;
         Ok(Workspace::of(named, directory, hidden)?)
     }
 
-    /// What is hidden, with what was made or replaced since the start: a key file is replaced when its key is.
+    /// What is hidden, with what was made or replaced since the start: a key file is replaced when
+    /// its key is.
     fn hidden_now(&self) -> Vec<Arc<Hidden>> {
         let mut hidden = self.hidden.clone();
         for found in self.hidden_paths.iter().filter_map(|path| Hidden::open(path).ok()) {
@@ -263,7 +290,8 @@ fn without_nested<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Vec<Arc<H
     let identities: Vec<Identity> = all.iter().map(|(_, found)| found.identity()).collect();
     let mut outermost = Vec::new();
     for (path, found) in all {
-        let others: Vec<Identity> = identities.iter().copied().filter(|one| *one != found.identity()).collect();
+        let others: Vec<Identity> =
+            identities.iter().copied().filter(|one| *one != found.identity()).collect();
         if !found.lies_in(&others).map_err(|e| Error::Hide(path, e.into()))? {
             outermost.push(Arc::new(found));
         }

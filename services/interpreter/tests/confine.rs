@@ -10,19 +10,25 @@ use std::{
 /// The version of Landlock that the kernel has, 0 for none.
 fn version() -> i64 {
     // SAFETY: with the flag 1 the kernel answers with a number; it is given no memory.
-    unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0_usize, 1_u32) }
+    unsafe {
+        libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0_usize, 1_u32)
+    }
 }
 
-/// Whether the kernel has what a test is about; where it hasn't, that is said. Another kernel is not to be had by installing something.
+/// Whether the kernel has what a test is about; where it hasn't, that is said. Another kernel is
+/// not to be had by installing something.
 fn has(least: i64) -> bool {
     let version = version();
     if version < least {
-        eprintln!("not tested here: the kernel's Landlock has version {version}, and this needs {least}");
+        eprintln!(
+            "not tested here: the kernel's Landlock has version {version}, and this needs {least}"
+        );
     }
     version >= least
 }
 
-/// Runs a shell script under rules that grant the system's programs and one directory, and others if said.
+/// Runs a shell script under rules that grant the system's programs and one directory, and others
+/// if said.
 fn confined(directory: &Path, more: &[&str], script: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_construct-interpreter"));
     command.arg("confine");
@@ -30,12 +36,20 @@ fn confined(directory: &Path, more: &[&str], script: &str) -> Output {
         command.args(["--read", path]);
     }
     command.args(["--devices", "/dev", "--write"]).arg(directory).args(more);
-    command.args(["--", "/bin/sh", "-c", script]).current_dir(directory).output().expect("it starts")
+    command
+        .args(["--", "/bin/sh", "-c", script])
+        .current_dir(directory)
+        .output()
+        .expect("it starts")
 }
 
 /// The same script without any confinement, to show that it would do what it is refused.
 fn free(directory: &Path, script: &str) -> String {
-    let output = Command::new("/bin/sh").args(["-c", script]).current_dir(directory).output().expect("it starts");
+    let output = Command::new("/bin/sh")
+        .args(["-c", script])
+        .current_dir(directory)
+        .output()
+        .expect("it starts");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -50,7 +64,8 @@ fn what_lies_outside_of_the_granted_directories_is_neither_read_nor_written() {
     if !has(1) {
         return;
     }
-    let (inside, outside) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    let (inside, outside) =
+        (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     std::fs::write(outside.path().join("secret"), "secret").expect("written");
     let script = format!(
         "cd {}; cat secret && echo READ; echo x > made && echo WROTE; ls && echo LISTED; mkdir d && echo MADE; \
@@ -68,9 +83,11 @@ fn rules_hold_for_whatever_is_started_and_cannot_be_taken_back() {
     if !has(1) {
         return;
     }
-    let (inside, outside) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    let (inside, outside) =
+        (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     // The program under test itself, asked for more.
-    std::fs::copy(env!("CARGO_BIN_EXE_construct-interpreter"), inside.path().join("again")).expect("copied");
+    std::fs::copy(env!("CARGO_BIN_EXE_construct-interpreter"), inside.path().join("again"))
+        .expect("copied");
     let script = format!(
         "(setsid sh -c 'echo x > {0}/made && echo WROTE'); ./again confine --read / --write / -- \
          /bin/sh -c 'echo begun; echo x > {0}/made && echo WROTE'",
@@ -135,7 +152,10 @@ fn the_command_has_no_variable_that_it_was_not_given() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
-    assert_eq!(said(&confined(directory.path(), &[], "echo \"${CARGO_MANIFEST_DIR-none}\"")), "none\n");
+    assert_eq!(
+        said(&confined(directory.path(), &[], "echo \"${CARGO_MANIFEST_DIR-none}\"")),
+        "none\n"
+    );
 }
 
 #[test]
@@ -145,7 +165,8 @@ fn a_mistake_in_the_rules_begins_no_command() {
         let output = confined(directory.path(), more, "echo BEGUN");
         assert_eq!(output.status.code(), Some(125), "{output:?}");
         assert!(
-            output.stdout.is_empty() && output.stderr.starts_with(b"construct-interpreter confine: "),
+            output.stdout.is_empty()
+                && output.stderr.starts_with(b"construct-interpreter confine: "),
             "{output:?}"
         );
     }

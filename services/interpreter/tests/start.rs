@@ -20,8 +20,8 @@ impl Drop for Service {
     }
 }
 
-/// Starts the service where no bubblewrap is found, and gives the line of its log that says whether commands can be confined. It says so before it
-/// reaches for NATS, which there is none of.
+/// Starts the service where no bubblewrap is found, and gives the line of its log that says whether
+/// commands can be confined. It says so before it reaches for NATS, which there is none of.
 fn says(allowed: bool) -> String {
     let data = tempfile::tempdir().expect("a folder");
     let executable = std::env::current_exe().expect("there is one");
@@ -30,7 +30,7 @@ fn says(allowed: bool) -> String {
         .env_clear()
         .env("PATH", "/nonexistent")
         .env("CONSTRUCT_DATA_DIR", data.path())
-        // Compiled code is kept beside the build's other artefacts.
+        // Compiled code is kept beside the build's other artifacts.
         .env("CONSTRUCT_INTERPRETER_CACHE_DIR", cache)
         .env("CONSTRUCT_NATS_URL", "nats://127.0.0.1:1")
         .env("CONSTRUCT_INTERPRETER_CONCURRENCY", "1")
@@ -59,7 +59,10 @@ fn says(allowed: bool) -> String {
 fn a_service_that_cannot_confine_commands_says_so_and_what_becomes_of_them() {
     let refusing = says(false);
     let reason = "commands cannot be confined: bubblewrap (bwrap) is not installed";
-    assert!(refusing.contains("WARN") && refusing.contains(&format!("{reason}; commands are refused")), "{refusing}");
+    assert!(
+        refusing.contains("WARN") && refusing.contains(&format!("{reason}; commands are refused")),
+        "{refusing}"
+    );
     let accepting = says(true);
     let words = format!("{reason}; they run UNCONFINED, as the operator has allowed");
     assert!(accepting.contains("WARN") && accepting.contains(&words), "{accepting}");

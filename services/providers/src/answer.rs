@@ -14,7 +14,8 @@ use crate::{
     vendor::{Chunk, Origin, Request, Tool},
 };
 
-/// What one answer may hold at most, in bytes. A model that repeats itself without end is cut here at the latest.
+/// What one answer may hold at most, in bytes. A model that repeats itself without end is cut here
+/// at the latest.
 const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
 /// Calls one answer may hold at most.
 const MAX_CALLS: usize = 64;
@@ -43,7 +44,8 @@ pub(crate) enum Kind {
 pub(crate) struct Completed {
     pub(crate) blocks: Vec<v1::Block>,
     pub(crate) stop_reason: StopReason,
-    /// Tokens of input, cached ones too, as the vendor has counted those of the call that was answered; 0: it has counted none.
+    /// Tokens of input, cached ones too, as the vendor has counted those of the call that was
+    /// answered; 0: it has counted none.
     pub(crate) input_tokens: i64,
 }
 
@@ -77,7 +79,8 @@ impl Answer {
         }
     }
 
-    /// The text of an answer that ends before it is whole. A call in it may lack its end, and thinking what proves it.
+    /// The text of an answer that ends before it is whole. A call in it may lack its end, and
+    /// thinking what proves it.
     pub(crate) fn said(self) -> Vec<v1::Block> {
         let texts = self.pieces.into_iter().filter_map(|piece| match piece {
             Piece::Text(text) => Some(v1::Block { block: Some(block::Block::Text(Text { text })) }),
@@ -100,8 +103,12 @@ impl Answer {
             Chunk::Thinking(text) => {
                 self.grow(text.len())?;
                 match self.pieces.last_mut() {
-                    Some(Piece::Thinking { text: whole, data }) if data.is_empty() => whole.push_str(&text),
-                    _ => self.pieces.push(Piece::Thinking { text: text.clone(), data: String::new() }),
+                    Some(Piece::Thinking { text: whole, data }) if data.is_empty() => {
+                        whole.push_str(&text)
+                    }
+                    _ => self
+                        .pieces
+                        .push(Piece::Thinking { text: text.clone(), data: String::new() }),
                 }
                 Ok(Some(Visible { block: self.last_block(), kind: Kind::Thinking, text }))
             }
@@ -114,7 +121,8 @@ impl Answer {
                 Ok(None)
             }
             Chunk::Call { slot, id, name } => {
-                let calls = self.pieces.iter().filter(|piece| matches!(piece, Piece::Call { .. })).count();
+                let calls =
+                    self.pieces.iter().filter(|piece| matches!(piece, Piece::Call { .. })).count();
                 if calls >= MAX_CALLS {
                     return Err(Failure::new(
                         FailureClass::InvalidRequest,
@@ -123,21 +131,37 @@ impl Answer {
                 }
                 let tool = self.code_tool.as_ref().filter(|tool| tool.name == name);
                 let extractor = tool.map(|tool| Extractor::new(&tool.argument));
-                self.pieces.push(Piece::Call { slot, id, name, arguments: String::new(), extractor });
+                self.pieces.push(Piece::Call {
+                    slot,
+                    id,
+                    name,
+                    arguments: String::new(),
+                    extractor,
+                });
                 Ok(None)
             }
             Chunk::Arguments { slot: of, json } => {
                 self.grow(json.len())?;
-                let found = self.pieces.iter_mut().enumerate().find_map(|(at, piece)| match piece {
-                    Piece::Call { slot, arguments, extractor, .. } if *slot == of => Some((at, arguments, extractor)),
-                    Piece::Call { .. } | Piece::Text(_) | Piece::Thinking { .. } => None,
-                });
+                let found =
+                    self.pieces.iter_mut().enumerate().find_map(|(at, piece)| match piece {
+                        Piece::Call { slot, arguments, extractor, .. } if *slot == of => {
+                            Some((at, arguments, extractor))
+                        }
+                        Piece::Call { .. } | Piece::Text(_) | Piece::Thinking { .. } => None,
+                    });
                 let Some((at, arguments, extractor)) = found else {
-                    return Err(Failure::transient("the stream holds arguments of a call that never began"));
+                    return Err(Failure::transient(
+                        "the stream holds arguments of a call that never began",
+                    ));
                 };
                 arguments.push_str(&json);
-                let text = extractor.as_mut().map(|extractor| extractor.push(&json)).unwrap_or_default();
-                Ok((!text.is_empty()).then(|| Visible { block: block_number(at), kind: Kind::Code, text }))
+                let text =
+                    extractor.as_mut().map(|extractor| extractor.push(&json)).unwrap_or_default();
+                Ok((!text.is_empty()).then(|| Visible {
+                    block: block_number(at),
+                    kind: Kind::Code,
+                    text,
+                }))
             }
             Chunk::Usage(_) | Chunk::Named { .. } => Ok(None),
             Chunk::Stop(reason) => {
@@ -156,7 +180,9 @@ impl Answer {
         for piece in self.pieces {
             let block = match piece {
                 Piece::Text(text) => block::Block::Text(Text { text }),
-                Piece::Thinking { text, data } if text.trim().is_empty() && data.is_empty() => continue,
+                Piece::Thinking { text, data } if text.trim().is_empty() && data.is_empty() => {
+                    continue;
+                }
                 Piece::Thinking { text, data } => block::Block::Thinking(Thinking {
                     text,
                     vendor: self.origin.vendor.clone(),
@@ -164,9 +190,12 @@ impl Answer {
                     data,
                 }),
                 Piece::Call { slot, id, name, arguments, .. } => {
-                    let Some(code) = script(&name, &arguments, self.code_tool.as_ref(), cut) else { continue };
+                    let Some(code) = script(&name, &arguments, self.code_tool.as_ref(), cut) else {
+                        continue;
+                    };
                     calls = true;
-                    let id = if id.is_empty() { format!("call_{}_{slot}", self.step_id) } else { id };
+                    let id =
+                        if id.is_empty() { format!("call_{}_{slot}", self.step_id) } else { id };
                     block::Block::CodeInterpreterCall(CodeInterpreterCall { id, code })
                 }
             };
@@ -197,7 +226,10 @@ pub(crate) fn vector_in_answer() -> Failure {
 }
 
 fn too_large() -> Failure {
-    Failure::new(FailureClass::InvalidRequest, format!("the model's answer is larger than {MAX_ANSWER_BYTES} bytes"))
+    Failure::new(
+        FailureClass::InvalidRequest,
+        format!("the model's answer is larger than {MAX_ANSWER_BYTES} bytes"),
+    )
 }
 
 /// What a count of characters is worth in tokens.
@@ -209,18 +241,21 @@ fn block_number(at: usize) -> u32 {
     u32::try_from(at).unwrap_or(u32::MAX)
 }
 
-/// The script that a call asks for. None when the answer was `cut` within the call: half a script must not run.
+/// The script that a call asks for. None when the answer was `cut` within the call: half a script
+/// must not run.
 ///
-/// A call of another name than the code tool's is a model that takes the script's functions for tools; it means
-/// `name(arguments)`, and gets that. What cannot be read becomes a script that says so to the model, because every
-/// call needs a result.
+/// A call of another name than the code tool's is a model that takes the script's functions for
+/// tools; it means `name(arguments)`, and gets that. What cannot be read becomes a script that says
+/// so to the model, because every call needs a result.
 fn script(name: &str, arguments: &str, code_tool: Option<&Tool>, cut: bool) -> Option<String> {
     let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
     let parsed = match serde_json::from_str::<Value>(arguments) {
         Ok(parsed) => parsed,
         Err(_) if cut => return None,
         Err(error) => {
-            return Some(throw(&format!("The arguments of the call are not valid JSON ({error}). Nothing ran.")));
+            return Some(throw(&format!(
+                "The arguments of the call are not valid JSON ({error}). Nothing ran."
+            )));
         }
     };
     let Some(tool) = code_tool.filter(|tool| tool.name == name || name.is_empty()) else {
@@ -234,9 +269,10 @@ fn script(name: &str, arguments: &str, code_tool: Option<&Tool>, cut: bool) -> O
         Value::String(code) => code.clone(),
         parsed => match parsed[tool.argument.as_str()].as_str() {
             Some(code) => code.to_owned(),
-            None => {
-                throw(&format!("The call has no argument {:?}, which holds the script. Nothing ran.", tool.argument))
-            }
+            None => throw(&format!(
+                "The call has no argument {:?}, which holds the script. Nothing ran.",
+                tool.argument
+            )),
         },
     })
 }

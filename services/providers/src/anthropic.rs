@@ -28,8 +28,8 @@ const CACHED_USER_TURNS: usize = 2;
 /// The longest image that is taken, in base64: "image exceeds 5 MB maximum" is said of more.
 const IMAGE: usize = 5 << 20;
 
-/// Beginnings of the names of models that think within a budget they are given, as compatible servers' do. None will be
-/// added here: the vendor gave the budget up.
+/// Beginnings of the names of models that think within a budget they are given, as compatible
+/// servers' do. None will be added here: the vendor gave the budget up.
 const WITH_BUDGET: [&str; 9] = [
     "claude-3",
     "claude-sonnet-4-0",
@@ -45,7 +45,8 @@ const WITH_BUDGET: [&str; 9] = [
 const MIN_BUDGET: u32 = 1_024;
 
 /// What of a request the vendor takes when it only counts.
-const COUNTED: [&str; 7] = ["model", "system", "tools", "tool_choice", "messages", "thinking", "output_config"];
+const COUNTED: [&str; 7] =
+    ["model", "system", "tools", "tool_choice", "messages", "thinking", "output_config"];
 
 /// An account with Anthropic, or with something that speaks its protocol.
 pub(crate) struct Anthropic {
@@ -83,16 +84,18 @@ impl Vendor for Anthropic {
         if let Some(body) = body.as_object_mut() {
             body.retain(|name, _| COUNTED.contains(&name.as_str()));
         }
-        let post = self.http.post(self.endpoint.join("/v1", "/v1/messages/count_tokens")).map(|post| {
-            let post = post.header("anthropic-version", VERSION).json(&body);
-            match &self.key {
-                Some(key) => post.header("x-api-key", key.clone()),
-                None => post,
-            }
-        });
+        let post =
+            self.http.post(self.endpoint.join("/v1", "/v1/messages/count_tokens")).map(|post| {
+                let post = post.header("anthropic-version", VERSION).json(&body);
+                match &self.key {
+                    Some(key) => post.header("x-api-key", key.clone()),
+                    None => post,
+                }
+            });
         let http = self.http.clone();
         async move {
-            let answer = http.json(post, |status, body| Wire::default().refused(status, body)).await?;
+            let answer =
+                http.json(post, |status, body| Wire::default().refused(status, body)).await?;
             Ok(answer["input_tokens"].as_i64())
         }
         .boxed()
@@ -110,7 +113,8 @@ impl Vendor for Anthropic {
         });
         let http = self.http.clone();
         async move {
-            let answer = http.json(get, |status, body| Wire::default().refused(status, body)).await?;
+            let answer =
+                http.json(get, |status, body| Wire::default().refused(status, body)).await?;
             Ok(check::named(&answer["data"], |model| VendorModel {
                 name: check::text(&model["id"]),
                 display_name: check::text(&model["display_name"]),
@@ -165,19 +169,26 @@ impl Thinking {
         if !name.starts_with("claude-") || WITH_BUDGET.iter().any(|known| name.starts_with(known)) {
             // The budget is part of the answer's tokens, and has to leave some for the answer.
             let budget = effort.map_or(0, Effort::budget).min(max_tokens / 2);
-            // These models refuse to think on from a call that nobody thought about: another vendor's.
+            // These models refuse to think on from a call that nobody thought about: another
+            // vendor's.
             let thinking = (budget >= MIN_BUDGET && !transcript::goes_on_from_bare_call(turns))
                 .then(|| json!({"type": "enabled", "budget_tokens": budget}));
             return Self { excludes_sampling: thinking.is_some(), thinking, output_config: None };
         }
-        // The first models without a budget still let themselves be told how to sample, and always show what they
-        // think.
+        // The first models without a budget still let themselves be told how to sample, and always
+        // show what they think.
         let early = name.contains("-4-6");
-        // The others refuse to be told not to think at all; those that can do without don't think unless asked.
+        // The others refuse to be told not to think at all; those that can do without don't think
+        // unless asked.
         let thinking = effort.filter(|&effort| effort != Effort::Off).map(|_| {
-            if early { json!({"type": "adaptive"}) } else { json!({"type": "adaptive", "display": "summarized"}) }
+            if early {
+                json!({"type": "adaptive"})
+            } else {
+                json!({"type": "adaptive", "display": "summarized"})
+            }
         });
-        let word = effort.map(|effort| if effort == Effort::Off { Effort::Low } else { effort }.word());
+        let word =
+            effort.map(|effort| if effort == Effort::Off { Effort::Low } else { effort }.word());
         Self {
             excludes_sampling: !early || thinking.is_some(),
             thinking,
@@ -190,7 +201,11 @@ impl<'a> Body<'a> {
     fn new(request: &'a Request) -> Self {
         let parameters = &request.parameters;
         let guaranteed = guaranteed(request);
-        let prompt = if guaranteed.is_some() { Cow::Borrowed(&*request.system) } else { request.system_with_format() };
+        let prompt = if guaranteed.is_some() {
+            Cow::Borrowed(&*request.system)
+        } else {
+            request.system_with_format()
+        };
         let mut system = Vec::new();
         if !prompt.trim().is_empty() {
             system.push(json!({"type": "text", "text": prompt}));
@@ -205,8 +220,11 @@ impl<'a> Body<'a> {
             .rev()
             .filter(|message| message["role"] == "user")
             .take(CACHED_USER_TURNS)
-            .for_each(|message| mark(message["content"].as_array_mut().and_then(|content| content.last_mut())));
-        let mut thinking = Thinking::of(request.effort(), &request.model, request.max_tokens, &turns);
+            .for_each(|message| {
+                mark(message["content"].as_array_mut().and_then(|content| content.last_mut()))
+            });
+        let mut thinking =
+            Thinking::of(request.effort(), &request.model, request.max_tokens, &turns);
         if let Some(format) = guaranteed {
             thinking.output_config.get_or_insert_with(|| json!({}))["format"] = format;
         }
@@ -221,7 +239,10 @@ impl<'a> Body<'a> {
             tools,
             messages,
             // Our scale reaches to 2, this vendor's to 1.
-            temperature: parameters.temperature.filter(|_| samples).map(|temperature| temperature.min(1.0)),
+            temperature: parameters
+                .temperature
+                .filter(|_| samples)
+                .map(|temperature| temperature.min(1.0)),
             top_p: parameters.top_p.filter(|_| samples && both),
             top_k: parameters.top_k.filter(|_| samples),
             stop_sequences: &parameters.stop_sequences,
@@ -230,7 +251,8 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Whether `model` takes a temperature beside `top_p`. The vendor's own do no longer, and its advice is to set the temperature alone.
+/// Whether `model` takes a temperature beside `top_p`. The vendor's own do no longer, and its
+/// advice is to set the temperature alone.
 pub(crate) fn allows_both(model: &str) -> bool {
     !model.contains("claude-")
 }
@@ -242,7 +264,8 @@ fn mark(block: Option<&mut Value>) {
     }
 }
 
-/// The answer's format in the vendor's words, where it can be guaranteed. Only some models can, and they take a part of JSON Schema.
+/// The answer's format in the vendor's words, where it can be guaranteed. Only some models can, and
+/// they take a part of JSON Schema.
 fn guaranteed(request: &Request) -> Option<Value> {
     let Format::Schema { schema, strict: true, .. } = &request.format else { return None };
     let name = request.model.find("claude-").map(|at| &request.model[at..])?;
@@ -296,7 +319,9 @@ fn block(part: &Part) -> Value {
         Part::Media(media) => shown(media),
         Part::Thinking { text, data } => match serde_json::from_str(data) {
             Ok(Proof::Redacted(data)) => json!({"type": "redacted_thinking", "data": data}),
-            Ok(Proof::Signature(signature)) => json!({"type": "thinking", "thinking": text, "signature": signature}),
+            Ok(Proof::Signature(signature)) => {
+                json!({"type": "thinking", "thinking": text, "signature": signature})
+            }
             // Compatible servers think without signing.
             Err(_) => json!({"type": "thinking", "thinking": text, "signature": ""}),
         },
@@ -328,7 +353,8 @@ fn shown(media: &Media) -> Value {
     document
 }
 
-/// What the stream holds, as far as it concerns us: unknown events, blocks and deltas are skipped, as the vendor asks.
+/// What the stream holds, as far as it concerns us: unknown events, blocks and deltas are skipped,
+/// as the vendor asks.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Event {
@@ -463,20 +489,31 @@ impl Dialect for Wire {
         ("anthropic-ratelimit-output-tokens-remaining", "anthropic-ratelimit-output-tokens-reset"),
     ];
 
-    fn read(&mut self, event: &framing::Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        let event: Event = serde_json::from_str(&event.data)
-            .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))?;
+    fn read(
+        &mut self,
+        event: &framing::Event,
+        chunks: &mut VecDeque<Chunk>,
+    ) -> Result<(), Failure> {
+        let event: Event = serde_json::from_str(&event.data).map_err(|error| {
+            Failure::transient(format!("the stream holds an event that cannot be read: {error}"))
+        })?;
         match event {
             Event::MessageStart { message: MessageStart { id, model, usage } } => {
-                chunks.push_back(Chunk::Named { id: id.unwrap_or_default(), model: model.unwrap_or_default() });
+                chunks.push_back(Chunk::Named {
+                    id: id.unwrap_or_default(),
+                    model: model.unwrap_or_default(),
+                });
                 self.count(usage, chunks);
             }
             Event::ContentBlockStart { index, content_block } => match content_block {
-                ContentBlock::Text { text } if !text.is_empty() => chunks.push_back(Chunk::Text(text)),
+                ContentBlock::Text { text } if !text.is_empty() => {
+                    chunks.push_back(Chunk::Text(text))
+                }
                 ContentBlock::ToolUse { id, name, input } => {
                     self.calls.push(index);
                     chunks.push_back(Chunk::Call { slot: index, id, name });
-                    // The vendor sends `{}` here and the input in deltas; some compatible servers send it whole.
+                    // The vendor sends `{}` here and the input in deltas; some compatible servers
+                    // send it whole.
                     if input.as_object().is_some_and(|input| !input.is_empty()) {
                         chunks.push_back(Chunk::Arguments { slot: index, json: input.to_string() });
                     }
@@ -493,15 +530,21 @@ impl Dialect for Wire {
                 ContentBlock::Text { .. } | ContentBlock::Other => {}
             },
             Event::ContentBlockDelta { index, delta } => match delta {
-                Growth::TextDelta { text } if !text.is_empty() => chunks.push_back(Chunk::Text(text)),
-                Growth::InputJsonDelta { partial_json } if !partial_json.is_empty() && self.calls.contains(&index) => {
+                Growth::TextDelta { text } if !text.is_empty() => {
+                    chunks.push_back(Chunk::Text(text))
+                }
+                Growth::InputJsonDelta { partial_json }
+                    if !partial_json.is_empty() && self.calls.contains(&index) =>
+                {
                     chunks.push_back(Chunk::Arguments { slot: index, json: partial_json });
                 }
                 Growth::ThinkingDelta { thinking } if !thinking.is_empty() => {
                     chunks.push_back(Chunk::Thinking(thinking));
                 }
                 Growth::SignatureDelta { signature } => {
-                    if let Some((_, whole)) = self.thinking.as_mut().filter(|(open, _)| *open == index) {
+                    if let Some((_, whole)) =
+                        self.thinking.as_mut().filter(|(open, _)| *open == index)
+                    {
                         whole.push_str(&signature);
                     }
                 }
@@ -555,12 +598,16 @@ impl Wire {
     /// Figures given later replace earlier ones; those not given stay.
     fn count(&mut self, usage: Option<WireUsage>, chunks: &mut VecDeque<Chunk>) {
         let Some(usage) = usage else { return };
-        let set = |counted: &mut i64, given: Option<i64>| *counted = given.unwrap_or(*counted).max(0);
+        let set =
+            |counted: &mut i64, given: Option<i64>| *counted = given.unwrap_or(*counted).max(0);
         set(&mut self.usage.input_tokens, usage.input_tokens);
         set(&mut self.usage.output_tokens, usage.output_tokens);
         set(&mut self.usage.cache_read_tokens, usage.cache_read_input_tokens);
         set(&mut self.usage.cache_write_tokens, usage.cache_creation_input_tokens);
-        set(&mut self.usage.thinking_tokens, usage.output_tokens_details.and_then(|details| details.thinking_tokens));
+        set(
+            &mut self.usage.thinking_tokens,
+            usage.output_tokens_details.and_then(|details| details.thinking_tokens),
+        );
         chunks.push_back(Chunk::Usage(self.usage));
     }
 }
@@ -581,7 +628,9 @@ fn stop_reason(reason: &str) -> StopReason {
 
 fn failure(status: Option<u16>, error: &WireError) -> Failure {
     let class = match error.kind.as_str() {
-        "authentication_error" | "permission_error" | "billing_error" => FailureClass::Authentication,
+        "authentication_error" | "permission_error" | "billing_error" => {
+            FailureClass::Authentication
+        }
         "rate_limit_error" => FailureClass::RateLimited,
         "overloaded_error" => FailureClass::Overloaded,
         "api_error" | "timeout_error" => FailureClass::Transient,
@@ -589,7 +638,10 @@ fn failure(status: Option<u16>, error: &WireError) -> Failure {
         "invalid_request_error" | "not_found_error" => class_by_words(
             &error.message,
             &[
-                (FailureClass::ContextTooLong, &["prompt is too long", "exceed context limit", "context window"]),
+                (
+                    FailureClass::ContextTooLong,
+                    &["prompt is too long", "exceed context limit", "context window"],
+                ),
                 (FailureClass::Authentication, &["credit balance is too low"]),
                 (FailureClass::ContentRefused, &["content filtering policy"]),
             ],

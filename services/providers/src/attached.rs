@@ -1,8 +1,10 @@
-//! Files of messages. What a model is shown of them is read from where all services have it, before a vendor is asked; what it is not shown
-//! is named to it in words, with the way in which a script gets it.
+//! Files of messages. What a model is shown of them is read from where all services have it, before
+//! a vendor is asked; what it is not shown is named to it in words, with the way in which a script
+//! gets it.
 //!
-//! Bounds: of one call [`PER_CALL`] bytes are shown, those of the newest files, with what stands in the messages themselves; of all calls of
-//! the process together as many as the configuration says, and a call for which there is no room waits for the others.
+//! Bounds: of one call [`PER_CALL`] bytes are shown, those of the newest files, with what stands in
+//! the messages themselves; of all calls of the process together as many as the configuration says,
+//! and a call for which there is no room waits for the others.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -17,7 +19,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{failure::Failure, transcript::notice_text};
 
-/// Bytes of attachments that are shown in one call at most, before they are encoded. Larger requests are refused by most vendors.
+/// Bytes of attachments that are shown in one call at most, before they are encoded. Larger
+/// requests are refused by most vendors.
 pub(crate) const PER_CALL: u64 = 20 << 20;
 
 /// What room is counted in.
@@ -62,10 +65,15 @@ impl Attached {
     /// Of the files in this folder, as many bytes at once.
     pub(crate) fn open(folder: impl Into<PathBuf>, bytes: u64) -> Result<Self, files::Error> {
         let capacity = u32::try_from(bytes / UNIT).unwrap_or(u32::MAX).max(1);
-        Ok(Self { files: files::Store::open(folder)?, room: Arc::new(Semaphore::new(capacity as usize)), capacity })
+        Ok(Self {
+            files: files::Store::open(folder)?,
+            room: Arc::new(Semaphore::new(capacity as usize)),
+            capacity,
+        })
     }
 
-    /// The messages of a call with their files shown or named. `scripts`: whether the model can have a script save one.
+    /// The messages of a call with their files shown or named. `scripts`: whether the model can
+    /// have a script save one.
     ///
     /// # Errors
     /// When the storage fails, which passes.
@@ -79,8 +87,9 @@ impl Attached {
         if fates.is_empty() {
             return Ok((messages, None));
         }
-        let organization: OrganizationId =
-            organization.parse().map_err(|_| Failure::internal("the command names no organization"))?;
+        let organization: OrganizationId = organization
+            .parse()
+            .map_err(|_| Failure::internal("the command names no organization"))?;
         let room = if bytes > 0 { Some(self.room(bytes).await?) } else { None };
         let mut fates = fates.into_iter().rev();
         for message in &mut messages {
@@ -90,7 +99,9 @@ impl Attached {
                     Some(Block::Attachment(attachment)) if !attachment.file.is_empty() => {
                         let fate = fates.next().unwrap_or(Fate::Named(Why::Older));
                         let shown = self.content(organization, attachment, fate, scripts).await?;
-                        blocks.extend(shown.into_iter().map(|block| v1::Block { block: Some(block) }));
+                        blocks.extend(
+                            shown.into_iter().map(|block| v1::Block { block: Some(block) }),
+                        );
                     }
                     block => blocks.push(v1::Block { block }),
                 }
@@ -103,7 +114,8 @@ impl Attached {
     async fn room(&self, bytes: u64) -> Result<Room, Failure> {
         let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.capacity);
         let permit = Arc::clone(&self.room).acquire_many_owned(units).await;
-        let permit = permit.map_err(|_| Failure::internal("there is no room for files any more"))?;
+        let permit =
+            permit.map_err(|_| Failure::internal("there is no room for files any more"))?;
         Ok(Room { _permit: permit })
     }
 
@@ -124,7 +136,12 @@ impl Attached {
                     let data = content.into();
                     return Ok(vec![
                         notice,
-                        Block::Attachment(Attachment { media_type, name, data, ..Attachment::default() }),
+                        Block::Attachment(Attachment {
+                            media_type,
+                            name,
+                            data,
+                            ..Attachment::default()
+                        }),
                     ]);
                 }
                 Err(why) => why,
@@ -133,20 +150,35 @@ impl Attached {
         Ok(vec![notice(&attachment, Some(why), scripts)])
     }
 
-    async fn read(&self, organization: OrganizationId, attachment: &Attachment) -> Result<Result<Bytes, Why>, Failure> {
+    async fn read(
+        &self,
+        organization: OrganizationId,
+        attachment: &Attachment,
+    ) -> Result<Result<Bytes, Why>, Failure> {
         let Ok(sha256) = attachment.sha256.parse::<Sha256>() else { return Ok(Err(Why::Damaged)) };
         match self.files.get(organization, &sha256, size(attachment)).await {
-            Ok(content) if Shown::of(&attachment.media_type, size(attachment)) == Shown::Text && !is_text(&content) => {
+            Ok(content)
+                if Shown::of(&attachment.media_type, size(attachment)) == Shown::Text
+                    && !is_text(&content) =>
+            {
                 Ok(Err(Why::NoText))
             }
             Ok(content) => Ok(Ok(content)),
             Err(files::Error::Missing) => Ok(Err(Why::Gone)),
             Err(files::Error::Corrupt | files::Error::TooLarge(_)) => Ok(Err(Why::Damaged)),
-            Err(error @ (files::Error::Folder(_) | files::Error::Storage(_) | files::Error::Interrupted(_))) => {
+            Err(
+                error @ (files::Error::Folder(_)
+                | files::Error::Storage(_)
+                | files::Error::Interrupted(_)),
+            ) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(error, "the files of a message cannot be read");
-                // It counts as a call that was made, so that a storage which stays away ends the turn.
-                Err(Failure { tries: 1, ..Failure::transient("an attached file cannot be read at the moment") })
+                // It counts as a call that was made, so that a storage which stays away ends the
+                // turn.
+                Err(Failure {
+                    tries: 1,
+                    ..Failure::transient("an attached file cannot be read at the moment")
+                })
             }
         }
     }
@@ -187,7 +219,8 @@ fn is_text(content: &[u8]) -> bool {
     std::str::from_utf8(content).is_ok_and(|text| !text.contains('\0'))
 }
 
-/// What a model is told of a file: all that it needs to get it, and why it is not shown, if it is not.
+/// What a model is told of a file: all that it needs to get it, and why it is not shown, if it is
+/// not.
 fn notice(attachment: &Attachment, why: Option<Why>, scripts: bool) -> Block {
     // Whoever named the file must not seem to be the system.
     let name: String = attachment.name.chars().filter(|c| !matches!(c, '<' | '>' | '"')).collect();
@@ -212,7 +245,9 @@ fn notice(attachment: &Attachment, why: Option<Why>, scripts: bool) -> Block {
         let path = attachment.name.rsplit(['/', '\\']).next().unwrap_or_default();
         let path: String = path.chars().filter(|c| !matches!(c, '<' | '>' | '"')).collect();
         let path = if path.is_empty() || path.starts_with('.') { "attached" } else { &path };
-        words.push_str(&format!(" A script puts it into the workspace with save_file({file:?}, {path:?})."));
+        words.push_str(&format!(
+            " A script puts it into the workspace with save_file({file:?}, {path:?})."
+        ));
     }
     Block::Text(Text { text: notice_text(&words) })
 }

@@ -1,5 +1,5 @@
-//! AWS Bedrock (`ConverseStream`): models of many vendors behind one interface. Its wire format stands in this file and
-//! nowhere else; it is documented at
+//! AWS Bedrock (`ConverseStream`): models of many vendors behind one interface. Its wire format
+//! stands in this file and nowhere else; it is documented at
 //! <https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ConverseStream.html>.
 
 mod credentials;
@@ -63,14 +63,18 @@ impl Bedrock {
             return Err(Failure::new(FailureClass::InvalidRequest, words));
         }
         let accepted = HeaderValue::from_static("application/vnd.amazon.eventstream");
-        Ok(self.signed(self.url(&request.model, "converse-stream"), &body(request))?.header(ACCEPT, accepted))
+        Ok(self
+            .signed(self.url(&request.model, "converse-stream"), &body(request))?
+            .header(ACCEPT, accepted))
     }
 
     fn signed(&self, url: Url, body: &Value) -> Result<RequestBuilder, Failure> {
         // The signature covers these very bytes.
-        let body = serde_json::to_vec(body)
-            .map_err(|error| Failure::internal(format!("the request cannot be written: {error}")))?;
-        let headers = self.credentials.headers("POST", &url, &self.region, &body, Timestamp::now())?;
+        let body = serde_json::to_vec(body).map_err(|error| {
+            Failure::internal(format!("the request cannot be written: {error}"))
+        })?;
+        let headers =
+            self.credentials.headers("POST", &url, &self.region, &body, Timestamp::now())?;
         Ok(self.http.post(url)?.header(CONTENT_TYPE, JSON).headers(headers).body(body))
     }
 
@@ -79,7 +83,8 @@ impl Bedrock {
         let mut url = self.endpoint.join("", "/foundation-models");
         if let Some(host) = url.host_str().and_then(|host| host.strip_prefix("bedrock-runtime")) {
             let host = format!("bedrock{host}");
-            url.set_host(Some(&host)).map_err(|error| Failure::configuration(format!("the base URL: {error}")))?;
+            url.set_host(Some(&host))
+                .map_err(|error| Failure::configuration(format!("the base URL: {error}")))?;
         }
         let headers = self.credentials.headers("GET", &url, &self.region, b"", Timestamp::now())?;
         Ok(self.http.get(url)?.header(CONTENT_TYPE, JSON).headers(headers))
@@ -102,9 +107,11 @@ impl Vendor for Bedrock {
             converse.remove("inferenceConfig");
         }
         let body = json!({"input": {"converse": converse}});
-        let (http, post) = (self.http.clone(), self.signed(self.url(&request.model, "count-tokens"), &body));
+        let (http, post) =
+            (self.http.clone(), self.signed(self.url(&request.model, "count-tokens"), &body));
         async move {
-            let answer = http.json(post, |status, body| Wire::default().refused(status, body)).await?;
+            let answer =
+                http.json(post, |status, body| Wire::default().refused(status, body)).await?;
             Ok(answer["inputTokens"].as_i64())
         }
         .boxed()
@@ -113,12 +120,18 @@ impl Vendor for Bedrock {
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
         let (http, get) = (self.http.clone(), self.list());
         async move {
-            let answer = http.json(get, |status, body| Wire::default().refused(status, body)).await?;
+            let answer =
+                http.json(get, |status, body| Wire::default().refused(status, body)).await?;
             Ok(check::named(&answer["modelSummaries"], |model| {
                 let modalities = model["outputModalities"].as_array();
-                let writes = modalities.is_none_or(|modalities| modalities.iter().any(|modality| modality == "TEXT"));
+                let writes = modalities
+                    .is_none_or(|modalities| modalities.iter().any(|modality| modality == "TEXT"));
                 VendorModel {
-                    name: model["modelId"].as_str().filter(|_| writes).unwrap_or_default().to_owned(),
+                    name: model["modelId"]
+                        .as_str()
+                        .filter(|_| writes)
+                        .unwrap_or_default()
+                        .to_owned(),
                     display_name: check::text(&model["modelName"]),
                     ..VendorModel::default()
                 }
@@ -139,11 +152,19 @@ enum Caching {
 
 impl Caching {
     fn of(model: &str) -> Self {
-        let early =
-            ["claude-3-haiku", "claude-3-opus", "claude-3-sonnet", "claude-3-5-sonnet", "claude-v", "claude-instant"];
+        let early = [
+            "claude-3-haiku",
+            "claude-3-opus",
+            "claude-3-sonnet",
+            "claude-3-5-sonnet",
+            "claude-v",
+            "claude-instant",
+        ];
         if model.contains("amazon.nova") {
             Self::WithoutTools
-        } else if model.contains("anthropic.claude") && !early.iter().any(|name| model.contains(name)) {
+        } else if model.contains("anthropic.claude")
+            && !early.iter().any(|name| model.contains(name))
+        {
             Self::Everything
         } else {
             Self::None
@@ -158,7 +179,9 @@ fn body(request: &Request) -> Value {
     let mut messages: Vec<Value> = turns.iter().map(message).collect();
     if caching != Caching::None {
         let users = messages.iter_mut().rev().filter(|message| message["role"] == "user");
-        for content in users.take(CACHED_USER_TURNS).filter_map(|message| message["content"].as_array_mut()) {
+        for content in
+            users.take(CACHED_USER_TURNS).filter_map(|message| message["content"].as_array_mut())
+        {
             content.push(point());
         }
     }
@@ -176,7 +199,9 @@ fn body(request: &Request) -> Value {
         match &request.choice {
             ToolChoice::Auto | ToolChoice::Never => {}
             ToolChoice::Any => body["toolConfig"]["toolChoice"] = json!({"any": {}}),
-            ToolChoice::Named(name) => body["toolConfig"]["toolChoice"] = json!({"tool": {"name": name}}),
+            ToolChoice::Named(name) => {
+                body["toolConfig"]["toolChoice"] = json!({"tool": {"name": name}})
+            }
         }
     }
     sampling(request, &turns, &mut body);
@@ -197,7 +222,8 @@ fn sampling(request: &Request, turns: &[Turn], body: &mut Value) {
     let both = anthropic::allows_both(&request.model) || parameters.temperature.is_none();
     // Ours reaches to 2, that of most models here to 1.
     let temperature = parameters.temperature.map(|value| value.min(1.0));
-    for (name, value) in [("temperature", temperature), ("topP", parameters.top_p.filter(|_| both))] {
+    for (name, value) in [("temperature", temperature), ("topP", parameters.top_p.filter(|_| both))]
+    {
         config.extend(value.filter(|_| samples).map(|value| (name.to_owned(), json!(value))));
     }
     if !parameters.stop_sequences.is_empty() {
@@ -279,10 +305,15 @@ fn shown(media: &Media, at: usize) -> Value {
         return json!({"image": {"format": format, "source": source}});
     }
     // Names are letters, digits and little else, and differ within a message.
-    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '(' | ')') { c } else { ' ' };
+    let plain =
+        |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '(' | ')') { c } else { ' ' };
     let name: String = media.name.trim_end_matches(".pdf").chars().map(plain).take(100).collect();
     let words: Vec<&str> = name.split_whitespace().collect();
-    let name = if words.is_empty() { format!("document {at}") } else { format!("{} {at}", words.join(" ")) };
+    let name = if words.is_empty() {
+        format!("document {at}")
+    } else {
+        format!("{} {at}", words.join(" "))
+    };
     json!({"document": {"format": "pdf", "name": name, "source": source}})
 }
 
@@ -393,7 +424,9 @@ impl Dialect for Wire {
             "contentBlockDelta" => self.grow(parse(event)?, chunks),
             "contentBlockStop" => {
                 let BlockStop { content_block_index } = parse(event)?;
-                if let Some((_, proof)) = self.thinking.take_if(|(open, _)| *open == content_block_index) {
+                if let Some((_, proof)) =
+                    self.thinking.take_if(|(open, _)| *open == content_block_index)
+                {
                     chunks.push_back(Chunk::ThinkingData(json!(proof).to_string()));
                 }
             }
@@ -417,7 +450,8 @@ impl Dialect for Wire {
             }
             // Everything else that is said within a stream and is no event of ours.
             name if name.ends_with("Exception") || name.ends_with("Error") => {
-                let message = parse(event).map_or_else(|_| event.data.clone(), |body: ErrorBody| body.message);
+                let message = parse(event)
+                    .map_or_else(|_| event.data.clone(), |body: ErrorBody| body.message);
                 return Err(failure(name, &message));
             }
             _ => {}
@@ -474,8 +508,9 @@ impl Wire {
 }
 
 fn parse<T: for<'de> Deserialize<'de>>(event: &Event) -> Result<T, Failure> {
-    serde_json::from_str(&event.data)
-        .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))
+    serde_json::from_str(&event.data).map_err(|error| {
+        Failure::transient(format!("the stream holds an event that cannot be read: {error}"))
+    })
 }
 
 fn stop_reason(reason: &str) -> Result<StopReason, Failure> {
@@ -484,9 +519,12 @@ fn stop_reason(reason: &str) -> Result<StopReason, Failure> {
         "max_tokens" | "model_context_window_exceeded" => StopReason::MaxTokens,
         "stop_sequence" => StopReason::StopSequence,
         "content_filtered" | "guardrail_intervened" => StopReason::Refused,
-        // What the model wrote cannot be understood by its own vendor; the next try is usually fine.
+        // What the model wrote cannot be understood by its own vendor; the next try is usually
+        // fine.
         "malformed_model_output" | "malformed_tool_use" => {
-            return Err(Failure::transient(format!("the model wrote what the vendor cannot read ({reason})")));
+            return Err(Failure::transient(format!(
+                "the model wrote what the vendor cannot read ({reason})"
+            )));
         }
         _ => StopReason::EndTurn,
     })

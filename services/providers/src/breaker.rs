@@ -1,5 +1,6 @@
-//! Circuit breakers: one for each model of each provider. They keep calls away from a vendor that fails, so that nobody waits
-//! for what will not come and the vendor is left alone. They live as long as the process, and processes tell each other.
+//! Circuit breakers: one for each model of each provider. They keep calls away from a vendor that
+//! fails, so that nobody waits for what will not come and the vendor is left alone. They live as
+//! long as the process, and processes tell each other.
 
 pub(crate) mod share;
 pub(crate) mod state;
@@ -45,7 +46,8 @@ pub(crate) struct Breakers {
     changes: mpsc::UnboundedSender<Change>,
 }
 
-/// A call that was let through, until it is told what became of it. Dropped without, it says nothing about the vendor.
+/// A call that was let through, until it is told what became of it. Dropped without, it says
+/// nothing about the vendor.
 #[derive(Debug)]
 pub(crate) struct Permit {
     breakers: Breakers,
@@ -71,7 +73,9 @@ impl Breakers {
         let now = Instant::now();
         let admitted = self.change(key, |breaker| breaker.admit(now));
         match admitted {
-            Ok(ticket) => Ok(Permit { breakers: self.clone(), key: key.clone(), ticket: Some(ticket) }),
+            Ok(ticket) => {
+                Ok(Permit { breakers: self.clone(), key: key.clone(), ticket: Some(ticket) })
+            }
             Err(again) => Err(refused(key, again, now)),
         }
     }
@@ -170,7 +174,8 @@ impl Permit {
         }
     }
 
-    /// The call failed. A vendor that says no is well; of what went wrong on our side it knows nothing.
+    /// The call failed. A vendor that says no is well; of what went wrong on our side it knows
+    /// nothing.
     pub(crate) fn failed(mut self, failure: &Failure) {
         let Some(ticket) = self.ticket else { return };
         match failure.class {
@@ -181,7 +186,9 @@ impl Permit {
             | FailureClass::Authentication
             | FailureClass::InvalidRequest
             | FailureClass::ContextTooLong
-            | FailureClass::ContentRefused => self.breakers.change(&self.key, |breaker| breaker.well(ticket)),
+            | FailureClass::ContentRefused => {
+                self.breakers.change(&self.key, |breaker| breaker.well(ticket))
+            }
             // Dropping it says as much.
             FailureClass::DeadlineExceeded
             | FailureClass::Configuration

@@ -1,4 +1,5 @@
-//! One answer for the conversation: what a routed call streams becomes live text and, in the end, blocks.
+//! One answer for the conversation: what a routed call streams becomes live text and, in the end,
+//! blocks.
 
 use async_trait::async_trait;
 use construct_domain::money::Usage;
@@ -30,7 +31,9 @@ impl Outcome {
     /// That of a call which ended before its answer began.
     pub(crate) fn of(ended: Ended) -> Self {
         match ended {
-            Ended::Completed => Self::Failed(Failure::internal("an answer ended that had not begun")),
+            Ended::Completed => {
+                Self::Failed(Failure::internal("an answer ended that had not begun"))
+            }
             Ended::Failed(failure) => Self::Failed(failure),
             Ended::Cancelled { reason } => Self::Cancelled { reason, said: Vec::new() },
             Ended::HandedBack => Self::HandedBack,
@@ -38,16 +41,22 @@ impl Outcome {
     }
 }
 
-/// Makes a call and streams its answer. Gives the usage with its cost, and the id of the model that answered or was called
-/// last.
-pub(crate) async fn answer(router: &Router, call: RoutedCall<'_>, deltas: &mut Deltas<'_>) -> (Outcome, Usage, String) {
+/// Makes a call and streams its answer. Gives the usage with its cost, and the id of the model that
+/// answered or was called last.
+pub(crate) async fn answer(
+    router: &Router,
+    call: RoutedCall<'_>,
+    deltas: &mut Deltas<'_>,
+) -> (Outcome, Usage, String) {
     let mut answering = Answering { deltas, answer: None };
     let routed = router.call(call, &mut answering).await;
     let outcome = match (routed.ended, answering.answer) {
         (Ended::Completed, Some(answer)) => {
             Outcome::Completed(Completed { input_tokens: routed.input_tokens, ..answer.complete() })
         }
-        (Ended::Cancelled { reason }, Some(answer)) => Outcome::Cancelled { reason, said: answer.said() },
+        (Ended::Cancelled { reason }, Some(answer)) => {
+            Outcome::Cancelled { reason, said: answer.said() }
+        }
         (ended, _) => Outcome::of(ended),
     };
     (outcome, routed.usage, routed.model_id)

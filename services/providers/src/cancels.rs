@@ -11,10 +11,11 @@ use construct_proto::mesh::v1::CancelStep;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How long a cancel is remembered whose command has not arrived: cancels overtake commands that wait in the queue.
+/// How long a cancel is remembered whose command has not arrived: cancels overtake commands that
+/// wait in the queue.
 const EARLY_FOR: Duration = Duration::from_secs(60);
-/// Early cancels remembered at most; the oldest is forgotten first. A forgotten one costs a call whose result
-/// nobody waits for.
+/// Early cancels remembered at most; the oldest is forgotten first. A forgotten one costs a call
+/// whose result nobody waits for.
 const MAX_EARLY: usize = 4_096;
 
 /// Says when one step is cancelled, and why.
@@ -44,7 +45,8 @@ pub(crate) struct Cancels(Arc<Mutex<Steps>>);
 
 #[derive(Debug, Default)]
 struct Steps {
-    /// By a number of our own: a command may be delivered again while its first delivery is still at work.
+    /// By a number of our own: a command may be delivered again while its first delivery is still
+    /// at work.
     running: HashMap<u64, Running>,
     next: u64,
     early: VecDeque<Early>,
@@ -74,8 +76,9 @@ pub(crate) struct Guard {
 }
 
 impl Cancels {
-    /// A call begins that was not asked for by a command: `id` is what its token is called. Tokens of scripts are called like the step they
-    /// run in; what others call models for on behalf of a task ends with whatever of that task is given up.
+    /// A call begins that was not asked for by a command: `id` is what its token is called. Tokens
+    /// of scripts are called like the step they run in; what others call models for on behalf of a
+    /// task ends with whatever of that task is given up.
     pub(crate) fn begin_outside(&self, task_id: &str, id: &str) -> Guard {
         self.begin(task_id, if id.parse::<StepId>().is_ok() { id } else { "" })
     }
@@ -90,7 +93,11 @@ impl Cancels {
         }
         let number = steps.next;
         steps.next += 1;
-        let running = Running { task_id: task_id.to_owned(), step_id: step_id.to_owned(), cancel: cancel.clone() };
+        let running = Running {
+            task_id: task_id.to_owned(),
+            step_id: step_id.to_owned(),
+            cancel: cancel.clone(),
+        };
         steps.running.insert(number, running);
         Guard { steps: self.clone(), number, cancel }
     }
@@ -101,7 +108,10 @@ impl Cancels {
         let of_task = |running: &&Running| running.task_id == order.task_id;
         let mut found = false;
         for running in steps.running.values().filter(of_task) {
-            if order.step_id.is_empty() || running.step_id.is_empty() || running.step_id == order.step_id {
+            if order.step_id.is_empty()
+                || running.step_id.is_empty()
+                || running.step_id == order.step_id
+            {
                 running.cancel.cancel(&order.reason);
                 // The step itself may still wait in the queue.
                 found |= running.step_id == order.step_id;
@@ -112,7 +122,11 @@ impl Cancels {
             if steps.early.len() >= MAX_EARLY {
                 steps.early.pop_front();
             }
-            let early = Early { step_id: order.step_id.clone(), reason: order.reason.clone(), at: Instant::now() };
+            let early = Early {
+                step_id: order.step_id.clone(),
+                reason: order.reason.clone(),
+                at: Instant::now(),
+            };
             steps.early.push_back(early);
         }
     }
@@ -154,7 +168,8 @@ mod tests {
     #[tokio::test]
     async fn only_the_step_that_is_meant_is_cancelled() {
         let cancels = Cancels::default();
-        let (one, two, other) = (cancels.begin("t", "1"), cancels.begin("t", "2"), cancels.begin("u", "1"));
+        let (one, two, other) =
+            (cancels.begin("t", "1"), cancels.begin("t", "2"), cancels.begin("u", "1"));
         cancels.cancel(&order("t", "1"));
         assert_eq!(reason(&one).as_deref(), Some("suspended"));
         assert_eq!((reason(&two), reason(&other)), (None, None));
@@ -164,11 +179,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_called_on_behalf_of_a_task_ends_with_any_of_its_steps_and_a_scripts_with_its_own() {
-        let (step, other) =
-            (format!("step_{}", uuid::Uuid::from_u128(1)), format!("step_{}", uuid::Uuid::from_u128(2)));
+    async fn what_is_called_on_behalf_of_a_task_ends_with_any_of_its_steps_and_a_scripts_with_its_own()
+     {
+        let (step, other) = (
+            format!("step_{}", uuid::Uuid::from_u128(1)),
+            format!("step_{}", uuid::Uuid::from_u128(2)),
+        );
         let cancels = Cancels::default();
-        let (program, elsewhere) = (cancels.begin_outside("t", "token_1"), cancels.begin_outside("u", "token_2"));
+        let (program, elsewhere) =
+            (cancels.begin_outside("t", "token_1"), cancels.begin_outside("u", "token_2"));
         let script = cancels.begin_outside("t", &step);
         cancels.cancel(&order("t", &other));
         assert_eq!(reason(&program).as_deref(), Some("suspended"));

@@ -1,8 +1,10 @@
-//! Recordings of what vendors answered: written for each call where the operator asks for it, and replayed by the
-//! scripted model, so that what a person saw can be seen again without the vendor, the key or the network.
+//! Recordings of what vendors answered: written for each call where the operator asks for it, and
+//! replayed by the scripted model, so that what a person saw can be seen again without the vendor,
+//! the key or the network.
 //!
-//! A cassette holds the request in our words and the answer in pieces with their times. It holds no key: what is written
-//! is searched for it, and of the vendor's headers only those are kept that say something about limits and requests.
+//! A cassette holds the request in our words and the answer in pieces with their times. It holds no
+//! key: what is written is searched for it, and of the vendor's headers only those are kept that
+//! say something about limits and requests.
 
 mod recorder;
 
@@ -35,7 +37,8 @@ pub(crate) struct Cassette {
     /// `turn` or `title`.
     #[serde(default)]
     pub(crate) purpose: String,
-    /// For whom it was, so that the files of one task can be found; the proxy's calls have steps of their own.
+    /// For whom it was, so that the files of one task can be found; the proxy's calls have steps of
+    /// their own.
     #[serde(default)]
     pub(crate) task: String,
     #[serde(default)]
@@ -169,7 +172,9 @@ impl Failed {
             class: failure.class.as_str_name().to_owned(),
             message: failure.message.clone(),
             http_status: failure.http_status,
-            retry_after_ms: failure.wait_asked(now).and_then(|wait| u64::try_from(wait.as_millis()).ok()),
+            retry_after_ms: failure
+                .wait_asked(now)
+                .and_then(|wait| u64::try_from(wait.as_millis()).ok()),
         }
     }
 

@@ -1,5 +1,5 @@
-//! What people ask about a provider before they use it: whether its keys are taken, which models there are, and how many tokens
-//! something has.
+//! What people ask about a provider before they use it: whether its keys are taken, which models
+//! there are, and how many tokens something has.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use construct_bus::{
 };
 use construct_proto::{
     mesh::v1::{
-        ModelInvoke, Provider, ProviderCheck, ProviderChecked, TokenCount, TokenQuestion, VendorModels,
-        VendorModelsQuestion,
+        ModelInvoke, Provider, ProviderCheck, ProviderChecked, TokenCount, TokenQuestion,
+        VendorModels, VendorModelsQuestion,
     },
     v1::{KeyCheck, VendorModel},
 };
@@ -89,7 +89,9 @@ impl Checks {
             let provider = &provider;
             async move {
                 let checked = match key {
-                    Ok(key) => self.router.ask(provider, key, PATIENCE, |vendor| vendor.check()).await,
+                    Ok(key) => {
+                        self.router.ask(provider, key, PATIENCE, |vendor| vendor.check()).await
+                    }
                     Err(failure) => Err(failure),
                 };
                 let error = checked.as_ref().err().map(ToString::to_string).unwrap_or_default();
@@ -104,7 +106,9 @@ impl Checks {
         let mut failed = None;
         for (_, key) in self.router.open_keys(&provider) {
             let listed = match key {
-                Ok(key) => self.router.ask(&provider, key, PATIENCE, |vendor| vendor.models()).await,
+                Ok(key) => {
+                    self.router.ask(&provider, key, PATIENCE, |vendor| vendor.models()).await
+                }
                 Err(failure) => Err(failure),
             };
             match listed {
@@ -128,16 +132,22 @@ impl Checks {
         let call = ModelInvoke { step: Some(call.step.unwrap_or_default()), ..call };
         match Request::from_command(&call) {
             Ok(request) => {
-                let Counted { tokens: input_tokens, exact } = self.router.count(&target, &request).await;
+                let Counted { tokens: input_tokens, exact } =
+                    self.router.count(&target, &request).await;
                 TokenCount { input_tokens, exact, failure: None }
             }
-            Err(failure) => TokenCount { failure: Some(failure.into_proto()), ..TokenCount::default() },
+            Err(failure) => {
+                TokenCount { failure: Some(failure.into_proto()), ..TokenCount::default() }
+            }
         }
     }
 }
 
 /// The models of a list in an answer, as far as they have a name.
-pub(crate) fn named(list: &serde_json::Value, read: impl Fn(&serde_json::Value) -> VendorModel) -> Vec<VendorModel> {
+pub(crate) fn named(
+    list: &serde_json::Value,
+    read: impl Fn(&serde_json::Value) -> VendorModel,
+) -> Vec<VendorModel> {
     list.as_array().into_iter().flatten().map(read).filter(|model| !model.name.is_empty()).collect()
 }
 

@@ -13,11 +13,12 @@ use crate::{http::Timeouts, retry::Policy};
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Model calls at work in this process at most. Further commands wait in the queue, where another replica may
-    /// take them. At least 1.
+    /// Model calls at work in this process at most. Further commands wait in the queue, where
+    /// another replica may take them. At least 1.
     pub providers_concurrency: usize,
-    /// Bytes of attached files that calls at work in this process show at most. A call that would show more waits for others; one
-    /// shows up to 20 MiB. Counted as they are stored; while a request is built, each is in memory several times, encoded. At least 1 MiB.
+    /// Bytes of attached files that calls at work in this process show at most. A call that would
+    /// show more waits for others; one shows up to 20 MiB. Counted as they are stored; while a
+    /// request is built, each is in memory several times, encoded. At least 1 MiB.
     pub providers_attached_bytes: u64,
     /// Until a connection to a vendor stands: name resolution, TCP and TLS.
     #[serde(with = "config::duration")]
@@ -28,7 +29,8 @@ pub struct Config {
     /// Longest silence within an answer; a vendor's pings count as sound.
     #[serde(with = "config::duration")]
     pub providers_idle_timeout: Duration,
-    /// Longest time of a whole call, its tries, pauses and fallbacks included. A step's deadline may end it earlier.
+    /// Longest time of a whole call, its tries, pauses and fallbacks included. A step's deadline
+    /// may end it earlier.
     #[serde(with = "config::duration")]
     pub providers_call_timeout: Duration,
     /// Tries of one call, the first included. At least 1.
@@ -36,19 +38,22 @@ pub struct Config {
     /// Upper bound of the first pause between tries; doubles with each.
     #[serde(with = "config::duration")]
     pub providers_retry_first: Duration,
-    /// Upper bound of all pauses between tries. A vendor may ask for up to twice as long; when it asks for more, the
-    /// call fails and says when another is welcome.
+    /// Upper bound of all pauses between tries. A vendor may ask for up to twice as long; when it
+    /// asks for more, the call fails and says when another is welcome.
     #[serde(with = "config::duration")]
     pub providers_retry_last: Duration,
-    /// Where scripts and programs reach models over HTTP (docs/proxy.md). Not set: nowhere. Needs a key for tokens.
+    /// Where scripts and programs reach models over HTTP (docs/proxy.md). Not set: nowhere. Needs a
+    /// key for tokens.
     pub providers_proxy_listen: Option<SocketAddr>,
-    /// Calls of the proxy under way in this process at most; further ones are refused, and their client tries again. Their bodies have at
-    /// most 256 KiB for each of them, all together, and 32 MiB at least.
+    /// Calls of the proxy under way in this process at most; further ones are refused, and their
+    /// client tries again. Their bodies have at most 256 KiB for each of them, all together, and 32
+    /// MiB at least.
     pub providers_proxy_concurrency: usize,
-    /// A folder into which each call of a vendor is recorded, with its answer and without keys (docs/scripted.md). Not set:
-    /// nothing is recorded.
+    /// A folder into which each call of a vendor is recorded, with its answer and without keys
+    /// (docs/scripted.md). Not set: nothing is recorded.
     pub providers_record_dir: Option<PathBuf>,
-    /// A folder with embedding models, for providers of the type `local` (docs/providers.md). Not set: they have none.
+    /// A folder with embedding models, for providers of the type `local` (docs/providers.md). Not
+    /// set: they have none.
     pub providers_models_dir: Option<PathBuf>,
     /// How long one call of the proxy may take, tries and pauses included.
     #[serde(with = "config::duration")]
@@ -83,7 +88,10 @@ impl ServiceConfig for Config {
             return Err(Invalid::new("providers_concurrency", "must be at least 1"));
         }
         if self.providers_attached_bytes < 1 << 20 {
-            return Err(Invalid::new("providers_attached_bytes", "must be at least 1 MiB, which is 1048576"));
+            return Err(Invalid::new(
+                "providers_attached_bytes",
+                "must be at least 1 MiB, which is 1048576",
+            ));
         }
         if self.providers_tries == 0 {
             return Err(Invalid::new("providers_tries", "must be at least 1"));
@@ -122,6 +130,10 @@ impl Config {
     }
 
     pub(crate) fn retries(&self) -> Policy {
-        Policy { tries: self.providers_tries, first: self.providers_retry_first, last: self.providers_retry_last }
+        Policy {
+            tries: self.providers_tries,
+            first: self.providers_retry_first,
+            last: self.providers_retry_last,
+        }
     }
 }

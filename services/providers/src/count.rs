@@ -10,7 +10,8 @@ use crate::{
     vendor::Request,
 };
 
-/// How long a vendor has. Whoever asks wants to know before a call, and an estimate is better than a long wait.
+/// How long a vendor has. Whoever asks wants to know before a call, and an estimate is better than
+/// a long wait.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A count of tokens.
@@ -22,8 +23,8 @@ pub(crate) struct Counted {
 }
 
 impl Router {
-    /// Counts what `target` would read. Never fails: a vendor that does not count, cannot at the moment, or has its circuit
-    /// breaker open is estimated for.
+    /// Counts what `target` would read. Never fails: a vendor that does not count, cannot at the
+    /// moment, or has its circuit breaker open is estimated for.
     pub(crate) async fn count(&self, target: &Target, request: &Request) -> Counted {
         let counted = match self.refusal(target) {
             Some(refusal) => Err(refusal),
@@ -42,7 +43,11 @@ impl Router {
     }
 
     /// Asks with the first key that the vendor takes.
-    async fn ask_for_count(&self, target: &Target, request: &Request) -> Result<Option<i64>, Failure> {
+    async fn ask_for_count(
+        &self,
+        target: &Target,
+        request: &Request,
+    ) -> Result<Option<i64>, Failure> {
         let mut failed = None;
         for (_, key) in self.open_keys(&target.provider) {
             let count = |vendor| fenced::around(vendor, request).count(request);

@@ -10,9 +10,10 @@ use crate::{
 
 pub(crate) const DEFAULT_BASE_URL: &str = "https://api.deepseek.com";
 
-/// Whatever led to a call must come back with it as `reasoning_content`, which must not be missing even when there is
-/// nothing in it: the vendor refuses the conversation else. What led to no call is ignored, and so left out. Of formats it
-/// knows `text` and `json_object`, and refuses the latter unless the prompt has the word JSON.
+/// Whatever led to a call must come back with it as `reasoning_content`, which must not be missing
+/// even when there is nothing in it: the vendor refuses the conversation else. What led to no call
+/// is ignored, and so left out. Of formats it knows `text` and `json_object`, and refuses the
+/// latter unless the prompt has the word JSON.
 pub(crate) const FLAVOR: Flavor = Flavor {
     limit: "max_tokens",
     top_k: false,

@@ -1,4 +1,5 @@
-//! Live text: what has become visible of an answer, gathered into deltas and sent as progress of the step.
+//! Live text: what has become visible of an answer, gathered into deltas and sent as progress of
+//! the step.
 
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ use tokio::time::Instant;
 
 use crate::answer::{Kind, Visible};
 
-/// How long text is gathered: a person sees no difference, and the mesh carries a fraction of the messages.
+/// How long text is gathered: a person sees no difference, and the mesh carries a fraction of the
+/// messages.
 const GATHER: Duration = Duration::from_millis(25);
 /// How much text is gathered at most, in bytes.
 const GATHER_BYTES: usize = 2 * 1024;
@@ -38,7 +40,8 @@ pub(crate) struct Marks {
 pub(crate) struct Deltas<'a> {
     marks: Marks,
     progress: &'a mut dyn Progress,
-    /// Events of this delivery so far. A later delivery begins above, so that the index rises over all of them.
+    /// Events of this delivery so far. A later delivery begins above, so that the index rises over
+    /// all of them.
     sent: u64,
     /// Deltas of this answer so far.
     deltas: u64,
@@ -65,7 +68,8 @@ impl<'a> Deltas<'a> {
                 self.gathered = Some(visible);
             }
         }
-        let full = self.gathered.as_ref().is_some_and(|gathered| gathered.text.len() >= GATHER_BYTES);
+        let full =
+            self.gathered.as_ref().is_some_and(|gathered| gathered.text.len() >= GATHER_BYTES);
         if full || self.due().is_some_and(|due| due <= Instant::now()) {
             self.flush().await;
         }
@@ -85,21 +89,23 @@ impl<'a> Deltas<'a> {
             Kind::Code => message_delta::Delta::Code(gathered.text),
             Kind::Thinking => message_delta::Delta::Thinking(gathered.text),
         };
-        let payload = MessageDelta { index: self.deltas, block: gathered.block, delta: Some(delta) };
+        let payload =
+            MessageDelta { index: self.deltas, block: gathered.block, delta: Some(delta) };
         self.deltas += 1;
         self.flushed_at = Some(Instant::now());
         self.send("message.delta", Payload::MessageDelta(payload)).await;
     }
 
-    /// Says that what was streamed of this step is void. Another delivery may have streamed, even when this one
-    /// has not; within a delivery nothing is said when nothing was shown.
+    /// Says that what was streamed of this step is void. Another delivery may have streamed, even
+    /// when this one has not; within a delivery nothing is said when nothing was shown.
     pub(crate) async fn restart(&mut self, reason: String) {
         self.gathered = None;
         let shown = self.deltas > 0 || (self.sent == 0 && self.marks.delivery > 1);
         if self.marks.live && shown {
             self.deltas = 0;
             self.flushed_at = None;
-            self.send("message.restarted", Payload::MessageRestarted(MessageRestarted { reason })).await;
+            self.send("message.restarted", Payload::MessageRestarted(MessageRestarted { reason }))
+                .await;
         }
     }
 
@@ -111,7 +117,10 @@ impl<'a> Deltas<'a> {
             // Derived, so that an event sent twice is one event.
             id: format!("{}.{index}", self.marks.step_id),
             r#type: kind.to_owned(),
-            time: Some(prost_types::Timestamp { seconds: now.as_second(), nanos: now.subsec_nanosecond() }),
+            time: Some(prost_types::Timestamp {
+                seconds: now.as_second(),
+                nanos: now.subsec_nanosecond(),
+            }),
             organization_id: self.marks.organization_id.clone(),
             task_id: self.marks.task_id.clone(),
             step: self.marks.step,
@@ -141,7 +150,10 @@ pub(crate) mod tests {
         /// Text and code of all deltas after the last restart.
         pub(crate) fn text(&self) -> String {
             let events = self.events();
-            let begin = events.iter().rposition(|event| event.r#type == "message.restarted").map_or(0, |at| at + 1);
+            let begin = events
+                .iter()
+                .rposition(|event| event.r#type == "message.restarted")
+                .map_or(0, |at| at + 1);
             events[begin..].iter().filter_map(delta_text).collect()
         }
 

@@ -13,13 +13,16 @@ pub(crate) fn read(tokens: i64) -> Option<Usage> {
     (tokens > 0).then(|| Usage { input_tokens: tokens, ..Usage::default() })
 }
 
-/// An answer that comes at once, as the router takes it: vectors in their order, then what was used.
+/// An answer that comes at once, as the router takes it: vectors in their order, then what was
+/// used.
 pub(crate) fn all(
     embedded: impl Future<Output = Result<Embedded, Failure>> + Send + 'static,
 ) -> BoxStream<'static, Result<Chunk, Failure>> {
     let chunks = async {
         let (vectors, used) = embedded.await?;
-        Ok(stream::iter(vectors.into_iter().map(Chunk::Vector).chain(used.map(Chunk::Usage)).map(Ok)))
+        Ok(stream::iter(
+            vectors.into_iter().map(Chunk::Vector).chain(used.map(Chunk::Usage)).map(Ok),
+        ))
     };
     stream::once(chunks).try_flatten().boxed()
 }
@@ -29,5 +32,6 @@ pub(crate) fn as_many(wanted: usize, given: usize) -> Result<(), Failure> {
     if wanted == given {
         return Ok(());
     }
-    Err(Failure::transient(format!("the vendor gave {given} vectors for {wanted} texts")).after_success())
+    Err(Failure::transient(format!("the vendor gave {given} vectors for {wanted} texts"))
+        .after_success())
 }

@@ -16,27 +16,29 @@ const BETWEEN: &str = "; ";
 /// What stands where a secret stood.
 const SCRUBBED: &str = "[api key]";
 
-/// The shortest beginning of a secret that is taken for one at the end of a text. Shorter ones say nothing: many
-/// vendors' keys all begin with the same three characters, and words end with them by chance.
+/// The shortest beginning of a secret that is taken for one at the end of a text. Shorter ones say
+/// nothing: many vendors' keys all begin with the same three characters, and words end with them by
+/// chance.
 const MIN_BEGINNING: usize = 4;
 
 /// The shortest part of a secret that is taken for one by itself.
 const MIN_PART: usize = 16;
 
-/// A classified failure. Its message is for people and must hold no secret: [`Failure::scrubbed`] sees to that before
-/// a failure leaves the service.
+/// A classified failure. Its message is for people and must hold no secret: [`Failure::scrubbed`]
+/// sees to that before a failure leaves the service.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{}", clipped(message))]
 pub(crate) struct Failure {
     pub(crate) class: FailureClass,
-    /// All that was said. It is clipped only where it is shown: of a secret across the cut a part would stay behind,
-    /// which nothing finds any more.
+    /// All that was said. It is clipped only where it is shown: of a secret across the cut a part
+    /// would stay behind, which nothing finds any more.
     pub(crate) message: String,
     /// When the vendor says another try is welcome.
     pub(crate) retry_at: Option<Timestamp>,
     /// What the vendor answered with, 0 when nothing.
     pub(crate) http_status: u16,
-    /// Calls that were made for the answer, over all models and with hedges, this one included; 0 when no vendor was called.
+    /// Calls that were made for the answer, over all models and with hedges, this one included; 0
+    /// when no vendor was called.
     pub(crate) tries: u32,
     /// Whether the vendor had taken the request before something went wrong: then it is paid for.
     pub(crate) taken: bool,
@@ -44,7 +46,14 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(class: FailureClass, message: impl Into<String>) -> Self {
-        Self { class, message: message.into(), retry_at: None, http_status: 0, tries: 0, taken: false }
+        Self {
+            class,
+            message: message.into(),
+            retry_at: None,
+            http_status: 0,
+            tries: 0,
+            taken: false,
+        }
     }
 
     /// The connection or the stream broke, or the vendor had a fault of its own.
@@ -80,19 +89,31 @@ impl Failure {
 
     /// Whether the same request may succeed when it is sent again.
     pub(crate) fn is_retryable(&self) -> bool {
-        matches!(self.class, FailureClass::Transient | FailureClass::RateLimited | FailureClass::Overloaded)
+        matches!(
+            self.class,
+            FailureClass::Transient | FailureClass::RateLimited | FailureClass::Overloaded
+        )
     }
 
     /// Whether another key may fare better.
     pub(crate) fn is_about_key(&self) -> bool {
-        matches!(self.class, FailureClass::Authentication | FailureClass::RateLimited | FailureClass::Configuration)
+        matches!(
+            self.class,
+            FailureClass::Authentication | FailureClass::RateLimited | FailureClass::Configuration
+        )
     }
 
     /// Whether the vendor does not know the model that was asked for.
     pub(crate) fn is_model_missing(&self) -> bool {
         let message = self.message.to_lowercase();
         let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
-        let missing = ["not found", "not_found", "does not exist", "not a valid model", "identifier is invalid"];
+        let missing = [
+            "not found",
+            "not_found",
+            "does not exist",
+            "not a valid model",
+            "identifier is invalid",
+        ];
         self.class == FailureClass::InvalidRequest
             && message.contains("model")
             && (self.http_status == 404 || says(&missing))
@@ -106,13 +127,20 @@ impl Failure {
 
     /// The same failure without `secret` in its text: some vendors repeat the key they refuse.
     pub(crate) fn scrubbed(mut self, secret: Option<&str>) -> Self {
-        // A secret of several parts may come back in parts: AWS repeats a session's token when a signature is wrong.
-        let parts = secret.into_iter().flat_map(|secret| secret.split(':').filter(|part| part.len() >= MIN_PART));
+        // A secret of several parts may come back in parts: AWS repeats a session's token when a
+        // signature is wrong.
+        let parts = secret
+            .into_iter()
+            .flat_map(|secret| secret.split(':').filter(|part| part.len() >= MIN_PART));
         for form in secret.into_iter().chain(parts).flat_map(forms) {
             self.message = self.message.replace(&form, SCRUBBED);
-            // The vendor's text may itself have been cut, at the limit of what is read or where the connection broke.
+            // The vendor's text may itself have been cut, at the limit of what is read or where the
+            // connection broke.
             let ends = |end: &usize| self.message.ends_with(&form[..*end]);
-            let beginning = (MIN_BEGINNING..form.len()).rev().filter(|end| form.is_char_boundary(*end)).find(ends);
+            let beginning = (MIN_BEGINNING..form.len())
+                .rev()
+                .filter(|end| form.is_char_boundary(*end))
+                .find(ends);
             if let Some(beginning) = beginning {
                 self.message.truncate(self.message.len() - beginning);
                 self.message.push_str(SCRUBBED);
@@ -125,17 +153,18 @@ impl Failure {
         mesh::Failure {
             class: self.class.into(),
             message: clipped(&self.message).into_owned(),
-            retry_at: self
-                .retry_at
-                .map(|at| prost_types::Timestamp { seconds: at.as_second(), nanos: at.subsec_nanosecond() }),
+            retry_at: self.retry_at.map(|at| prost_types::Timestamp {
+                seconds: at.as_second(),
+                nanos: at.subsec_nanosecond(),
+            }),
             http_status: u32::from(self.http_status),
             tries: self.tries,
         }
     }
 }
 
-/// How a secret may stand in a text: as it is, and escaped, as in JSON that is shown unread. A secret is visible ASCII,
-/// so that nothing but these three characters is ever escaped.
+/// How a secret may stand in a text: as it is, and escaped, as in JSON that is shown unread. A
+/// secret is visible ASCII, so that nothing but these three characters is ever escaped.
 fn forms(secret: &str) -> Vec<String> {
     let escaped = secret.replace('\\', r"\\").replace('"', r#"\""#);
     let mut forms = vec![escaped.replace('/', r"\/"), escaped, secret.to_owned()];
@@ -144,8 +173,9 @@ fn forms(secret: &str) -> Vec<String> {
     forms
 }
 
-/// Why each of several models did not answer, in the words of one failure. Each has the same part of what a message may hold, so that none is
-/// crowded out by what another vendor says. Secrets are to be gone from them.
+/// Why each of several models did not answer, in the words of one failure. Each has the same part
+/// of what a message may hold, so that none is crowded out by what another vendor says. Secrets are
+/// to be gone from them.
 pub(crate) fn joined<'a>(failures: impl ExactSizeIterator<Item = (String, &'a Failure)>) -> String {
     let share = (MAX_MESSAGE_CHARS / failures.len().max(1)).saturating_sub(BETWEEN.len() + 1);
     let told = failures.map(|(model, Failure { class, message, http_status, .. })| {
@@ -188,7 +218,8 @@ mod tests {
 
     #[test]
     fn the_key_never_stays_in_the_text() {
-        let failure = Failure::transient("Incorrect API key provided: sk-secret-1.").scrubbed(Some("sk-secret-1"));
+        let failure = Failure::transient("Incorrect API key provided: sk-secret-1.")
+            .scrubbed(Some("sk-secret-1"));
         assert_eq!(failure.message, "Incorrect API key provided: [api key].");
         assert_eq!(Failure::transient("text").scrubbed(Some("")).message, "text");
     }
@@ -217,17 +248,25 @@ mod tests {
     fn a_key_that_was_cut_with_the_vendors_text_leaves_no_part_behind() {
         let key = "sk-0123456789";
         for end in MIN_BEGINNING..key.len() {
-            let failure = Failure::transient(format!("{key}, no: {}", &key[..end])).scrubbed(Some(key));
+            let failure =
+                Failure::transient(format!("{key}, no: {}", &key[..end])).scrubbed(Some(key));
             assert_eq!(failure.message, "[api key], no: [api key]");
         }
-        assert_eq!(Failure::transient("it begins with sk-").scrubbed(Some(key)).message, "it begins with sk-");
+        assert_eq!(
+            Failure::transient("it begins with sk-").scrubbed(Some(key)).message,
+            "it begins with sk-"
+        );
     }
 
     #[test]
     fn a_key_that_is_escaped_is_found() {
         let key = r#"a/b\c"d"#;
         for text in [key, r#"a/b\\c\"d"#, r#"a\/b\\c\"d"#] {
-            assert_eq!(Failure::transient(format!("<{text}>")).scrubbed(Some(key)).message, "<[api key]>", "{text}");
+            assert_eq!(
+                Failure::transient(format!("<{text}>")).scrubbed(Some(key)).message,
+                "<[api key]>",
+                "{text}"
+            );
         }
     }
 
@@ -242,7 +281,10 @@ mod tests {
     fn of_several_models_each_has_its_reason_however_long_another_is() {
         let failures = [
             Failure::new(FailureClass::Overloaded, "Overloaded").with_status(529),
-            Failure::new(FailureClass::RateLimited, "every API key of the provider is at its limit"),
+            Failure::new(
+                FailureClass::RateLimited,
+                "every API key of the provider is at its limit",
+            ),
         ];
         let named = |failures: &[Failure]| {
             joined(
@@ -265,7 +307,11 @@ mod tests {
                 .iter()
                 .all(|part| told.contains(part))
         );
-        assert_eq!(Failure::transient(told.clone()).to_string(), told, "it need not be clipped once more");
+        assert_eq!(
+            Failure::transient(told.clone()).to_string(),
+            told,
+            "it need not be clipped once more"
+        );
     }
 
     #[test]

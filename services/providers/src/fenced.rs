@@ -8,8 +8,9 @@
 //! ```
 //! ````
 //!
-//! which then is a call like any other. What such a model writes after its script is what it imagines the result to be;
-//! it is dropped, so that no result stands in the transcript but the true one.
+//! which then is a call like any other. What such a model writes after its script is what it
+//! imagines the result to be; it is dropped, so that no result stands in the transcript but the
+//! true one.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -27,13 +28,17 @@ use crate::{
 
 /// The shortest row of backticks that opens a block.
 const MIN_FENCE: usize = 3;
-/// A line that is longer than this opens or closes nothing. It bounds what is held back of a line whose end has not
-/// come.
+/// A line that is longer than this opens or closes nothing. It bounds what is held back of a line
+/// whose end has not come.
 const MAX_MARK: usize = 64;
 
 /// `vendor`, made to understand fenced blocks when the model that `request` is for needs it.
 pub(crate) fn around(vendor: Box<dyn Vendor>, request: &Request) -> Box<dyn Vendor> {
-    if request.tool_calling || request.tools.is_empty() { vendor } else { Box::new(Fenced { vendor }) }
+    if request.tool_calling || request.tools.is_empty() {
+        vendor
+    } else {
+        Box::new(Fenced { vendor })
+    }
 }
 
 struct Fenced {
@@ -67,7 +72,8 @@ impl Vendor for Fenced {
                 match (chunks.next().await.transpose()?, &mut reader) {
                     (Some(Chunk::Text(text)), Some(reader)) => reader.push(&text, &mut ready),
                     (Some(chunk), reader) => {
-                        if let (Chunk::Stop(StopReason::MaxTokens), Some(reader)) = (&chunk, reader) {
+                        if let (Chunk::Stop(StopReason::MaxTokens), Some(reader)) = (&chunk, reader)
+                        {
                             reader.cut = true;
                         }
                         ready.push_back(chunk);
@@ -153,8 +159,8 @@ impl Reader {
     /// The answer ends.
     fn finish(&mut self, chunks: &mut VecDeque<Chunk>) {
         self.end_line(false, chunks);
-        // A script that was cut stays open, and its arguments broken, so that half of it does not run. One that is only
-        // not closed is whole: the model had nothing more to say.
+        // A script that was cut stays open, and its arguments broken, so that half of it does not
+        // run. One that is only not closed is whole: the model had nothing more to say.
         if let Place::Script(_) = self.place
             && !self.cut
         {
@@ -174,7 +180,9 @@ impl Reader {
                 }
                 self.place = Place::Foreign(fence);
             }
-            (Place::Foreign(fence), Some((closing, ""))) if closing >= fence => self.place = Place::Text,
+            (Place::Foreign(fence), Some((closing, ""))) if closing >= fence => {
+                self.place = Place::Text
+            }
             (Place::Script(fence), Some((closing, ""))) if closing >= fence => {
                 self.close(chunks);
                 return;
@@ -206,7 +214,10 @@ impl Reader {
             Place::Script(_) => {
                 let quoted = serde_json::Value::String(text.to_owned()).to_string();
                 // Without the quotes, because the next piece belongs to the same string.
-                chunks.push_back(Chunk::Arguments { slot: 0, json: quoted[1..quoted.len() - 1].to_owned() });
+                chunks.push_back(Chunk::Arguments {
+                    slot: 0,
+                    json: quoted[1..quoted.len() - 1].to_owned(),
+                });
             }
             Place::Over => {}
         }
@@ -225,7 +236,8 @@ fn mark(line: &str) -> Option<(usize, &str)> {
 fn may_be_mark(line: &str) -> bool {
     let begin = line.trim_start();
     let fence = begin.bytes().take_while(|&byte| byte == b'`').count();
-    line.len() <= MAX_MARK && (fence == begin.len() || (fence >= MIN_FENCE && !begin[fence..].contains('`')))
+    line.len() <= MAX_MARK
+        && (fence == begin.len() || (fence >= MIN_FENCE && !begin[fence..].contains('`')))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Google's Gemini API (`streamGenerateContent`). Its wire format stands in this file and nowhere else; it is
-//! documented at <https://ai.google.dev/api/generate-content> and
+//! Google's Gemini API (`streamGenerateContent`). Its wire format stands in this file and nowhere
+//! else; it is documented at <https://ai.google.dev/api/generate-content> and
 //! <https://ai.google.dev/gemini-api/docs/thought-signatures>.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -38,8 +38,8 @@ const MAX_TEXTS: usize = 100;
 /// How many stop sequences the vendor takes; more are refused.
 const MAX_STOP_SEQUENCES: usize = 5;
 
-/// What the vendor accepts in place of a call's signature when the call was not its own: it refuses the conversation
-/// else.
+/// What the vendor accepts in place of a call's signature when the call was not its own: it refuses
+/// the conversation else.
 const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 
 /// An account with Google.
@@ -59,7 +59,9 @@ impl Gemini {
 
     /// A request to do something else with a model than have it answer.
     fn post(&self, model: &str, what: &str, body: &Value) -> Result<RequestBuilder, Failure> {
-        let post = self.http.post(self.endpoint.join("/v1beta", &format!("/v1beta/models/{model}:{what}")))?;
+        let post = self
+            .http
+            .post(self.endpoint.join("/v1beta", &format!("/v1beta/models/{model}:{what}")))?;
         let post = post.json(body);
         Ok(match &self.key {
             Some(key) => post.header("x-goog-api-key", key.clone()),
@@ -92,10 +94,13 @@ struct EmbeddedUsage {
 impl Vendor for Gemini {
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         let model = request.model.trim_start_matches("models/");
-        let mut url = self.endpoint.join("/v1beta", &format!("/v1beta/models/{model}:streamGenerateContent"));
+        let mut url =
+            self.endpoint.join("/v1beta", &format!("/v1beta/models/{model}:streamGenerateContent"));
         url.query_pairs_mut().append_pair("alt", "sse");
         let post = self.http.post(url).map(|post| {
-            let post = post.header(ACCEPT, HeaderValue::from_static("text/event-stream")).json(&body(&request));
+            let post = post
+                .header(ACCEPT, HeaderValue::from_static("text/event-stream"))
+                .json(&body(&request));
             match &self.key {
                 Some(key) => post.header("x-goog-api-key", key.clone()),
                 None => post,
@@ -111,17 +116,21 @@ impl Vendor for Gemini {
         let post = self.post(model, "countTokens", &json!({"generateContentRequest": body}));
         let http = self.http.clone();
         async move {
-            let answer = http.json(post, |status, body| Wire::default().refused(status, body)).await?;
+            let answer =
+                http.json(post, |status, body| Wire::default().refused(status, body)).await?;
             Ok(answer["totalTokens"].as_i64())
         }
         .boxed()
     }
 
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        let Some(Embed { texts, dimensions }) = &request.embed else { return stream::empty().boxed() };
+        let Some(Embed { texts, dimensions }) = &request.embed else {
+            return stream::empty().boxed();
+        };
         let model = request.model.trim_start_matches("models/");
         let item = |text: &String| {
-            let mut item = json!({"model": format!("models/{model}"), "content": {"parts": [{"text": text}]}});
+            let mut item =
+                json!({"model": format!("models/{model}"), "content": {"parts": [{"text": text}]}});
             if let Some(dimensions) = dimensions {
                 item["outputDimensionality"] = json!(dimensions);
             }
@@ -139,10 +148,12 @@ impl Vendor for Gemini {
             let (mut vectors, mut tokens) = (Vec::new(), 0);
             for (wanted, post) in batches {
                 let refused = |status, body: &[u8]| Wire::default().refused(status, body);
-                let answer: Result<Embedded, Failure> = http.large(post, Wire::LIMITS, refused).await;
+                let answer: Result<Embedded, Failure> =
+                    http.large(post, Wire::LIMITS, refused).await;
                 // What was answered before is paid for.
-                let answer =
-                    answer.map_err(|failure| if vectors.is_empty() { failure } else { failure.after_success() })?;
+                let answer = answer.map_err(|failure| {
+                    if vectors.is_empty() { failure } else { failure.after_success() }
+                })?;
                 embed::as_many(wanted, answer.embeddings.len())?;
                 tokens += answer.usage_metadata.map_or(0, |usage| usage.prompt_token_count.max(0));
                 vectors.extend(answer.embeddings.into_iter().map(|embedding| embedding.values));
@@ -160,10 +171,12 @@ impl Vendor for Gemini {
         });
         let http = self.http.clone();
         async move {
-            let answer = http.json(get, |status, body| Wire::default().refused(status, body)).await?;
+            let answer =
+                http.json(get, |status, body| Wire::default().refused(status, body)).await?;
             Ok(check::named(&answer["models"], |model| {
                 let methods = model["supportedGenerationMethods"].as_array();
-                let generates = methods.is_none_or(|methods| methods.iter().any(|method| method == "generateContent"));
+                let generates = methods
+                    .is_none_or(|methods| methods.iter().any(|method| method == "generateContent"));
                 let name = model["name"].as_str().filter(|_| generates).unwrap_or_default();
                 VendorModel {
                     name: name.trim_start_matches("models/").to_owned(),
@@ -266,7 +279,9 @@ fn content(turn: &Turn, signed: bool) -> Value {
         match part {
             Part::Text(text) => parts.push(json!({"text": text})),
             Part::Media(media) => {
-                parts.push(json!({"inlineData": {"mimeType": media.media_type, "data": media.base64}}));
+                parts.push(
+                    json!({"inlineData": {"mimeType": media.media_type, "data": media.base64}}),
+                );
             }
             Part::Thinking { data, .. } => match serde_json::from_str(data) {
                 Ok(Signature::Call(of_call)) => signature = Some(of_call),
@@ -367,8 +382,8 @@ struct WireUsage {
 }
 
 impl WireUsage {
-    /// In our terms each token is counted once: the vendor's prompt includes what was cached, its candidates leave out
-    /// the thinking.
+    /// In our terms each token is counted once: the vendor's prompt includes what was cached, its
+    /// candidates leave out the thinking.
     fn tokens(&self) -> Usage {
         let prompt = self.prompt_token_count.max(0);
         let cached = self.cached_content_token_count.clamp(0, prompt);
@@ -404,8 +419,9 @@ impl Dialect for Wire {
     type Framing = ServerSentEvents;
 
     fn read(&mut self, event: &Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        let response: Response = serde_json::from_str(&event.data)
-            .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))?;
+        let response: Response = serde_json::from_str(&event.data).map_err(|error| {
+            Failure::transient(format!("the stream holds an event that cannot be read: {error}"))
+        })?;
         if let Some(error) = response.error {
             return Err(failure(None, &error));
         }
@@ -417,7 +433,10 @@ impl Dialect for Wire {
         }
         if !self.named && response.model_version.is_some() {
             self.named = true;
-            let (id, model) = (response.response_id.unwrap_or_default(), response.model_version.unwrap_or_default());
+            let (id, model) = (
+                response.response_id.unwrap_or_default(),
+                response.model_version.unwrap_or_default(),
+            );
             chunks.push_back(Chunk::Named { id, model });
         }
         if let Some(usage) = response.usage_metadata {
@@ -430,13 +449,15 @@ impl Dialect for Wire {
         }
         if let Some(reason) = candidate.finish_reason {
             self.finished = true;
-            chunks.push_back(Chunk::Stop(stop_reason(&reason, candidate.finish_message.as_deref())?));
+            chunks
+                .push_back(Chunk::Stop(stop_reason(&reason, candidate.finish_message.as_deref())?));
         }
         Ok(())
     }
 
     fn is_complete(&self) -> bool {
-        // The vendor says why it stopped, but not that nothing more comes: what it used may still follow.
+        // The vendor says why it stopped, but not that nothing more comes: what it used may still
+        // follow.
         false
     }
 
@@ -488,9 +509,10 @@ impl Wire {
 fn stop_reason(reason: &str, message: Option<&str>) -> Result<StopReason, Failure> {
     Ok(match reason {
         "MAX_TOKENS" => StopReason::MaxTokens,
-        "SAFETY" | "RECITATION" | "BLOCKLIST" | "PROHIBITED_CONTENT" | "SPII" | "LANGUAGE" | "IMAGE_SAFETY"
-        | "MODEL_ARMOR" => StopReason::Refused,
-        // What the model wrote cannot be understood by its own vendor; the next try is usually fine.
+        "SAFETY" | "RECITATION" | "BLOCKLIST" | "PROHIBITED_CONTENT" | "SPII" | "LANGUAGE"
+        | "IMAGE_SAFETY" | "MODEL_ARMOR" => StopReason::Refused,
+        // What the model wrote cannot be understood by its own vendor; the next try is usually
+        // fine.
         "MALFORMED_FUNCTION_CALL" | "UNEXPECTED_TOOL_CALL" | "MALFORMED_RESPONSE" => {
             let message = message.unwrap_or("the model wrote a call that the vendor cannot read");
             return Err(Failure::transient(format!("{message} ({reason})")));
@@ -503,24 +525,31 @@ fn failure(status: Option<u16>, error: &WireError) -> Failure {
     let reason = error.details.iter().find_map(|detail| detail["reason"].as_str());
     let by_status = status.or(error.code).filter(|status| *status >= 400).map(class_of_status);
     let class = match (error.status.as_str(), reason) {
-        (_, Some("API_KEY_INVALID" | "API_KEY_SERVICE_BLOCKED")) | ("UNAUTHENTICATED" | "PERMISSION_DENIED", _) => {
-            FailureClass::Authentication
-        }
+        (_, Some("API_KEY_INVALID" | "API_KEY_SERVICE_BLOCKED"))
+        | ("UNAUTHENTICATED" | "PERMISSION_DENIED", _) => FailureClass::Authentication,
         ("RESOURCE_EXHAUSTED", _) => FailureClass::RateLimited,
         ("UNAVAILABLE", _) => FailureClass::Overloaded,
-        ("INTERNAL" | "DEADLINE_EXCEEDED" | "ABORTED" | "UNKNOWN" | "CANCELLED", _) => FailureClass::Transient,
-        ("INVALID_ARGUMENT" | "FAILED_PRECONDITION" | "NOT_FOUND" | "OUT_OF_RANGE", _) => class_by_words(
-            &error.message,
-            &[
-                (
-                    FailureClass::ContextTooLong,
-                    &["exceeds the maximum number of tokens", "token count", "prompt is too long"],
-                ),
-                (FailureClass::Authentication, &["api key not valid", "api key expired"]),
-                (FailureClass::ContentRefused, &["content policy", "content filtering"]),
-            ],
-        )
-        .unwrap_or(FailureClass::InvalidRequest),
+        ("INTERNAL" | "DEADLINE_EXCEEDED" | "ABORTED" | "UNKNOWN" | "CANCELLED", _) => {
+            FailureClass::Transient
+        }
+        ("INVALID_ARGUMENT" | "FAILED_PRECONDITION" | "NOT_FOUND" | "OUT_OF_RANGE", _) => {
+            class_by_words(
+                &error.message,
+                &[
+                    (
+                        FailureClass::ContextTooLong,
+                        &[
+                            "exceeds the maximum number of tokens",
+                            "token count",
+                            "prompt is too long",
+                        ],
+                    ),
+                    (FailureClass::Authentication, &["api key not valid", "api key expired"]),
+                    (FailureClass::ContentRefused, &["content policy", "content filtering"]),
+                ],
+            )
+            .unwrap_or(FailureClass::InvalidRequest)
+        }
         _ => by_status.unwrap_or(FailureClass::Transient),
     };
     let message = match (error.message.as_str(), error.status.as_str()) {

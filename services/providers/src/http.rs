@@ -1,5 +1,5 @@
-//! What vendors reached over HTTP have in common: one client, deadlines, classified errors, and the loop that turns
-//! bytes into chunks.
+//! What vendors reached over HTTP have in common: one client, deadlines, classified errors, and the
+//! loop that turns bytes into chunks.
 
 mod headroom;
 
@@ -36,7 +36,8 @@ const MAX_ERROR_BODY: usize = 64 * 1024;
 const MAX_BODY: usize = 16 * 1024 * 1024;
 /// How long a body that is no stream may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How much of an answer that is one value is read, where that may be large: two thousand vectors of three thousand numbers.
+/// How much of an answer that is one value is read, where that may be large: two thousand vectors
+/// of three thousand numbers.
 const MAX_LARGE_BODY: usize = 128 * 1024 * 1024;
 /// How long such an answer may take after its head.
 const LARGE_BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -57,8 +58,8 @@ pub(crate) struct Timeouts {
 /// The HTTP client of all vendors: its connections are kept and shared.
 #[derive(Debug, Clone)]
 pub(crate) struct Http {
-    /// On a machine without certificate authorities no client can be made. That must not keep vendors from working
-    /// that need none, so that the reason waits here for the first call.
+    /// On a machine without certificate authorities no client can be made. That must not keep
+    /// vendors from working that need none, so that the reason waits here for the first call.
     client: Result<reqwest::Client, Arc<str>>,
     timeouts: Timeouts,
     /// Hears what vendors say about their limits.
@@ -67,7 +68,8 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    /// A client that follows no redirect (a key must not travel on) and uses no proxy from the environment.
+    /// A client that follows no redirect (a key must not travel on) and uses no proxy from the
+    /// environment.
     pub(crate) fn new(timeouts: Timeouts) -> Self {
         let client = reqwest::Client::builder()
             .connect_timeout(timeouts.connect)
@@ -110,13 +112,14 @@ impl Http {
     fn request(&self, method: Method, url: Url) -> Result<RequestBuilder, Failure> {
         match &self.client {
             Ok(client) => Ok(client.request(method, url)),
-            Err(reason) => {
-                Err(Failure::configuration(format!("no HTTPS client can be made on this machine: {reason}")))
-            }
+            Err(reason) => Err(Failure::configuration(format!(
+                "no HTTPS client can be made on this machine: {reason}"
+            ))),
         }
     }
 
-    /// Sends `request` and reads an answer that is one JSON value. `refused` says what another one means.
+    /// Sends `request` and reads an answer that is one JSON value. `refused` says what another one
+    /// means.
     pub(crate) async fn json(
         &self,
         request: Result<RequestBuilder, Failure>,
@@ -126,7 +129,8 @@ impl Http {
         parsed(&body(response, MAX_BODY, BODY_TIMEOUT).await)
     }
 
-    /// The same for an answer that may be large, and is one of the calls that the vendor's `limits` count.
+    /// The same for an answer that may be large, and is one of the calls that the vendor's `limits`
+    /// count.
     pub(crate) async fn large<T: DeserializeOwned>(
         &self,
         request: Result<RequestBuilder, Failure>,
@@ -136,8 +140,10 @@ impl Http {
         let response = self.answered(request, limits, refused).await?;
         let body = body(response, MAX_LARGE_BODY, LARGE_BODY_TIMEOUT).await;
         if body.len() >= MAX_LARGE_BODY {
-            let words =
-                format!("the vendor's answer is larger than {} MiB: ask for less at a time", MAX_LARGE_BODY >> 20);
+            let words = format!(
+                "the vendor's answer is larger than {} MiB: ask for less at a time",
+                MAX_LARGE_BODY >> 20
+            );
             return Err(Failure::new(FailureClass::InvalidRequest, words).after_success());
         }
         parsed(&body).map_err(Failure::after_success)
@@ -150,8 +156,14 @@ impl Http {
         refused: impl Fn(u16, &[u8]) -> Failure + Send,
     ) -> Result<Response, Failure> {
         let patience = self.timeouts.first_byte;
-        let silent = |_| Failure::transient(format!("the vendor did not answer for {} s", patience.as_secs_f64()));
-        let response = timeout(patience, request?.send()).await.map_err(silent)?.map_err(transport)?;
+        let silent = |_| {
+            Failure::transient(format!(
+                "the vendor did not answer for {} s",
+                patience.as_secs_f64()
+            ))
+        };
+        let response =
+            timeout(patience, request?.send()).await.map_err(silent)?.map_err(transport)?;
         if let Some(observer) = &self.observer {
             observer.headroom(headroom::read(limits, response.headers(), clock::now()));
         }
@@ -199,10 +211,13 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     pub(crate) fn parse(base_url: &str, key: Option<SecretString>) -> Result<Self, Failure> {
-        let base = Url::parse(base_url)
-            .map_err(|error| Failure::configuration(format!("the base URL is not a URL: {error}")))?;
+        let base = Url::parse(base_url).map_err(|error| {
+            Failure::configuration(format!("the base URL is not a URL: {error}"))
+        })?;
         if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
-            return Err(Failure::configuration("the base URL must begin with http:// or https:// and name a host"));
+            return Err(Failure::configuration(
+                "the base URL must begin with http:// or https:// and name a host",
+            ));
         }
         Ok(Self { base, key })
     }
@@ -218,7 +233,8 @@ impl Endpoint {
     }
 }
 
-/// How a vendor speaks inside the event stream. Without I/O, so that any split of the bytes can be tested.
+/// How a vendor speaks inside the event stream. Without I/O, so that any split of the bytes can be
+/// tested.
 pub(crate) trait Dialect: Send + 'static {
     /// How the stream is cut into events.
     type Framing: Framing;
@@ -251,8 +267,8 @@ enum State {
         response: Response,
         begun: bool,
     },
-    /// Nothing more is read; what is left in `chunks` goes out first, so that how the bytes were split cannot
-    /// decide whether a piece before an error is seen.
+    /// Nothing more is read; what is left in `chunks` goes out first, so that how the bytes were
+    /// split cannot decide whether a piece before an error is seen.
     Ended(Result<(), Failure>),
 }
 
@@ -263,7 +279,9 @@ impl<D: Dialect> Exchange<D> {
                 return Ok(Some(chunk));
             }
             self.state = match std::mem::replace(&mut self.state, State::Ended(Ok(()))) {
-                State::Unsent(request) => State::Open { response: self.send(request?).await?, begun: false },
+                State::Unsent(request) => {
+                    State::Open { response: self.send(request?).await?, begun: false }
+                }
                 State::Open { response, begun } => self.read(response, begun).await,
                 State::Ended(result) => return result.map(|()| None),
             };
@@ -281,8 +299,10 @@ impl<D: Dialect> Exchange<D> {
         }
         let status = response.status().as_u16();
         cassette::head(status, response.headers());
-        let is_json =
-            response.headers().get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
+        let is_json = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
         if response.status().is_success() && !is_json {
             return Ok(response);
         }
@@ -305,7 +325,8 @@ impl<D: Dialect> Exchange<D> {
         match self.feed(&bytes) {
             Err(failure) => State::Ended(Err(failure)),
             Ok(()) if self.dialect.is_complete() => {
-                // The end of the body is usually here already; reading it gives the connection back to the pool.
+                // The end of the body is usually here already; reading it gives the connection back
+                // to the pool.
                 while let Some(Ok(Some(_))) = response.chunk().now_or_never() {}
                 State::Ended(self.end())
             }
@@ -321,7 +342,9 @@ impl<D: Dialect> Exchange<D> {
 
     fn end(&mut self) -> Result<(), Failure> {
         if !self.dialect.is_complete() {
-            self.framing.finish(&mut self.events).map_err(|error| Failure::transient(error.to_string()))?;
+            self.framing
+                .finish(&mut self.events)
+                .map_err(|error| Failure::transient(error.to_string()))?;
             self.read_events()?;
         }
         self.dialect.end(&mut self.chunks)
@@ -363,7 +386,8 @@ async fn body(mut response: Response, limit: usize, within: Duration) -> Vec<u8>
 /// When another try is welcome, from `retry-after-ms` or `Retry-After` in seconds or as a date.
 fn retry_at(headers: &HeaderMap, now: Timestamp) -> Option<Timestamp> {
     let text = |name: HeaderName| headers.get(name)?.to_str().ok().map(str::trim);
-    let millis = text(HeaderName::from_static("retry-after-ms")).and_then(|text| text.parse::<f64>().ok());
+    let millis =
+        text(HeaderName::from_static("retry-after-ms")).and_then(|text| text.parse::<f64>().ok());
     let seconds = text(RETRY_AFTER).and_then(|text| text.parse::<f64>().ok());
     let wait = match (millis, seconds) {
         (Some(millis), _) => Some(millis / 1_000.0),
@@ -409,16 +433,23 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// The first of `classes` that holds one of its words (lower case) in `message`.
-pub(crate) fn class_by_words(message: &str, classes: &[(FailureClass, &[&str])]) -> Option<FailureClass> {
+pub(crate) fn class_by_words(
+    message: &str,
+    classes: &[(FailureClass, &[&str])],
+) -> Option<FailureClass> {
     let message = message.to_lowercase();
-    classes.iter().find(|(_, words)| words.iter().any(|word| message.contains(word))).map(|(class, _)| *class)
+    classes
+        .iter()
+        .find(|(_, words)| words.iter().any(|word| message.contains(word)))
+        .map(|(class, _)| *class)
 }
 
 /// `key` as the value of a header, marked so that it is never shown.
 pub(crate) fn key_header(key: Option<&SecretString>) -> Result<Option<HeaderValue>, Failure> {
     let value = key.map(|key| HeaderValue::from_str(key.expose_secret())).transpose();
-    let mut value =
-        value.map_err(|_| Failure::configuration("the API key holds characters that no HTTP header allows"))?;
+    let mut value = value.map_err(|_| {
+        Failure::configuration("the API key holds characters that no HTTP header allows")
+    })?;
     if let Some(value) = &mut value {
         value.set_sensitive(true);
     }
@@ -433,7 +464,9 @@ pub(crate) fn plain_body(status: u16, body: &[u8]) -> String {
         return format!("the vendor answered without a stream: {text}");
     }
     if (300..400).contains(&status) {
-        return format!("the base URL redirects elsewhere (HTTP {status}); redirects are not followed with a key");
+        return format!(
+            "the base URL redirects elsewhere (HTTP {status}); redirects are not followed with a key"
+        );
     }
     // A proxy's error page is of no use in a message.
     if text.is_empty() || text.starts_with('<') {
@@ -449,17 +482,23 @@ mod tests {
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
         pairs
             .iter()
-            .map(|(name, value)| (HeaderName::from_static(name), value.parse().expect("a header value")))
+            .map(|(name, value)| {
+                (HeaderName::from_static(name), value.parse().expect("a header value"))
+            })
             .collect()
     }
 
     #[test]
     fn retry_after_is_read_in_every_form() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-        let seconds = |headers| retry_at(&headers, now).map(|at| at.duration_since(now).as_millis());
+        let seconds =
+            |headers| retry_at(&headers, now).map(|at| at.duration_since(now).as_millis());
         assert_eq!(seconds(headers(&[("retry-after", "7")])), Some(7_000));
         assert_eq!(seconds(headers(&[("retry-after-ms", "250"), ("retry-after", "7")])), Some(250));
-        assert_eq!(seconds(headers(&[("retry-after", "Thu, 01 Jan 2026 00:01:00 GMT")])), Some(60_000));
+        assert_eq!(
+            seconds(headers(&[("retry-after", "Thu, 01 Jan 2026 00:01:00 GMT")])),
+            Some(60_000)
+        );
         assert_eq!(seconds(headers(&[("retry-after", "Wed, 31 Dec 2025 00:00:00 GMT")])), Some(0));
         assert_eq!(seconds(headers(&[("retry-after", "9999999999999")])), Some(24 * 3_600_000));
         assert_eq!(seconds(headers(&[("retry-after", "-1")])), None);

@@ -1,5 +1,6 @@
-//! Opens sealed API keys for calls. The only other place of the mesh where a vendor's key is in the clear is the gateway, for the moment in
-//! which it seals one: when it is set, and anew when the master key has changed.
+//! Opens sealed API keys for calls. The only other place of the mesh where a vendor's key is in the
+//! clear is the gateway, for the moment in which it seals one: when it is set, and anew when the
+//! master key has changed.
 
 use construct_proto::mesh::v1::SealedSecret;
 use construct_runtime::{MasterKeys, OpenError};
@@ -7,14 +8,16 @@ use secrecy::SecretString;
 
 use crate::failure::Failure;
 
-/// The API key of provider `provider_id`, none when it has none. The provider's id is the associated data, so that a
-/// key sealed for one provider can't be used for another.
+/// The API key of provider `provider_id`, none when it has none. The provider's id is the
+/// associated data, so that a key sealed for one provider can't be used for another.
 pub(crate) fn open(
     keys: &MasterKeys,
     provider_id: &str,
     sealed: Option<&SealedSecret>,
 ) -> Result<Option<SecretString>, Failure> {
-    let Some(sealed) = sealed.filter(|sealed| !sealed.ciphertext.is_empty()) else { return Ok(None) };
+    let Some(sealed) = sealed.filter(|sealed| !sealed.ciphertext.is_empty()) else {
+        return Ok(None);
+    };
     let opened = keys.open(provider_id, &sealed.key_id, &sealed.nonce, &sealed.ciphertext);
     opened.map(Some).map_err(|error| match error {
         OpenError::UnknownKey { id } => Failure::configuration(format!(
@@ -34,7 +37,8 @@ pub(crate) mod tests {
 
     /// Master keys for tests.
     pub(crate) fn keys() -> MasterKeys {
-        MasterKeys::parse("k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=").expect("a key of 32 bytes")
+        MasterKeys::parse("k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
+            .expect("a key of 32 bytes")
     }
 
     /// `text` sealed as the gateway does.
@@ -56,15 +60,19 @@ pub(crate) mod tests {
     #[test]
     fn a_key_opens_only_for_its_provider_and_unharmed() {
         let sealed = seal("provider_1", "sk-1");
-        let opened = open(&keys(), "provider_1", Some(&sealed)).expect("it opens").expect("there is a key");
+        let opened =
+            open(&keys(), "provider_1", Some(&sealed)).expect("it opens").expect("there is a key");
         assert_eq!(opened.expose_secret(), "sk-1");
         let mut harmed = sealed.clone();
         harmed.ciphertext[0] ^= 1;
         let short = SealedSecret { nonce: vec![1], ..sealed.clone() };
         let foreign = SealedSecret { key_id: "k2".into(), ..sealed.clone() };
-        for (provider, sealed) in
-            [("provider_2", &sealed), ("provider_1", &harmed), ("provider_1", &short), ("provider_1", &foreign)]
-        {
+        for (provider, sealed) in [
+            ("provider_2", &sealed),
+            ("provider_1", &harmed),
+            ("provider_1", &short),
+            ("provider_1", &foreign),
+        ] {
             let failure = open(&keys(), provider, Some(sealed)).expect_err("it must not open");
             assert_eq!(failure.class, FailureClass::Configuration);
         }

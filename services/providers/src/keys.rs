@@ -1,8 +1,9 @@
-//! Which of a provider's keys a call is made with, and when: limits of each key that are kept before the vendor would say no,
-//! and keys that are left out for a while because it did.
+//! Which of a provider's keys a call is made with, and when: limits of each key that are kept
+//! before the vendor would say no, and keys that are left out for a while because it did.
 //!
-//! What is counted stands per key and lives as long as the process; each process counts for itself. Calls of one model wait
-//! in the order they came. A key is known by its sealed form, so that one that is set anew begins anew.
+//! What is counted stands per key and lives as long as the process; each process counts for itself.
+//! Calls of one model wait in the order they came. A key is known by its sealed form, so that one
+//! that is set anew begins anew.
 
 mod bucket;
 
@@ -25,7 +26,8 @@ use crate::{
     http::{Headroom, Observe},
 };
 
-/// How long a key that the vendor refuses, or that cannot be opened, is left out, as long as there are others.
+/// How long a key that the vendor refuses, or that cannot be opened, is left out, as long as there
+/// are others.
 const REFUSED: Duration = Duration::from_secs(5 * 60);
 /// How long a key is left out that reached a limit, when the vendor does not say.
 const LIMITED: Duration = Duration::from_secs(10);
@@ -52,7 +54,8 @@ pub(crate) struct Want<'a> {
     pub(crate) without: &'a [KeyId],
     /// How long it may wait.
     pub(crate) patience: Duration,
-    /// How long it may wait for a point in time that the vendor named: longer ones are better waited for elsewhere.
+    /// How long it may wait for a point in time that the vendor named: longer ones are better
+    /// waited for elsewhere.
     pub(crate) vendor_patience: Duration,
 }
 
@@ -91,7 +94,8 @@ struct State {
 
 enum Taken {
     Lease(Box<Lease>),
-    /// When it may be worth looking again, unless something is given back before; and whether the vendor named that time.
+    /// When it may be worth looking again, unless something is given back before; and whether the
+    /// vendor named that time.
     Later {
         at: Option<Instant>,
         by_vendor: bool,
@@ -123,7 +127,8 @@ impl Keys {
             match pool.take(want, now) {
                 Taken::Lease(lease) => return Ok(*lease),
                 Taken::Later { at, by_vendor } => {
-                    let until = if by_vendor { deadline.min(now + want.vendor_patience) } else { deadline };
+                    let until =
+                        if by_vendor { deadline.min(now + want.vendor_patience) } else { deadline };
                     if now >= deadline || at.is_some_and(|at| at > until) {
                         return Err(exhausted(at, now));
                     }
@@ -160,7 +165,11 @@ pub(crate) fn count(provider: &Provider) -> usize {
 
 /// All keys of a provider, the first one first.
 pub(crate) fn sealed(provider: &Provider) -> impl Iterator<Item = &SealedSecret> {
-    provider.api_key.iter().chain(&provider.additional_api_keys).filter(|key| !key.ciphertext.is_empty())
+    provider
+        .api_key
+        .iter()
+        .chain(&provider.additional_api_keys)
+        .filter(|key| !key.ciphertext.is_empty())
 }
 
 impl Pool {
@@ -180,7 +189,9 @@ impl Pool {
     fn look(&self, want: &Want<'_>) -> Option<Instant> {
         let (now, mut states) = (Instant::now(), self.lock());
         let waits = sealed(want.provider).map(|key| {
-            states.get_mut(key.ciphertext.as_slice()).map_or(Some(Duration::ZERO), |state| state.wait(want, now).0)
+            states
+                .get_mut(key.ciphertext.as_slice())
+                .map_or(Some(Duration::ZERO), |state| state.wait(want, now).0)
         });
         waits.flatten().min().map(|wait| now + wait)
     }
@@ -199,10 +210,12 @@ impl Pool {
         // Keys that are gone from the provider, once nothing is under way with them any more.
         states.retain(|id, state| state.under_way > 0 || ids.contains(id) || state.is_limited(now));
 
-        let mut candidates: Vec<usize> = (0..ids.len()).filter(|at| !want.without.contains(&ids[*at])).collect();
+        let mut candidates: Vec<usize> =
+            (0..ids.len()).filter(|at| !want.without.contains(&ids[*at])).collect();
         let refused = |at: &usize| states[&ids[*at]].refused_until.filter(|until| *until > now);
         if candidates.iter().all(|at| refused(at).is_some()) {
-            // Something has to be tried, and the one that was refused longest ago may have been put in order.
+            // Something has to be tried, and the one that was refused longest ago may have been put
+            // in order.
             candidates.sort_by_key(|at| refused(at));
             candidates.truncate(1);
         } else {
@@ -227,12 +240,17 @@ impl Pool {
                     }));
                 }
                 (Some(wait), by_vendor) => {
-                    later = Some(later.map_or((wait, by_vendor), |soonest| soonest.min((wait, by_vendor))));
+                    later = Some(
+                        later.map_or((wait, by_vendor), |soonest| soonest.min((wait, by_vendor))),
+                    );
                 }
                 (None, _) => {}
             }
         }
-        Taken::Later { at: later.map(|(wait, _)| now + wait), by_vendor: later.is_some_and(|(_, by_vendor)| by_vendor) }
+        Taken::Later {
+            at: later.map(|(wait, _)| now + wait),
+            by_vendor: later.is_some_and(|(_, by_vendor)| by_vendor),
+        }
     }
 
     fn with(&self, key: &KeyId, change: impl FnOnce(&mut State)) {
@@ -246,9 +264,10 @@ impl Pool {
 impl State {
     /// Takes over limits that have changed.
     fn configure(&mut self, provider: &Provider, now: Instant) {
-        for (bucket, limit) in
-            [(&mut self.requests, provider.requests_per_minute), (&mut self.tokens, provider.tokens_per_minute)]
-        {
+        for (bucket, limit) in [
+            (&mut self.requests, provider.requests_per_minute),
+            (&mut self.tokens, provider.tokens_per_minute),
+        ] {
             match bucket {
                 Some(bucket) if limit > 0 => bucket.limit(limit, now),
                 _ => *bucket = Bucket::new(limit, now),
@@ -256,16 +275,20 @@ impl State {
         }
     }
 
-    /// How long until a call may begin, and whether that is the vendor's word. None: until one under way ends.
+    /// How long until a call may begin, and whether that is the vendor's word. None: until one
+    /// under way ends.
     fn wait(&mut self, want: &Want<'_>, now: Instant) -> (Option<Duration>, bool) {
         let limit = want.provider.max_concurrency;
         if limit > 0 && self.under_way >= limit {
             return (None, false);
         }
-        let vendor =
-            self.limited_until.get(want.vendor_model).map_or(Duration::ZERO, |until| until.duration_since(now));
+        let vendor = self
+            .limited_until
+            .get(want.vendor_model)
+            .map_or(Duration::ZERO, |until| until.duration_since(now));
         let requests = self.requests.as_mut().map_or(Duration::ZERO, |bucket| bucket.wait(1, now));
-        let tokens = self.tokens.as_mut().map_or(Duration::ZERO, |bucket| bucket.wait(want.tokens, now));
+        let tokens =
+            self.tokens.as_mut().map_or(Duration::ZERO, |bucket| bucket.wait(want.tokens, now));
         let own = requests.max(tokens);
         (Some(own.max(vendor)), vendor > own)
     }
@@ -332,10 +355,13 @@ impl Lease {
             }
             FailureClass::RateLimited => {
                 let asked = failure.wait_asked(clock::now()).map(|wait| wait.min(LONGEST));
-                // A single key is spared for as long as the vendor says; otherwise the pauses between tries spare it.
+                // A single key is spared for as long as the vendor says; otherwise the pauses
+                // between tries spare it.
                 let pause = asked.or_else(|| has_others.then_some(LIMITED));
                 if let Some(pause) = pause {
-                    self.pool.with(&self.key, |state| state.limited(&self.vendor_model, now + pause, now));
+                    self.pool.with(&self.key, |state| {
+                        state.limited(&self.vendor_model, now + pause, now)
+                    });
                 }
                 true
             }
@@ -369,8 +395,10 @@ impl Observe for Observer {
 }
 
 fn exhausted(at: Option<Instant>, now: Instant) -> Failure {
-    let retry_at = at.and_then(|at| clock::now().checked_add(at.saturating_duration_since(now)).ok());
-    Failure::new(FailureClass::RateLimited, "every API key of the provider is at its limit").with_retry_at(retry_at)
+    let retry_at =
+        at.and_then(|at| clock::now().checked_add(at.saturating_duration_since(now)).ok());
+    Failure::new(FailureClass::RateLimited, "every API key of the provider is at its limit")
+        .with_retry_at(retry_at)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! The providers: the only service that talks to model vendors.
 //!
-//! It takes `ModelInvoke` commands from the mesh, calls the vendor the command names, streams what the model writes
-//! as progress of the step, and answers with one `StepResult`. It holds nothing that matters: what it was working on
-//! when it died is delivered to another process. It never touches PostgreSQL.
+//! It takes `ModelInvoke` commands from the mesh, calls the vendor the command names, streams what
+//! the model writes as progress of the step, and answers with one `StepResult`. It holds nothing
+//! that matters: what it was working on when it died is delivered to another process. It never
+//! touches PostgreSQL.
 //!
 //! A vendor's names and wire types stand in that vendor's module and nowhere else.
 
@@ -55,8 +56,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::config::Config;
 use self::{
-    attached::Attached, breaker::Breakers, cancels::Cancels, check::Checks, http::Http, local::Shelf, router::Router,
-    vendor::Vendors, worker::Worker,
+    attached::Attached, breaker::Breakers, cancels::Cancels, check::Checks, http::Http,
+    local::Shelf, router::Router, vendor::Vendors, worker::Worker,
 };
 
 /// Connects to the mesh and begins to take commands.
@@ -72,8 +73,10 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let bus = context
         .connect_with_retry("nats", &latch, async || {
             let name = format!("providers {}", context.instance_id());
-            let tls = Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
-            let options = ConnectOptions::new(name).blobs(common.blob_dir()).user(User::Providers).tls(tls);
+            let tls =
+                Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
+            let options =
+                ConnectOptions::new(name).blobs(common.blob_dir()).user(User::Providers).tls(tls);
             let bus = Bus::connect(common.nats_url.expose(), options).await?;
             bus.ensure_topology().await?;
             anyhow::Ok(bus)
@@ -84,12 +87,14 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let listening = clock::listen(bus.hear_time().await?, lifecycle.draining()).await;
     lifecycle.spawn_job("clock", listening);
     let (breakers, changed) = Breakers::new();
-    let shared = breaker::share::start(&bus, context.instance_id(), &breakers, changed, lifecycle).await;
+    let shared =
+        breaker::share::start(&bus, context.instance_id(), &breakers, changed, lifecycle).await;
     shared.context("cannot hear of breakers")?;
     let recorder = match &config.providers_record_dir {
         Some(folder) => {
             let recorder = cassette::Recorder::new(folder);
-            let recorder = recorder.with_context(|| format!("nothing can be recorded in {}", folder.display()))?;
+            let recorder = recorder
+                .with_context(|| format!("nothing can be recorded in {}", folder.display()))?;
             tracing::warn!(folder = %folder.display(), "every call of a model is recorded, with what people and models say");
             Some(Arc::new(recorder))
         }
@@ -123,12 +128,16 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         cancels,
         hand_back: CancellationToken::new(),
     };
-    worker.start(config.providers_concurrency, context).await.context("cannot listen for cancels")?;
+    worker
+        .start(config.providers_concurrency, context)
+        .await
+        .context("cannot listen for cancels")?;
     Ok(())
 }
 
 /// Chooses the implementation of TLS for the process.
 fn install_crypto() {
-    // An error only says that it has been chosen before, as when tests run several services in one process.
+    // An error only says that it has been chosen before, as when tests run several services in one
+    // process.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }

@@ -1,8 +1,10 @@
-//! Texts as vectors from model files on disk: no vendor, no key, no network ([ADR 19](../../../docs/adr/0019-embeddings.md)).
+//! Texts as vectors from model files on disk: no vendor, no key, no network ([ADR
+//! 19](../../../docs/adr/0019-embeddings.md)).
 //!
-//! A model is a folder with `model.safetensors`, `tokenizer.json` and, if need be, `config.json`, in the form of Model2Vec: each
-//! token has a vector, and that of a text is their mean. What a provider calls a model is the folder's place below the one
-//! that the operator names, so that nobody reads other files by making a provider.
+//! A model is a folder with `model.safetensors`, `tokenizer.json` and, if need be, `config.json`,
+//! in the form of Model2Vec: each token has a vector, and that of a text is their mean. What a
+//! provider calls a model is the folder's place below the one that the operator names, so that
+//! nobody reads other files by making a provider.
 
 mod model;
 mod tokenizer;
@@ -44,7 +46,8 @@ const BESIDE: [&str; 2] = ["config.json", "tokenizer.json"];
 pub(crate) struct Shelf {
     folder: Option<Arc<Path>>,
     loaded: Arc<Mutex<HashMap<String, Loaded>>>,
-    /// One for each processor: the work waits for nothing, and more of it at once would only take turns.
+    /// One for each processor: the work waits for nothing, and more of it at once would only take
+    /// turns.
     processors: Arc<Semaphore>,
 }
 
@@ -58,7 +61,11 @@ impl Shelf {
     /// What stands in `folder`; nothing without one.
     pub(crate) fn new(folder: Option<PathBuf>) -> Self {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
-        Self { folder: folder.map(Arc::from), loaded: Arc::default(), processors: Arc::new(Semaphore::new(processors)) }
+        Self {
+            folder: folder.map(Arc::from),
+            loaded: Arc::default(),
+            processors: Arc::new(Semaphore::new(processors)),
+        }
     }
 
     fn folder(&self) -> Result<&Path, Failure> {
@@ -82,9 +89,13 @@ impl Shelf {
         if let Some(loaded) = self.lock().get(name).filter(|loaded| loaded.changed == changed) {
             return Ok(Arc::clone(&loaded.model));
         }
-        // Without the lock: who wants another model does not wait for this one. Two that load the same one waste some time.
+        // Without the lock: who wants another model does not wait for this one. Two that load the
+        // same one waste some time.
         let model = Model::load(&folder).map_err(|error| {
-            Failure::configuration(format!("the model `{name}` cannot be used: {}", crate::http::chain(&error)))
+            Failure::configuration(format!(
+                "the model `{name}` cannot be used: {}",
+                crate::http::chain(&error)
+            ))
         })?;
         let model = Arc::new(model);
         let mut loaded = self.lock();
@@ -99,7 +110,9 @@ impl Shelf {
     fn names(&self) -> Result<Vec<String>, Failure> {
         let root = self.folder()?;
         let mut names = Vec::new();
-        let unreadable = |error| Failure::configuration(format!("the folder with models cannot be read: {error}"));
+        let unreadable = |error| {
+            Failure::configuration(format!("the folder with models cannot be read: {error}"))
+        };
         for name in folders(root).map_err(unreadable)? {
             if root.join(&name).join(WEIGHTS).is_file() {
                 names.push(name);
@@ -114,7 +127,9 @@ impl Shelf {
     }
 
     fn embed(&self, request: &Request) -> Result<Embedded, Failure> {
-        let Some(Embed { texts, dimensions }) = &request.embed else { return Ok((Vec::new(), None)) };
+        let Some(Embed { texts, dimensions }) = &request.embed else {
+            return Ok((Vec::new(), None));
+        };
         let model = self.model(&request.model)?;
         let mut tokens = 0;
         let vectors = texts.iter().map(|text| {
@@ -159,8 +174,12 @@ impl Vendor for Local {
         let shelf = self.0.clone();
         async move {
             let names = spawn_blocking(move || shelf.names()).await;
-            let names = names.map_err(|error| Failure::internal(format!("the folder with models: {error}")))??;
-            Ok(names.into_iter().map(|name| VendorModel { name, ..VendorModel::default() }).collect())
+            let names = names
+                .map_err(|error| Failure::internal(format!("the folder with models: {error}")))??;
+            Ok(names
+                .into_iter()
+                .map(|name| VendorModel { name, ..VendorModel::default() })
+                .collect())
         }
         .boxed()
     }
@@ -174,17 +193,25 @@ fn place(name: &str) -> Result<&Path, Failure> {
             && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
     };
     let parts = name.split('/');
-    if parts.clone().count() <= 2 && parts.into_iter().all(plain) { Ok(Path::new(name)) } else { Err(missing(name)) }
+    if parts.clone().count() <= 2 && parts.into_iter().all(plain) {
+        Ok(Path::new(name))
+    } else {
+        Err(missing(name))
+    }
 }
 
 fn missing(name: &str) -> Failure {
-    Failure::new(FailureClass::InvalidRequest, format!("the model `{name}` does not exist in the folder with models"))
+    Failure::new(
+        FailureClass::InvalidRequest,
+        format!("the model `{name}` does not exist in the folder with models"),
+    )
 }
 
 fn folders(path: &Path) -> io::Result<Vec<String>> {
     let entries = fs::read_dir(path)?.filter_map(Result::ok);
-    let folders =
-        entries.filter(|entry| entry.path().is_dir()).filter_map(|entry| entry.file_name().into_string().ok());
+    let folders = entries
+        .filter(|entry| entry.path().is_dir())
+        .filter_map(|entry| entry.file_name().into_string().ok());
     Ok(folders.filter(|name| place(name).is_ok()).collect())
 }
 

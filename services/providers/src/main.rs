@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use mimalloc::MiMalloc;
 
-/// A fifth of what a call through the proxy costs went into the allocator of the C library (docs/adr/0045-allocator.md).
+/// A fifth of what a call through the proxy costs went into the allocator of the C library
+/// (docs/adr/0045-allocator.md).
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 

@@ -36,7 +36,11 @@ impl Meter {
             Chunk::Arguments { json, .. } => self.bytes += json.len(),
             Chunk::Usage(usage) => self.reported = Some(*usage),
             // Opaque data is not written by the model.
-            Chunk::ThinkingData(_) | Chunk::Call { .. } | Chunk::Stop(_) | Chunk::Named { .. } | Chunk::Vector(_) => {}
+            Chunk::ThinkingData(_)
+            | Chunk::Call { .. }
+            | Chunk::Stop(_)
+            | Chunk::Named { .. }
+            | Chunk::Vector(_) => {}
         }
     }
 
@@ -47,15 +51,17 @@ impl Meter {
         if usage.cost_pico_usd > 0 { usage } else { usage.priced(prices) }
     }
 
-    /// What was used so far; of its cost only what the vendor says. Where the vendor has not said it, it is estimated: an answer that is cut off,
-    /// or comes from a server that counts nothing, is not free.
+    /// What was used so far; of its cost only what the vendor says. Where the vendor has not said
+    /// it, it is estimated: an answer that is cut off, or comes from a server that counts nothing,
+    /// is not free.
     pub(crate) fn usage(&self, complete: bool) -> Usage {
         used(self.reported, self.bytes, complete, self.taken, || self.request.input_chars())
     }
 }
 
-/// What an answer of so many `bytes` used: what its vendor has `reported`, and an estimate where it has not. `taken`: the vendor has
-/// read the request, although nothing of the answer may have come. `input_chars` are those of the request.
+/// What an answer of so many `bytes` used: what its vendor has `reported`, and an estimate where it
+/// has not. `taken`: the vendor has read the request, although nothing of the answer may have come.
+/// `input_chars` are those of the request.
 pub(crate) fn used(
     reported: Option<Usage>,
     bytes: usize,
@@ -66,9 +72,15 @@ pub(crate) fn used(
     let estimated_output = tokens(bytes);
     match reported {
         Some(reported) if complete && reported.output_tokens > 0 => reported,
-        Some(reported) => Usage { output_tokens: reported.output_tokens.max(estimated_output), ..reported },
+        Some(reported) => {
+            Usage { output_tokens: reported.output_tokens.max(estimated_output), ..reported }
+        }
         None if bytes == 0 && !complete && !taken => Usage::default(),
-        None => Usage { input_tokens: tokens(input_chars()), output_tokens: estimated_output, ..Usage::default() },
+        None => Usage {
+            input_tokens: tokens(input_chars()),
+            output_tokens: estimated_output,
+            ..Usage::default()
+        },
     }
 }
 
@@ -89,7 +101,8 @@ pub(crate) mod tests {
     fn each_try_is_priced_by_itself_unless_the_vendor_says_what_it_has_cost() {
         let rates = Rates { input: 20, output: 200, ..Rates::default() };
         let long_context = Some(LongContext { above_input_tokens: 100, rates });
-        let prices = Prices { input: 10, output: 100, request: 1, long_context, ..Prices::default() };
+        let prices =
+            Prices { input: 10, output: 100, request: 1, long_context, ..Prices::default() };
         let request = Arc::new(crate::answer::tests::request());
         let cost = |usage: Usage| {
             let mut meter = Meter::new(Arc::clone(&request));
@@ -101,7 +114,11 @@ pub(crate) mod tests {
         assert_eq!(cost(short) + cost(short), 2 * (100 * 10 + 100 + 1_000_000));
         assert_eq!(cost(short + short), 200 * 20 + 2 * 200 + 1_000_000);
         assert_eq!(cost(Usage { cost_pico_usd: 7, ..short }), 7);
-        assert_eq!(Meter::new(request).cost(false, &prices).cost_pico_usd, 0, "what was never answered");
+        assert_eq!(
+            Meter::new(request).cost(false, &prices).cost_pico_usd,
+            0,
+            "what was never answered"
+        );
     }
 
     #[test]
@@ -115,7 +132,10 @@ pub(crate) mod tests {
         assert!(used(&[], false).is_zero());
         let begun = Usage { input_tokens: 50, output_tokens: 1, ..Usage::default() };
         let cut = [Chunk::Usage(begun), text];
-        assert_eq!(used(&cut, false), Usage { input_tokens: 50, output_tokens: 100, ..Usage::default() });
+        assert_eq!(
+            used(&cut, false),
+            Usage { input_tokens: 50, output_tokens: 100, ..Usage::default() }
+        );
         assert_eq!(used(&cut, true), begun);
     }
 }

@@ -1,8 +1,8 @@
-//! What is counted of the calls of models, in the names of OpenTelemetry's conventions for generative AI where they have one
-//! (docs/providers.md lists them).
+//! What is counted of the calls of models, in the names of OpenTelemetry's conventions for
+//! generative AI where they have one (docs/providers.md lists them).
 //!
-//! A model at a provider is what most numbers are told apart by; there are as many as operators have made, and the SDK bounds
-//! them. Nothing is told apart by task, organisation or key.
+//! A model at a provider is what most numbers are told apart by; there are as many as operators
+//! have made, and the SDK bounds them. Nothing is told apart by task, organization or key.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,7 +27,8 @@ const TOKEN_TYPE: &str = "gen_ai.token.type";
 const ERROR: &str = "error.type";
 
 /// As the conventions ask for, in seconds.
-const SECONDS: [f64; 14] = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
+const SECONDS: [f64; 14] =
+    [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
 /// As the conventions ask for.
 const TOKENS: [f64; 14] = [
     1.0,
@@ -88,7 +89,9 @@ impl Metrics {
         let breakers = breakers.clone();
         meter
             .u64_observable_gauge("construct.providers.breaker.state")
-            .with_description("How the circuit breaker of a model stands: 0 closed, 1 half open, 2 open")
+            .with_description(
+                "How the circuit breaker of a model stands: 0 closed, 1 half open, 2 open",
+            )
             .with_callback(move |gauge| {
                 for (key, state) in breakers.states() {
                     let value = match state {
@@ -98,7 +101,10 @@ impl Metrics {
                     };
                     gauge.observe(
                         value,
-                        &[KeyValue::new(PROVIDER_ID, key.provider_id), KeyValue::new(MODEL, key.vendor_model)],
+                        &[
+                            KeyValue::new(PROVIDER_ID, key.provider_id),
+                            KeyValue::new(MODEL, key.vendor_model),
+                        ],
                     );
                 }
             })
@@ -111,7 +117,10 @@ impl Metrics {
             meter.u64_counter(name).with_unit("{call}").with_description(description).build()
         };
         Self(Arc::new(Instruments {
-            duration: seconds("gen_ai.client.operation.duration", "Each call of a vendor, retries apart"),
+            duration: seconds(
+                "gen_ai.client.operation.duration",
+                "Each call of a vendor, retries apart",
+            ),
             first_chunk: seconds(
                 "gen_ai.client.operation.time_to_first_chunk",
                 "From sending a request to the first piece of the answer",
@@ -127,12 +136,18 @@ impl Metrics {
                 .with_unit("{USD}")
                 .with_description("What calls have cost, in dollars")
                 .build(),
-            retries: count("construct.providers.retries", "Calls that failed and are tried again at the same model"),
+            retries: count(
+                "construct.providers.retries",
+                "Calls that failed and are tried again at the same model",
+            ),
             fallbacks: count(
                 "construct.providers.fallbacks",
                 "Calls that a model cannot answer and its fallback is asked",
             ),
-            waits: seconds("construct.providers.key.wait", "How long calls waited for a key that was at its limits"),
+            waits: seconds(
+                "construct.providers.key.wait",
+                "How long calls waited for a key that was at its limits",
+            ),
             waiting: meter
                 .i64_up_down_counter("construct.providers.key.waiting")
                 .with_unit("{call}")

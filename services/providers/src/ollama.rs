@@ -1,8 +1,9 @@
-//! Ollama's own API (`/api/chat`). Its wire format stands in this file and nowhere else; it is documented at
-//! <https://docs.ollama.com/api/chat>.
+//! Ollama's own API (`/api/chat`). Its wire format stands in this file and nowhere else; it is
+//! documented at <https://docs.ollama.com/api/chat>.
 //!
-//! Its OpenAI-compatible face would do but for one thing: there the size of the context cannot be said, and what
-//! exceeds the server's small default is dropped from the beginning of the conversation without a word.
+//! Its OpenAI-compatible face would do but for one thing: there the size of the context cannot be
+//! said, and what exceeds the server's small default is dropped from the beginning of the
+//! conversation without a word.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -50,7 +51,8 @@ impl Vendor for Ollama {
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         if matches!(request.choice, ToolChoice::Any | ToolChoice::Named(_)) {
             let words = "this model's vendor cannot be told that a tool must be called";
-            return stream::once(ready(Err(Failure::new(FailureClass::InvalidRequest, words)))).boxed();
+            return stream::once(ready(Err(Failure::new(FailureClass::InvalidRequest, words))))
+                .boxed();
         }
         // People know the other face's address.
         let post = self.http.post(self.endpoint.join("/v1", "/api/chat")).map(|post| {
@@ -64,9 +66,12 @@ impl Vendor for Ollama {
     }
 
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        let Some(Embed { texts, dimensions }) = &request.embed else { return stream::empty().boxed() };
+        let Some(Embed { texts, dimensions }) = &request.embed else {
+            return stream::empty().boxed();
+        };
         let wanted = texts.len();
-        // A text that is too long is an error, as with every vendor, and not a vector of its beginning.
+        // A text that is too long is an error, as with every vendor, and not a vector of its
+        // beginning.
         let mut body = json!({"model": request.model, "input": texts, "truncate": false});
         if let Some(dimensions) = dimensions {
             body["dimensions"] = json!(dimensions);
@@ -88,13 +93,16 @@ impl Vendor for Ollama {
     }
 
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
-        let get = self.http.get(self.endpoint.join("/v1", "/api/tags")).map(|get| match &self.endpoint.key {
-            Some(key) => get.bearer_auth(key.expose_secret()),
-            None => get,
+        let get = self.http.get(self.endpoint.join("/v1", "/api/tags")).map(|get| {
+            match &self.endpoint.key {
+                Some(key) => get.bearer_auth(key.expose_secret()),
+                None => get,
+            }
         });
         let http = self.http.clone();
         async move {
-            let answer = http.json(get, |status, body| Wire::default().refused(status, body)).await?;
+            let answer =
+                http.json(get, |status, body| Wire::default().refused(status, body)).await?;
             // How large a model's context is would have to be asked for each.
             Ok(check::named(&answer["models"], |model| VendorModel {
                 name: check::text(&model["name"]),
@@ -158,8 +166,9 @@ fn options(request: &Request) -> Value {
     Value::Object(options)
 }
 
-/// The context to ask for: room for the conversation and its answer. The memory it takes is proportional, and the
-/// server loads the model anew whenever it changes, so that it is no larger than needed and grows by doubling.
+/// The context to ask for: room for the conversation and its answer. The memory it takes is
+/// proportional, and the server loads the model anew whenever it changes, so that it is no larger
+/// than needed and grows by doubling.
 fn context(request: &Request) -> u32 {
     // A token of scripts or of most languages is shorter than the rule of thumb says.
     let read = u32::try_from(answer::tokens(request.input_chars())).unwrap_or(u32::MAX);
@@ -188,8 +197,10 @@ fn push(messages: &mut Vec<Value>, turn: &Turn) {
                 calls.push(json!({"function": {"name": name, "arguments": arguments}}));
             }
             Part::Result { name, output, failed, .. } => {
-                // The protocol has no mark for a result that is an error, and pairs calls with results by their order.
-                let content = if *failed { format!("[the script failed]\n{output}") } else { output.clone() };
+                // The protocol has no mark for a result that is an error, and pairs calls with
+                // results by their order.
+                let content =
+                    if *failed { format!("[the script failed]\n{output}") } else { output.clone() };
                 messages.push(json!({"role": "tool", "tool_name": name, "content": content}));
             }
         }
@@ -202,7 +213,9 @@ fn push(messages: &mut Vec<Value>, turn: &Turn) {
         Role::Assistant => "assistant",
     };
     let mut message = json!({"role": role, "content": texts.join("\n\n")});
-    for (field, values) in [("images", images.into_iter().map(Value::String).collect()), ("tool_calls", calls)] {
+    for (field, values) in
+        [("images", images.into_iter().map(Value::String).collect()), ("tool_calls", calls)]
+    {
         let values: Vec<Value> = values;
         if !values.is_empty() {
             message[field] = Value::Array(values);
@@ -259,8 +272,9 @@ impl Dialect for Wire {
     type Framing = Lines;
 
     fn read(&mut self, event: &Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        let line: Line = serde_json::from_str(&event.data)
-            .map_err(|error| Failure::transient(format!("the stream holds a line that cannot be read: {error}")))?;
+        let line: Line = serde_json::from_str(&event.data).map_err(|error| {
+            Failure::transient(format!("the stream holds a line that cannot be read: {error}"))
+        })?;
         if let Some(error) = line.error {
             return Err(failure(None, &error));
         }
@@ -294,7 +308,11 @@ impl Dialect for Wire {
                 }));
             }
             let cut = line.done_reason.as_deref() == Some("length");
-            chunks.push_back(Chunk::Stop(if cut { StopReason::MaxTokens } else { StopReason::EndTurn }));
+            chunks.push_back(Chunk::Stop(if cut {
+                StopReason::MaxTokens
+            } else {
+                StopReason::EndTurn
+            }));
         }
         Ok(())
     }
@@ -324,7 +342,10 @@ fn failure(status: Option<u16>, error: &str) -> Failure {
         None | Some(FailureClass::InvalidRequest) => class_by_words(
             error,
             &[
-                (FailureClass::ContextTooLong, &["context length", "context window", "prompt is too long"]),
+                (
+                    FailureClass::ContextTooLong,
+                    &["context length", "context window", "prompt is too long"],
+                ),
                 (FailureClass::ContentRefused, &["content policy", "content filtering"]),
                 (FailureClass::Overloaded, &["server busy", "maximum pending requests"]),
             ],
@@ -334,9 +355,15 @@ fn failure(status: Option<u16>, error: &str) -> Failure {
     let class = class.or(by_status).unwrap_or(FailureClass::Transient);
     if error.contains("does not support tools") {
         // The one mistake everybody makes with a local model; the remedy is ours to know.
-        return Failure::new(class, format!("{error}: say so in the model (`tool_calling: false`)"));
+        return Failure::new(
+            class,
+            format!("{error}: say so in the model (`tool_calling: false`)"),
+        );
     }
-    Failure::new(class, if error.is_empty() { "the server reported an error without a reason" } else { error })
+    Failure::new(
+        class,
+        if error.is_empty() { "the server reported an error without a reason" } else { error },
+    )
 }
 
 #[cfg(test)]

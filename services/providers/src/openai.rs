@@ -1,6 +1,7 @@
-//! OpenAI's Chat Completions, streaming, and the many servers that are compatible with it: what they leave out is
-//! tolerated, and what they ask for besides is a [`Flavor`]. The wire format stands in this module and nowhere else; it
-//! is documented at <https://platform.openai.com/docs/api-reference/chat/create>.
+//! OpenAI's Chat Completions, streaming, and the many servers that are compatible with it: what
+//! they leave out is tolerated, and what they ask for besides is a [`Flavor`]. The wire format
+//! stands in this module and nowhere else; it is documented at
+//! <https://platform.openai.com/docs/api-reference/chat/create>.
 
 mod details;
 mod errors;
@@ -104,7 +105,11 @@ pub(crate) fn embed(
         answer.data.sort_by_key(|embedding| embedding.index);
         let used = answer.usage.map(|usage| Usage {
             input_tokens: usage.prompt_tokens.max(0),
-            cost_pico_usd: usage.cost.filter(|_| tells_cost).and_then(|cost| cost.as_f64()).map_or(0, pico_usd),
+            cost_pico_usd: usage
+                .cost
+                .filter(|_| tells_cost)
+                .and_then(|cost| cost.as_f64())
+                .map_or(0, pico_usd),
             ..Usage::default()
         });
         let used = used.filter(|used| !used.is_zero());
@@ -133,14 +138,20 @@ struct EmbeddedUsage {
     cost: Option<Value>,
 }
 
-/// What is offered. The vendor itself tells names only; servers that are compatible with it tell more, each in its own way.
-pub(crate) fn models(http: &Http, endpoint: &Endpoint) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+/// What is offered. The vendor itself tells names only; servers that are compatible with it tell
+/// more, each in its own way.
+pub(crate) fn models(
+    http: &Http,
+    endpoint: &Endpoint,
+) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
     let asked = get(http, endpoint, "/models");
     async {
         let answer = asked.await?;
         Ok(check::named(&answer["data"], |model| {
-            let windows = ["context_length", "context_window", "max_model_len"].map(|name| check::tokens(&model[name]));
-            let longest = [&model["top_provider"]["max_completion_tokens"], &model["max_completion_tokens"]];
+            let windows = ["context_length", "context_window", "max_model_len"]
+                .map(|name| check::tokens(&model[name]));
+            let longest =
+                [&model["top_provider"]["max_completion_tokens"], &model["max_completion_tokens"]];
             VendorModel {
                 name: check::text(&model["id"]),
                 display_name: check::text(&model["name"]),
@@ -152,7 +163,11 @@ pub(crate) fn models(http: &Http, endpoint: &Endpoint) -> BoxFuture<'static, Res
     .boxed()
 }
 
-fn get(http: &Http, endpoint: &Endpoint, path: &str) -> impl Future<Output = Result<Value, Failure>> + Send + use<> {
+fn get(
+    http: &Http,
+    endpoint: &Endpoint,
+    path: &str,
+) -> impl Future<Output = Result<Value, Failure>> + Send + use<> {
     let get = http.get(endpoint.join("", path)).map(|get| match &endpoint.key {
         Some(key) => get.bearer_auth(key.expose_secret()),
         None => get,
@@ -163,7 +178,8 @@ fn get(http: &Http, endpoint: &Endpoint, path: &str) -> impl Future<Output = Res
 
 /// What a server says a call has cost, in dollars.
 fn pico_usd(dollars: f64) -> i64 {
-    // Whole dollars times 10^12 fit the type up to nine million; beyond, and for what is no number, the cast saturates.
+    // Whole dollars times 10^12 fit the type up to nine million; beyond, and for what is no number,
+    // the cast saturates.
     (dollars.max(0.0) * 1e12).round() as i64
 }
 
@@ -175,8 +191,8 @@ pub(crate) const LIMITS: LimitHeaders = &[
 
 /// In what the servers that speak this protocol differ.
 pub(crate) struct Flavor {
-    /// The name of the answer's bound. The vendor's own reasoning models refuse `max_tokens`; many servers know nothing
-    /// else.
+    /// The name of the answer's bound. The vendor's own reasoning models refuse `max_tokens`; many
+    /// servers know nothing else.
     pub(crate) limit: &'static str,
     /// Whether `top_k` is known. The vendor itself refuses what it doesn't know.
     pub(crate) top_k: bool,
@@ -245,7 +261,8 @@ pub(crate) fn flavor(endpoint: &Endpoint) -> &'static Flavor {
     if endpoint.base.host_str().is_some_and(original) { &ORIGINAL } else { &COMPATIBLE }
 }
 
-/// How much `model` is asked to think, in the vendor's words: how to ask for the least has changed twice.
+/// How much `model` is asked to think, in the vendor's words: how to ask for the least has changed
+/// twice.
 pub(crate) fn effort(effort: Effort, model: &str) -> &'static str {
     match effort {
         Effort::Off if model.starts_with('o') => "low",
@@ -261,8 +278,11 @@ pub(crate) fn thinks(request: &Request) -> bool {
 
 /// Whether the vendor's `model` thinks, by its name.
 pub(crate) fn is_known_to_think(model: &str) -> bool {
-    let numbered = model.strip_prefix('o').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-    numbered || (model.starts_with("gpt-5") && !model.contains("-chat")) || model.starts_with("codex-")
+    let numbered =
+        model.strip_prefix('o').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    numbered
+        || (model.starts_with("gpt-5") && !model.contains("-chat"))
+        || model.starts_with("codex-")
 }
 
 #[derive(Serialize)]
@@ -296,7 +316,11 @@ impl<'a> Body<'a> {
     fn new(request: &'a Request, flavor: &Flavor) -> Self {
         let parameters = &request.parameters;
         let mut messages = Vec::new();
-        let system = if flavor.schemas { Cow::Borrowed(&*request.system) } else { request.system_with_format() };
+        let system = if flavor.schemas {
+            Cow::Borrowed(&*request.system)
+        } else {
+            request.system_with_format()
+        };
         if !system.trim().is_empty() {
             messages.push(json!({"role": "system", "content": system}));
         }
@@ -320,7 +344,9 @@ impl<'a> Body<'a> {
             last["cache_control"] = breakpoint();
         }
         let samples = (flavor.samples)(request);
-        let mut named = request.effort().map_or_else(|| json!({}), |effort| (flavor.effort)(effort, &request.model));
+        let mut named = request
+            .effort()
+            .map_or_else(|| json!({}), |effort| (flavor.effort)(effort, &request.model));
         named[flavor.limit] = json!(request.max_tokens);
         Self {
             model: &request.model,
@@ -396,12 +422,15 @@ fn push(messages: &mut Vec<Value>, turn: Turn, flavor: &Flavor) {
                 None => texts.push(shown.left_out()),
             },
             Part::Thinking { text, data } => thoughts.add(text, &data),
-            Part::Call { id, name, arguments } => calls.push(json!({"id": id, "type": "function", "function": {
-                "name": name, "arguments": arguments.to_string(),
-            }})),
+            Part::Call { id, name, arguments } => {
+                calls.push(json!({"id": id, "type": "function", "function": {
+                    "name": name, "arguments": arguments.to_string(),
+                }}))
+            }
             Part::Result { id, output, failed, .. } => {
                 // The protocol has no mark for a result that is an error.
-                let content = if failed { format!("[the script failed]\n{output}") } else { output };
+                let content =
+                    if failed { format!("[the script failed]\n{output}") } else { output };
                 messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
             }
         }
@@ -430,7 +459,9 @@ fn push(messages: &mut Vec<Value>, turn: Turn, flavor: &Flavor) {
 
 fn content(media: &Media, flavor: &Flavor) -> Option<Value> {
     if media.is_image() {
-        return flavor.images.then(|| json!({"type": "image_url", "image_url": {"url": media.data_url()}}));
+        return flavor
+            .images
+            .then(|| json!({"type": "image_url", "image_url": {"url": media.data_url()}}));
     }
     let name = if media.name.is_empty() { "file.pdf" } else { &media.name };
     let file = json!({"filename": name, "file_data": media.data_url()});
@@ -455,10 +486,15 @@ impl Kept {
     fn put(self, message: &mut Value, wanted: Thoughts) {
         let calls = message.get("tool_calls").is_some();
         match wanted {
-            Thoughts::WithCalls if calls && !self.text.is_empty() => message["reasoning_content"] = json!(self.text),
+            Thoughts::WithCalls if calls && !self.text.is_empty() => {
+                message["reasoning_content"] = json!(self.text)
+            }
             Thoughts::WithEveryCall if calls => message["reasoning_content"] = json!(self.text),
-            Thoughts::Details if !self.details.is_empty() => message["reasoning_details"] = json!(self.details),
-            Thoughts::Never | Thoughts::WithCalls | Thoughts::WithEveryCall | Thoughts::Details => {}
+            Thoughts::Details if !self.details.is_empty() => {
+                message["reasoning_details"] = json!(self.details)
+            }
+            Thoughts::Never | Thoughts::WithCalls | Thoughts::WithEveryCall | Thoughts::Details => {
+            }
         }
     }
 }

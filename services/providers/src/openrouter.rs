@@ -17,11 +17,14 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     documents: true,
     schemas: true,
     thoughts: Thoughts::Details,
-    // Of the vendors behind it this one caches nothing by itself, and all of its models are called alike.
+    // Of the vendors behind it this one caches nothing by itself, and all of its models are called
+    // alike.
     breakpoints: |model| model.contains("claude"),
     tells_cost: true,
     // OpenAI's models that think refuse it there as well.
-    samples: |request| !request.model.strip_prefix("openai/").is_some_and(openai::is_known_to_think),
+    samples: |request| {
+        !request.model.strip_prefix("openai/").is_some_and(openai::is_known_to_think)
+    },
     effort: |effort, _| json!({"reasoning": {"effort": effort.word()}}),
     // Anybody may list the models.
     check: "/key",

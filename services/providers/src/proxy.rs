@@ -1,7 +1,8 @@
 //! The proxy: models for scripts and programs that never hold a vendor's key (docs/proxy.md).
 //!
-//! It speaks the protocols of the vendors' SDKs, so that these work with nothing but another address and a token; which
-//! vendor is behind a model makes no difference to them. Every call is paid for by whom the token names.
+//! It speaks the protocols of the vendors' SDKs, so that these work with nothing but another
+//! address and a token; which vendor is behind a model makes no difference to them. Every call is
+//! paid for by whom the token names.
 
 mod access;
 mod asked;
@@ -76,7 +77,8 @@ struct Shared {
     bodies: Arc<Semaphore>,
 }
 
-/// Serves clients until the service drains; then answers that are under way end, and what was spent is reported.
+/// Serves clients until the service drains; then answers that are under way end, and what was spent
+/// is reported.
 pub(crate) fn spawn(parts: Parts, listener: TcpListener, lifecycle: &Lifecycle) {
     let spending = Spending::new(parts.bus.clone());
     let shared = Arc::new(Shared {
@@ -104,7 +106,9 @@ pub(crate) fn spawn(parts: Parts, listener: TcpListener, lifecycle: &Lifecycle) 
         let listener = listener.tap_io(|connection| {
             let _ = connection.set_nodelay(true);
         });
-        axum::serve(listener, router(shared)).with_graceful_shutdown(draining.cancelled_owned()).await
+        axum::serve(listener, router(shared))
+            .with_graceful_shutdown(draining.cancelled_owned())
+            .await
     });
 }
 
@@ -117,7 +121,9 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/embeddings", post(embeddings::answer))
         .route("/v1/models", get(list))
         .route("/v1/models/{model}", get(one))
-        .fallback(async || refused::<Chat>(&Refusal::new(Kind::NoRoute, "there is nothing at this address")))
+        .fallback(async || {
+            refused::<Chat>(&Refusal::new(Kind::NoRoute, "there is nothing at this address"))
+        })
         .with_state(shared)
 }
 
@@ -141,7 +147,11 @@ async fn list(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response
     }
 }
 
-async fn one(State(shared): State<Arc<Shared>>, Path(asked): Path<String>, headers: HeaderMap) -> Response {
+async fn one(
+    State(shared): State<Arc<Shared>>,
+    Path(asked): Path<String>,
+    headers: HeaderMap,
+) -> Response {
     let token = access::token(&headers, &shared.keys, clock::now());
     match token.and_then(|token| access::model(&token, &asked).map(model)) {
         Ok(model) => Json(model).into_response(),

@@ -23,8 +23,16 @@ use crate::{
 };
 
 /// What of a request the vendor takes when it only counts.
-const COUNTED: [&str; 8] =
-    ["model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "text"];
+const COUNTED: [&str; 8] = [
+    "model",
+    "input",
+    "instructions",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning",
+    "text",
+];
 
 /// An account with OpenAI, or with something that speaks this protocol.
 pub(crate) struct Responses {
@@ -41,7 +49,9 @@ impl Responses {
 impl Vendor for Responses {
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         let post = self.http.post(self.endpoint.join("", "/responses")).map(|post| {
-            let post = post.header(ACCEPT, HeaderValue::from_static("text/event-stream")).json(&body(&request));
+            let post = post
+                .header(ACCEPT, HeaderValue::from_static("text/event-stream"))
+                .json(&body(&request));
             match &self.endpoint.key {
                 Some(key) => post.bearer_auth(key.expose_secret()),
                 None => post,
@@ -107,7 +117,9 @@ fn body(request: &Request) -> Value {
             ToolChoice::Auto => {}
             ToolChoice::Never => body["tool_choice"] = json!("none"),
             ToolChoice::Any => body["tool_choice"] = json!("required"),
-            ToolChoice::Named(name) => body["tool_choice"] = json!({"type": "function", "name": name}),
+            ToolChoice::Named(name) => {
+                body["tool_choice"] = json!({"type": "function", "name": name})
+            }
         }
     }
     match &request.format {
@@ -121,11 +133,13 @@ fn body(request: &Request) -> Value {
         // Models that don't think refuse this, and those that do refuse to be told how to sample.
         body["include"] = json!(["reasoning.encrypted_content"]);
         if let Some(effort) = request.effort() {
-            body["reasoning"] = json!({"effort": openai::effort(effort, &request.model), "summary": "auto"});
+            body["reasoning"] =
+                json!({"effort": openai::effort(effort, &request.model), "summary": "auto"});
         }
     } else {
         let parameters = &request.parameters;
-        for (name, value) in [("temperature", parameters.temperature), ("top_p", parameters.top_p)] {
+        for (name, value) in [("temperature", parameters.temperature), ("top_p", parameters.top_p)]
+        {
             if let Some(value) = value {
                 body[name] = json!(value);
             }
@@ -139,7 +153,8 @@ fn tool(tool: &Tool) -> Value {
         "strict": false})
 }
 
-/// A turn becomes one item for each call, result and thought, and one for what is said between them.
+/// A turn becomes one item for each call, result and thought, and one for what is said between
+/// them.
 fn push(input: &mut Vec<Value>, turn: &Turn) {
     // A thought must be followed by what came of it.
     let said = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
@@ -218,7 +233,10 @@ enum WireEvent {
         #[serde(default)]
         summary_index: u32,
     },
-    #[serde(rename = "response.reasoning_summary_text.delta", alias = "response.reasoning_text.delta")]
+    #[serde(
+        rename = "response.reasoning_summary_text.delta",
+        alias = "response.reasoning_text.delta"
+    )]
     Thought { delta: String },
     #[serde(rename = "response.completed")]
     Completed { response: Response },
@@ -283,7 +301,10 @@ impl WireUsage {
     /// In our terms each token is counted once: the vendor's input includes what was cached.
     fn tokens(&self) -> Usage {
         let (input, output) = (self.input_tokens.max(0), self.output_tokens.max(0));
-        let cached = self.input_tokens_details.as_ref().map_or(0, |details| details.cached_tokens.clamp(0, input));
+        let cached = self
+            .input_tokens_details
+            .as_ref()
+            .map_or(0, |details| details.cached_tokens.clamp(0, input));
         Usage {
             input_tokens: input - cached,
             output_tokens: output,
@@ -299,7 +320,8 @@ impl WireUsage {
 
 #[derive(Default)]
 struct Wire {
-    /// Items whose text or arguments have come in pieces; those of others are taken when the item is done.
+    /// Items whose text or arguments have come in pieces; those of others are taken when the item
+    /// is done.
     streamed: Vec<u32>,
     refused: bool,
     complete: bool,
@@ -314,8 +336,9 @@ impl Dialect for Wire {
             // Some compatible servers say it as well.
             return Ok(());
         }
-        let event: WireEvent = serde_json::from_str(&event.data)
-            .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))?;
+        let event: WireEvent = serde_json::from_str(&event.data).map_err(|error| {
+            Failure::transient(format!("the stream holds an event that cannot be read: {error}"))
+        })?;
         match event {
             WireEvent::Created { response } => {
                 let [id, model] = ["id", "model"].map(|name| check::text(&response[name]));
@@ -339,11 +362,20 @@ impl Dialect for Wire {
             WireEvent::SummaryPart { summary_index } if summary_index > 0 => {
                 chunks.push_back(Chunk::Thinking("\n\n".to_owned()));
             }
-            WireEvent::Thought { delta } if !delta.is_empty() => chunks.push_back(Chunk::Thinking(delta)),
-            WireEvent::Completed { response } => self.end_with(&response, StopReason::EndTurn, chunks),
+            WireEvent::Thought { delta } if !delta.is_empty() => {
+                chunks.push_back(Chunk::Thinking(delta))
+            }
+            WireEvent::Completed { response } => {
+                self.end_with(&response, StopReason::EndTurn, chunks)
+            }
             WireEvent::Incomplete { response } => {
-                let reason = response.incomplete_details.as_ref().map(|details| details.reason.as_str());
-                let stop = if reason == Some("content_filter") { StopReason::Refused } else { StopReason::MaxTokens };
+                let reason =
+                    response.incomplete_details.as_ref().map(|details| details.reason.as_str());
+                let stop = if reason == Some("content_filter") {
+                    StopReason::Refused
+                } else {
+                    StopReason::MaxTokens
+                };
                 self.end_with(&response, stop, chunks);
             }
             WireEvent::Failed { response } => {
@@ -407,12 +439,16 @@ impl Wire {
             }
             Some("function_call") if !streamed => {
                 if let Some(arguments) = item["arguments"].as_str() {
-                    chunks.push_back(Chunk::Arguments { slot: output_index, json: arguments.to_owned() });
+                    chunks.push_back(Chunk::Arguments {
+                        slot: output_index,
+                        json: arguments.to_owned(),
+                    });
                 }
             }
             Some("message") if !streamed => {
                 for part in item["content"].as_array().into_iter().flatten() {
-                    let text = part["text"].as_str().or(part["refusal"].as_str()).unwrap_or_default();
+                    let text =
+                        part["text"].as_str().or(part["refusal"].as_str()).unwrap_or_default();
                     self.refused |= part["type"] == "refusal";
                     if !text.is_empty() {
                         chunks.push_back(Chunk::Text(text.to_owned()));

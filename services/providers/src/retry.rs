@@ -1,8 +1,10 @@
 //! When a failed try is followed by another within the same call.
 //!
-//! Calls are counted over all targets, all commands for one answer and all their deliveries: the command says how many are left, and a
-//! failure how many were made, so that these retries, the reconciler's and JetStream's never multiply (D8 in ARCHITECTURE.md). A call that a
-//! circuit breaker refuses was not made, and does not count; of a delivery that was lost nobody knows, and it counts as one call.
+//! Calls are counted over all targets, all commands for one answer and all their deliveries: the
+//! command says how many are left, and a failure how many were made, so that these retries, the
+//! reconciler's and JetStream's never multiply (D8 in ARCHITECTURE.md). A call that a circuit
+//! breaker refuses was not made, and does not count; of a delivery that was lost nobody knows, and
+//! it counts as one call.
 
 use std::time::Duration;
 
@@ -27,16 +29,17 @@ impl Policy {
         if tries == 0 { self } else { Self { tries: self.tries.min(tries), ..self } }
     }
 
-    /// The longest pause that is waited for within a call, if the vendor asks for it. Beyond it the reconciler waits, which
-    /// costs no worker.
+    /// The longest pause that is waited for within a call, if the vendor asks for it. Beyond it the
+    /// reconciler waits, which costs no worker.
     pub(crate) fn longest_pause(&self) -> Duration {
         self.last.saturating_mul(2)
     }
 
-    /// The pause before the next try; none when the failure stands. `jitter` is from 0 to 1 and scales the upper half of the pause
-    /// (equal jitter): many calls that failed together don't come back together, and none comes back to a vendor in trouble at once.
-    /// `left` is the time until the deadline: a pause that doesn't leave room for an answer is not worth waiting, the failure says
-    /// when another try is welcome.
+    /// The pause before the next try; none when the failure stands. `jitter` is from 0 to 1 and
+    /// scales the upper half of the pause (equal jitter): many calls that failed together don't
+    /// come back together, and none comes back to a vendor in trouble at once. `left` is the time
+    /// until the deadline: a pause that doesn't leave room for an answer is not worth waiting, the
+    /// failure says when another try is welcome.
     pub(crate) fn pause(
         &self,
         failed: u32,
@@ -48,7 +51,8 @@ impl Policy {
         if failed >= self.tries || !failure.is_retryable() {
             return None;
         }
-        let doubled = self.first.saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(16)));
+        let doubled =
+            self.first.saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(16)));
         let pause = doubled.min(self.last).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
         let asked = failure.wait_asked(now).unwrap_or_default();
         if asked > self.longest_pause() {
@@ -65,7 +69,8 @@ mod tests {
 
     use super::*;
 
-    const POLICY: Policy = Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
+    const POLICY: Policy =
+        Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
     const HOUR: Duration = Duration::from_secs(3600);
 
     fn now() -> Timestamp {
@@ -75,10 +80,14 @@ mod tests {
     #[test]
     fn pauses_double_and_the_third_failure_stands() {
         let failure = Failure::transient("x");
-        let pauses: Vec<_> = (1..=3).map(|failed| POLICY.pause(failed, &failure, HOUR, now(), 1.0)).collect();
+        let pauses: Vec<_> =
+            (1..=3).map(|failed| POLICY.pause(failed, &failure, HOUR, now(), 1.0)).collect();
         assert_eq!(pauses, [Some(Duration::from_secs(1)), Some(Duration::from_secs(2)), None]);
         let least = |failed| POLICY.pause(failed, &failure, HOUR, now(), 0.0);
-        assert_eq!([least(1), least(2)], [Some(Duration::from_millis(500)), Some(Duration::from_secs(1))]);
+        assert_eq!(
+            [least(1), least(2)],
+            [Some(Duration::from_millis(500)), Some(Duration::from_secs(1))]
+        );
         let patient = Policy { tries: 99, ..POLICY };
         assert_eq!(patient.pause(50, &failure, HOUR, now(), 1.0), Some(Duration::from_secs(10)));
     }
@@ -99,15 +108,23 @@ mod tests {
             FailureClass::Internal,
             FailureClass::DeadlineExceeded,
         ] {
-            assert_eq!(POLICY.pause(1, &Failure::new(class, "x"), HOUR, now(), 1.0), None, "{class:?}");
+            assert_eq!(
+                POLICY.pause(1, &Failure::new(class, "x"), HOUR, now(), 1.0),
+                None,
+                "{class:?}"
+            );
         }
-        for class in [FailureClass::Transient, FailureClass::RateLimited, FailureClass::Overloaded] {
-            assert!(POLICY.pause(1, &Failure::new(class, "x"), HOUR, now(), 1.0).is_some(), "{class:?}");
+        for class in [FailureClass::Transient, FailureClass::RateLimited, FailureClass::Overloaded]
+        {
+            assert!(
+                POLICY.pause(1, &Failure::new(class, "x"), HOUR, now(), 1.0).is_some(),
+                "{class:?}"
+            );
         }
     }
 
     #[test]
-    fn the_vendors_pause_is_honoured_while_it_is_worth_waiting() {
+    fn the_vendors_pause_is_honored_while_it_is_worth_waiting() {
         let asks = |seconds| {
             let at = now().checked_add(Duration::from_secs(seconds)).expect("a time");
             Failure::new(FailureClass::RateLimited, "x").with_retry_at(Some(at))

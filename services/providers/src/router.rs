@@ -1,7 +1,9 @@
-//! One call of a model, wherever it ends up: over the targets in their order, each with its keys, limits, breaker, tries and
-//! pauses. Whoever calls models in this service does it through [`Router::call`].
+//! One call of a model, wherever it ends up: over the targets in their order, each with its keys,
+//! limits, breaker, tries and pauses. Whoever calls models in this service does it through
+//! [`Router::call`].
 //!
-//! What is shared by all calls lives as long as the process: the breakers, the keys' limits, the connections.
+//! What is shared by all calls lives as long as the process: the breakers, the keys' limits, the
+//! connections.
 
 mod run;
 
@@ -65,9 +67,11 @@ pub(crate) struct RoutedCall<'a> {
     pub(crate) targets: Vec<Arc<Target>>,
     /// After which silence the next target is asked as well.
     pub(crate) hedge_after: Option<Duration>,
-    /// Calls of vendors at most, over all targets, hedges included; 0: as many as one answer may take.
+    /// Calls of vendors at most, over all targets, hedges included; 0: as many as one answer may
+    /// take.
     pub(crate) tries: u32,
-    /// Calls for the same answer, not counted in `tries`, that workers before this one are taken to have made: of the first target.
+    /// Calls for the same answer, not counted in `tries`, that workers before this one are taken to
+    /// have made: of the first target.
     pub(crate) lost: u32,
     pub(crate) interrupts: Interrupts<'a>,
 }
@@ -103,7 +107,8 @@ pub(crate) enum Ended {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Routed {
     pub(crate) ended: Ended,
-    /// Everything that was used, failed tries and lost hedges included, each at its own model's prices.
+    /// Everything that was used, failed tries and lost hedges included, each at its own model's
+    /// prices.
     pub(crate) usage: Usage,
     /// Tokens of input, cached ones too, of the try that answered.
     pub(crate) input_tokens: i64,
@@ -122,13 +127,18 @@ pub(crate) trait Sink: Send {
     fn due(&self) -> Option<Instant>;
     /// Passes on what is gathered.
     async fn flush(&mut self);
-    /// The try failed, and what came of its answer is void. False when that cannot be taken back any more: the call ends
-    /// with this failure then.
+    /// The try failed, and what came of its answer is void. False when that cannot be taken back
+    /// any more: the call ends with this failure then.
     async fn void(&mut self, failure: &Failure) -> bool;
 }
 
 impl Router {
-    pub(crate) fn new(vendors: Arc<dyn Open>, master_keys: MasterKeys, policy: Policy, breakers: Breakers) -> Self {
+    pub(crate) fn new(
+        vendors: Arc<dyn Open>,
+        master_keys: MasterKeys,
+        policy: Policy,
+        breakers: Breakers,
+    ) -> Self {
         let meter = opentelemetry::global::meter("construct-providers");
         Self::counting(vendors, master_keys, policy, breakers, &meter)
     }
@@ -145,7 +155,8 @@ impl Router {
         Self { vendors, master_keys, policy, breakers, keys: Keys::default(), metrics }
     }
 
-    /// Calls of vendors that may be made for one answer of which so many are left; 0: as many as one answer may take.
+    /// Calls of vendors that may be made for one answer of which so many are left; 0: as many as
+    /// one answer may take.
     pub(crate) fn allowed(&self, tries: u32) -> u32 {
         if tries > 0 { tries } else { ANSWER_CALLS.max(self.policy.tries) }
     }
@@ -156,15 +167,18 @@ impl Router {
     }
 
     /// Every key of a provider, opened, numbered from 1; 0 stands for none.
-    pub(crate) fn open_keys(&self, provider: &Provider) -> Vec<(u32, Result<Option<SecretString>, Failure>)> {
-        let opened =
-            crate::keys::sealed(provider).map(|sealed| key::open(&self.master_keys, &provider.id, Some(sealed)));
+    pub(crate) fn open_keys(
+        &self,
+        provider: &Provider,
+    ) -> Vec<(u32, Result<Option<SecretString>, Failure>)> {
+        let opened = crate::keys::sealed(provider)
+            .map(|sealed| key::open(&self.master_keys, &provider.id, Some(sealed)));
         let numbered: Vec<_> = (1..).zip(opened).collect();
         if numbered.is_empty() { vec![(0, Ok(None))] } else { numbered }
     }
 
-    /// Asks a vendor something that is no call of a model, with one of the provider's keys. No observer hears of it: such
-    /// questions have limits of their own, which are not those of calls.
+    /// Asks a vendor something that is no call of a model, with one of the provider's keys. No
+    /// observer hears of it: such questions have limits of their own, which are not those of calls.
     pub(crate) async fn ask<T, F>(
         &self,
         provider: &Provider,
@@ -177,8 +191,12 @@ impl Router {
     {
         let asked = question(self.vendors.open(provider, key.clone(), None)?);
         let answered = timeout(patience, asked).await;
-        let silent = |_| Failure::transient(format!("the vendor did not answer within {} s", patience.as_secs()));
-        answered.map_err(silent)?.map_err(|failure| failure.scrubbed(key.as_ref().map(|key| key.expose_secret())))
+        let silent = |_| {
+            Failure::transient(format!("the vendor did not answer within {} s", patience.as_secs()))
+        };
+        answered
+            .map_err(silent)?
+            .map_err(|failure| failure.scrubbed(key.as_ref().map(|key| key.expose_secret())))
     }
 
     /// Why a call of a model would be refused at the moment, for its vendor's health.
@@ -196,7 +214,8 @@ impl Router {
         }
         let limited = target.provider.tokens_per_minute > 0;
         let written = if request.embed.is_some() { 0 } else { request.max_tokens.into() };
-        let tokens = if limited { answer::tokens(request.input_chars()).saturating_add(written) } else { 0 };
+        let tokens =
+            if limited { answer::tokens(request.input_chars()).saturating_add(written) } else { 0 };
         let labels = Labels::new(target, request);
         let wanted = Want {
             provider: &target.provider,
@@ -324,7 +343,10 @@ impl Target {
     }
 
     fn breaker(&self) -> breaker::Key {
-        breaker::Key { provider_id: self.provider.id.clone(), vendor_model: self.model.vendor_model.clone() }
+        breaker::Key {
+            provider_id: self.provider.id.clone(),
+            vendor_model: self.model.vendor_model.clone(),
+        }
     }
 
     fn prices(&self) -> Prices {
@@ -332,15 +354,21 @@ impl Target {
     }
 }
 
-/// The order in which targets are tried: the first one, then its fallbacks by their order. Of those with the same order, which
-/// have weights, is drawn who comes first, second, and so on. `random` gives numbers from 0 to 1.
-pub(crate) fn in_order(first: Target, fallbacks: &[Route], mut random: impl FnMut() -> f64) -> Vec<Arc<Target>> {
+/// The order in which targets are tried: the first one, then its fallbacks by their order. Of those
+/// with the same order, which have weights, is drawn who comes first, second, and so on. `random`
+/// gives numbers from 0 to 1.
+pub(crate) fn in_order(
+    first: Target,
+    fallbacks: &[Route],
+    mut random: impl FnMut() -> f64,
+) -> Vec<Arc<Target>> {
     let mut routes: Vec<&Route> = fallbacks.iter().collect();
     routes.sort_by_key(|route| route.order);
     let mut targets = vec![Arc::new(first)];
     let mut rest = routes.as_slice();
     while let Some(head) = rest.first() {
-        let (group, behind) = rest.split_at(rest.partition_point(|route| route.order == head.order));
+        let (group, behind) =
+            rest.split_at(rest.partition_point(|route| route.order == head.order));
         rest = behind;
         let mut group = group.to_vec();
         while !group.is_empty() {

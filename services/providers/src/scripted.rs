@@ -1,8 +1,9 @@
-//! The built-in model: answers read from a script instead of a vendor (`docs/scripted.md`). Demo, tests, benchmarks
-//! and chaos use it.
+//! The built-in model: answers read from a script instead of a vendor (`docs/scripted.md`). Demo,
+//! tests, benchmarks and chaos use it.
 //!
-//! It keeps no conversation: which turn to play follows from the transcript in the command, so that a command that
-//! is delivered again plays the same turn. Only what fails a number of times is counted, in [`Memory`].
+//! It keeps no conversation: which turn to play follows from the transcript in the command, so that
+//! a command that is delivered again plays the same turn. Only what fails a number of times is
+//! counted, in [`Memory`].
 
 mod memory;
 mod play;
@@ -48,39 +49,52 @@ pub(crate) struct Scripted {
 }
 
 impl Scripted {
-    pub(crate) fn parse(text: &str, provider_id: String, memory: Arc<Memory>) -> Result<Self, Failure> {
-        let unreadable =
-            |error: serde_json::Error| Failure::configuration(format!("the provider's script cannot be read: {error}"));
+    pub(crate) fn parse(
+        text: &str,
+        provider_id: String,
+        memory: Arc<Memory>,
+    ) -> Result<Self, Failure> {
+        let unreadable = |error: serde_json::Error| {
+            Failure::configuration(format!("the provider's script cannot be read: {error}"))
+        };
         let cassettes = Cassette::parse(text).map_err(unreadable)?;
         let script = if cassettes.is_some() { "" } else { text };
         let script = Script::parse(script).map_err(unreadable)?;
         Ok(Self { script, cassettes: cassettes.unwrap_or_default(), provider_id, memory })
     }
 
-    /// The recording to play: of several, that of the answer whose turn it is, or the last. Calls that gave no answer are played before it,
-    /// each once.
+    /// The recording to play: of several, that of the answer whose turn it is, or the last. Calls
+    /// that gave no answer are played before it, each once.
     fn cassette(&self, request: &Request, said: &Said) -> Option<&Cassette> {
         let purpose = match request.purpose {
             Purpose::Title => "title",
             Purpose::Compaction => "compaction",
             Purpose::Turn | Purpose::Unspecified => "turn",
         };
-        let fitting: Vec<&Cassette> = self.cassettes.iter().filter(|cassette| cassette.purpose == purpose).collect();
+        let fitting: Vec<&Cassette> =
+            self.cassettes.iter().filter(|cassette| cassette.purpose == purpose).collect();
         let mut answers = fitting.split_inclusive(|cassette| cassette.is_answer()).enumerate();
         let last = answers.clone().last();
         let (at, tries) = answers.nth(said.answers).or(last)?;
         // Only where there is something to count: what is delivered again is else the same.
         let before = match tries.len() {
             1 => 0,
-            _ => self.memory.count(format!("{}/{}/{purpose}/{at}", self.provider_id, request.task_id)) - 1,
+            _ => {
+                self.memory
+                    .count(format!("{}/{}/{purpose}/{at}", self.provider_id, request.task_id))
+                    - 1
+            }
         };
         let before = usize::try_from(before).unwrap_or(usize::MAX);
         tries.get(before).or(tries.last()).copied()
     }
 
     fn play(&self, request: &Request) -> Play {
-        let said =
-            if request.turns.is_empty() { Said::read(&request.messages) } else { Said::of_turns(&request.turns) };
+        let said = if request.turns.is_empty() {
+            Said::read(&request.messages)
+        } else {
+            Said::of_turns(&request.turns)
+        };
         if let Some(cassette) = self.cassette(request, &said) {
             return Play::again(cassette);
         }
@@ -91,8 +105,11 @@ impl Scripted {
         }
         if request.purpose == Purpose::Compaction {
             let length = said.last_user_text.len();
-            let default =
-                || Turn::of_text(format!("# Goal\n# Facts\nThey said {length} characters.\n# Done\n# Open\n"));
+            let default = || {
+                Turn::of_text(format!(
+                    "# Goal\n# Facts\nThey said {length} characters.\n# Done\n# Open\n"
+                ))
+            };
             let turn = self.script.summary(conversation).cloned().unwrap_or_else(default);
             return self.played(turn, request, &said, &format!("{}/summary", conversation.name));
         }
@@ -103,12 +120,18 @@ impl Scripted {
         let Some(turn) = conversation.turns.get(at) else {
             return Play::new(Turn::of_text(echo(&said.last_user_text)), request, &said, None);
         };
-        // The user's message is part of the name, because a conversation counted since the user's last message plays the
-        // same turn for each of them.
-        self.played(turn.clone(), request, &said, &format!("{}/{}/{at}", conversation.name, said.users))
+        // The user's message is part of the name, because a conversation counted since the user's
+        // last message plays the same turn for each of them.
+        self.played(
+            turn.clone(),
+            request,
+            &said,
+            &format!("{}/{}/{at}", conversation.name, said.users),
+        )
     }
 
-    /// A turn with its fault, unless that has struck often enough. `name` tells the turns of a task apart.
+    /// A turn with its fault, unless that has struck often enough. `name` tells the turns of a task
+    /// apart.
     fn played(&self, mut turn: Turn, request: &Request, said: &Said, name: &str) -> Play {
         turn.inherit(&self.script.defaults);
         let fault = turn.fault.take().filter(|fault| {
@@ -217,7 +240,8 @@ fn echo(text: &str) -> String {
     format!("You said: {text}")
 }
 
-/// The first words of what the user said. A request for a title quotes the conversation with its speakers.
+/// The first words of what the user said. A request for a title quotes the conversation with its
+/// speakers.
 fn title(text: &str) -> String {
     let text = text.strip_prefix("user: ").unwrap_or(text);
     let text = text.split("\n\nassistant: ").next().unwrap_or(text);

@@ -1,4 +1,5 @@
-//! One behaviour for all vendors reached over HTTP, tested against a server that speaks their wire formats.
+//! One behavior for all vendors reached over HTTP, tested against a server that speaks their wire
+//! formats.
 
 mod content;
 mod counts;
@@ -41,8 +42,8 @@ use crate::{
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
 thread_local! {
-    /// A client is dear to make, because it reads the machine's certificate authorities. A test has a thread and a runtime of
-    /// its own, to which a client's connections are bound.
+    /// A client is dear to make, because it reads the machine's certificate authorities. A test has
+    /// a thread and a runtime of its own, to which a client's connections are bound.
     static CLIENTS: RefCell<HashMap<Duration, Http>> = RefCell::default();
 }
 
@@ -80,8 +81,12 @@ pub(crate) fn read_at_every_split<D: Dialect + Default>(stream: &[u8]) -> Vec<Ch
     whole
 }
 
-/// Looks again and again until `look` gives `Ok`; panics with its last `Err` when that takes too long.
-pub(crate) async fn until<T, E: Debug>(what: &str, mut look: impl AsyncFnMut() -> Result<T, E>) -> T {
+/// Looks again and again until `look` gives `Ok`; panics with its last `Err` when that takes too
+/// long.
+pub(crate) async fn until<T, E: Debug>(
+    what: &str,
+    mut look: impl AsyncFnMut() -> Result<T, E>,
+) -> T {
     let deadline = Instant::now() + SOON;
     loop {
         match look().await {
@@ -92,27 +97,40 @@ pub(crate) async fn until<T, E: Debug>(what: &str, mut look: impl AsyncFnMut() -
     }
 }
 
-/// Short deadlines, so that tests of silence are quick, and long enough for a busy machine to answer within.
+/// Short deadlines, so that tests of silence are quick, and long enough for a busy machine to
+/// answer within.
 pub(crate) fn vendors(patience: Duration) -> Vendors {
     crate::install_crypto();
     // Within an answer: before its first byte a busy machine takes its time.
     let timeouts = Timeouts { connect: SOON, first_byte: SOON, idle: patience };
     let make = || Http::new(timeouts);
-    let http = CLIENTS.with_borrow_mut(|clients| clients.entry(patience).or_insert_with(make).clone());
+    let http =
+        CLIENTS.with_borrow_mut(|clients| clients.entry(patience).or_insert_with(make).clone());
     Vendors { http, memory: Arc::default(), local: Shelf::new(None) }
 }
 
 pub(crate) fn open(kind: ModelProviderType, url: &str, patience: Duration) -> Arc<dyn Vendor> {
     // Of no meaning to any vendor but one, whose region a loopback address doesn't say.
-    let base_url = if kind == ModelProviderType::Bedrock { format!("{url}/?region=us-east-1") } else { url.to_owned() };
+    let base_url = if kind == ModelProviderType::Bedrock {
+        format!("{url}/?region=us-east-1")
+    } else {
+        url.to_owned()
+    };
     let provider = mesh::Provider { r#type: kind.into(), base_url, ..mesh::Provider::default() };
-    vendors(patience).open(&provider, Some(SecretString::from(KEY)), None).expect("the provider is valid").into()
+    vendors(patience)
+        .open(&provider, Some(SecretString::from(KEY)), None)
+        .expect("the provider is valid")
+        .into()
 }
 
 /// A provider with sealed keys.
 pub(crate) fn provider(wire: Wire, url: &str, keys: &[&str]) -> mesh::Provider {
     let kind = wire.provider();
-    let base_url = if kind == ModelProviderType::Bedrock { format!("{url}/?region=us-east-1") } else { url.to_owned() };
+    let base_url = if kind == ModelProviderType::Bedrock {
+        format!("{url}/?region=us-east-1")
+    } else {
+        url.to_owned()
+    };
     let mut sealed = keys.iter().map(|key| crate::key::tests::seal("provider_1", key));
     mesh::Provider {
         id: "provider_1".into(),
@@ -158,7 +176,9 @@ async fn an_answer_is_the_same_however_it_is_written() {
             wire.reply(&stream).gzipped().dripping(1, Duration::ZERO),
         ];
         if let Ok(text) = str::from_utf8(&stream) {
-            replies.push(wire.reply(text.replace('\n', "\r\n").as_bytes()).dripping(3, Duration::ZERO));
+            replies.push(
+                wire.reply(text.replace('\n', "\r\n").as_bytes()).dripping(3, Duration::ZERO),
+            );
         }
         let mut answers = Vec::new();
         for reply in replies {
@@ -186,7 +206,7 @@ async fn a_stream_cut_anywhere_is_never_taken_for_an_answer() {
 }
 
 #[tokio::test]
-async fn every_class_of_error_is_recognised() {
+async fn every_class_of_error_is_recognized() {
     for wire in Wire::ALL {
         for (status, class) in [
             (400, FailureClass::InvalidRequest),
@@ -206,7 +226,12 @@ async fn every_class_of_error_is_recognised() {
             }
             let (outcome, usage, _) = call(wire, &server).await;
             let failure = failure(outcome);
-            assert_eq!((failure.class, failure.http_status), (class, status), "{wire:?}: {}", failure.message);
+            assert_eq!(
+                (failure.class, failure.http_status),
+                (class, status),
+                "{wire:?}: {}",
+                failure.message
+            );
             let tries = if failure.is_retryable() { 3 } else { 1 };
             assert_eq!(server.requests().len(), tries, "{wire:?} {status}");
             assert!(usage.is_zero(), "a refused request costs nothing");
@@ -220,9 +245,15 @@ async fn bodies_that_are_not_the_vendors_are_understood_by_their_status() {
         for (reply, class) in [
             (Reply::text(502, "<html>Bad Gateway</html>"), FailureClass::Transient),
             (Reply::text(503, "no backend"), FailureClass::Overloaded),
-            (Reply::text(302, "").header("location", "http://127.0.0.1:1/"), FailureClass::Configuration),
+            (
+                Reply::text(302, "").header("location", "http://127.0.0.1:1/"),
+                FailureClass::Configuration,
+            ),
             (Reply::text(404, "404 page not found"), FailureClass::InvalidRequest),
-            (Reply::json(200, &serde_json::json!({"object": "chat.completion"})), FailureClass::InvalidRequest),
+            (
+                Reply::json(200, &serde_json::json!({"object": "chat.completion"})),
+                FailureClass::InvalidRequest,
+            ),
         ] {
             let server = VendorServer::start().await;
             for _ in 0..3 {
@@ -252,10 +283,16 @@ async fn a_broken_connection_is_tried_again_and_what_was_shown_is_voided() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let stream = wire.answer("The answer is 42, and that is certain.");
-        server.reply(wire.reply(&stream).broken_after(stream.len() * 2 / 3)).reply(wire.reply(&stream));
+        server
+            .reply(wire.reply(&stream).broken_after(stream.len() * 2 / 3))
+            .reply(wire.reply(&stream));
         let (outcome, usage, kept) = call(wire, &server).await;
         completed(outcome);
-        assert!(kept.types().contains(&"message.restarted".to_owned()), "{wire:?}: {:?}", kept.types());
+        assert!(
+            kept.types().contains(&"message.restarted".to_owned()),
+            "{wire:?}: {:?}",
+            kept.types()
+        );
         assert_eq!(kept.text(), "The answer is 42, and that is certain.");
         assert!(usage.output_tokens > 15, "the broken try was not free: {usage:?}");
     }
@@ -277,16 +314,23 @@ async fn a_vendor_that_falls_silent_is_given_up() {
     }
 }
 
-/// Somebody who takes connections and never says a word, and how that ends when every deadline but one is far away.
+/// Somebody who takes connections and never says a word, and how that ends when every deadline but
+/// one is far away.
 async fn silence(scheme: &str, timeouts: Timeouts) -> Failure {
     crate::install_crypto();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let url = format!("{scheme}://{}", listener.local_addr().expect("it has an address"));
-    let provider =
-        mesh::Provider { r#type: ModelProviderType::Anthropic.into(), base_url: url, ..mesh::Provider::default() };
-    let vendors = Vendors { http: Http::new(timeouts), memory: Arc::default(), local: Shelf::new(None) };
-    let vendor: Arc<dyn Vendor> =
-        vendors.open(&provider, Some(SecretString::from(KEY)), None).expect("the provider is valid").into();
+    let provider = mesh::Provider {
+        r#type: ModelProviderType::Anthropic.into(),
+        base_url: url,
+        ..mesh::Provider::default()
+    };
+    let vendors =
+        Vendors { http: Http::new(timeouts), memory: Arc::default(), local: Shelf::new(None) };
+    let vendor: Arc<dyn Vendor> = vendors
+        .open(&provider, Some(SecretString::from(KEY)), None)
+        .expect("the provider is valid")
+        .into();
     failure(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0)
 }
 
@@ -308,8 +352,10 @@ async fn a_vendor_that_never_begins_is_given_up() {
         server.reply(Wire::Anthropic.reply(&Wire::Anthropic.answer("x")).silent_after(0));
     }
     let provider = provider(Wire::Anthropic, &server.url(), &[]);
-    let vendors = Vendors { http: Http::new(first_byte), memory: Arc::default(), local: Shelf::new(None) };
-    let vendor: Arc<dyn Vendor> = vendors.open(&provider, None, None).expect("the provider is valid").into();
+    let vendors =
+        Vendors { http: Http::new(first_byte), memory: Arc::default(), local: Shelf::new(None) };
+    let vendor: Arc<dyn Vendor> =
+        vendors.open(&provider, None, None).expect("the provider is valid").into();
     let failed = failure(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
     assert!(failed.message.contains("sent nothing for 0.3 s"), "{}", failed.message);
 }
@@ -337,11 +383,14 @@ async fn a_cancel_closes_the_connection() {
         let shown = kept.clone();
         let vendor = open(wire.provider(), &server.url(), SOON);
         let calling = tokio::spawn(async move { run(&vendor, EAGER, &cancel, &kept).await });
-        until("the first text", async || if shown.text().is_empty() { Err(()) } else { Ok(()) }).await;
+        until("the first text", async || if shown.text().is_empty() { Err(()) } else { Ok(()) })
+            .await;
         assert_eq!(server.open_answers(), 1);
         canceller.cancel("suspended");
         let (outcome, usage) = calling.await.expect("the call does not panic");
-        let Outcome::Cancelled { reason, said } = outcome else { panic!("not cancelled: {outcome:?}") };
+        let Outcome::Cancelled { reason, said } = outcome else {
+            panic!("not cancelled: {outcome:?}")
+        };
         assert_eq!((reason.as_str(), said.len()), ("suspended", 1));
         assert!(usage.output_tokens > 0, "{usage:?}");
         until("the connection to close", async || match server.open_answers() {
@@ -365,7 +414,8 @@ async fn a_vendor_that_repeats_the_key_does_not_give_it_away() {
         let mut command = command("go");
         command.provider = Some(provider(wire, &server.url(), &[KEY]));
         let cancel = Cancel::default();
-        let failure = failure(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
+        let failure =
+            failure(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
         assert_eq!(failure.message, "Incorrect API key provided: [api key].", "{wire:?}");
         assert_eq!(failure.class, FailureClass::Authentication);
     }
@@ -395,15 +445,26 @@ async fn a_key_is_checked_and_models_are_listed() {
         assert_eq!(names, ["one", "two"], "{wire:?}");
         server.reply(wire.error(401, FailureClass::Authentication));
         let failure = vendor.check().await.expect_err("the key is refused");
-        assert_eq!((failure.class, failure.http_status), (FailureClass::Authentication, 401), "{wire:?}");
-        assert!(server.requests().iter().all(|request| request.body.is_null()), "nothing was asked of a model");
+        assert_eq!(
+            (failure.class, failure.http_status),
+            (FailureClass::Authentication, 401),
+            "{wire:?}"
+        );
+        assert!(
+            server.requests().iter().all(|request| request.body.is_null()),
+            "nothing was asked of a model"
+        );
     }
 }
 
 #[tokio::test]
 async fn what_is_left_of_a_limit_is_read_from_the_headers() {
     for (wire, remaining, reset) in [
-        (Wire::Anthropic, "anthropic-ratelimit-output-tokens-remaining", "anthropic-ratelimit-output-tokens-reset"),
+        (
+            Wire::Anthropic,
+            "anthropic-ratelimit-output-tokens-remaining",
+            "anthropic-ratelimit-output-tokens-reset",
+        ),
         (Wire::OpenAi, "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
         (Wire::Responses, "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
     ] {
@@ -417,9 +478,11 @@ async fn what_is_left_of_a_limit_is_read_from_the_headers() {
         let mut calls = Vec::new();
         for _ in 0..2 {
             let mut progress = Kept::default();
-            let mut deltas = crate::delta::Deltas::new(crate::delta::tests::marks(1), &mut progress);
+            let mut deltas =
+                crate::delta::Deltas::new(crate::delta::tests::marks(1), &mut progress);
             let cancel = Cancel::default();
-            calls.push(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
+            calls
+                .push(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
         }
         let failure = failure(calls.remove(1));
         assert_eq!((failure.class, failure.tries), (FailureClass::RateLimited, 0), "{wire:?}");

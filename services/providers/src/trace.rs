@@ -1,5 +1,5 @@
-//! What a trace shows of the calls of vendors, in the words of OpenTelemetry's conventions for generative AI. Each try is a span of its own;
-//! what was asked and answered is in none.
+//! What a trace shows of the calls of vendors, in the words of OpenTelemetry's conventions for
+//! generative AI. Each try is a span of its own; what was asked and answered is in none.
 
 use std::time::Duration;
 
@@ -64,7 +64,8 @@ impl Trace {
     pub(crate) fn see(&mut self, chunk: &Chunk) {
         match chunk {
             Chunk::Named { id, model } => {
-                for (name, value) in [("gen_ai.response.id", id), ("gen_ai.response.model", model)] {
+                for (name, value) in [("gen_ai.response.id", id), ("gen_ai.response.model", model)]
+                {
                     if !value.is_empty() {
                         self.span.record(name, value);
                     }
@@ -121,7 +122,8 @@ const fn output(format: &Format) -> &'static str {
     }
 }
 
-/// In the conventions' words, which are the same for all vendors. Some servers say that an answer ended after calls.
+/// In the conventions' words, which are the same for all vendors. Some servers say that an answer
+/// ended after calls.
 const fn finish_reason(stop: StopReason, calls: bool) -> &'static str {
     match stop {
         StopReason::MaxTokens => "length",

@@ -1,5 +1,5 @@
-//! Our transcript in the shape every vendor accepts: sides alternate, the user begins and ends, each call is followed
-//! by exactly one result, and no text is empty.
+//! Our transcript in the shape every vendor accepts: sides alternate, the user begins and ends,
+//! each call is followed by exactly one result, and no text is empty.
 
 use std::collections::VecDeque;
 
@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 
 use crate::vendor::Origin;
 
-/// What opens and closes a script of a model that cannot call tools: the language of a fenced block.
+/// What opens and closes a script of a model that cannot call tools: the language of a fenced
+/// block.
 pub(crate) const FENCE_LANGUAGE: &str = "construct";
 
-/// What a call is told whose result is missing. The transcript never lacks one; a vendor would refuse the whole
-/// conversation for ever if it did.
+/// What a call is told whose result is missing. The transcript never lacks one; a vendor would
+/// refuse the whole conversation for ever if it did.
 const NO_RESULT: &str = "No result was recorded for this call: whether it ran is not known.";
 
 /// Who speaks.
@@ -33,8 +34,8 @@ pub(crate) struct Turn {
     pub(crate) parts: Vec<Part>,
 }
 
-/// A piece of a turn. Calls and thinking occur only in the assistant's turns; results only in the user's, before
-/// anything else; media only in the user's.
+/// A piece of a turn. Calls and thinking occur only in the assistant's turns; results only in the
+/// user's, before anything else; media only in the user's.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Part {
     Text(String),
@@ -94,7 +95,8 @@ impl Part {
             Self::Text(text) | Self::Result { output: text, .. } => text.len(),
             Self::Call { arguments, .. } => chars(arguments),
             Self::Thinking { text, .. } => text.len(),
-            // Vendors count images by their size in pixels; this is about what one of a screen's size costs.
+            // Vendors count images by their size in pixels; this is about what one of a screen's
+            // size costs.
             Self::Media(_) => 6_000,
         }
     }
@@ -114,8 +116,8 @@ impl Media {
         format!("data:{};base64,{}", self.media_type, self.base64)
     }
 
-    /// What a model is told of an attachment that its vendor does not take. A refusal instead would block the
-    /// conversation for ever.
+    /// What a model is told of an attachment that its vendor does not take. A refusal instead would
+    /// block the conversation for ever.
     pub(crate) fn left_out(&self) -> String {
         let name = if self.name.is_empty() { "without a name" } else { &self.name };
         notice_text(&format!(
@@ -130,21 +132,31 @@ fn chars(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Array(list) => list.iter().map(chars).sum(),
-        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + chars(value) + 4).sum(),
+        Value::Object(fields) => {
+            fields.iter().map(|(name, value)| name.len() + chars(value) + 4).sum()
+        }
         Value::Null | Value::Bool(_) | Value::Number(_) => 5,
     }
 }
 
-/// Brings `messages` into that shape, for the provider `to`. Without a `tool` (a call that offers none) scripts and
-/// results become text, because vendors refuse tool blocks in a request without tools.
-pub(crate) fn turns(messages: &[ChatMessage], tool: Option<CodeTool<'_>>, to: &Origin) -> Vec<Turn> {
+/// Brings `messages` into that shape, for the provider `to`. Without a `tool` (a call that offers
+/// none) scripts and results become text, because vendors refuse tool blocks in a request without
+/// tools.
+pub(crate) fn turns(
+    messages: &[ChatMessage],
+    tool: Option<CodeTool<'_>>,
+    to: &Origin,
+) -> Vec<Turn> {
     let mut turns: Vec<Turn> = Vec::new();
     for message in messages {
         let role = match message.source() {
             MessageSource::Assistant => Role::Assistant,
             MessageSource::User | MessageSource::System | MessageSource::Unspecified => Role::User,
         };
-        let parts = message.blocks.iter().filter_map(|block| part(message.source(), block.block.as_ref()?, tool, to));
+        let parts = message
+            .blocks
+            .iter()
+            .filter_map(|block| part(message.source(), block.block.as_ref()?, tool, to));
         match turns.last_mut() {
             Some(last) if last.role == role => last.parts.extend(parts),
             _ => turns.push(Turn { role, parts: parts.collect() }),
@@ -182,10 +194,17 @@ pub(crate) fn result_text(result: &CodeInterpreterResult) -> String {
     }
 }
 
-fn part(source: MessageSource, block: &Block, tool: Option<CodeTool<'_>>, to: &Origin) -> Option<Part> {
+fn part(
+    source: MessageSource,
+    block: &Block,
+    tool: Option<CodeTool<'_>>,
+    to: &Origin,
+) -> Option<Part> {
     Some(match (block, tool) {
         (Block::Text(text), _) if text.text.trim().is_empty() => return None,
-        (Block::Text(text), _) if source == MessageSource::System => Part::Text(notice_text(&text.text)),
+        (Block::Text(text), _) if source == MessageSource::System => {
+            Part::Text(notice_text(&text.text))
+        }
         (Block::Text(text), _) => Part::Text(text.text.clone()),
         (Block::CodeInterpreterCall(call), Some(tool)) => {
             let arguments = json!({tool.argument: call.code});
@@ -206,7 +225,9 @@ fn part(source: MessageSource, block: &Block, tool: Option<CodeTool<'_>>, to: &O
         {
             return None;
         }
-        (Block::Thinking(thinking), _) => Part::Thinking { text: thinking.text.clone(), data: thinking.data.clone() },
+        (Block::Thinking(thinking), _) => {
+            Part::Thinking { text: thinking.text.clone(), data: thinking.data.clone() }
+        }
         (Block::Attachment(attachment), _) => media(attachment),
     })
 }
@@ -214,11 +235,18 @@ fn part(source: MessageSource, block: &Block, tool: Option<CodeTool<'_>>, to: &O
 fn media(attachment: &Attachment) -> Part {
     let Attachment { media_type, name, data, .. } = attachment;
     if media_type.starts_with("image/") || media_type == "application/pdf" {
-        return Part::Media(Media { media_type: media_type.clone(), name: name.clone(), base64: BASE64.encode(data) });
+        return Part::Media(Media {
+            media_type: media_type.clone(),
+            name: name.clone(),
+            base64: BASE64.encode(data),
+        });
     }
     // Every model reads text, whatever its vendor thinks of files.
     let name = name.replace('"', "'");
-    Part::Text(format!("<file name=\"{name}\" type=\"{media_type}\">\n{}\n</file>", String::from_utf8_lossy(data)))
+    Part::Text(format!(
+        "<file name=\"{name}\" type=\"{media_type}\">\n{}\n</file>",
+        String::from_utf8_lossy(data)
+    ))
 }
 
 /// `code` as a block that no line within it can end.
@@ -271,8 +299,8 @@ struct Open {
     name: String,
 }
 
-/// A turn's calls get ids that every vendor accepts and that differ within the turn: a conversation may go on with
-/// another vendor than the one that named them.
+/// A turn's calls get ids that every vendor accepts and that differ within the turn: a conversation
+/// may go on with another vendor than the one that named them.
 fn assistant_parts(parts: Vec<Part>, open: &mut Vec<Open>) -> Vec<Part> {
     parts
         .into_iter()
@@ -314,8 +342,11 @@ fn user_parts(parts: Vec<Part>, open: Vec<Open>) -> Vec<Part> {
 }
 
 fn unique_id(id: &str, taken: &[Open]) -> String {
-    let mut base: String =
-        id.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' }).take(56).collect();
+    let mut base: String = id
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' })
+        .take(56)
+        .collect();
     if base.is_empty() {
         base = format!("call_{}", taken.len() + 1);
     }
@@ -390,23 +421,37 @@ mod tests {
             true,
         );
         assert_eq!(turns.len(), 3);
-        assert_eq!(turns[2].parts, [sent_result("a", "A"), sent_result("b", "B"), Part::Text("also this".into())]);
+        assert_eq!(
+            turns[2].parts,
+            [sent_result("a", "A"), sent_result("b", "B"), Part::Text("also this".into())]
+        );
     }
 
     #[test]
     fn a_call_without_result_gets_one() {
-        let turns = turns(&[message(User, vec![text("go")]), message(Assistant, vec![call("a")])], true);
+        let turns =
+            turns(&[message(User, vec![text("go")]), message(Assistant, vec![call("a")])], true);
         assert_eq!(
             turns[2].parts,
-            [Part::Result { id: "a".into(), name: "run".into(), output: NO_RESULT.into(), failed: true }]
+            [Part::Result {
+                id: "a".into(),
+                name: "run".into(),
+                output: NO_RESULT.into(),
+                failed: true
+            }]
         );
     }
 
     #[test]
     fn a_result_without_call_becomes_text() {
-        let turns = turns(&[message(User, vec![text("go")]), message(System, vec![result("x", "lost")])], true);
+        let turns = turns(
+            &[message(User, vec![text("go")]), message(System, vec![result("x", "lost")])],
+            true,
+        );
         assert_eq!(turns.len(), 1);
-        assert!(matches!(&turns[0].parts[..], [Part::Text(notice), Part::Text(_)] if notice.contains("lost")));
+        assert!(
+            matches!(&turns[0].parts[..], [Part::Text(notice), Part::Text(_)] if notice.contains("lost"))
+        );
     }
 
     #[test]
@@ -419,7 +464,10 @@ mod tests {
             ],
             true,
         );
-        assert_eq!(turns[2].parts, [sent_result("x_1", "1"), sent_result("x_1_2", "2"), sent_result("call_3", "3")]);
+        assert_eq!(
+            turns[2].parts,
+            [sent_result("x_1", "1"), sent_result("x_1_2", "2"), sent_result("call_3", "3")]
+        );
     }
 
     #[test]
@@ -440,7 +488,10 @@ mod tests {
     #[test]
     fn text_of_the_system_is_marked() {
         let turns = turns(&[message(System, vec![text("limits changed")])], true);
-        assert_eq!(turns[0].parts, [Part::Text("<system-notice>\nlimits changed\n</system-notice>".into())]);
+        assert_eq!(
+            turns[0].parts,
+            [Part::Text("<system-notice>\nlimits changed\n</system-notice>".into())]
+        );
     }
 
     #[test]
@@ -459,7 +510,12 @@ mod tests {
 
     fn thinking(provider_id: &str, text: &str) -> Block {
         let (text, data) = (text.into(), "sealed".into());
-        Block::Thinking(v1::Thinking { text, vendor: "v".into(), provider_id: provider_id.into(), data })
+        Block::Thinking(v1::Thinking {
+            text,
+            vendor: "v".into(),
+            provider_id: provider_id.into(),
+            data,
+        })
     }
 
     #[test]
@@ -467,7 +523,10 @@ mod tests {
         let turns = turns(
             &[
                 message(User, vec![text("go")]),
-                message(Assistant, vec![thinking("p", "mine"), thinking("q", "not mine"), call("a")]),
+                message(
+                    Assistant,
+                    vec![thinking("p", "mine"), thinking("q", "not mine"), call("a")],
+                ),
                 message(System, vec![result("a", "A")]),
                 message(Assistant, vec![thinking("p", "cut before it said anything")]),
                 message(User, vec![text("again"), thinking("p", "what no user can have")]),
@@ -477,7 +536,10 @@ mod tests {
         let thought = Part::Thinking { text: "mine".into(), data: "sealed".into() };
         assert_eq!(
             turns[1].parts,
-            [thought, Part::Call { id: "a".into(), name: "run".into(), arguments: json!({"code": "1"}) }]
+            [
+                thought,
+                Part::Call { id: "a".into(), name: "run".into(), arguments: json!({"code": "1"}) }
+            ]
         );
         assert_eq!(turns[2].parts, [sent_result("a", "A"), Part::Text("again".into())]);
         assert_eq!(turns.len(), 3);
@@ -487,13 +549,27 @@ mod tests {
     fn text_files_are_text_and_others_stay_what_they_are() {
         let attachment = |media_type: &str, name: &str, data: &[u8]| {
             let (media_type, name) = (media_type.into(), name.into());
-            Block::Attachment(Attachment { media_type, name, data: data.into(), ..Attachment::default() })
+            Block::Attachment(Attachment {
+                media_type,
+                name,
+                data: data.into(),
+                ..Attachment::default()
+            })
         };
         let turns = turns(
-            &[message(User, vec![attachment("text/csv", "a\"b.csv", b"1,2"), attachment("image/png", "", &[0xFF])])],
+            &[message(
+                User,
+                vec![
+                    attachment("text/csv", "a\"b.csv", b"1,2"),
+                    attachment("image/png", "", &[0xFF]),
+                ],
+            )],
             true,
         );
-        assert_eq!(turns[0].parts[0], Part::Text("<file name=\"a'b.csv\" type=\"text/csv\">\n1,2\n</file>".into()));
+        assert_eq!(
+            turns[0].parts[0],
+            Part::Text("<file name=\"a'b.csv\" type=\"text/csv\">\n1,2\n</file>".into())
+        );
         let Part::Media(media) = &turns[0].parts[1] else { panic!("not media: {turns:?}") };
         assert_eq!(media.data_url(), "data:image/png;base64,/w==");
         assert!(media.left_out().contains("image/png"));
@@ -506,7 +582,11 @@ mod tests {
 
     #[test]
     fn an_error_follows_what_was_printed() {
-        let result = CodeInterpreterResult { output: "half\n".into(), error: "Error: no".into(), ..Default::default() };
+        let result = CodeInterpreterResult {
+            output: "half\n".into(),
+            error: "Error: no".into(),
+            ..Default::default()
+        };
         assert_eq!(result_text(&result), "half\nError: no");
         assert_eq!(result_text(&CodeInterpreterResult::default()), "(no output)");
     }

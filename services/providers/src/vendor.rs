@@ -5,7 +5,8 @@ use std::{borrow::Cow, sync::Arc};
 use construct_domain::money::{LongContext, Prices, Rates, Usage};
 use construct_proto::{
     mesh::v1::{
-        self as mesh, ChatMessage, FailureClass, ModelInvoke, model_completed::StopReason, model_invoke::Purpose,
+        self as mesh, ChatMessage, FailureClass, ModelInvoke, model_completed::StopReason,
+        model_invoke::Purpose,
     },
     v1::{self, ModelParameters, ModelProviderType, ThinkingEffort, VendorModel},
 };
@@ -38,26 +39,28 @@ const DEFAULT_ARGUMENT: &str = "code";
 
 /// A model vendor, ready to be called.
 pub(crate) trait Vendor: Send + Sync {
-    /// Calls the model once, without any retry. A stream that ends without an error carried a whole answer; dropping
-    /// the stream closes the vendor's connection.
+    /// Calls the model once, without any retry. A stream that ends without an error carried a whole
+    /// answer; dropping the stream closes the vendor's connection.
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>>;
 
     /// Which models the vendor offers.
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>>;
 
-    /// How many tokens the model would read; none where the vendor has no such question, and the caller estimates.
+    /// How many tokens the model would read; none where the vendor has no such question, and the
+    /// caller estimates.
     fn count(&self, _request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
         future::ready(Ok(None)).boxed()
     }
 
-    /// Turns the texts of `request.embed` into vectors, once, without any retry: as many [`Chunk::Vector`]s in the texts' order,
-    /// and what was used.
+    /// Turns the texts of `request.embed` into vectors, once, without any retry: as many
+    /// [`Chunk::Vector`]s in the texts' order, and what was used.
     fn embed(&self, _request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         let words = "this kind of provider turns no texts into vectors";
         stream::once(future::ready(Err(Failure::new(FailureClass::InvalidRequest, words)))).boxed()
     }
 
-    /// Asks whether the vendor takes the key. Listing models is the cheapest question nearly all of them have.
+    /// Asks whether the vendor takes the key. Listing models is the cheapest question nearly all of
+    /// them have.
     fn check(&self) -> BoxFuture<'static, Result<(), Failure>> {
         let models = self.models();
         async { models.await.map(drop) }.boxed()
@@ -66,7 +69,8 @@ pub(crate) trait Vendor: Send + Sync {
 
 /// Makes vendors ready to be called.
 pub(crate) trait Open: Send + Sync {
-    /// The vendor of `provider`, called with `key`. What it says about its limits is told to `observer`.
+    /// The vendor of `provider`, called with `key`. What it says about its limits is told to
+    /// `observer`.
     fn open(
         &self,
         provider: &mesh::Provider,
@@ -82,8 +86,8 @@ pub(crate) enum Chunk {
     Text(String),
     /// What is shown of the model's thinking goes on.
     Thinking(String),
-    /// What the vendor wants back with the thinking before it, or at this place when there is none, in a form that only
-    /// its own file reads. Ends the thinking.
+    /// What the vendor wants back with the thinking before it, or at this place when there is none,
+    /// in a form that only its own file reads. Ends the thinking.
     ThinkingData(String),
     /// A tool call begins. `slot` tells the calls of an answer apart; the id may be empty.
     Call { slot: u32, id: String, name: String },
@@ -167,9 +171,10 @@ impl Format {
     pub(crate) fn words(&self) -> Option<String> {
         match self {
             Self::Text => None,
-            Self::Json => {
-                Some("Answer with one JSON value and nothing else: no words around it, no code fence.".to_owned())
-            }
+            Self::Json => Some(
+                "Answer with one JSON value and nothing else: no words around it, no code fence."
+                    .to_owned(),
+            ),
             Self::Schema { schema, .. } => Some(format!(
                 "Answer with one JSON value and nothing else: no words around it, no code fence. It must be valid against this \
                  JSON Schema:\n{schema}"
@@ -189,7 +194,11 @@ pub(crate) struct Origin {
 
 impl Origin {
     pub(crate) fn of(provider: &mesh::Provider) -> Self {
-        let vendor = provider.r#type().as_str_name().trim_start_matches("MODEL_PROVIDER_TYPE_").to_lowercase();
+        let vendor = provider
+            .r#type()
+            .as_str_name()
+            .trim_start_matches("MODEL_PROVIDER_TYPE_")
+            .to_lowercase();
         Self { vendor, provider_id: provider.id.clone() }
     }
 }
@@ -216,19 +225,37 @@ pub(crate) fn longest_answer(model: &mesh::ModelTarget, asked: Option<u32>) -> u
 
 /// What a model costs.
 pub(crate) fn prices(prices: v1::Prices) -> Prices {
-    let v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context } = prices;
+    let v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context } =
+        prices;
     let long_context = long_context.map(|long| {
-        let v1::LongContextPrices { above_input_tokens, input, output, cache_read, cache_write, thinking } = long;
-        LongContext { above_input_tokens, rates: Rates { input, output, cache_read, cache_write, thinking } }
+        let v1::LongContextPrices {
+            above_input_tokens,
+            input,
+            output,
+            cache_read,
+            cache_write,
+            thinking,
+        } = long;
+        LongContext {
+            above_input_tokens,
+            rates: Rates { input, output, cache_read, cache_write, thinking },
+        }
     });
     Prices { input, output, cache_read, cache_write, thinking, request, long_context }
 }
 
 impl Request {
     pub(crate) fn from_command(command: &ModelInvoke) -> Result<Self, Failure> {
-        let step = command.step.as_ref().ok_or_else(|| Failure::internal("the command names no step"))?;
-        let model = command.model.as_ref().ok_or_else(|| Failure::internal("the command names no model"))?;
-        let provider = command.provider.as_ref().ok_or_else(|| Failure::internal("the command names no provider"))?;
+        let step =
+            command.step.as_ref().ok_or_else(|| Failure::internal("the command names no step"))?;
+        let model = command
+            .model
+            .as_ref()
+            .ok_or_else(|| Failure::internal("the command names no model"))?;
+        let provider = command
+            .provider
+            .as_ref()
+            .ok_or_else(|| Failure::internal("the command names no provider"))?;
         let request = Self {
             step_id: step.step_id.clone(),
             task_id: step.task_id.clone(),
@@ -277,7 +304,8 @@ impl Request {
         if !self.turns.is_empty() {
             return transcript::ordered(self.turns.clone());
         }
-        let tool = self.tools.first().map(|tool| CodeTool { name: &tool.name, argument: &tool.argument });
+        let tool =
+            self.tools.first().map(|tool| CodeTool { name: &tool.name, argument: &tool.argument });
         transcript::turns(&self.messages, tool, &self.origin)
     }
 
@@ -303,7 +331,9 @@ impl Request {
 
     /// What the tool's call is called, and its argument that holds the script.
     pub(crate) fn code_call(&self) -> (&str, &str) {
-        self.tools.first().map_or(("code_interpreter", DEFAULT_ARGUMENT), |tool| (&tool.name, &tool.argument))
+        self.tools
+            .first()
+            .map_or(("code_interpreter", DEFAULT_ARGUMENT), |tool| (&tool.name, &tool.argument))
     }
 
     /// What an estimate of the tokens read is made from, in characters.
@@ -350,23 +380,34 @@ impl Effort {
 
 impl Tool {
     fn from_proto(tool: &mesh::ToolDefinition) -> Result<Self, Failure> {
-        let schema: serde_json::Value = serde_json::from_str(&tool.input_schema).map_err(|error| {
-            Failure::internal(format!("the input schema of tool `{}` is not JSON: {error}", tool.name))
-        })?;
+        let schema: serde_json::Value =
+            serde_json::from_str(&tool.input_schema).map_err(|error| {
+                Failure::internal(format!(
+                    "the input schema of tool `{}` is not JSON: {error}",
+                    tool.name
+                ))
+            })?;
         let properties = schema.get("properties").and_then(serde_json::Value::as_object);
         let argument = properties
             .filter(|properties| !properties.contains_key(DEFAULT_ARGUMENT))
             .and_then(|properties| {
-                let required = schema.get("required").and_then(|required| required.get(0)?.as_str().map(str::to_owned));
+                let required = schema
+                    .get("required")
+                    .and_then(|required| required.get(0)?.as_str().map(str::to_owned));
                 required.or_else(|| properties.keys().next().cloned())
             })
             .unwrap_or_else(|| DEFAULT_ARGUMENT.to_owned());
-        Ok(Self { name: tool.name.clone(), description: tool.description.clone(), schema, argument })
+        Ok(Self {
+            name: tool.name.clone(),
+            description: tool.description.clone(),
+            schema,
+            argument,
+        })
     }
 }
 
-/// Every vendor the service speaks to. Lives as long as the process, and with it the connections and what scripted
-/// faults remember.
+/// Every vendor the service speaks to. Lives as long as the process, and with it the connections
+/// and what scripted faults remember.
 #[derive(Debug, Clone)]
 pub(crate) struct Vendors {
     pub(crate) http: Http,
@@ -397,7 +438,10 @@ pub(crate) fn base_url(provider: &mesh::Provider) -> &str {
 /// Whether a model's thoughts go back to the vendor as text, with nothing that proves them.
 pub(crate) fn takes_plain_thoughts(provider: &mesh::Provider) -> bool {
     // Of the second, servers that are compatible with it; itself it wants none back.
-    matches!(provider.r#type(), ModelProviderType::Deepseek | ModelProviderType::Openai | ModelProviderType::Ollama)
+    matches!(
+        provider.r#type(),
+        ModelProviderType::Deepseek | ModelProviderType::Openai | ModelProviderType::Ollama
+    )
 }
 
 /// Whether the vendor says itself what a call has cost.
@@ -426,13 +470,21 @@ impl Open for Vendors {
             ModelProviderType::Gemini => Box::new(Gemini::new(http, endpoint()?)?),
             ModelProviderType::Bedrock => Box::new(Bedrock::new(http, endpoint()?)?),
             ModelProviderType::Xai => Box::new(OpenAi::new(http, endpoint()?, &xai::FLAVOR)),
-            ModelProviderType::Deepseek => Box::new(OpenAi::new(http, endpoint()?, &deepseek::FLAVOR)),
+            ModelProviderType::Deepseek => {
+                Box::new(OpenAi::new(http, endpoint()?, &deepseek::FLAVOR))
+            }
             ModelProviderType::Ollama => Box::new(Ollama::new(http, endpoint()?)),
-            ModelProviderType::Openrouter => Box::new(OpenAi::new(http, endpoint()?, &openrouter::FLAVOR)),
+            ModelProviderType::Openrouter => {
+                Box::new(OpenAi::new(http, endpoint()?, &openrouter::FLAVOR))
+            }
             // Nothing is learnt from recording what is a recording.
             ModelProviderType::Scripted => {
                 let memory = Arc::clone(&self.memory);
-                return Ok(Box::new(Scripted::parse(&provider.script, provider.id.clone(), memory)?));
+                return Ok(Box::new(Scripted::parse(
+                    &provider.script,
+                    provider.id.clone(),
+                    memory,
+                )?));
             }
             // Nothing is learnt from recording what is always the same.
             ModelProviderType::Local => return Ok(Box::new(Local(self.local.clone()))),

@@ -7,8 +7,8 @@ use construct_bus::{Bus, ConsumeOptions, Consumer, Delivery, Receipt, publish, s
 use construct_domain::{TaskId, money::Usage};
 use construct_proto::{
     mesh::v1::{
-        self as mesh, Cancelled, FailureClass, ModelCompleted, ModelInvoke, StepRef, StepResult, model_invoke::Purpose,
-        step_result,
+        self as mesh, Cancelled, FailureClass, ModelCompleted, ModelInvoke, StepRef, StepResult,
+        model_invoke::Purpose, step_result,
     },
     v1::{self, Event},
 };
@@ -30,11 +30,13 @@ use crate::{
     vendor::Request,
 };
 
-/// Deliveries of one command before it is given up: a command that took five workers down is not given a sixth. The server counts those
-/// that were handed back, or not heard of for a while, as well. So the last that may be is not handed back: its step fails as if this worker had not called,
-/// and the next one has all deliveries before it.
+/// Deliveries of one command before it is given up: a command that took five workers down is not
+/// given a sixth. The server counts those that were handed back, or not heard of for a while, as
+/// well. So the last that may be is not handed back: its step fails as if this worker had not
+/// called, and the next one has all deliveries before it.
 const MAX_DELIVERIES: u32 = 5;
-/// Of the time the process has to stop, the part in which calls may still finish; the rest is for handing back.
+/// Of the time the process has to stop, the part in which calls may still finish; the rest is for
+/// handing back.
 const FINISH_SHARE: f64 = 0.7;
 /// Pause before the mesh is tried again.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -53,8 +55,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Takes commands and cancels until the service drains. Never more than `concurrency` commands at once: the
-    /// rest waits in the queue.
+    /// Takes commands and cancels until the service drains. Never more than `concurrency` commands
+    /// at once: the rest waits in the queue.
     pub(crate) async fn start(
         self,
         concurrency: usize,
@@ -82,7 +84,8 @@ impl Worker {
         while let Some(delivery) = consumer.next().await {
             lifecycle.spawn_job("model-call", calls.track_future(self.clone().work(delivery)));
         }
-        // Calls that end by themselves in this time are worth more than the same calls begun again elsewhere.
+        // Calls that end by themselves in this time are worth more than the same calls begun again
+        // elsewhere.
         calls.close();
         if timeout(finish_within, calls.wait()).await.is_err() {
             self.hand_back.cancel();
@@ -104,7 +107,8 @@ impl Worker {
                 Some(order) => self.cancels.cancel(&order),
                 None => {
                     sleep(PAUSE).await;
-                    if let Ok(again) = self.bus.subscribe_cancel(subject::Service::Providers).await {
+                    if let Ok(again) = self.bus.subscribe_cancel(subject::Service::Providers).await
+                    {
                         orders = again;
                     }
                 }
@@ -124,9 +128,11 @@ impl Worker {
         receipt.continue_trace(&span);
         let keep_alive = receipt.keep_alive();
         // Boxed, because the future of a call is large and lives in a task of its own anyway.
-        let (result, told) = Box::pin(self.answer(&command, delivery)).instrument(span.clone()).await;
-        // A NATS server passes on what one connection publishes in its order, and between the result and what it leads to lies a commit: nobody
-        // sees the end of a step before what led to it, although nothing here waits until the stream has it.
+        let (result, told) =
+            Box::pin(self.answer(&command, delivery)).instrument(span.clone()).await;
+        // A NATS server passes on what one connection publishes in its order, and between the
+        // result and what it leads to lies a commit: nobody sees the end of a step before what led
+        // to it, although nothing here waits until the stream has it.
         let (settled, ()) = tokio::join!(
             async {
                 match result {
@@ -140,12 +146,15 @@ impl Worker {
         settle(receipt, settled).await;
     }
 
-    /// What becomes of the command, none when it shall be handed back; and the live text, as far as it is on its way.
+    /// What becomes of the command, none when it shall be handed back; and the live text, as far as
+    /// it is on its way.
     async fn answer(&self, command: &ModelInvoke, delivery: u32) -> (Option<StepResult>, Live) {
         let step = command.step.clone().unwrap_or_default();
         let mut live = Live(self.bus.progress());
         let lost = lost(delivery);
-        let counted = |failure: Failure| Failure { tries: failure.tries.saturating_add(lost), ..failure }.into_proto();
+        let counted = |failure: Failure| {
+            Failure { tries: failure.tries.saturating_add(lost), ..failure }.into_proto()
+        };
         let (outcome, usage, model_id) = match self.prepare(command, &step, delivery) {
             Ok(prepared) => self.invoke(prepared, &step, delivery, &mut live).await,
             Err(failure) => {
@@ -154,8 +163,11 @@ impl Worker {
             }
         };
         let outcome = match outcome {
-            // A further delivery would be taken for one too many, although this worker does not die.
-            Outcome::HandedBack if delivery >= MAX_DELIVERIES || lost + 1 >= self.router.allowed(command.tries) => {
+            // A further delivery would be taken for one too many, although this worker does not
+            // die.
+            Outcome::HandedBack
+                if delivery >= MAX_DELIVERIES || lost + 1 >= self.router.allowed(command.tries) =>
+            {
                 let failure = Failure::transient("the service stopped before the call had ended");
                 step_result::Outcome::Failed(counted(failure))
             }
@@ -185,7 +197,12 @@ impl Worker {
         (Some(StepResult { step: Some(step), delivery, outcome, usage, model_id, call_id }), live)
     }
 
-    fn prepare(&self, command: &ModelInvoke, step: &StepRef, delivery: u32) -> Result<Prepared, Failure> {
+    fn prepare(
+        &self,
+        command: &ModelInvoke,
+        step: &StepRef,
+        delivery: u32,
+    ) -> Result<Prepared, Failure> {
         if delivery > MAX_DELIVERIES {
             return Err(Failure::internal(format!(
                 "the model call was given up: {MAX_DELIVERIES} workers were lost, or not heard of, while they worked on it"
@@ -198,7 +215,10 @@ impl Worker {
             ))
         })?;
         let deadline = deadline(step, clock::now(), self.call_timeout).ok_or_else(|| {
-            Failure::new(FailureClass::DeadlineExceeded, "the step's deadline passed before a worker was free")
+            Failure::new(
+                FailureClass::DeadlineExceeded,
+                "the step's deadline passed before a worker was free",
+            )
         })?;
         let request = Request::from_command(command)?;
         let first = Target {
@@ -231,11 +251,15 @@ impl Worker {
         if delivery > 1 {
             deltas.restart("the worker that was answering was lost".to_owned()).await;
         }
-        let interrupts =
-            Interrupts { cancel: &guard.cancel, deadline: prepared.deadline, hand_back: self.hand_back.clone() };
+        let interrupts = Interrupts {
+            cancel: &guard.cancel,
+            deadline: prepared.deadline,
+            hand_back: self.hand_back.clone(),
+        };
         let asked = async {
             let mut request = prepared.request;
-            let (messages, scripts) = (std::mem::take(&mut request.messages), !request.tools.is_empty());
+            let (messages, scripts) =
+                (std::mem::take(&mut request.messages), !request.tools.is_empty());
             let shown = self.attached.show(&step.organization_id, messages, scripts).await;
             shown.map(|(messages, room)| (Arc::new(Request { messages, ..request }), room))
         };
@@ -262,7 +286,8 @@ impl Worker {
         call::answer(&self.router, call, &mut deltas).await
     }
 
-    /// Publishes the result, for as long as it takes: it is paid for. False when the service stops before.
+    /// Publishes the result, for as long as it takes: it is paid for. False when the service stops
+    /// before.
     async fn publish(&self, task: TaskId, mut result: StepResult) -> bool {
         let address = subject::TaskResult::new(task);
         loop {
@@ -271,17 +296,24 @@ impl Worker {
                 Err(error) => error,
             };
             if error.is_retryable() {
-                tracing::warn!(error = &error as &dyn std::error::Error, "the result cannot be published yet");
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the result cannot be published yet"
+                );
                 tokio::select! {
                     () = self.hand_back.cancelled() => return false,
                     () = sleep(PAUSE) => {}
                 }
             } else if matches!(result.outcome, Some(step_result::Outcome::Failed(_))) {
                 // Not even that the step failed can be told. Its deadline will end it.
-                tracing::error!(error = &error as &dyn std::error::Error, "the result cannot be published");
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "the result cannot be published"
+                );
                 return true;
             } else {
-                let failure = Failure::internal(format!("the model's answer cannot be passed on: {error}"));
+                let failure =
+                    Failure::internal(format!("the model's answer cannot be passed on: {error}"));
                 result.outcome = Some(step_result::Outcome::Failed(failure.into_proto()));
             }
         }
@@ -300,9 +332,10 @@ struct Prepared {
     lost: u32,
 }
 
-/// Calls that the deliveries before this one are taken to have made: one each. What a worker that was lost had called nobody can tell, and
-/// a command that began anew with each delivery would multiply its tries by them (D8 in ARCHITECTURE.md). One that had called nobody, or made
-/// several calls, counts the same.
+/// Calls that the deliveries before this one are taken to have made: one each. What a worker that
+/// was lost had called nobody can tell, and a command that began anew with each delivery would
+/// multiply its tries by them (D8 in ARCHITECTURE.md). One that had called nobody, or made several
+/// calls, counts the same.
 const fn lost(delivery: u32) -> u32 {
     delivery.saturating_sub(1)
 }
@@ -314,7 +347,10 @@ struct Live(construct_bus::Progress);
 impl Progress for Live {
     async fn send(&mut self, event: Event) {
         if let Err(error) = self.0.send(&event).await {
-            tracing::error!(error = &error as &dyn std::error::Error, "an event of ours is not valid");
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "an event of ours is not valid"
+            );
         }
     }
 }
@@ -322,7 +358,10 @@ impl Progress for Live {
 async fn finish(live: Live) {
     let written = live.0.finish().await;
     if written.lost > 0 {
-        tracing::warn!(lost = written.lost, "some live text could not be published; the result is whole");
+        tracing::warn!(
+            lost = written.lost,
+            "some live text could not be published; the result is whole"
+        );
     }
 }
 

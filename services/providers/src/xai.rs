@@ -16,8 +16,9 @@ type Words = [&'static str; 4];
 /// For models that always think.
 const ALWAYS: Words = ["low", "low", "medium", "high"];
 
-/// By the beginning of a model's name, of which the first that fits holds: in which words it is told how much to think; none where it
-/// refuses to be told, with 400. Most models that think are of those. Others are taken for newer ones, which all let themselves be told.
+/// By the beginning of a model's name, of which the first that fits holds: in which words it is
+/// told how much to think; none where it refuses to be told, with 400. Most models that think are
+/// of those. Others are taken for newer ones, which all let themselves be told.
 const EFFORTS: [(&str, Option<Words>); 9] = [
     ("grok-4.3", Some(["none", "low", "medium", "high"])),
     // As many agents.
@@ -31,8 +32,8 @@ const EFFORTS: [(&str, Option<Words>); 9] = [
     ("grok-code", None),
 ];
 
-/// Sampling by `top_k` is unknown, documents are not taken, and what the model shows of its thinking is not wanted
-/// back.
+/// Sampling by `top_k` is unknown, documents are not taken, and what the model shows of its
+/// thinking is not wanted back.
 pub(crate) const FLAVOR: Flavor = Flavor {
     limit: "max_completion_tokens",
     top_k: false,
@@ -49,7 +50,9 @@ pub(crate) const FLAVOR: Flavor = Flavor {
 
 fn effort(effort: Effort, model: &str) -> Value {
     let known = EFFORTS.iter().find(|(name, _)| model.starts_with(name));
-    let Some([off, low, medium, high]) = known.map_or(Some(ALWAYS), |(_, words)| *words) else { return json!({}) };
+    let Some([off, low, medium, high]) = known.map_or(Some(ALWAYS), |(_, words)| *words) else {
+        return json!({});
+    };
     let word = match effort {
         Effort::Off => off,
         Effort::Low => low,

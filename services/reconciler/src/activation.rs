@@ -1,5 +1,5 @@
-//! One activation of a task: load, decide, commit, perform. It takes no state with it but what a worker reported, so
-//! it can be repeated at any time and on any replica.
+//! One activation of a task: load, decide, commit, perform. It takes no state with it but what a
+//! worker reported, so it can be repeated at any time and on any replica.
 
 mod report;
 mod steps;
@@ -19,8 +19,8 @@ use construct_domain::{
 use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
 use construct_runtime::{Lifecycle, MasterKeys, clock, telemetry::Chain};
 use construct_store::{
-    AppendedMessage, AskedApproval, Committed, EndedMessage, Error, LoadedTask, MessageFilter, MessagePage, NewEvent,
-    QUEUE_LIMIT, Store, StoredApproval, StoredEvent, Stream, TaskCommit,
+    AppendedMessage, AskedApproval, Committed, EndedMessage, Error, LoadedTask, MessageFilter,
+    MessagePage, NewEvent, QUEUE_LIMIT, Store, StoredApproval, StoredEvent, Stream, TaskCommit,
 };
 use jiff::Timestamp;
 use opentelemetry::Context;
@@ -32,7 +32,7 @@ use steps::{Standing, may_have_been_sent};
 
 use crate::{
     announce::Announcer,
-    catalogue::Catalogue,
+    catalog::Catalog,
     command, compaction,
     failing::Failing,
     material::{self, Material},
@@ -40,11 +40,13 @@ use crate::{
     window::{Queue, Ticket, Window, Work},
 };
 
-/// How long a worker that was told to stop has to say what it used, before what was set aside for its call is given back.
+/// How long a worker that was told to stop has to say what it used, before what was set aside for
+/// its call is given back.
 const DROPPED: std::time::Duration = std::time::Duration::from_secs(120);
 /// How often a commit that lost a race is decided anew before the activation is given back.
 const MAX_CONFLICTS: u32 = 8;
-/// Decisions one activation may take in a row, so that a task with a long queue lets others have a turn.
+/// Decisions one activation may take in a row, so that a task with a long queue lets others have a
+/// turn.
 const MAX_DECISIONS: u32 = 16;
 
 /// What activations work with.
@@ -52,7 +54,7 @@ const MAX_DECISIONS: u32 = 16;
 pub(crate) struct Activator {
     pub(crate) store: Store,
     pub(crate) bus: Bus,
-    pub(crate) catalogue: Catalogue,
+    pub(crate) catalog: Catalog,
     pub(crate) announcer: Announcer,
     /// Bounds the commands of each organization that stand in the work queues.
     pub(crate) window: Window,
@@ -78,7 +80,8 @@ pub(crate) enum Next {
 /// What an actor remembers of its task from one activation to the next. Nothing depends on it.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    /// The task as the last activation left it. Held as long as the actor is, which is not long without anything to do.
+    /// The task as the last activation left it. Held as long as the actor is, which is not long
+    /// without anything to do.
     pub(crate) known: Option<Box<LoadedTask>>,
     /// Where the trace of the task's turn was last gone on with.
     pub(crate) turn: Context,
@@ -96,11 +99,12 @@ struct Decided {
 }
 
 impl Activator {
-    /// Looks at the task, with what a worker reported if it is about that. On `Err` nothing that was reported is lost:
-    /// the message it came in is not acknowledged and comes again.
+    /// Looks at the task, with what a worker reported if it is about that. On `Err` nothing that
+    /// was reported is lost: the message it came in is not acknowledged and comes again.
     ///
-    /// A result is decided about from the task as the activation before left it ([`Memory::known`]): what has changed meanwhile is noticed by the
-    /// commit. Whoever only says that something is new makes the task be loaded.
+    /// A result is decided about from the task as the activation before left it
+    /// ([`Memory::known`]): what has changed meanwhile is noticed by the commit. Whoever only says
+    /// that something is new makes the task be loaded.
     #[tracing::instrument(name = "reconciler.task.activate", skip_all, fields(task = %task))]
     pub(crate) async fn activate(
         self: &Arc<Self>,
@@ -148,32 +152,50 @@ impl Activator {
                 }
                 done => done?,
             };
-            // Only a worker says what scripts gave; it has acknowledged its command, or is about to.
-            let reported = report.take().is_some_and(|report| matches!(report.result.outcome, Outcome::Code(_)));
+            // Only a worker says what scripts gave; it has acknowledged its command, or is about
+            // to.
+            let reported = report
+                .take()
+                .is_some_and(|report| matches!(report.result.outcome, Outcome::Code(_)));
             let nothing = Material::default();
             for effect in &decision.effects {
                 let material = match &material {
                     Ok(material) => material,
-                    // A command is found missing when the task looks at its step again, except a title's; what ends one would not be.
+                    // A command is found missing when the task looks at its step again, except a
+                    // title's; what ends one would not be.
                     Err(_) if effect_is_a_command(effect) => {
                         if let Effect::MakeTitle(step) = effect {
-                            self.window.give_back(loaded.task.organization, &Queue::Model, task, *step);
+                            self.window.give_back(
+                                loaded.task.organization,
+                                &Queue::Model,
+                                task,
+                                *step,
+                            );
                         }
                         continue;
                     }
                     Err(_) => &nothing,
                 };
                 // What cannot be carried out is a result of the step like any other.
-                let performed = self.perform(&loaded, &decision.task, effect, material, reported, &mut memory.standing);
+                let performed = self.perform(
+                    &loaded,
+                    &decision.task,
+                    effect,
+                    material,
+                    reported,
+                    &mut memory.standing,
+                );
                 let failed = performed.instrument(span.clone()).await;
                 report = failed.map(|result| Report::of(result, &decision.task)).or(report);
             }
             // Only now: what its places say of a call that is stopped, nothing else does.
             self.window.settle(&decision.task, &command::pool(&loaded), clock::now());
-            // What fails from here on is found again when the task is looked at again; what an effect ends would not be.
+            // What fails from here on is found again when the task is looked at again; what an
+            // effect ends would not be.
             self.store.subtasks_seen(&loaded).await?;
             material?;
-            let next_wake = committed.as_ref().map_or(decision.task.next_wake, |committed| committed.next_wake);
+            let next_wake =
+                committed.as_ref().map_or(decision.task.next_wake, |committed| committed.next_wake);
             let again = committed.as_ref().is_some_and(|committed| committed.has_new_intents);
             let left = committed.and_then(|committed| committed.left);
             let next = match next_wake {
@@ -194,9 +216,12 @@ impl Activator {
     /// Books what was used for a task that is gone: it is paid for all the same.
     async fn book_late(&self, task: TaskId, report: Option<&Report>) -> Result<(), Error> {
         let Some(report) = report else { return Ok(()) };
-        let (Some(organization), Some(paid)) = (report.organization, step_usage(None, report)) else { return Ok(()) };
+        let (Some(organization), Some(paid)) = (report.organization, step_usage(None, report))
+        else {
+            return Ok(());
+        };
         match self.store.step_usage_record(organization, task, None, &paid, clock::now()).await {
-            // Nor is there anybody left who pays: the organisation was erased.
+            // Nor is there anybody left who pays: the organization was erased.
             Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -205,7 +230,8 @@ impl Activator {
     /// Decides and commits.
     async fn decide(&self, loaded: &LoadedTask, report: Option<&Report>) -> Result<Decided, Error> {
         match self.decide_with(loaded, report, None).await {
-            // What the decision would cost is not there: it is made anew with that known, which then costs nothing.
+            // What the decision would cost is not there: it is made anew with that known, which
+            // then costs nothing.
             Err(Error::Exhausted(exhausted)) => {
                 tracing::info!(%exhausted, "a model call is refused");
                 self.decide_with(loaded, report, Some(&exhausted.to_string())).await
@@ -222,14 +248,25 @@ impl Activator {
         exhausted: Option<&str>,
     ) -> Result<Decided, Error> {
         // PostgreSQL keeps microseconds; what is told must be what is kept.
-        let now = Timestamp::from_microsecond(clock::now().as_microsecond()).unwrap_or(Timestamp::UNIX_EPOCH);
+        let now = Timestamp::from_microsecond(clock::now().as_microsecond())
+            .unwrap_or(Timestamp::UNIX_EPOCH);
         let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
         let decide = |task: &Task| match exhausted {
             None => decide::decide(task, loaded.queued, event.clone(), now, fresh(now)),
-            Some(words) => decide::decide_without_money(task, loaded.queued, event.clone(), now, fresh(now), words),
+            Some(words) => decide::decide_without_money(
+                task,
+                loaded.queued,
+                event.clone(),
+                now,
+                fresh(now),
+                words,
+            ),
         };
         let mut task = loaded.task.clone();
-        compaction::complete(&mut task.context, self.catalogue.known_bytes(&command::pool(loaded), &loaded.workspace));
+        compaction::complete(
+            &mut task.context,
+            self.catalog.known_bytes(&command::pool(loaded), &loaded.workspace),
+        );
         task.context.counted = report.and_then(|report| report.counted);
         let mut decision = decide(&task);
         if decision.wants_outline {
@@ -248,7 +285,9 @@ impl Activator {
             }
             if let Some(paid) = &paid {
                 let (organization, agent) = (loaded.task.organization, loaded.task.agent);
-                self.store.step_usage_record(organization, loaded.task.id, Some(agent), paid, now).await?;
+                self.store
+                    .step_usage_record(organization, loaded.task.id, Some(agent), paid, now)
+                    .await?;
             } else if let Some(step) = settled {
                 self.store.step_release(loaded.task.organization, step, now).await?;
             }
@@ -261,7 +300,9 @@ impl Activator {
             return Ok(Decided { decision, committed: None, material });
         }
 
-        let current = report.filter(|report| loaded.task.step.as_ref().is_some_and(|step| step.awaits(&report.result)));
+        let current = report.filter(|report| {
+            loaded.task.step.as_ref().is_some_and(|step| step.awaits(&report.result))
+        });
         // A step that waits for people is not over: what its scripts do further is told after this.
         let goes_on = |report: &&Report| !matches!(report.result.outcome, Outcome::Parked { .. });
         let step = current.filter(goes_on).map(|report| report.number);
@@ -283,19 +324,24 @@ impl Activator {
                 }
             })
             .collect();
-        commit.ended =
-            decision.ended.as_ref().map(|ended| EndedMessage { message: ended.message, error: ended_error(&decision) });
+        commit.ended = decision
+            .ended
+            .as_ref()
+            .map(|ended| EndedMessage { message: ended.message, error: ended_error(&decision) });
         commit.drop_queued.clone_from(&decision.drop_queued);
         commit.rewound = decision.rewound;
         commit.compacted.clone_from(&decision.compacted);
         commit.usage = paid.into_iter().collect();
         commit.settled = settled;
-        commit.reservation = spending::reservation(loaded, &decision, &self.catalogue, now);
+        commit.reservation = spending::reservation(loaded, &decision, &self.catalog, now);
         commit.tool_uses = tool_uses(&decision);
         commit.title = report.and_then(|report| title(loaded, report));
         // A turn stays in the trace it began in.
-        commit.trace_id =
-            if decision.admitted.is_some() || loaded.trace_id.is_none() { trace::current() } else { None };
+        commit.trace_id = if decision.admitted.is_some() || loaded.trace_id.is_none() {
+            trace::current()
+        } else {
+            None
+        };
         commit.asked = asked(loaded, &decision);
         commit.closed.clone_from(&decision.closed);
         commit.events = self.approval_events(loaded, &commit.asked, &decision, now).await?;
@@ -311,19 +357,31 @@ impl Activator {
         }
         self.cancel_subtasks(loaded, now).await?;
         let tickets = self.withhold(loaded, &decision.task, &mut decision.effects, now);
-        let (committed, material) = tokio::join!(self.commit(commit), material::gather(self, loaded, &decision));
+        let (committed, material) =
+            tokio::join!(self.commit(commit), material::gather(self, loaded, &decision));
         let committed = Some(committed?);
         tickets.into_iter().for_each(Ticket::keep);
         if decision.ended.is_some() || decision.drop_queued.is_some() {
             self.wake_parent(loaded).await;
         }
-        metrics::decided(&loaded.task, current.map(|report| &report.result.outcome), &decision, now);
+        metrics::decided(
+            &loaded.task,
+            current.map(|report| &report.result.outcome),
+            &decision,
+            now,
+        );
         Ok(Decided { committed, material, decision })
     }
 
-    /// Leaves out the commands that have no place in their queue, and adds the one whose turn it is. It follows from the task as well as one
-    /// that is asked for.
-    fn withhold(&self, loaded: &LoadedTask, task: &Task, effects: &mut Vec<Effect>, now: Timestamp) -> Vec<Ticket> {
+    /// Leaves out the commands that have no place in their queue, and adds the one whose turn it
+    /// is. It follows from the task as well as one that is asked for.
+    fn withhold(
+        &self,
+        loaded: &LoadedTask,
+        task: &Task,
+        effects: &mut Vec<Effect>,
+        now: Timestamp,
+    ) -> Vec<Ticket> {
         let (organization, pool) = (task.organization, command::pool(loaded));
         if !effects.iter().any(effect_is_a_command) {
             let due = |queue: &Queue, step: StepId| {
@@ -331,14 +389,21 @@ impl Activator {
             };
             let current = Work::of(task, &pool).filter(|(queue, work)| due(queue, work.step));
             effects.extend(current.and_then(|_| decide::command(task)));
-            effects.extend(task.title_step.filter(|&step| due(&Queue::Model, step)).map(Effect::MakeTitle));
+            effects.extend(
+                task.title_step.filter(|&step| due(&Queue::Model, step)).map(Effect::MakeTitle),
+            );
         }
         let mut tickets = Vec::new();
         effects.retain(|effect| {
             let asked = match effect {
-                Effect::InvokeModel(_) | Effect::Compact(_) | Effect::ExecuteCode(_) => Work::of(task, &pool),
+                Effect::InvokeModel(_) | Effect::Compact(_) | Effect::ExecuteCode(_) => {
+                    Work::of(task, &pool)
+                }
                 Effect::MakeTitle(step) => {
-                    let known = self.window.due(organization, &Queue::Model, task.id).filter(|work| work.step == *step);
+                    let known = self
+                        .window
+                        .due(organization, &Queue::Model, task.id)
+                        .filter(|work| work.step == *step);
                     let work = Work { step: *step, round: 0, until: now + decide::MODEL_DEADLINE };
                     Some((Queue::Model, known.unwrap_or(work)))
                 }
@@ -353,12 +418,17 @@ impl Activator {
         tickets
     }
 
-    /// Before it is said that scripts are over whose worker has not said so, they are kept from going on: it may be at them still, and
-    /// would otherwise have effects that nobody knows of. As long as that cannot be done nothing is committed.
+    /// Before it is said that scripts are over whose worker has not said so, they are kept from
+    /// going on: it may be at them still, and would otherwise have effects that nobody knows of. As
+    /// long as that cannot be done nothing is committed.
     async fn give_up(&self, decision: &Decision) -> Result<(), Error> {
         for effect in &decision.effects {
             if let Effect::EndCode(step) = effect {
-                self.bus.journal().close(*step).await.map_err(|error| Error::Unavailable(error.into()))?;
+                self.bus
+                    .journal()
+                    .close(*step)
+                    .await
+                    .map_err(|error| Error::Unavailable(error.into()))?;
             }
         }
         Ok(())
@@ -379,7 +449,8 @@ impl Activator {
             step,
             created_at,
         };
-        self.announcer.announce((committed.first_event_sequence..).zip(events).map(stored).collect());
+        self.announcer
+            .announce((committed.first_event_sequence..).zip(events).map(stored).collect());
         Ok(committed)
     }
 
@@ -391,7 +462,9 @@ impl Activator {
         decision: &Decision,
         now: Timestamp,
     ) -> Result<Vec<NewEvent>, Error> {
-        let Some(step) = loaded.task.step.as_ref().filter(|_| !asked.is_empty() || !decision.closed.is_empty()) else {
+        let Some(step) =
+            loaded.task.step.as_ref().filter(|_| !asked.is_empty() || !decision.closed.is_empty())
+        else {
             return Ok(Vec::new());
         };
         // A question that replaces another one keeps its id.
@@ -420,7 +493,10 @@ impl Activator {
             }));
         }
         for closed in &decision.closed {
-            let Some(mut approval) = known.iter().find(|known| known.id == closed.id).cloned() else { continue };
+            let Some(mut approval) = known.iter().find(|known| known.id == closed.id).cloned()
+            else {
+                continue;
+            };
             approval.state = closed.state;
             approval.words.clone_from(&closed.words);
             approval.decided_at = Some(now);
@@ -432,11 +508,20 @@ impl Activator {
     }
 
     /// The events of queued messages that a cancel or rewind drops.
-    async fn dropped(&self, loaded: &LoadedTask, words: &str, now: Timestamp) -> Result<Vec<NewEvent>, Error> {
+    async fn dropped(
+        &self,
+        loaded: &LoadedTask,
+        words: &str,
+        now: Timestamp,
+    ) -> Result<Vec<NewEvent>, Error> {
         let after_position = loaded.task.last_position;
-        let filter = MessageFilter { source: Some(Source::User), after_position, superseded: false };
+        let filter =
+            MessageFilter { source: Some(Source::User), after_position, superseded: false };
         let page = MessagePage { limit: QUEUE_LIMIT, descending: false, after: None };
-        let queued = self.store.message_list(loaded.task.organization, loaded.task.id, &filter, &page).await?;
+        let queued = self
+            .store
+            .message_list(loaded.task.organization, loaded.task.id, &filter, &page)
+            .await?;
         let dropped = queued.into_iter().filter(|message| loaded.is_dropped_by_cancel(message));
         Ok(dropped
             .map(|mut message| {
@@ -471,8 +556,8 @@ impl Activator {
         ))
     }
 
-    /// Performs an effect; `reported` says whether the worker at the step's scripts has told what became of them. `Some` when it cannot be
-    /// carried out as configured, which ends the step.
+    /// Performs an effect; `reported` says whether the worker at the step's scripts has told what
+    /// became of them. `Some` when it cannot be carried out as configured, which ends the step.
     async fn perform(
         &self,
         loaded: &LoadedTask,
@@ -484,7 +569,8 @@ impl Activator {
     ) -> Option<StepResult> {
         let task = loaded.task.id;
         let failed = |step: StepId, error: command::Error| {
-            let (class, message, retry_at) = (error.class(), Chain(&error).to_string(), error.retry_at());
+            let (class, message, retry_at) =
+                (error.class(), Chain(&error).to_string(), error.retry_at());
             let failure = Failure { class, message, retry_at, tries: 0 };
             Some(StepResult { step, round: round_of(now, step), outcome: Outcome::Failed(failure) })
         };
@@ -505,13 +591,21 @@ impl Activator {
             },
             Effect::MakeTitle(step) => {
                 let place = self.window.due(loaded.task.organization, &Queue::Model, task);
-                let until = place.map_or_else(|| clock::now() + decide::MODEL_DEADLINE, |work| work.until);
+                let until =
+                    place.map_or_else(|| clock::now() + decide::MODEL_DEADLINE, |work| work.until);
                 match command::title(loaded, *step, until, material) {
                     Ok(invoke) => {
-                        let refused = self.dispatch(loaded, Queue::Model, *step, &model, &invoke).await;
+                        let refused =
+                            self.dispatch(loaded, Queue::Model, *step, &model, &invoke).await;
                         // Nobody asks for it again: where it could not be sent, its place is free.
-                        if self.window.due(loaded.task.organization, &Queue::Model, task).is_some() {
-                            self.window.give_back(loaded.task.organization, &Queue::Model, task, *step);
+                        if self.window.due(loaded.task.organization, &Queue::Model, task).is_some()
+                        {
+                            self.window.give_back(
+                                loaded.task.organization,
+                                &Queue::Model,
+                                task,
+                                *step,
+                            );
                         }
                         refused
                     }
@@ -521,11 +615,18 @@ impl Activator {
             Effect::ExecuteCode(step) => {
                 match command::execute(loaded, now, step, material, self.token_keys.as_deref()) {
                     Ok(execute) => {
-                        let execute = mesh::CodeExecute { again: may_have_been_sent(step), ..execute };
+                        let execute =
+                            mesh::CodeExecute { again: may_have_been_sent(step), ..execute };
                         let code = subject::CodeExecute::new(command::pool(loaded), task);
-                        self.dispatch(loaded, Queue::Code(command::pool(loaded)), step.id, &code, &execute)
-                            .await
-                            .map(|result| StepResult { round: step.round, ..result })
+                        self.dispatch(
+                            loaded,
+                            Queue::Code(command::pool(loaded)),
+                            step.id,
+                            &code,
+                            &execute,
+                        )
+                        .await
+                        .map(|result| StepResult { round: step.round, ..result })
                     }
                     Err(error) => failed(step.id, error),
                 }
@@ -567,14 +668,14 @@ impl Activator {
         material: &Material,
     ) -> Result<mesh::ModelInvoke, command::Error> {
         let pool = command::pool(loaded);
-        match self.catalogue.get(&pool, &loaded.workspace).await {
-            Ok(catalogue) => command::answer(loaded, step, material, &catalogue),
-            Err(source) => Err(command::Error::NoCatalogue { pool, source }),
+        match self.catalog.get(&pool, &loaded.workspace).await {
+            Ok(catalog) => command::answer(loaded, step, material, &catalog),
+            Err(source) => Err(command::Error::NoCatalog { pool, source }),
         }
     }
 
-    /// Queues a command. One that is lost here is found missing when the task looks at its step again; one that can never be
-    /// queued ends the step.
+    /// Queues a command. One that is lost here is found missing when the task looks at its step
+    /// again; one that can never be queued ends the step.
     async fn dispatch<A>(
         &self,
         loaded: &LoadedTask,
@@ -598,7 +699,8 @@ impl Activator {
             publish::Error::TooLarge { .. } => FailureClass::ContextTooLong,
             _ => FailureClass::Configuration,
         };
-        let failure = Failure { class, message: Chain(&error).to_string(), retry_at: None, tries: 0 };
+        let failure =
+            Failure { class, message: Chain(&error).to_string(), retry_at: None, tries: 0 };
         Some(StepResult { step, round: 0, outcome: Outcome::Failed(failure) })
     }
 
@@ -611,7 +713,11 @@ impl Activator {
             if let Err(error) = self.bus.withdraw(&address, step.id).await {
                 tracing::warn!(%error, "a model call of a deleted task could not be taken back");
             }
-            self.bus.journal().close(step.id).await.map_err(|error| Error::Unavailable(error.into()))?;
+            self.bus
+                .journal()
+                .close(step.id)
+                .await
+                .map_err(|error| Error::Unavailable(error.into()))?;
             self.end_code(loaded, step.id, false);
         }
         self.purge_tree(loaded).await?;
@@ -622,7 +728,10 @@ impl Activator {
 /// Whether an effect is a command to a worker, which is made of what is read.
 fn effect_is_a_command(effect: &Effect) -> bool {
     match effect {
-        Effect::InvokeModel(_) | Effect::Compact(_) | Effect::ExecuteCode(_) | Effect::MakeTitle(_) => true,
+        Effect::InvokeModel(_)
+        | Effect::Compact(_)
+        | Effect::ExecuteCode(_)
+        | Effect::MakeTitle(_) => true,
         Effect::CancelModel(..) | Effect::CancelCode(..) | Effect::EndCode(_) => false,
     }
 }
@@ -648,7 +757,10 @@ fn ended_error(decision: &Decision) -> Option<String> {
     use construct_domain::task::TurnOutcome;
     match decision.ended.as_ref()?.outcome {
         TurnOutcome::Completed => None,
-        TurnOutcome::Failed | TurnOutcome::MaxTurns | TurnOutcome::Cancelled | TurnOutcome::Interrupted => {
+        TurnOutcome::Failed
+        | TurnOutcome::MaxTurns
+        | TurnOutcome::Cancelled
+        | TurnOutcome::Interrupted => {
             decision.task.last_error.as_ref().map(|error| error.message.clone())
         }
     }
@@ -668,7 +780,8 @@ fn tool_uses(decision: &Decision) -> BTreeMap<String, i64> {
     uses
 }
 
-/// What is new in a decision. The time in a step's id is compared with that since which journals are kept, so it is not by this machine's clock (ADR 40).
+/// What is new in a decision. The time in a step's id is compared with that since which journals
+/// are kept, so it is not by this machine's clock (ADR 40).
 fn fresh(now: Timestamp) -> Fresh {
     Fresh {
         step: StepId::from_uuid(id::new_at(now)),

@@ -1,4 +1,5 @@
-//! The actor of one task: looks at it one time after another, and wakes itself when the task says so.
+//! The actor of one task: looks at it one time after another, and wakes itself when the task says
+//! so.
 
 use std::{
     sync::Arc,
@@ -29,11 +30,13 @@ const LINGER: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
 /// The longest pause after a failure.
 const LAST_RETRY: Duration = Duration::from_secs(60);
-/// The longest one after a failure that passes by itself, such as a database that is away: people's messages must not wait once it is back.
+/// The longest one after a failure that passes by itself, such as a database that is away: people's
+/// messages must not wait once it is back.
 const LAST_RETRY_PASSING: Duration = Duration::from_secs(5);
-/// So many failures in a row are taken for lasting. A task whose failures don't pass by themselves is put aside then, until somebody asks for
-/// something; with the others, wakes are not looked into until the pause is over. Otherwise the sweep, which finds the task due each
-/// time, would undo the pause.
+/// So many failures in a row are taken for lasting. A task whose failures don't pass by themselves
+/// is put aside then, until somebody asks for something; with the others, wakes are not looked into
+/// until the pause is over. Otherwise the sweep, which finds the task due each time, would undo the
+/// pause.
 pub(crate) const LASTING: u32 = 4;
 /// An actor does not wait in memory longer than this: the sweep wakes the task.
 pub(crate) const LONGEST_TIMER: Duration = Duration::from_secs(60);
@@ -67,7 +70,8 @@ pub(crate) struct Args {
     pub(crate) activator: Arc<Activator>,
     /// Bounds the activations of the process; an actor waits its turn here.
     pub(crate) slots: Slots,
-    /// The partitions of the process. The actor of a task in another one does what it was handed, and no more.
+    /// The partitions of the process. The actor of a task in another one does what it was handed,
+    /// and no more.
     pub(crate) share: watch::Receiver<Share>,
     pub(crate) supervisor: ActorRef<supervisor::Msg>,
 }
@@ -96,10 +100,23 @@ impl Actor for TaskActor {
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
         let looks = args.activator.failing.of(args.task);
-        Ok(State { args, taken: 0, timer: None, failures: 0, looks, intents: None, memory: Memory::default() })
+        Ok(State {
+            args,
+            taken: 0,
+            timer: None,
+            failures: 0,
+            looks,
+            intents: None,
+            memory: Memory::default(),
+        })
     }
 
-    async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
+    async fn handle(
+        &self,
+        myself: ActorRef<Msg>,
+        message: Msg,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
         let (task, organization) = (state.args.task, state.args.organization);
         let woken = matches!(message, Msg::Look { .. });
         state.taken += u64::from(matches!(message, Msg::Look { .. } | Msg::Report { .. }));
@@ -115,7 +132,8 @@ impl Actor for TaskActor {
                 Some(state.look(None, &trace).await)
             }
             Msg::Timer | Msg::Linger => {
-                let idle = supervisor::Msg::Idle { task, taken: state.taken, actor: myself.get_id() };
+                let idle =
+                    supervisor::Msg::Idle { task, taken: state.taken, actor: myself.get_id() };
                 state.args.supervisor.cast(idle)?;
                 None
             }
@@ -147,7 +165,11 @@ impl Actor for TaskActor {
         Ok(())
     }
 
-    async fn post_stop(&self, _: ActorRef<Msg>, state: &mut State) -> Result<(), ActorProcessingErr> {
+    async fn post_stop(
+        &self,
+        _: ActorRef<Msg>,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
         if let Some(timer) = state.timer.take() {
             timer.abort();
         }
@@ -178,8 +200,8 @@ impl State {
         self.args.share.borrow().has_task(self.args.task)
     }
 
-    /// One activation, and the acknowledgement of what was reported. An error is not the actor's end: the message comes again,
-    /// and without one the timer does.
+    /// One activation, and the acknowledgement of what was reported. An error is not the actor's
+    /// end: the message comes again, and without one the timer does.
     async fn look(&mut self, report: Option<(StepResult, Receipt)>, trace: &Context) -> After {
         if let Some(timer) = self.timer.take() {
             timer.abort();
@@ -233,7 +255,8 @@ impl State {
             }
             Err(error) => {
                 // A race that was lost time and again passes too.
-                let passing = error.is_retryable() || matches!(error, construct_store::Error::Conflict);
+                let passing =
+                    error.is_retryable() || matches!(error, construct_store::Error::Conflict);
                 let reason = Chain(&error).to_string();
                 if !passing && self.put_aside(&reason).await {
                     if let Some(receipt) = receipt {
@@ -255,8 +278,9 @@ impl State {
         }
     }
 
-    /// Whether the task, which could not be looked at for this reason, is put aside: it was already, or it is now because looks have failed
-    /// often enough. Until somebody asks for something, one that was already is not tried again and again because of what comes for it.
+    /// Whether the task, which could not be looked at for this reason, is put aside: it was
+    /// already, or it is now because looks have failed often enough. Until somebody asks for
+    /// something, one that was already is not tried again and again because of what comes for it.
     async fn put_aside(&mut self, reason: &str) -> bool {
         let args = &self.args;
         if args.parked().await.is_some() {
@@ -265,7 +289,9 @@ impl State {
         }
         let before = std::mem::replace(&mut self.intents, args.activator.intents(args.task).await);
         match before {
-            Some(intents) if self.failures + 1 >= LASTING => args.activator.park(args.task, intents, reason).await,
+            Some(intents) if self.failures + 1 >= LASTING => {
+                args.activator.park(args.task, intents, reason).await
+            }
             Some(_) | None => false,
         }
     }
@@ -277,8 +303,9 @@ impl Args {
         self.activator.parked(self.organization, self.task).await
     }
 
-    /// A result for a task that is put aside is kept where people find it: delivered again it would only fail again. If its step is still wanted when
-    /// the task goes on, the step's command is sent again, unless the result was published again before.
+    /// A result for a task that is put aside is kept where people find it: delivered again it would
+    /// only fail again. If its step is still wanted when the task goes on, the step's command is
+    /// sent again, unless the result was published again before.
     async fn give_up(&self, receipt: Receipt, reason: &str) {
         self.activator.bus.bury(receipt, &format!("its task is put aside: {reason}")).await;
     }
@@ -290,7 +317,8 @@ mod tests {
 
     #[test]
     fn pauses_after_failures_double_to_a_minute_or_less_when_they_pass() {
-        let pauses = |passing| [0, 1, 2, 5, 6, 7, u32::MAX].map(|before| pause(before, passing).as_secs());
+        let pauses =
+            |passing| [0, 1, 2, 5, 6, 7, u32::MAX].map(|before| pause(before, passing).as_secs());
         assert_eq!(pauses(false), [1, 2, 4, 32, 60, 60, 60]);
         assert_eq!(pauses(true), [1, 2, 4, 5, 5, 5, 5]);
     }

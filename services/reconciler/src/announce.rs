@@ -1,20 +1,21 @@
-//! Telling whoever listens what was committed, without holding up the task: the records are in PostgreSQL, and a subscriber
-//! that misses one on the mesh reads it there.
+//! Telling whoever listens what was committed, without holding up the task: the records are in
+//! PostgreSQL, and a subscriber that misses one on the mesh reads it there.
 
 use construct_bus::{Bus, Progress};
 use construct_store::StoredEvent;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// Commits whose events may wait to be told. When NATS is slower than PostgreSQL for long, further ones are not told at
-/// all; subscribers find them by themselves, seconds later.
+/// Commits whose events may wait to be told. When NATS is slower than PostgreSQL for long, further
+/// ones are not told at all; subscribers find them by themselves, seconds later.
 const WAITING: usize = 1024;
 
 /// Where commits leave their events.
 #[derive(Debug, Clone)]
 pub(crate) struct Announcer(mpsc::Sender<Vec<StoredEvent>>);
 
-/// Publishes what was left, in that order: the events of a task are told in the order of their numbers.
+/// Publishes what was left, in that order: the events of a task are told in the order of their
+/// numbers.
 #[derive(Debug)]
 pub(crate) struct Announcements(mpsc::Receiver<Vec<StoredEvent>>);
 
@@ -35,7 +36,11 @@ impl Announcer {
 
 impl Announcements {
     /// Publishes until `over`, and then what is left.
-    pub(crate) async fn run(mut self, bus: Bus, over: CancellationToken) -> Result<(), std::convert::Infallible> {
+    pub(crate) async fn run(
+        mut self,
+        bus: Bus,
+        over: CancellationToken,
+    ) -> Result<(), std::convert::Infallible> {
         let mut progress = bus.progress();
         loop {
             let events = tokio::select! {
@@ -59,6 +64,11 @@ async fn tell(progress: &mut Progress, stored: &StoredEvent) {
         Err(error) => Err(error.to_string()),
     };
     if let Err(error) = told {
-        tracing::warn!(sequence = stored.sequence, kind = stored.kind, error, "an event cannot be told");
+        tracing::warn!(
+            sequence = stored.sequence,
+            kind = stored.kind,
+            error,
+            "an event cannot be told"
+        );
     }
 }

@@ -9,7 +9,11 @@ use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 /// Answers until the service drains.
-pub(crate) async fn answer(store: Store, bus: Bus, stop: CancellationToken) -> Result<(), subscribe::Error> {
+pub(crate) async fn answer(
+    store: Store,
+    bus: Bus,
+    stop: CancellationToken,
+) -> Result<(), subscribe::Error> {
     let gone = move |census| {
         let store = store.clone();
         Box::pin(async move { gone(&store, census).await }) as BoxFuture<'static, _>
@@ -22,7 +26,9 @@ async fn gone(store: &Store, census: mesh::TaskCensus) -> Option<mesh::TasksGone
     // What is no task's id is nobody's, and not for us to say anything about.
     let asked: Vec<TaskId> = census.task_ids.iter().filter_map(|id| id.parse().ok()).collect();
     match store.tasks_gone(&asked).await {
-        Ok(gone) => Some(mesh::TasksGone { task_ids: gone.iter().map(ToString::to_string).collect() }),
+        Ok(gone) => {
+            Some(mesh::TasksGone { task_ids: gone.iter().map(ToString::to_string).collect() })
+        }
         Err(error) => {
             tracing::warn!(error = %Chain(&error), "a question about tasks is not answered");
             None

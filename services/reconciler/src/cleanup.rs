@@ -10,14 +10,25 @@ use tokio_util::sync::CancellationToken;
 const INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Cleans up until told to stop.
-pub(crate) async fn run(bus: Bus, blobs: blob::Store, stop: CancellationToken) -> Result<(), std::convert::Infallible> {
+pub(crate) async fn run(
+    bus: Bus,
+    blobs: blob::Store,
+    stop: CancellationToken,
+) -> Result<(), std::convert::Infallible> {
     loop {
         match blobs.remove_older_than(clock::now() - blob::KEPT).await {
             Ok(blob::Removed { blobs: 0, .. }) => {}
-            Ok(removed) => tracing::info!(blobs = removed.blobs, bytes = removed.bytes, "old blobs were removed"),
+            Ok(removed) => tracing::info!(
+                blobs = removed.blobs,
+                bytes = removed.bytes,
+                "old blobs were removed"
+            ),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "old blobs could not be removed; it is tried again in an hour");
+                tracing::warn!(
+                    error,
+                    "old blobs could not be removed; it is tried again in an hour"
+                );
             }
         }
         match bus.journal().remove_closed(clock::now() - journal::CLOSED_KEPT).await {
@@ -25,7 +36,10 @@ pub(crate) async fn run(bus: Bus, blobs: blob::Store, stop: CancellationToken) -
             Ok(removed) => tracing::info!(removed, "the ends of old journals were removed"),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "the ends of old journals could not be removed; it is tried again in an hour");
+                tracing::warn!(
+                    error,
+                    "the ends of old journals could not be removed; it is tried again in an hour"
+                );
             }
         }
         tokio::select! {

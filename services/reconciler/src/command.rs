@@ -17,8 +17,8 @@ use construct_proto::{
 };
 use construct_runtime::{MasterKeys, ModelToken, clock};
 use construct_store::{
-    Invocation, InvocationFallback, InvocationModel, InvocationProvider, LoadedTask, SealedSecret, Secret,
-    StoredApproval,
+    Invocation, InvocationFallback, InvocationModel, InvocationProvider, LoadedTask, SealedSecret,
+    Secret, StoredApproval,
 };
 use construct_wire::convert;
 use jiff::Timestamp;
@@ -37,7 +37,7 @@ pub(crate) enum Error {
     AgentGone,
     /// There is no interpreter of the task's pool, or it does not answer.
     #[error("no interpreter of the pool `{pool}` says which tools there are")]
-    NoCatalogue {
+    NoCatalog {
         /// The pool.
         pool: Pool,
         /// Why not.
@@ -52,16 +52,16 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// When another try makes sense. An interpreter that starts for the first time on a machine compiles its guest, so it
-    /// is given more time than a vendor.
+    /// When another try makes sense. An interpreter that starts for the first time on a machine
+    /// compiles its guest, so it is given more time than a vendor.
     pub(crate) fn retry_at(&self) -> Option<Timestamp> {
-        matches!(self, Self::NoCatalogue { .. }).then(|| clock::now() + Duration::from_secs(10))
+        matches!(self, Self::NoCatalog { .. }).then(|| clock::now() + Duration::from_secs(10))
     }
 
     pub(crate) const fn class(&self) -> FailureClass {
         match self {
             Self::AgentGone => FailureClass::Configuration,
-            Self::NoCatalogue { .. } => FailureClass::Transient,
+            Self::NoCatalog { .. } => FailureClass::Transient,
             Self::NoCalls | Self::NothingToSumUp => FailureClass::Internal,
         }
     }
@@ -78,14 +78,14 @@ pub(crate) fn answer(
     loaded: &LoadedTask,
     step: &Step,
     material: &Material,
-    catalogue: &mesh::ToolCatalogue,
+    catalog: &mesh::ToolCatalog,
 ) -> Result<mesh::ModelInvoke, Error> {
     let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
     let system = prompt::assemble(&prompt::Parts {
         instructions: &invocation.agent.instructions,
         workspace: &loaded.workspace,
-        facts: &catalogue.facts,
-        declarations: &catalogue.declarations,
+        facts: &catalog.facts,
+        declarations: &catalog.declarations,
         secrets: &material.secrets,
         pinned: &loaded.pinned,
     });
@@ -134,11 +134,13 @@ pub(crate) fn compaction(
     step: &Step,
     material: &Material,
 ) -> Result<mesh::ModelInvoke, Error> {
-    let Some(Stage::Compact { through, kept, .. }) = task.turn.as_ref().map(|turn| &turn.stage) else {
+    let Some(Stage::Compact { through, kept, .. }) = task.turn.as_ref().map(|turn| &turn.stage)
+    else {
         return Err(Error::NothingToSumUp);
     };
     let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
-    let text = compaction::render(&material.older(*through, kept), compaction::bytes(&task.context));
+    let text =
+        compaction::render(&material.older(*through, kept), compaction::bytes(&task.context));
     let request = mesh::ModelInvoke {
         step: Some(step_ref(loaded, step)),
         purpose: Purpose::Compaction.into(),
@@ -201,7 +203,7 @@ pub(crate) fn routes(fallbacks: &[InvocationFallback]) -> Vec<mesh::Route> {
     fallbacks.iter().zip(orders).map(route).collect()
 }
 
-/// The order of each entry of a list. Neighbours that have a weight share one: among them is drawn.
+/// The order of each entry of a list. Neighbors that have a weight share one: among them is drawn.
 fn orders(weights: impl Iterator<Item = u32>) -> impl Iterator<Item = u32> {
     weights.scan((0, 0), |(order, before), weight| {
         if weight == 0 || *before == 0 {
@@ -224,10 +226,12 @@ pub(crate) fn execute(
         return Err(Error::NoCalls);
     };
     let transcript = material.transcript();
-    let Some(message) = transcript.iter().rev().find(|message| message.source == Source::Assistant) else {
+    let Some(message) = transcript.iter().rev().find(|message| message.source == Source::Assistant)
+    else {
         return Err(Error::NoCalls);
     };
-    let calls: Vec<&CodeCall> = code_calls(message.blocks).filter(|call| wanted.contains(&call.id)).collect();
+    let calls: Vec<&CodeCall> =
+        code_calls(message.blocks).filter(|call| wanted.contains(&call.id)).collect();
     if calls.is_empty() {
         return Err(Error::NoCalls);
     }
@@ -250,8 +254,8 @@ pub(crate) fn execute(
     })
 }
 
-/// What scripts reach models with; empty when there is none they may call. It holds as long as the step can run. One of scripts that
-/// wait for people is replaced when they go on.
+/// What scripts reach models with; empty when there is none they may call. It holds as long as the
+/// step can run. One of scripts that wait for people is replaced when they go on.
 fn model_token(keys: &MasterKeys, loaded: &LoadedTask, step: &Step, models: &[String]) -> String {
     if models.is_empty() {
         return String::new();
@@ -294,10 +298,15 @@ fn granted(secret: &Secret) -> mesh::GrantedSecret {
 }
 
 fn sealed(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::SealedSecret {
-    mesh::SealedSecret { key_id: key_id.clone(), nonce: nonce.clone(), ciphertext: ciphertext.clone() }
+    mesh::SealedSecret {
+        key_id: key_id.clone(),
+        nonce: nonce.clone(),
+        ciphertext: ciphertext.clone(),
+    }
 }
 
-/// The interpreters that run a task's scripts. The gateway lets no other name in than one that could be a pool's.
+/// The interpreters that run a task's scripts. The gateway lets no other name in than one that
+/// could be a pool's.
 pub(crate) fn pool(loaded: &LoadedTask) -> Pool {
     Pool::new(&*loaded.compute).unwrap_or_else(|_| Pool::code_default())
 }
@@ -338,10 +347,14 @@ fn step_deadline(step: &Step) -> Option<Timestamp> {
 }
 
 fn chat_message(Said { source, blocks }: Said<'_>) -> mesh::ChatMessage {
-    mesh::ChatMessage { source: convert::source(source).into(), blocks: blocks.iter().map(told).collect() }
+    mesh::ChatMessage {
+        source: convert::source(source).into(),
+        blocks: blocks.iter().map(told).collect(),
+    }
 }
 
-/// A block as a model is told it: what a tool was given and gave is for people, a model knows what its script says of it.
+/// A block as a model is told it: what a tool was given and gave is for people, a model knows what
+/// its script says of it.
 fn told(block: &construct_domain::message::Block) -> v1::Block {
     let mut block = convert::block(block);
     if let Some(v1::block::Block::CodeInterpreterResult(result)) = &mut block.block {
@@ -378,8 +391,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_with_a_weight_are_one_group() {
-        assert_eq!(orders([0, 7, 3, 0, 5, 0, 0].into_iter()).collect::<Vec<u32>>(), [1, 2, 2, 3, 4, 5, 6]);
+    fn neighbors_with_a_weight_are_one_group() {
+        assert_eq!(
+            orders([0, 7, 3, 0, 5, 0, 0].into_iter()).collect::<Vec<u32>>(),
+            [1, 2, 2, 3, 4, 5, 6]
+        );
         assert_eq!(orders([1, 2].into_iter()).collect::<Vec<u32>>(), [1, 1]);
     }
 
@@ -394,10 +410,17 @@ mod tests {
             result: "[]".into(),
             ..ToolUse::default()
         };
-        let result = CodeResult { id: "c".into(), output: "3".into(), tool_uses: vec![used], ..CodeResult::default() };
+        let result = CodeResult {
+            id: "c".into(),
+            output: "3".into(),
+            tool_uses: vec![used],
+            ..CodeResult::default()
+        };
         let blocks = [Block::CodeInterpreterResult(result)];
         let message = chat_message(Said { source: Source::System, blocks: &blocks });
-        let Some(v1::block::Block::CodeInterpreterResult(told)) = &message.blocks[0].block else { panic!("a result") };
+        let Some(v1::block::Block::CodeInterpreterResult(told)) = &message.blocks[0].block else {
+            panic!("a result")
+        };
         assert_eq!((told.output.as_str(), told.tool_uses[0].name.as_str()), ("3", "grep"));
         assert!(told.tool_uses[0].arguments.is_empty() && told.tool_uses[0].result.is_empty());
     }

@@ -1,4 +1,5 @@
-//! What a model is given to sum up, and what is known of the length of a call besides its transcript.
+//! What a model is given to sum up, and what is known of the length of a call besides its
+//! transcript.
 
 use construct_domain::{
     context::Context,
@@ -9,11 +10,12 @@ use construct_domain::{
 use crate::material::Said;
 
 /// Bytes of the interpreters' words when they are not known yet.
-const CATALOGUE_BYTES: usize = 30_000;
-/// Bytes of a prompt besides those and the agent's instructions: our rules, the code tool, the environment.
+const CATALOG_BYTES: usize = 30_000;
+/// Bytes of a prompt besides those and the agent's instructions: our rules, the code tool, the
+/// environment.
 const RULES_BYTES: usize = 4_000;
-/// Of the model's room, the share that what is to be summed up may take, in percent; the rest is for the prompt, and for what the
-/// estimate is wrong by.
+/// Of the model's room, the share that what is to be summed up may take, in percent; the rest is
+/// for the prompt, and for what the estimate is wrong by.
 const SHARE: i64 = 60;
 /// Bytes at least, however small the room is.
 const LEAST: usize = 2_000;
@@ -21,8 +23,8 @@ const LEAST: usize = 2_000;
 const EXCERPT: usize = 200;
 
 /// Adds what is sent besides transcript and instructions.
-pub(crate) fn complete(context: &mut Context, catalogue: Option<usize>) {
-    let bytes = RULES_BYTES + catalogue.unwrap_or(CATALOGUE_BYTES);
+pub(crate) fn complete(context: &mut Context, catalog: Option<usize>) {
+    let bytes = RULES_BYTES + catalog.unwrap_or(CATALOG_BYTES);
     context.base = context.base.saturating_add(tokens_of_bytes(bytes));
 }
 
@@ -34,8 +36,8 @@ pub(crate) fn bytes(context: &Context) -> usize {
     usize::try_from(bytes).unwrap_or(LEAST).max(LEAST)
 }
 
-/// A conversation as one text of at most so many bytes. Where it is longer, the middle of its longest texts is left out; where that is
-/// not enough, the middle of it all.
+/// A conversation as one text of at most so many bytes. Where it is longer, the middle of its
+/// longest texts is left out; where that is not enough, the middle of it all.
 pub(crate) fn render(said: &[Said<'_>], limit: usize) -> String {
     let pieces: Vec<(String, &str)> = said.iter().flat_map(|message| pieces(*message)).collect();
     let whole = |excerpt: usize| -> String {
@@ -65,12 +67,16 @@ fn pieces<'a>(message: Said<'a>) -> impl Iterator<Item = (String, &'a str)> {
         match block {
             Block::Text(text) => one(speaker, text),
             Block::CodeInterpreterCall(call) => one("script", &call.code),
-            Block::CodeInterpreterResult(result) if result.error.is_empty() => one("result", &result.output),
+            Block::CodeInterpreterResult(result) if result.error.is_empty() => {
+                one("result", &result.output)
+            }
             Block::CodeInterpreterResult(result) => {
                 vec![("result".to_owned(), &*result.output), ("error".to_owned(), &*result.error)]
             }
             // Its id stays known: a script can still save it.
-            Block::Attachment(Attachment { name, file: Some(file), .. }) => one(&format!("file {}", file.id), name),
+            Block::Attachment(Attachment { name, file: Some(file), .. }) => {
+                one(&format!("file {}", file.id), name)
+            }
             Block::Attachment(attachment) => one("attachment", &attachment.name),
             // It is its vendor's, and not said to anybody.
             Block::Thinking(_) => Vec::new(),
@@ -83,7 +89,8 @@ fn shortened(text: &str, limit: usize) -> String {
     if text.len() <= limit {
         return text.to_owned();
     }
-    let (head, tail) = (text.floor_char_boundary(limit / 2), text.ceil_char_boundary(text.len() - limit / 2));
+    let (head, tail) =
+        (text.floor_char_boundary(limit / 2), text.ceil_char_boundary(text.len() - limit / 2));
     format!("{} […{} bytes left out…] {}", &text[..head], tail - head, &text[tail..])
 }
 
@@ -96,9 +103,11 @@ mod tests {
     #[test]
     fn what_is_to_be_summed_up_is_told_with_who_said_it_and_fits() {
         let asked = [Block::Text("Count the lines.".to_owned())];
-        let called = [Block::CodeInterpreterCall(CodeCall { id: "1".into(), code: "count()".into() })];
+        let called =
+            [Block::CodeInterpreterCall(CodeCall { id: "1".into(), code: "count()".into() })];
         let output = format!("begin{}end", "ü".repeat(50_000));
-        let gave = CodeResult { id: "1".into(), output, error: "broke".into(), ..CodeResult::default() };
+        let gave =
+            CodeResult { id: "1".into(), output, error: "broke".into(), ..CodeResult::default() };
         let gave = [Block::CodeInterpreterResult(gave)];
         let said = [
             Said { source: Source::User, blocks: &asked },
@@ -107,8 +116,14 @@ mod tests {
         ];
         let text = render(&said, 10_000);
         assert!(text.len() < 10_100, "{}", text.len());
-        assert!(text.starts_with("user: Count the lines.\n\nscript: count()\n\nresult: begin"), "{text}");
-        assert!(text.contains("bytes left out") && text.ends_with("end\n\nerror: broke\n\n"), "{text}");
+        assert!(
+            text.starts_with("user: Count the lines.\n\nscript: count()\n\nresult: begin"),
+            "{text}"
+        );
+        assert!(
+            text.contains("bytes left out") && text.ends_with("end\n\nerror: broke\n\n"),
+            "{text}"
+        );
         assert_eq!(render(&said[..2], 10_000), "user: Count the lines.\n\nscript: count()\n\n");
         let many = vec![said[0]; 10_000];
         assert!(render(&many, 10_000).len() < 10_100);

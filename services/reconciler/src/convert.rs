@@ -19,8 +19,9 @@ use construct_wire::convert::{to_block, to_code_result, to_time, to_usage};
 #[error("a step result is not valid: {0}")]
 pub(crate) struct Invalid(&'static str);
 
-/// A worker's result with what it cost. One whose outcome cannot be understood, such as that of a newer version of a worker, is a failure: left
-/// out, its step would be begun again and again, and what it cost be booked by nobody.
+/// A worker's result with what it cost. One whose outcome cannot be understood, such as that of a
+/// newer version of a worker, is a failure: left out, its step would be begun again and again, and
+/// what it cost be booked by nobody.
 pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage), Invalid> {
     let named = result.step.ok_or(Invalid("it names no step"))?;
     let step: StepId = named.step_id.parse().map_err(|_| Invalid("it names no step"))?;
@@ -29,7 +30,10 @@ pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage
         let (class, message) = (FailureClass::Internal, invalid.to_string());
         Outcome::Failed(Failure { class, message, retry_at: None, tries: 0 })
     });
-    Ok((StepResult { step, round: named.round, outcome }, result.usage.map(to_usage).unwrap_or_default()))
+    Ok((
+        StepResult { step, round: named.round, outcome },
+        result.usage.map(to_usage).unwrap_or_default(),
+    ))
 }
 
 fn outcome(outcome: Option<mesh::step_result::Outcome>) -> Result<Outcome, Invalid> {
@@ -38,18 +42,23 @@ fn outcome(outcome: Option<mesh::step_result::Outcome>) -> Result<Outcome, Inval
             let stop = match completed.stop_reason() {
                 StopReason::MaxTokens => Stop::Cut,
                 StopReason::Refused => Stop::Refused,
-                StopReason::EndTurn | StopReason::ToolUse | StopReason::StopSequence | StopReason::Unspecified => {
-                    Stop::Done
-                }
+                StopReason::EndTurn
+                | StopReason::ToolUse
+                | StopReason::StopSequence
+                | StopReason::Unspecified => Stop::Done,
             };
             Outcome::Model(completed.blocks.into_iter().filter_map(to_block).collect(), stop)
         }
-        mesh::step_result::Outcome::CodeCompleted(completed) => Outcome::Code(code_results(completed.results)),
+        mesh::step_result::Outcome::CodeCompleted(completed) => {
+            Outcome::Code(code_results(completed.results))
+        }
         mesh::step_result::Outcome::Failed(failed) => Outcome::Failed(failure(failed)),
         mesh::step_result::Outcome::Cancelled(cancelled) if !cancelled.said.is_empty() => {
             Outcome::Stopped(cancelled.said.into_iter().filter_map(to_block).collect())
         }
-        mesh::step_result::Outcome::Cancelled(cancelled) => Outcome::Cancelled(code_results(cancelled.results)),
+        mesh::step_result::Outcome::Cancelled(cancelled) => {
+            Outcome::Cancelled(code_results(cancelled.results))
+        }
         mesh::step_result::Outcome::Parked(parked) => {
             if parked.calls.is_empty() && parked.awaits.is_empty() {
                 return Err(Invalid("it waits for nothing"));
@@ -96,7 +105,12 @@ fn failure(failure: mesh::Failure) -> Failure {
         Wire::Configuration => FailureClass::Configuration,
         Wire::Internal | Wire::Unspecified => FailureClass::Internal,
     };
-    Failure { class, message: failure.message, retry_at: failure.retry_at.and_then(to_time), tries: failure.tries }
+    Failure {
+        class,
+        message: failure.message,
+        retry_at: failure.retry_at.and_then(to_time),
+        tries: failure.tries,
+    }
 }
 
 #[cfg(test)]
@@ -110,18 +124,27 @@ mod tests {
         let step = StepId::from_uuid(Uuid::now_v7());
         let named = mesh::StepRef { step_id: step.to_string(), round: 3, ..Default::default() };
         let nothing = mesh::Parked::default();
-        let endless = mesh::Parked { awaits: vec![mesh::AwaitedCall::default()], ..Default::default() };
+        let endless =
+            mesh::Parked { awaits: vec![mesh::AwaitedCall::default()], ..Default::default() };
         for (told, words) in [
             (None, "no outcome"),
             (Some(mesh::step_result::Outcome::Parked(nothing)), "waits for nothing"),
             (Some(mesh::step_result::Outcome::Parked(endless)), "without end"),
         ] {
             let usage = Some(v1::Usage { cost_pico_usd: 7, ..Default::default() });
-            let result = mesh::StepResult { step: Some(named.clone()), outcome: told, usage, ..Default::default() };
+            let result = mesh::StepResult {
+                step: Some(named.clone()),
+                outcome: told,
+                usage,
+                ..Default::default()
+            };
             let (read, usage) = step_result(result).expect("it names its step");
             assert_eq!((read.step, read.round, usage.cost_pico_usd), (step, 3, 7));
             let Outcome::Failed(failure) = read.outcome else { panic!("{:?}", read.outcome) };
-            assert_eq!((failure.class, failure.class.is_retryable()), (FailureClass::Internal, false));
+            assert_eq!(
+                (failure.class, failure.class.is_retryable()),
+                (FailureClass::Internal, false)
+            );
             assert!(failure.message.contains(words), "{}", failure.message);
         }
     }

@@ -1,5 +1,5 @@
-//! Which tasks can't be looked at just now, and why: what is told of a task whose looks fail for something that passes by itself, which are
-//! tried again without end.
+//! Which tasks can't be looked at just now, and why: what is told of a task whose looks fail for
+//! something that passes by itself, which are tried again without end.
 
 use std::{
     collections::HashMap,
@@ -83,7 +83,8 @@ mod tests {
         assert_eq!(failing.find(task), None);
         looks.failed(1, "away".to_owned(), at(10), at(11));
         looks.failed(2, "still away".to_owned(), at(11), at(13));
-        let told = FailedLooks { since: at(10), count: 2, error: "still away".to_owned(), next: at(13) };
+        let told =
+            FailedLooks { since: at(10), count: 2, error: "still away".to_owned(), next: at(13) };
         assert_eq!(failing.find(task), Some(told));
         assert_eq!(failing.find(TaskId::from_uuid(uuid::Uuid::from_u128(8))), None);
         looks.ended();

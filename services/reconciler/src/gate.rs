@@ -1,10 +1,12 @@
-//! Where wakes wait until their task may be looked at: so many of each organization at a time, the rest as ids.
+//! Where wakes wait until their task may be looked at: so many of each organization at a time, the
+//! rest as ids.
 //!
-//! A wake carries nothing that is not in PostgreSQL, so it is acknowledged as soon as it is here: an organization that floods the
-//! queue does not keep the wakes of others in JetStream behind its own, and has no more actors than it can have looks under way.
-//! What is lost with the process is found by whoever takes the partition over. Bounds: `at_once` looks of each organization;
-//! [`WAITING`] ids of all together, of which no organization may have more than half. A wake beyond them is dropped, and the sweep finds
-//! its task.
+//! A wake carries nothing that is not in PostgreSQL, so it is acknowledged as soon as it is here:
+//! an organization that floods the queue does not keep the wakes of others in JetStream behind its
+//! own, and has no more actors than it can have looks under way. What is lost with the process is
+//! found by whoever takes the partition over. Bounds: `at_once` looks of each organization;
+//! [`WAITING`] ids of all together, of which no organization may have more than half. A wake beyond
+//! them is dropped, and the sweep finds its task.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -27,7 +29,8 @@ pub(crate) struct Gate {
 /// One organization's.
 #[derive(Debug, Default)]
 struct Lane {
-    /// Tasks that are looked at, with the trace of a wake that came meanwhile: they must be looked at once more.
+    /// Tasks that are looked at, with the trace of a wake that came meanwhile: they must be looked
+    /// at once more.
     under_way: HashMap<TaskId, Option<Context>>,
     queue: VecDeque<TaskId>,
     /// The traces of those in the queue.
@@ -50,8 +53,15 @@ impl Gate {
         Self { lanes: HashMap::new(), waiting: 0, at_once }
     }
 
-    /// Takes in a wake. One that the sweep made says nothing about a task that is just being looked at.
-    pub(crate) fn wake(&mut self, organization: OrganizationId, task: TaskId, trace: Context, swept: bool) -> Entry {
+    /// Takes in a wake. One that the sweep made says nothing about a task that is just being looked
+    /// at.
+    pub(crate) fn wake(
+        &mut self,
+        organization: OrganizationId,
+        task: TaskId,
+        trace: Context,
+        swept: bool,
+    ) -> Entry {
         let lane = self.lanes.entry(organization).or_default();
         if let Some(again) = lane.under_way.get_mut(&task) {
             if !swept {
@@ -76,7 +86,11 @@ impl Gate {
     }
 
     /// A look is over. Gives the task of the same organization that is to be looked at next.
-    pub(crate) fn done(&mut self, organization: OrganizationId, task: TaskId) -> Option<(TaskId, Context)> {
+    pub(crate) fn done(
+        &mut self,
+        organization: OrganizationId,
+        task: TaskId,
+    ) -> Option<(TaskId, Context)> {
         let lane = self.lanes.get_mut(&organization)?;
         if let Some(trace) = lane.under_way.remove(&task)? {
             // Behind the others, so that a busy task does not keep them out.
@@ -191,6 +205,9 @@ mod tests {
             last = next.0.uuid().as_u128();
             seen.push(next.0);
         }
-        assert!(seen.contains(&task(7)) && seen.iter().all(|task| share.has_task(*task)), "{seen:?}");
+        assert!(
+            seen.contains(&task(7)) && seen.iter().all(|task| share.has_task(*task)),
+            "{seen:?}"
+        );
     }
 }

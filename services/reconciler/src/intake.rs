@@ -1,4 +1,5 @@
-//! Takes wakes and results from the partitions of the process, and stops where one becomes another's.
+//! Takes wakes and results from the partitions of the process, and stops where one becomes
+//! another's.
 
 use std::collections::HashMap;
 
@@ -62,15 +63,26 @@ pub(crate) async fn run(
 }
 
 /// Hands what comes for one partition to the supervisor.
-async fn take(bus: Bus, partition: u16, options: ConsumeOptions, supervisor: ActorRef<supervisor::Msg>) {
+async fn take(
+    bus: Bus,
+    partition: u16,
+    options: ConsumeOptions,
+    supervisor: ActorRef<supervisor::Msg>,
+) {
     let mut consumer = bus.consume_tasks(partition, options);
     while let Some(Delivery { message, task, receipt, .. }) = consumer.next().await {
         let handed = match message {
             TaskMessage::Wake(wake) => {
                 let trace = receipt.parent().clone();
-                // It says nothing that is not in PostgreSQL: what is lost from here on, the sweep finds.
+                // It says nothing that is not in PostgreSQL: what is lost from here on, the sweep
+                // finds.
                 receipt.ack().await;
-                supervisor.cast(supervisor::Msg::Wake { task, organization: woken(&wake), trace, swept: false })
+                supervisor.cast(supervisor::Msg::Wake {
+                    task,
+                    organization: woken(&wake),
+                    trace,
+                    swept: false,
+                })
             }
             TaskMessage::Result(result) => {
                 let (organization, receipt) = (reported(&result), Box::new(receipt));

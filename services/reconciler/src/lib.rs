@@ -1,12 +1,13 @@
 //! The reconciler: one actor per active task; it alone changes a task's state.
 //!
-//! A message on the mesh only says "look again". What happens next is decided by `construct_domain::decide` from what
-//! PostgreSQL holds, committed under a version guard, and then performed (D1 and D2 in ARCHITECTURE.md).
+//! A message on the mesh only says "look again". What happens next is decided by
+//! `construct_domain::decide` from what PostgreSQL holds, committed under a version guard, and then
+//! performed (D1 and D2 in ARCHITECTURE.md).
 
 mod activation;
 mod actor;
 mod announce;
-mod catalogue;
+mod catalog;
 mod census;
 mod cleanup;
 mod command;
@@ -47,7 +48,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     activation::Activator,
-    catalogue::Catalogue,
+    catalog::Catalog,
     failing::Failing,
     share::Share,
     slots::Slots,
@@ -59,14 +60,14 @@ use crate::{
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Tasks that are looked at (loaded, decided, committed) at the same time. A task whose model or script is at work
-    /// needs none of these.
+    /// Tasks that are looked at (loaded, decided, committed) at the same time. A task whose model
+    /// or script is at work needs none of these.
     pub reconciler_concurrency: usize,
     /// How often tasks that nobody woke are looked for.
     #[serde(with = "config::duration")]
     pub reconciler_sweep_interval: Duration,
-    /// Model calls of one organization that this process has in their work queue at a time, those that are being answered included; the rest waits
-    /// here. 0: any number.
+    /// Model calls of one organization that this process has in their work queue at a time, those
+    /// that are being answered included; the rest waits here. 0: any number.
     pub reconciler_model_calls: usize,
     /// The same of scripts, in the queue of each pool.
     pub reconciler_scripts: usize,
@@ -74,8 +75,8 @@ pub struct Config {
     pub reconciler_partition_backlog: usize,
     /// Connections to PostgreSQL.
     pub reconciler_database_connections: u32,
-    /// Servers of a NATS cluster that keep each stream: 1, 3 or 5; more than there are is refused. 0: as they are at the server, which makes
-    /// them with 1.
+    /// Servers of a NATS cluster that keep each stream: 1, 3 or 5; more than there are is refused.
+    /// 0: as they are at the server, which makes them with 1.
     pub reconciler_stream_replicas: usize,
     /// How far below the root of its tree a subtask can be; 0: there are none.
     pub reconciler_subtask_depth: u32,
@@ -125,7 +126,8 @@ impl ServiceConfig for Config {
 
 /// Starts the service; it runs until its lifecycle drains.
 pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
-    let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
+    let (database, nats) =
+        (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let common = context.common();
     let url = common.database_url()?.expose().to_owned();
     let store = context
@@ -144,7 +146,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
     let bus = context
         .connect_with_retry("nats", &nats, async || {
-            let tls = Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
+            let tls =
+                Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
             let options = ConnectOptions::new(context.instance_id())
                 .blobs(common.blob_dir())
                 .user(User::Reconciler)
@@ -168,13 +171,14 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let (announcer, announcements) = announce::queue();
     let (sharing, share) = watch::channel(Share::NONE);
-    let places = Places { model_calls: config.reconciler_model_calls, scripts: config.reconciler_scripts };
+    let places =
+        Places { model_calls: config.reconciler_model_calls, scripts: config.reconciler_scripts };
     let window = Window::new(places, share.clone());
     let failing = Failing::default();
     let activator = Arc::new(Activator {
         store: store.clone(),
         bus: bus.clone(),
-        catalogue: Catalogue::new(bus.clone()),
+        catalog: Catalog::new(bus.clone()),
         announcer: announcer.clone(),
         window: window.clone(),
         failing: failing.clone(),
@@ -182,21 +186,36 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         token_keys: common.token_keys()?.map(Arc::new),
     });
     spending::spawn(&store, &bus, lifecycle);
-    let schedules = schedules::Clock { store: store.clone(), bus: bus.clone(), announcer: announcer.clone() };
-    lifecycle.spawn("schedules", schedules.run(config.reconciler_sweep_interval, lifecycle.draining()));
+    let schedules =
+        schedules::Clock { store: store.clone(), bus: bus.clone(), announcer: announcer.clone() };
+    lifecycle
+        .spawn("schedules", schedules.run(config.reconciler_sweep_interval, lifecycle.draining()));
     let limits = Limits {
         depth: config.reconciler_subtask_depth,
         children: config.reconciler_subtasks_per_task,
         at_work: config.reconciler_subtasks_at_work,
     };
-    let answering = subtasks::answer(store.clone(), bus.clone(), announcer.clone(), limits, lifecycle.draining());
+    let answering = subtasks::answer(
+        store.clone(),
+        bus.clone(),
+        announcer.clone(),
+        limits,
+        lifecycle.draining(),
+    );
     lifecycle.spawn("subtask questions", answering);
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
-    lifecycle.spawn("whereabouts", whereabouts::answer(window.clone(), failing, bus.clone(), lifecycle.draining()));
+    lifecycle.spawn(
+        "whereabouts",
+        whereabouts::answer(window.clone(), failing, bus.clone(), lifecycle.draining()),
+    );
     let (readable, able) = watch::channel(true);
     let concurrency = config.reconciler_concurrency;
-    let args =
-        supervisor::Args { activator, slots: Slots::new(concurrency), at_once: concurrency, share: share.clone() };
+    let args = supervisor::Args {
+        activator,
+        slots: Slots::new(concurrency),
+        at_once: concurrency,
+        share: share.clone(),
+    };
     let (supervisor, supervising) = Supervisor::spawn(None, Supervisor, args)
         .await
         .context("the supervisor of the tasks' actors does not start")?;
@@ -211,8 +230,14 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         config.reconciler_partition_backlog,
         lifecycle.draining(),
     );
-    let sweep =
-        sweep::run(store, supervisor.clone(), share, readable, config.reconciler_sweep_interval, lifecycle.draining());
+    let sweep = sweep::run(
+        store,
+        supervisor.clone(),
+        share,
+        readable,
+        config.reconciler_sweep_interval,
+        lifecycle.draining(),
+    );
     lifecycle.spawn("tasks", async move {
         let _over = over.drop_guard();
         // Intake ends when the service drains; then what was taken in is finished, actor by actor.
@@ -222,13 +247,18 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         Ok::<_, anyhow::Error>(())
     });
     lifecycle.spawn("sweep", sweep);
-    lifecycle.spawn("cleanup", cleanup::run(bus.clone(), blob::Store::open(common.blob_dir())?, lifecycle.draining()));
+    lifecycle.spawn(
+        "cleanup",
+        cleanup::run(bus.clone(), blob::Store::open(common.blob_dir())?, lifecycle.draining()),
+    );
     let instance = context.instance_id().to_owned();
-    lifecycle.spawn("placement", placement::run(bus, instance, sharing, able, lifecycle.draining()));
+    lifecycle
+        .spawn("placement", placement::run(bus, instance, sharing, able, lifecycle.draining()));
     Ok(())
 }
 
-/// Keeps the readiness latch of NATS true to life: a server whose disk was full may keep its connections, and have streams that answer nothing.
+/// Keeps the readiness latch of NATS true to life: a server whose disk was full may keep its
+/// connections, and have streams that answer nothing.
 async fn streams(bus: Bus, latch: Latch, stop: CancellationToken) {
     let mut trouble = bus.trouble();
     loop {

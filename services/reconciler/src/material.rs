@@ -1,12 +1,15 @@
-//! What the commands of a decision are made of besides the task itself. It is read while the decision is being committed, so nothing here may
-//! depend on the commit: what that writes is taken from the decision.
+//! What the commands of a decision are made of besides the task itself. It is read while the
+//! decision is being committed, so nothing here may depend on the commit: what that writes is taken
+//! from the decision.
 
 use construct_domain::{
     MessageId,
     decide::{Compacted, Decision, Effect},
     message::{Attachment, Block, Source},
 };
-use construct_store::{Compaction, Error, Invocation, LoadedTask, Means, Secret, StoredApproval, StoredMessage};
+use construct_store::{
+    Compaction, Error, Invocation, LoadedTask, Means, Secret, StoredApproval, StoredMessage,
+};
 
 use crate::activation::Activator;
 
@@ -57,16 +60,22 @@ impl Material {
     /// The transcript, with what the decision added.
     pub(crate) fn transcript(&self) -> Vec<Said<'_>> {
         let summary = self.summary.iter().map(|blocks| (Source::System, blocks));
-        let stored = self.transcript.iter().map(|message| (message.source, &message.content.blocks));
+        let stored =
+            self.transcript.iter().map(|message| (message.source, &message.content.blocks));
         let appended = self.appended.iter().map(|(source, blocks)| (*source, blocks));
-        summary.chain(stored).chain(appended).map(|(source, blocks)| Said { source, blocks }).collect()
+        summary
+            .chain(stored)
+            .chain(appended)
+            .map(|(source, blocks)| Said { source, blocks })
+            .collect()
     }
 
     /// What is to be summed up: what is shown up to a place, without what stays.
     pub(crate) fn older(&self, through: i64, kept: &[i64]) -> Vec<Said<'_>> {
         let summary = self.summary.iter().map(|blocks| (Source::System, blocks));
-        let goes =
-            |message: &&StoredMessage| message.position.is_some_and(|place| place <= through && !kept.contains(&place));
+        let goes = |message: &&StoredMessage| {
+            message.position.is_some_and(|place| place <= through && !kept.contains(&place))
+        };
         let stored = self.transcript.iter().filter(goes);
         let stored = stored.map(|message| (message.source, &message.content.blocks));
         summary.chain(stored).map(|(source, blocks)| Said { source, blocks }).collect()
@@ -78,14 +87,19 @@ impl Wanted {
         let mut wanted = Self::default();
         for effect in &decision.effects {
             match effect {
-                Effect::InvokeModel(_) => (wanted.agent, wanted.transcript, wanted.secrets) = (true, true, true),
+                Effect::InvokeModel(_) => {
+                    (wanted.agent, wanted.transcript, wanted.secrets) = (true, true, true)
+                }
                 Effect::Compact(_) => (wanted.agent, wanted.transcript) = (true, true),
                 Effect::MakeTitle(_) => (wanted.agent, wanted.transcript) = (true, true),
                 Effect::ExecuteCode(step) => {
                     (wanted.script, wanted.secrets) = (true, true);
                     wanted.approvals |= step.round > 0;
                     // What is to be run has usually just been said.
-                    wanted.transcript |= !decision.appended.iter().any(|message| message.source == Source::Assistant);
+                    wanted.transcript |= !decision
+                        .appended
+                        .iter()
+                        .any(|message| message.source == Source::Assistant);
                 }
                 Effect::CancelModel(..) | Effect::CancelCode(..) | Effect::EndCode(_) => {}
             }
@@ -95,24 +109,39 @@ impl Wanted {
 }
 
 /// Reads what the effects of a decision need.
-pub(crate) async fn gather(activator: &Activator, loaded: &LoadedTask, decision: &Decision) -> Result<Material, Error> {
+pub(crate) async fn gather(
+    activator: &Activator,
+    loaded: &LoadedTask,
+    decision: &Decision,
+) -> Result<Material, Error> {
     let wanted = Wanted::by(decision);
     let (store, task) = (&activator.store, loaded.task.id);
-    // What there is none of is not read: most agents have no secrets, and most conversations no files.
+    // What there is none of is not read: most agents have no secrets, and most conversations no
+    // files.
     let by_agent = async {
         let invocation = if wanted.agent { store.invocation(task).await? } else { None };
         let means = if wanted.script { store.task_means(task).await? } else { Means::default() };
-        let has_secrets = means.secrets || invocation.as_ref().is_some_and(|invocation| invocation.has_secrets);
-        let secrets =
-            async { if wanted.secrets && has_secrets { store.task_secrets(task).await } else { Ok(Vec::new()) } };
-        let files = async { if means.files { store.task_files(task, FILES).await } else { Ok(Vec::new()) } };
+        let has_secrets =
+            means.secrets || invocation.as_ref().is_some_and(|invocation| invocation.has_secrets);
+        let secrets = async {
+            if wanted.secrets && has_secrets {
+                store.task_secrets(task).await
+            } else {
+                Ok(Vec::new())
+            }
+        };
+        let files = async {
+            if means.files { store.task_files(task, FILES).await } else { Ok(Vec::new()) }
+        };
         let (secrets, files) = tokio::try_join!(secrets, files)?;
         // Without a key for tokens nothing can be called by name.
         let models = if activator.token_keys.is_some() { means.models } else { Vec::new() };
         Ok::<_, Error>((invocation, secrets, files, models))
     };
     let approvals = async {
-        let Some(step) = decision.task.step.as_ref().filter(|_| wanted.approvals) else { return Ok(Vec::new()) };
+        let Some(step) = decision.task.step.as_ref().filter(|_| wanted.approvals) else {
+            return Ok(Vec::new());
+        };
         let mut approvals = store.approvals_of_step(step.id).await?;
         for closed in &decision.closed {
             if let Some(approval) = approvals.iter_mut().find(|approval| approval.id == closed.id) {
@@ -128,7 +157,8 @@ pub(crate) async fn gather(activator: &Activator, loaded: &LoadedTask, decision:
             // What is put aside by the decision is not said any more.
             let until = decision.rewound.map_or(loaded.task.last_position, |from| from - 1);
             let compaction = compaction(activator, loaded, decision, until).await?;
-            let (after, kept) = compaction.as_ref().map_or((0, &[][..]), |one| (one.through, &one.kept));
+            let (after, kept) =
+                compaction.as_ref().map_or((0, &[][..]), |one| (one.through, &one.kept));
             let messages = store.transcript_after(task, after, kept, until, admitted).await?;
             Ok((compaction.map(|compaction| vec![Block::Text(compaction.text)]), messages))
         } else {
@@ -140,7 +170,16 @@ pub(crate) async fn gather(activator: &Activator, loaded: &LoadedTask, decision:
     let stays = |position: i64| decision.rewound.is_none_or(|from| position < from);
     let appended = decision.appended.iter().filter(|message| stays(message.position));
     let appended = appended.map(|message| (message.source, message.blocks.clone())).collect();
-    Ok(Material { invocation, secrets, approvals, script_models, files, summary, transcript, appended })
+    Ok(Material {
+        invocation,
+        secrets,
+        approvals,
+        script_models,
+        files,
+        summary,
+        transcript,
+        appended,
+    })
 }
 
 /// What is shown in the place of the transcript's older part once the decision is committed.
@@ -152,9 +191,12 @@ async fn compaction(
 ) -> Result<Option<Compaction>, Error> {
     let through = loaded.task.context.through;
     match &decision.compacted {
-        Some(Compacted { through, kept, text, tokens, .. }) => {
-            Ok(Some(Compaction { through: *through, kept: kept.clone(), text: text.clone(), tokens: *tokens }))
-        }
+        Some(Compacted { through, kept, text, tokens, .. }) => Ok(Some(Compaction {
+            through: *through,
+            kept: kept.clone(),
+            text: text.clone(),
+            tokens: *tokens,
+        })),
         None if through == 0 || through > until => Ok(None),
         None => activator.store.compaction(loaded.task.id, through).await,
     }

@@ -1,5 +1,5 @@
-//! Which reconcilers live, as one of them sees it. Without a clock: time is counted in one's own beats that came back, so that
-//! nobody seems dead to a process that does not hear anything at all.
+//! Which reconcilers live, as one of them sees it. Without a clock: time is counted in one's own
+//! beats that came back, so that nobody seems dead to a process that does not hear anything at all.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use crate::share::Share;
 
 /// So many of one's own beats came back without a word of another process: it is dead.
 const MISSED: u32 = 4;
-/// So often a process that was taken for dead must be heard before it counts again. Otherwise one that is barely alive would have
-/// partitions moved to it and away again all the time.
+/// So often a process that was taken for dead must be heard before it counts again. Otherwise one
+/// that is barely alive would have partitions moved to it and away again all the time.
 const PROBATION: u32 = 4;
 /// So many beats later a process that was taken for dead is a stranger again.
 const FORGOTTEN: u32 = 240;
@@ -85,7 +85,8 @@ impl Members {
 
     /// Who lives, oneself included.
     pub(crate) fn live(&self) -> Vec<&str> {
-        let live = self.peers.iter().filter(|(_, peer)| peer.missed < MISSED && peer.probation == 0);
+        let live =
+            self.peers.iter().filter(|(_, peer)| peer.missed < MISSED && peer.probation == 0);
         let mut live: Vec<&str> = live.map(|(instance, _)| instance.as_str()).collect();
         live.push(&self.instance);
         live.sort_unstable();
@@ -109,7 +110,11 @@ mod tests {
     }
 
     fn beat(instance: &str, process: &str) -> ReconcilerBeat {
-        ReconcilerBeat { instance: instance.to_owned(), process: process.to_owned(), ..ReconcilerBeat::default() }
+        ReconcilerBeat {
+            instance: instance.to_owned(),
+            process: process.to_owned(),
+            ..ReconcilerBeat::default()
+        }
     }
 
     fn leave(instance: &str, process: &str) -> ReconcilerBeat {
@@ -148,7 +153,8 @@ mod tests {
         let mut a = members();
         a.hear(&beat("b", "2"));
         let share = a.share();
-        // Its own beats do not come back: nothing is counted, however long that takes. Then everybody is heard again.
+        // Its own beats do not come back: nothing is counted, however long that takes. Then
+        // everybody is heard again.
         a.beat();
         assert_eq!(a.hear(&beat("a", "1")), Heard::Own);
         assert_eq!(a.share(), share);

@@ -1,5 +1,6 @@
-//! What is counted of tasks: looks, steps, turns, and what the sweep finds. `deploy/observability/metrics.txt` lists what every service
-//! counts. Nothing is told apart by task or organisation.
+//! What is counted of tasks: looks, steps, turns, and what the sweep finds.
+//! `deploy/observability/metrics.txt` lists what every service counts. Nothing is told apart by
+//! task or organization.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -21,8 +22,10 @@ const OUTCOME: &str = "construct.outcome";
 
 /// Looks, in seconds.
 const LOOKS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
-/// Steps, in seconds: from a script that adds two numbers to a model that thinks until its deadline.
-const STEPS: [f64; 14] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0];
+/// Steps, in seconds: from a script that adds two numbers to a model that thinks until its
+/// deadline.
+const STEPS: [f64; 14] =
+    [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0];
 
 /// Made when first used, which is after the process has set its telemetry up.
 static INSTRUMENTS: LazyLock<Instruments> = LazyLock::new(Instruments::new);
@@ -87,7 +90,8 @@ impl Instruments {
     }
 }
 
-/// The process has started: what it counts stands at zero from now on, so that the first one shows as a rise.
+/// The process has started: what it counts stands at zero from now on, so that the first one shows
+/// as a rise.
 pub(crate) fn started() {
     INSTRUMENTS.parked.add(0, &[]);
     INSTRUMENTS.failures.add(0, &[]);
@@ -113,7 +117,12 @@ pub(crate) fn looked(took: Duration, error: Option<&Error>) {
 }
 
 /// A decision is committed about a task that stood `before`, of whose step this is the outcome.
-pub(crate) fn decided(before: &Task, outcome: Option<&Outcome>, decision: &Decision, now: Timestamp) {
+pub(crate) fn decided(
+    before: &Task,
+    outcome: Option<&Outcome>,
+    decision: &Decision,
+    now: Timestamp,
+) {
     if let (Some(outcome), Some(step), Some(turn)) = (outcome, &before.step, &before.turn) {
         let kind = match turn.stage {
             Stage::Model => "model",
@@ -122,8 +131,12 @@ pub(crate) fn decided(before: &Task, outcome: Option<&Outcome>, decision: &Decis
         };
         let mut labels = vec![KeyValue::new(KIND, kind)];
         match outcome {
-            Outcome::Model(..) | Outcome::Code(_) => labels.push(KeyValue::new(OUTCOME, "completed")),
-            Outcome::Cancelled(_) | Outcome::Stopped(_) => labels.push(KeyValue::new(OUTCOME, "cancelled")),
+            Outcome::Model(..) | Outcome::Code(_) => {
+                labels.push(KeyValue::new(OUTCOME, "completed"))
+            }
+            Outcome::Cancelled(_) | Outcome::Stopped(_) => {
+                labels.push(KeyValue::new(OUTCOME, "cancelled"))
+            }
             Outcome::Parked { .. } => labels.push(KeyValue::new(OUTCOME, "waits")),
             Outcome::Failed(failure) => {
                 labels.push(KeyValue::new(OUTCOME, "failed"));
@@ -135,7 +148,9 @@ pub(crate) fn decided(before: &Task, outcome: Option<&Outcome>, decision: &Decis
     }
     if let Some(ended) = &decision.ended {
         let mut labels = vec![KeyValue::new(OUTCOME, ended.outcome.as_str())];
-        if let (true, Some(error)) = (ended.outcome == TurnOutcome::Failed, &decision.task.last_error) {
+        if let (true, Some(error)) =
+            (ended.outcome == TurnOutcome::Failed, &decision.task.last_error)
+        {
             labels.push(KeyValue::new(ERROR, error.code.clone()));
         }
         INSTRUMENTS.turns.add(1, &labels);

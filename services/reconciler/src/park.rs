@@ -1,4 +1,5 @@
-//! Puts tasks aside that cannot be looked at, with the reason (`construct why`): trying for ever would only fill the log.
+//! Puts tasks aside that cannot be looked at, with the reason (`construct why`): trying for ever
+//! would only fill the log.
 
 use construct_domain::{OrganizationId, TaskId};
 use construct_runtime::{clock, telemetry::Chain};
@@ -6,8 +7,8 @@ use construct_runtime::{clock, telemetry::Chain};
 use crate::{activation::Activator, metrics};
 
 impl Activator {
-    /// Puts a task aside that could not be looked at with these `intents`. False when somebody has asked for something since, or when not even
-    /// that works: then it is tried on.
+    /// Puts a task aside that could not be looked at with these `intents`. False when somebody has
+    /// asked for something since, or when not even that works: then it is tried on.
     pub(crate) async fn park(&self, task: TaskId, intents: i64, reason: &str) -> bool {
         match self.store.task_park(task, intents, reason, clock::now()).await {
             Ok(true) => {
@@ -25,7 +26,11 @@ impl Activator {
     }
 
     /// Why a task is put aside, if it is, and nobody has asked for anything since.
-    pub(crate) async fn parked(&self, organization: OrganizationId, task: TaskId) -> Option<String> {
+    pub(crate) async fn parked(
+        &self,
+        organization: OrganizationId,
+        task: TaskId,
+    ) -> Option<String> {
         let parked = self.store.task_parked(organization, task).await;
         parked.ok().flatten().map(|parked| parked.reason)
     }

@@ -1,9 +1,10 @@
-//! Shares the partitions with the other reconcilers: says that it lives, hears who else does, and tells the rest of the process
-//! which partitions are its own.
+//! Shares the partitions with the other reconcilers: says that it lives, hears who else does, and
+//! tells the rest of the process which partitions are its own.
 //!
-//! Placement is an optimisation (D3 in ARCHITECTURE.md). Two processes that both take a partition for their own take turns at its
-//! messages, and the version guard makes all but one of two commits lose; a partition that nobody takes for its own waits until a dead
-//! process is known to be dead. While nothing is heard, not even oneself, everything stays as it is.
+//! Placement is an optimization (D3 in ARCHITECTURE.md). Two processes that both take a partition
+//! for their own take turns at its messages, and the version guard makes all but one of two commits
+//! lose; a partition that nobody takes for its own waits until a dead process is known to be dead.
+//! While nothing is heard, not even oneself, everything stays as it is.
 
 use std::time::Duration;
 
@@ -26,7 +27,8 @@ use crate::{
 
 /// How often a process says that it lives.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Own beats that come back within less than this of each other were held up somewhere, and don't count as time that passed.
+/// Own beats that come back within less than this of each other were held up somewhere, and don't
+/// count as time that passed.
 const HELD_UP: Duration = Duration::from_millis(300);
 /// How long the others have to say that they live, once a new process is heard.
 const ANSWERS: Duration = Duration::from_millis(200);
@@ -48,8 +50,17 @@ pub(crate) async fn run(
     let instance: String = instance.chars().map(token).collect();
     let process = Uuid::now_v7().simple().to_string();
     let members = Members::new(instance.clone(), process.clone());
-    let mut placement =
-        Placement { bus, instance, process, members, share, able, counted: None, decides: None, settled: false };
+    let mut placement = Placement {
+        bus,
+        instance,
+        process,
+        members,
+        share,
+        able,
+        counted: None,
+        decides: None,
+        settled: false,
+    };
     let Some(beats) = placement.subscribe(&stop).await else { return Ok(()) };
     placement.take_part(beats, &stop).await;
     placement.say(|beat| beat.leaves = true).await;
@@ -73,7 +84,10 @@ struct Placement {
 }
 
 impl Placement {
-    async fn subscribe(&self, stop: &CancellationToken) -> Option<BoxStream<'static, ReconcilerBeat>> {
+    async fn subscribe(
+        &self,
+        stop: &CancellationToken,
+    ) -> Option<BoxStream<'static, ReconcilerBeat>> {
         let mut failed = false;
         loop {
             match self.bus.hear_beats().await {
@@ -90,7 +104,11 @@ impl Placement {
         }
     }
 
-    async fn take_part(&mut self, mut beats: BoxStream<'static, ReconcilerBeat>, stop: &CancellationToken) {
+    async fn take_part(
+        &mut self,
+        mut beats: BoxStream<'static, ReconcilerBeat>,
+        stop: &CancellationToken,
+    ) {
         let began = Instant::now();
         let mut able = self.able.clone();
         let mut ticks = interval(INTERVAL);

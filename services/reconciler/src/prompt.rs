@@ -28,11 +28,13 @@ pub(crate) struct Parts<'a> {
     pub pinned: &'a [String],
 }
 
-/// Assembles the prompt. Equal parts give equal text, and what changes least comes first, so that vendors can cache it.
+/// Assembles the prompt. Equal parts give equal text, and what changes least comes first, so that
+/// vendors can cache it.
 pub(crate) fn assemble(parts: &Parts<'_>) -> String {
     let mut prompt = String::with_capacity(4096 + parts.declarations.len() + parts.facts.len());
     prompt.push_str(RULES);
-    prompt.push_str("\n\n# Tools\n\nThese functions are global in your scripts:\n\n```typescript\n");
+    prompt
+        .push_str("\n\n# Tools\n\nThese functions are global in your scripts:\n\n```typescript\n");
     prompt.push_str(parts.declarations.trim());
     prompt.push_str("\n```");
     if !parts.instructions.trim().is_empty() {
@@ -40,15 +42,26 @@ pub(crate) fn assemble(parts: &Parts<'_>) -> String {
         prompt.push_str(parts.instructions.trim());
     }
     if !parts.secrets.is_empty() {
-        prompt.push_str("\n\n# Secrets\n\nsecrets.get(\"NAME\") gives a handle for each of these:\n");
+        prompt
+            .push_str("\n\n# Secrets\n\nsecrets.get(\"NAME\") gives a handle for each of these:\n");
         for secret in parts.secrets {
             let of = |what: &str, list: &[String]| {
-                if list.is_empty() { String::new() } else { format!("; {what}: {}", list.join(", ")) }
+                if list.is_empty() {
+                    String::new()
+                } else {
+                    format!("; {what}: {}", list.join(", "))
+                }
             };
-            let (hosts, commands) = (of("hosts", &secret.bindings.hosts), of("commands", &secret.bindings.commands));
+            let (hosts, commands) =
+                (of("hosts", &secret.bindings.hosts), of("commands", &secret.bindings.commands));
             let description = secret.description.split_whitespace().collect::<Vec<_>>().join(" ");
             let about = format!("{description}{hosts}{commands}");
-            let _ = write!(prompt, "\n- {}: {}", secret.name, &about[..about.floor_char_boundary(SECRET_BYTES)]);
+            let _ = write!(
+                prompt,
+                "\n- {}: {}",
+                secret.name,
+                &about[..about.floor_char_boundary(SECRET_BYTES)]
+            );
         }
     }
     prompt.push_str("\n\n# Environment\n\n");
@@ -166,12 +179,22 @@ mod tests {
 
     #[test]
     fn pinned_facts_stand_behind_what_other_tasks_are_told_as_well() {
-        let parts = Parts { instructions: "Be brief.", workspace: "/w", facts: "Linux", ..Parts::default() };
-        let pinned = ["Port 8080 is taken.".to_owned(), " Two lines:\n# not a heading \n".to_owned()];
+        let parts = Parts {
+            instructions: "Be brief.",
+            workspace: "/w",
+            facts: "Linux",
+            ..Parts::default()
+        };
+        let pinned =
+            ["Port 8080 is taken.".to_owned(), " Two lines:\n# not a heading \n".to_owned()];
         let without = assemble(&parts);
         let with = assemble(&Parts { pinned: &pinned, ..parts });
-        let told = with.strip_prefix(without.as_str()).expect("what vendors have cached stays the same");
-        assert!(told.ends_with(":\n\n- Port 8080 is taken.\n- Two lines:\n  # not a heading\n"), "{told}");
+        let told =
+            with.strip_prefix(without.as_str()).expect("what vendors have cached stays the same");
+        assert!(
+            told.ends_with(":\n\n- Port 8080 is taken.\n- Two lines:\n  # not a heading\n"),
+            "{told}"
+        );
     }
 
     #[test]
@@ -181,7 +204,10 @@ mod tests {
             organization: OrganizationId::LOCAL,
             name: "TOKEN".into(),
             description: "for\nissues".into(),
-            bindings: Bindings { hosts: vec!["api.example.com".into()], commands: vec!["git".into()] },
+            bindings: Bindings {
+                hosts: vec!["api.example.com".into()],
+                commands: vec!["git".into()],
+            },
             value: SealedSecret { key_id: "k".into(), nonce: Vec::new(), ciphertext: Vec::new() },
             agent_count: 1,
             revision: 1,
@@ -192,7 +218,12 @@ mod tests {
         let secrets = [secret, long];
         let parts = Parts { secrets: &secrets, ..Parts::default() };
         let prompt = assemble(&parts);
-        assert!(prompt.contains("\n- TOKEN: for issues; hosts: api.example.com; commands: git\n- LONG: ä"), "{prompt}");
+        assert!(
+            prompt.contains(
+                "\n- TOKEN: for issues; hosts: api.example.com; commands: git\n- LONG: ä"
+            ),
+            "{prompt}"
+        );
         assert!(prompt.matches('ä').count() <= SECRET_BYTES / 2);
     }
 }

@@ -1,4 +1,5 @@
-//! The events a commit leaves: what clients are told, stored in the same transaction as what it tells of.
+//! The events a commit leaves: what clients are told, stored in the same transaction as what it
+//! tells of.
 
 use construct_domain::{
     decide::Decision,
@@ -10,8 +11,8 @@ use construct_store::{LoadedTask, NewEvent, StoredApproval};
 use construct_wire::{convert, record};
 use jiff::Timestamp;
 
-/// The events of a decision, in the order in which clients see them. `usage` is that of the model call it is about, and
-/// `step` the number of the step whose result was taken in.
+/// The events of a decision, in the order in which clients see them. `usage` is that of the model
+/// call it is about, and `step` the number of the step whose result was taken in.
 pub(crate) fn events(
     before: &LoadedTask,
     decision: &Decision,

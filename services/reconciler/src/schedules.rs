@@ -1,7 +1,8 @@
 //! The clock: has the runs of schedules made that are due.
 //!
-//! Every replica looks; the row that one of them is at is passed by the others, and a run that was made is known by its row. What
-//! is told of it afterwards may be lost: then the sweep finds the message.
+//! Every replica looks; the row that one of them is at is passed by the others, and a run that was
+//! made is known by its row. What is told of it afterwards may be lost: then the sweep finds the
+//! message.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::announce::Announcer;
 
-/// Schedules seen to in one look at most; the rest is seen to in the next, which follows soon and goes on where this one ended.
+/// Schedules seen to in one look at most; the rest is seen to in the next, which follows soon and
+/// goes on where this one ended.
 const BATCH: usize = 100;
 
 /// What the clock works with.
@@ -35,7 +37,11 @@ fn message_accepted(message: &StoredMessage) -> NewEvent {
 
 impl Clock {
     /// Looks until told to stop.
-    pub(crate) async fn run(self, interval: Duration, stop: CancellationToken) -> Result<(), std::convert::Infallible> {
+    pub(crate) async fn run(
+        self,
+        interval: Duration,
+        stop: CancellationToken,
+    ) -> Result<(), std::convert::Infallible> {
         let (mut failing, mut after) = (false, None);
         loop {
             let (mut seen, mut failure) = (0, None);
@@ -49,7 +55,8 @@ impl Clock {
                     }
                     Err(error) => {
                         failure = Some(error);
-                        // The others are not kept waiting by one; without the database it is all of them.
+                        // The others are not kept waiting by one; without the database it is all of
+                        // them.
                         if after == before {
                             after = None;
                             break;
@@ -59,7 +66,9 @@ impl Clock {
                 seen += 1;
             }
             match failure {
-                None if std::mem::take(&mut failing) => tracing::info!("schedules are seen to again"),
+                None if std::mem::take(&mut failing) => {
+                    tracing::info!("schedules are seen to again")
+                }
                 None => {}
                 Some(error) if !std::mem::replace(&mut failing, true) => {
                     let error = &error as &dyn std::error::Error;

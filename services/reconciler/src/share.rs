@@ -71,7 +71,8 @@ mod tests {
 
     #[test]
     fn what_is_gained_and_lost_is_the_difference() {
-        let (old, new): (Share, Share) = ([0, 3, 7].into_iter().collect(), [3, 15].into_iter().collect());
+        let (old, new): (Share, Share) =
+            ([0, 3, 7].into_iter().collect(), [3, 15].into_iter().collect());
         assert_eq!(new.without(old).to_string(), "15");
         assert_eq!(old.without(new).to_string(), "00 07");
         assert_eq!(old.with(new).to_string(), "00 03 07 15");

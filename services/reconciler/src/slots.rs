@@ -1,5 +1,5 @@
-//! Bounds the looks at tasks of the process, fairly between organizations: each that has somebody waiting gets a slot in turn,
-//! however many wait.
+//! Bounds the looks at tasks of the process, fairly between organizations: each that has somebody
+//! waiting gets a slot in turn, however many wait.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -27,7 +27,11 @@ pub(crate) struct Slot(Option<Slots>);
 
 impl Slots {
     pub(crate) fn new(count: usize) -> Self {
-        Self(Arc::new(Mutex::new(State { free: count, turns: VecDeque::new(), waiting: HashMap::new() })))
+        Self(Arc::new(Mutex::new(State {
+            free: count,
+            turns: VecDeque::new(),
+            waiting: HashMap::new(),
+        })))
     }
 
     /// A slot, if one is free: then nobody waits.
@@ -79,7 +83,8 @@ impl Slots {
             let Some(next) = next else { continue };
             match next.send(Slot(Some(self.clone()))) {
                 Ok(()) => return,
-                // Nobody waits there any more. The slot must not come back by its own drop, which would lock again.
+                // Nobody waits there any more. The slot must not come back by its own drop, which
+                // would lock again.
                 Err(mut slot) => slot.0 = None,
             }
         }

@@ -1,4 +1,5 @@
-//! Money: what is set aside for a model call of a task, and what is asked and reported about calls outside of turns.
+//! Money: what is set aside for a model call of a task, and what is asked and reported about calls
+//! outside of turns.
 
 use std::time::Duration;
 
@@ -17,12 +18,14 @@ use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::{catalogue::Catalogue, command};
+use crate::{catalog::Catalog, command};
 
-/// What a prompt holds besides instructions and the interpreters' words: our own, and the names of secrets.
+/// What a prompt holds besides instructions and the interpreters' words: our own, and the names of
+/// secrets.
 const PROMPT_TOKENS: i64 = 8_000;
-/// Bytes of the interpreters' words when they are not known yet; they have some thirty thousand, and a project's notes.
-const CATALOGUE_BYTES: usize = 80_000;
+/// Bytes of the interpreters' words when they are not known yet; they have some thirty thousand,
+/// and a project's notes.
+const CATALOG_BYTES: usize = 80_000;
 /// Tokens a title is made from: four excerpts of two thousand characters, and what is asked for.
 const TITLE_TOKENS: i64 = 17_000;
 /// How long after a step's deadline its worker may still say what it used.
@@ -36,25 +39,30 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Characters of a purpose that are kept.
 const PURPOSE_CHARS: usize = 64;
 
-/// What has to be set aside for a decision: an upper estimate of the model call it begins, if it begins one, a budget applies to the
-/// task, and the call may cost anything.
+/// What has to be set aside for a decision: an upper estimate of the model call it begins, if it
+/// begins one, a budget applies to the task, and the call may cost anything.
 pub(crate) fn reservation(
     loaded: &LoadedTask,
     decision: &Decision,
-    catalogue: &Catalogue,
+    catalog: &Catalog,
     now: Timestamp,
 ) -> Option<StepReservation> {
     let spending = loaded.spending.as_ref()?;
     let before = loaded.task.step.as_ref().map(|step| step.id);
     let (step, input) = decision.effects.iter().find_map(|effect| match effect {
-        // The command of a step that is looked at again is sent again; its money is set aside already.
+        // The command of a step that is looked at again is sent again; its money is set aside
+        // already.
         Effect::InvokeModel(step) if before != Some(step.id) => {
             let admitted = if decision.admitted.is_some() { spending.queued_tokens } else { 0 };
             let appended = decision.appended.iter();
-            let appended = appended.map(|message| tokens_of_content(&Content { blocks: message.blocks.clone() }));
-            let told = catalogue.known_bytes(&command::pool(loaded), &loaded.workspace).unwrap_or(CATALOGUE_BYTES);
+            let appended = appended
+                .map(|message| tokens_of_content(&Content { blocks: message.blocks.clone() }));
+            let told = catalog
+                .known_bytes(&command::pool(loaded), &loaded.workspace)
+                .unwrap_or(CATALOG_BYTES);
             let instructions = usize::try_from(spending.instructions_bytes).unwrap_or(0);
-            let prompt = PROMPT_TOKENS.saturating_add(tokens_of_bytes(told.saturating_add(instructions)));
+            let prompt =
+                PROMPT_TOKENS.saturating_add(tokens_of_bytes(told.saturating_add(instructions)));
             let transcript = spending.transcript_tokens.saturating_add(admitted);
             Some((step.id, appended.fold(transcript.saturating_add(prompt), i64::saturating_add)))
         }
@@ -66,18 +74,21 @@ pub(crate) fn reservation(
         _ => None,
     })?;
     // What is only known afterwards asks at least whether anything is left.
-    let amount_pico_usd = upper_cost(&spending.targets, spending.hedged, input).max(i64::from(spending.told));
+    let amount_pico_usd =
+        upper_cost(&spending.targets, spending.hedged, input).max(i64::from(spending.told));
     let expires_at = now + MODEL_DEADLINE + GRACE;
     (amount_pico_usd > 0).then_some(StepReservation { step, amount_pico_usd, expires_at })
 }
 
-/// Answers and books what is said about calls outside of turns, and ends reservations, until the service drains.
+/// Answers and books what is said about calls outside of turns, and ends reservations, until the
+/// service drains.
 pub(crate) fn spawn(store: &Store, bus: &Bus, lifecycle: &Lifecycle) {
     let (asked, answering, stop) = (store.clone(), bus.clone(), lifecycle.draining());
     lifecycle.spawn("budget questions", async move {
         let answer = move |question| {
             let store = asked.clone();
-            Box::pin(async move { reserve(&store, question).await }) as futures::future::BoxFuture<'static, _>
+            Box::pin(async move { reserve(&store, question).await })
+                as futures::future::BoxFuture<'static, _>
         };
         answering.answer(&subject::Budgets, stop, answer).await
     });
@@ -85,7 +96,8 @@ pub(crate) fn spawn(store: &Store, bus: &Bus, lifecycle: &Lifecycle) {
     lifecycle.spawn("model questions", async move {
         let answer = move |question| {
             let store = asked.clone();
-            Box::pin(async move { find(&store, question).await }) as futures::future::BoxFuture<'static, _>
+            Box::pin(async move { find(&store, question).await })
+                as futures::future::BoxFuture<'static, _>
         };
         answering.answer(&subject::Models, stop, answer).await
     });
@@ -96,13 +108,18 @@ pub(crate) fn spawn(store: &Store, bus: &Bus, lifecycle: &Lifecycle) {
 /// Sets money aside. No answer when that cannot be found out, so that whoever asks tries again.
 async fn reserve(store: &Store, question: mesh::BudgetReserve) -> Option<mesh::BudgetReserved> {
     let Some(wanted) = wanted(&question) else {
-        let refused = "the reservation names no id, organization or time that can be read".to_owned();
+        let refused =
+            "the reservation names no id, organization or time that can be read".to_owned();
         return Some(mesh::BudgetReserved { refused });
     };
     match store.call_reserve(&wanted, clock::now()).await {
         Ok(()) => Some(mesh::BudgetReserved::default()),
-        Err(Error::Exhausted(exhausted)) => Some(mesh::BudgetReserved { refused: exhausted.to_string() }),
-        Err(error @ Error::NotFound { .. }) => Some(mesh::BudgetReserved { refused: error.to_string() }),
+        Err(Error::Exhausted(exhausted)) => {
+            Some(mesh::BudgetReserved { refused: exhausted.to_string() })
+        }
+        Err(error @ Error::NotFound { .. }) => {
+            Some(mesh::BudgetReserved { refused: error.to_string() })
+        }
         Err(error) => {
             tracing::warn!(error = %Chain(&error), "a question about money is not answered");
             None
@@ -146,7 +163,11 @@ async fn find(store: &Store, question: mesh::ModelLookup) -> Option<mesh::ModelF
 }
 
 /// Books reports. Each is acknowledged when it is booked; one that cannot be becomes a dead letter.
-async fn book(store: Store, bus: Bus, stop: CancellationToken) -> Result<(), std::convert::Infallible> {
+async fn book(
+    store: Store,
+    bus: Bus,
+    stop: CancellationToken,
+) -> Result<(), std::convert::Infallible> {
     let mut reports = bus.consume_spending(ConsumeOptions::new(REPORTS, stop));
     while let Some(Delivery { message, receipt, .. }) = reports.next().await {
         let Some(report) = report(message) else {
@@ -164,7 +185,10 @@ async fn book(store: Store, bus: Bus, stop: CancellationToken) -> Result<(), std
                 tracing::warn!(error = %Chain(&error), call = %report.id, "what was spent is booked to nobody");
                 receipt.ack().await;
             }
-            Err(error) => bus.bury(receipt, &format!("what was spent cannot be booked: {}", Chain(&error))).await,
+            Err(error) => {
+                bus.bury(receipt, &format!("what was spent cannot be booked: {}", Chain(&error)))
+                    .await
+            }
         }
     }
     Ok(())
@@ -183,7 +207,8 @@ fn report(report: mesh::SpendingReport) -> Option<CallReport> {
     })
 }
 
-/// Ends reservations whose time is over, one look after another. Every replica does it; what one ended the next doesn't find.
+/// Ends reservations whose time is over, one look after another. Every replica does it; what one
+/// ended the next doesn't find.
 async fn tidy(store: Store, stop: CancellationToken) {
     loop {
         tokio::select! {
@@ -192,10 +217,15 @@ async fn tidy(store: Store, stop: CancellationToken) {
         }
         match store.budgets_tidy(clock::now()).await {
             Ok(tidied) if tidied.expired > 0 => {
-                tracing::warn!(reservations = tidied.expired, "money was set aside for calls that nobody reported");
+                tracing::warn!(
+                    reservations = tidied.expired,
+                    "money was set aside for calls that nobody reported"
+                );
             }
             Ok(_) => {}
-            Err(error) => tracing::warn!(error = %Chain(&error), "reservations could not be looked through"),
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), "reservations could not be looked through")
+            }
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Subtasks: answers what scripts ask about tasks, and tells the tasks above and below of what was committed.
+//! Subtasks: answers what scripts ask about tasks, and tells the tasks above and below of what was
+//! committed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,8 +16,8 @@ use construct_proto::{
 };
 use construct_runtime::{clock, telemetry::Chain};
 use construct_store::{
-    Asking, Error, LoadedTask, NewEvent, NewSubtask, Store, StoredMessage, StoredTask, SubtaskChange, SubtaskState,
-    SubtaskStatus, SubtaskTold,
+    Asking, Error, LoadedTask, NewEvent, NewSubtask, Store, StoredMessage, StoredTask,
+    SubtaskChange, SubtaskState, SubtaskStatus, SubtaskTold,
 };
 use construct_wire::{convert, record};
 use futures::future::BoxFuture;
@@ -26,8 +27,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{activation::Activator, announce::Announcer};
 
-/// A wait that ends so soon is over: the clocks of two reconcilers may differ by as much, and what one has gone on with the other must not put
-/// away again.
+/// A wait that ends so soon is over: the clocks of two reconcilers may differ by as much, and what
+/// one has gone on with the other must not put away again.
 const SKEW: SignedDuration = SignedDuration::from_secs(1);
 /// Bytes of all answers that are told at once: what NATS takes, with room for the rest.
 const ANSWERS: usize = 512 * 1024;
@@ -35,8 +36,8 @@ const ANSWERS: usize = 512 * 1024;
 const ANSWER: usize = 64 * 1024;
 /// Subtasks of a page of a list, as in the API.
 const PAGE: u32 = 100;
-/// Looks at whole trees at the same time, so that they leave connections of the pool to what begins and ends tasks. Whoever asks waits for
-/// [`LOOK_PATIENCE`], and then asks again.
+/// Looks at whole trees at the same time, so that they leave connections of the pool to what begins
+/// and ends tasks. Whoever asks waits for [`LOOK_PATIENCE`], and then asks again.
 const LOOKS: usize = 4;
 /// Shorter than what whoever asks waits for an answer.
 const LOOK_PATIENCE: Duration = Duration::from_secs(1);
@@ -52,8 +53,11 @@ fn changed(task: &StoredTask) -> NewEvent {
 }
 
 fn spawned(task: &StoredTask) -> NewEvent {
-    let subtask =
-        v1::Subtask { task: task.state.id.to_string(), agent: task.agent_name.clone(), title: task.title.clone() };
+    let subtask = v1::Subtask {
+        task: task.state.id.to_string(),
+        agent: task.agent_name.clone(),
+        title: task.title.clone(),
+    };
     record::new("subtask.spawned", Payload::Subtask(subtask), None)
 }
 
@@ -84,7 +88,13 @@ pub(crate) async fn answer(
     limits: Limits,
     stop: CancellationToken,
 ) -> Result<(), subscribe::Error> {
-    let desk = Arc::new(Desk { store, bus: bus.clone(), announcer, limits, looks: Arc::new(Semaphore::new(LOOKS)) });
+    let desk = Arc::new(Desk {
+        store,
+        bus: bus.clone(),
+        announcer,
+        limits,
+        looks: Arc::new(Semaphore::new(LOOKS)),
+    });
     let answer = move |question| {
         let desk = Arc::clone(&desk);
         Box::pin(async move { desk.answer(question).await }) as BoxFuture<'static, _>
@@ -93,23 +103,31 @@ pub(crate) async fn answer(
 }
 
 impl Desk {
-    /// No answer when it cannot be found out: whoever asks does so again, and the same call makes the same.
+    /// No answer when it cannot be found out: whoever asks does so again, and the same call makes
+    /// the same.
     async fn answer(&self, question: mesh::SubtaskQuestion) -> Option<mesh::SubtaskAnswer> {
         match self.carry_out(question).await {
             Ok(Ok(Some(answer))) => Some(answer),
             Ok(Ok(None)) => {
-                tracing::warn!("a question about subtasks is not answered, because too many are looked at");
+                tracing::warn!(
+                    "a question about subtasks is not answered, because too many are looked at"
+                );
                 None
             }
             Ok(Err(refused)) => Some(refusal(refused.name(), refused.to_string())),
-            Err(error @ Error::NotFound { .. }) => Some(refusal("AgentNotFound", error.to_string())),
+            Err(error @ Error::NotFound { .. }) => {
+                Some(refusal("AgentNotFound", error.to_string()))
+            }
             Err(error) if error.is_retryable() => {
                 tracing::warn!(error = %Chain(&error), "a question about subtasks is not answered");
                 None
             }
             Err(error) => {
                 tracing::error!(error = %Chain(&error), "a question about subtasks cannot be answered");
-                Some(refusal("InternalError", "it failed inside Construct, not because of its arguments.".to_owned()))
+                Some(refusal(
+                    "InternalError",
+                    "it failed inside Construct, not because of its arguments.".to_owned(),
+                ))
             }
         }
     }
@@ -118,7 +136,8 @@ impl Desk {
         &self,
         question: mesh::SubtaskQuestion,
     ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refused>, Error> {
-        let ids = (question.organization_id.parse(), question.task_id.parse(), question.step_id.parse());
+        let ids =
+            (question.organization_id.parse(), question.task_id.parse(), question.step_id.parse());
         // Checked where it is received.
         let (Ok(organization), Ok(task), Ok(step)) = ids else { return Ok(Err(Refused::Over)) };
         let asking = Asking { organization, task, step };
@@ -147,11 +166,15 @@ impl Desk {
             }
             Some(Ask::Send(send)) => match send.task.parse() {
                 Ok(child) => {
-                    self.store.subtask_send(asking, child, calls.message, text(send.message), TOLD, now).await?
+                    self.store
+                        .subtask_send(asking, child, calls.message, text(send.message), TOLD, now)
+                        .await?
                 }
                 Err(_) => return Ok(Err(Refused::NotASubtask(send.task))),
             },
-            Some(Ask::ParentMessage(message)) => self.tell_parent(asking, calls.message, message, now).await?,
+            Some(Ask::ParentMessage(message)) => {
+                self.tell_parent(asking, calls.message, message, now).await?
+            }
             Some(Ask::HandOffAgent(agent)) => {
                 let found = match self.agent(organization, &agent).await? {
                     Ok(found) => found,
@@ -170,11 +193,19 @@ impl Desk {
         };
         self.announcer.announce(events);
         wake(&self.bus, organization, task, "a script").await;
-        Ok(Ok(Some(mesh::SubtaskAnswer { spawned: task.to_string(), ..mesh::SubtaskAnswer::default() })))
+        Ok(Ok(Some(mesh::SubtaskAnswer {
+            spawned: task.to_string(),
+            ..mesh::SubtaskAnswer::default()
+        })))
     }
 
-    /// The agent of this name. An id is not taken for one, because policies decide by the name that a call says.
-    async fn agent(&self, organization: OrganizationId, name: &str) -> Result<Result<AgentId, Refused>, Error> {
+    /// The agent of this name. An id is not taken for one, because policies decide by the name that
+    /// a call says.
+    async fn agent(
+        &self,
+        organization: OrganizationId,
+        name: &str,
+    ) -> Result<Result<AgentId, Refused>, Error> {
         let unknown = || Refused::NoAgent(name.to_owned());
         if name.parse::<AgentId>().is_ok() {
             return Ok(Err(unknown()));
@@ -200,7 +231,8 @@ impl Desk {
         self.store.subtask_tell_parent(asking, id, content, TOLD, now).await
     }
 
-    /// How subtasks are, and whether the wait for them is over. While it is not, nobody wants to know more.
+    /// How subtasks are, and whether the wait for them is over. While it is not, nobody wants to
+    /// know more.
     async fn wait(
         &self,
         asking: Asking,
@@ -225,13 +257,19 @@ impl Desk {
             Err(refused) => return Ok(Err(refused)),
         };
         // One may have a message to answer since.
-        let at_work = |state: &SubtaskState| matches!(state.status, SubtaskStatus::Running | SubtaskStatus::Suspended);
+        let at_work = |state: &SubtaskState| {
+            matches!(state.status, SubtaskStatus::Running | SubtaskStatus::Suspended)
+        };
         let over = !in_time || !states.iter().any(at_work);
         Ok(Ok(Some(mesh::SubtaskAnswer { over, ..told(states) })))
     }
 
     /// A page of the subtasks of a task, which begins after this one.
-    async fn list(&self, asking: Asking, after: &str) -> Result<Result<Option<mesh::SubtaskAnswer>, Refused>, Error> {
+    async fn list(
+        &self,
+        asking: Asking,
+        after: &str,
+    ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refused>, Error> {
         let after = match after {
             "" => None,
             after => match after.parse() {
@@ -240,7 +278,8 @@ impl Desk {
             },
         };
         let Some(_look) = self.look().await else { return Ok(Ok(None)) };
-        let mut states = self.store.subtask_list(asking.organization, asking.task, after, PAGE + 1).await?;
+        let mut states =
+            self.store.subtask_list(asking.organization, asking.task, after, PAGE + 1).await?;
         let more = states.len() > PAGE as usize;
         states.truncate(PAGE as usize);
         Ok(Ok(Some(mesh::SubtaskAnswer { more, ..told(states) })))
@@ -301,17 +340,24 @@ fn state(state: SubtaskState, longest: usize) -> mesh::SubtaskState {
 
 /// Says that there is something new about a task; when that is lost, the sweep finds it.
 async fn wake(bus: &Bus, organization: OrganizationId, task: TaskId, reason: &str) {
-    let wake =
-        TaskWake { organization_id: organization.to_string(), task_id: task.to_string(), reason: reason.to_owned() };
+    let wake = TaskWake {
+        organization_id: organization.to_string(),
+        task_id: task.to_string(),
+        reason: reason.to_owned(),
+    };
     if let Err(error) = bus.publish(&subject::TaskWake::new(task), &wake).await {
         tracing::debug!(%task, %error, "a task could not be woken; the sweep finds it");
     }
 }
 
 impl Activator {
-    /// Passes a cancel on to what is at work below the task. The cancel is in the task's row until a commit has ended what it was for, and that
-    /// comes after this.
-    pub(crate) async fn cancel_subtasks(&self, loaded: &LoadedTask, now: Timestamp) -> Result<(), Error> {
+    /// Passes a cancel on to what is at work below the task. The cancel is in the task's row until
+    /// a commit has ended what it was for, and that comes after this.
+    pub(crate) async fn cancel_subtasks(
+        &self,
+        loaded: &LoadedTask,
+        now: Timestamp,
+    ) -> Result<(), Error> {
         let Some(reason) = &loaded.task.cancel else { return Ok(()) };
         let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
         let words = format!("the task above it was cancelled{reason}");

@@ -1,7 +1,8 @@
-//! Holds the actors: starts one when something comes for a task that has none, and ends it when the task is idle, or another replica's.
+//! Holds the actors: starts one when something comes for a task that has none, and ends it when the
+//! task is idle, or another replica's.
 //!
-//! Starting, handing on and ending all happen here, one after the other, so that nothing is ever handed to an actor
-//! that is about to end.
+//! Starting, handing on and ending all happen here, one after the other, so that nothing is ever
+//! handed to an actor that is about to end.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -24,9 +25,16 @@ use crate::{
 /// What the supervisor is told.
 #[derive(Debug)]
 pub(crate) enum Msg {
-    /// A worker has reported. Bounded by the consumers: each hands over only so many unsettled receipts.
-    Deliver { task: TaskId, organization: OrganizationId, result: Box<StepResult>, receipt: Box<Receipt> },
-    /// A task is to be looked at; nothing is lost with this message, because the sweep would find the task. Bounded by the gate.
+    /// A worker has reported. Bounded by the consumers: each hands over only so many unsettled
+    /// receipts.
+    Deliver {
+        task: TaskId,
+        organization: OrganizationId,
+        result: Box<StepResult>,
+        receipt: Box<Receipt>,
+    },
+    /// A task is to be looked at; nothing is lost with this message, because the sweep would find
+    /// the task. Bounded by the gate.
     Wake { task: TaskId, organization: OrganizationId, trace: Context, swept: bool },
     /// A look that a wake had caused is over.
     Looked { task: TaskId, organization: OrganizationId },
@@ -42,7 +50,8 @@ pub(crate) enum Msg {
 pub(crate) struct Args {
     pub(crate) activator: Arc<Activator>,
     pub(crate) slots: Slots,
-    /// Looks that wakes of one organization may cause at a time: there is no use in more than there are slots.
+    /// Looks that wakes of one organization may cause at a time: there is no use in more than there
+    /// are slots.
     pub(crate) at_once: usize,
     pub(crate) share: watch::Receiver<Share>,
 }
@@ -74,19 +83,38 @@ impl Actor for Supervisor {
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
         let gate = Gate::new(args.at_once);
-        Ok(State { args, gate, children: HashMap::new(), tasks: HashMap::new(), crashes: HashMap::new() })
+        Ok(State {
+            args,
+            gate,
+            children: HashMap::new(),
+            tasks: HashMap::new(),
+            crashes: HashMap::new(),
+        })
     }
 
-    async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
+    async fn handle(
+        &self,
+        myself: ActorRef<Msg>,
+        message: Msg,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
         match message {
             Msg::Deliver { task, organization, result, receipt } => {
-                state.give(&myself, organization, task, actor::Msg::Report { result, receipt }).await?;
+                state
+                    .give(&myself, organization, task, actor::Msg::Report { result, receipt })
+                    .await?;
             }
-            Msg::Wake { task, organization, trace, swept } => match state.gate.wake(organization, task, trace, swept) {
-                Entry::Look(trace) => state.give(&myself, organization, task, actor::Msg::Look { trace }).await?,
-                Entry::Waits => {}
-                Entry::Dropped => tracing::debug!(%task, "too many tasks wait; the sweep finds this one later"),
-            },
+            Msg::Wake { task, organization, trace, swept } => {
+                match state.gate.wake(organization, task, trace, swept) {
+                    Entry::Look(trace) => {
+                        state.give(&myself, organization, task, actor::Msg::Look { trace }).await?
+                    }
+                    Entry::Waits => {}
+                    Entry::Dropped => {
+                        tracing::debug!(%task, "too many tasks wait; the sweep finds this one later")
+                    }
+                }
+            }
             Msg::Looked { task, organization } => {
                 state.crashes.remove(&task);
                 state.looked(&myself, organization, task).await?;
@@ -105,7 +133,8 @@ impl Actor for Supervisor {
                 let share = *state.args.share.borrow();
                 state.gate.keep(share);
                 state.args.activator.window.keep_own();
-                for (_, child) in state.children.iter().filter(|(task, _)| !share.has_task(**task)) {
+                for (_, child) in state.children.iter().filter(|(task, _)| !share.has_task(**task))
+                {
                     // Behind what it was handed, which it finishes.
                     let _ = child.actor.cast(actor::Msg::Linger);
                 }
@@ -119,7 +148,8 @@ impl Actor for Supervisor {
         Ok(())
     }
 
-    /// A child's end is not ours (which is ractor's default): what it held unsettled comes again, to a new actor.
+    /// A child's end is not ours (which is ractor's default): what it held unsettled comes again,
+    /// to a new actor.
     async fn handle_supervisor_evt(
         &self,
         myself: ActorRef<Msg>,
@@ -140,7 +170,8 @@ impl Actor for Supervisor {
                 *crashes += 1;
                 if *crashes >= LASTING {
                     state.crashes.remove(&task);
-                    let (activator, reason) = (Arc::clone(&state.args.activator), format!("its actor failed: {error}"));
+                    let (activator, reason) =
+                        (Arc::clone(&state.args.activator), format!("its actor failed: {error}"));
                     let lifecycle = activator.lifecycle.clone();
                     lifecycle.spawn_job("park", async move {
                         if let Some(intents) = activator.intents(task).await {
@@ -196,7 +227,9 @@ impl State {
         task: TaskId,
     ) -> Result<(), ActorProcessingErr> {
         match self.gate.done(organization, task) {
-            Some((next, trace)) => self.give(myself, organization, next, actor::Msg::Look { trace }).await,
+            Some((next, trace)) => {
+                self.give(myself, organization, next, actor::Msg::Look { trace }).await
+            }
             None => Ok(()),
         }
     }

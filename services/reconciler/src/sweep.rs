@@ -1,7 +1,8 @@
-//! Finds tasks that nobody woke: what makes every lost message a delay and nothing more. Each replica looks after its own partitions.
+//! Finds tasks that nobody woke: what makes every lost message a delay and nothing more. Each
+//! replica looks after its own partitions.
 //!
-//! A partition that comes from another replica is looked through at once, further ahead than usual: the wakes that the other one had in
-//! its memory are gone with it.
+//! A partition that comes from another replica is looked through at once, further ahead than usual:
+//! the wakes that the other one had in its memory are gone with it.
 
 use std::time::Duration;
 
@@ -27,7 +28,8 @@ const GRACE: Duration = Duration::from_millis(500);
 /// How soon a partition that was taken over is looked through again when that failed.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Looks until told to stop. `able` says whether the database can be read: whoever cannot must not keep partitions from others that can.
+/// Looks until told to stop. `able` says whether the database can be read: whoever cannot must not
+/// keep partitions from others that can.
 pub(crate) async fn run(
     store: Store,
     supervisor: ActorRef<supervisor::Msg>,
@@ -38,7 +40,8 @@ pub(crate) async fn run(
 ) -> Result<(), std::convert::Infallible> {
     let mut sweep = Sweep { store, supervisor, able };
     let (mut own, mut taken_over) = (Share::NONE, Share::NONE);
-    // Where the last look ended, so that tasks which stay due, because looking at them fails, don't hide those behind them.
+    // Where the last look ended, so that tasks which stay due, because looking at them fails, don't
+    // hide those behind them.
     let mut after = None;
     let mut next = Instant::now();
     loop {
@@ -86,8 +89,14 @@ struct Sweep {
 }
 
 impl Sweep {
-    /// Hands over what is due in `share`, behind `after`. None when it cannot be read; else where to go on, if there is more.
-    async fn look(&mut self, now: Timestamp, mut after: Option<DueTask>, share: Share) -> Option<Option<DueTask>> {
+    /// Hands over what is due in `share`, behind `after`. None when it cannot be read; else where
+    /// to go on, if there is more.
+    async fn look(
+        &mut self,
+        now: Timestamp,
+        mut after: Option<DueTask>,
+        share: Share,
+    ) -> Option<Option<DueTask>> {
         let (mut found, mut first) = (0, None);
         for _ in 0..BATCHES {
             let due = match self.store.sweep_due(now, after.as_ref(), BATCH).await {
@@ -103,11 +112,19 @@ impl Sweep {
             if self.is_able(true) {
                 tracing::info!("the sweep works again");
             }
-            for &DueTask { organization, task, since } in due.iter().filter(|due| share.has_task(due.task)) {
+            for &DueTask { organization, task, since } in
+                due.iter().filter(|due| share.has_task(due.task))
+            {
                 found += 1;
                 first.get_or_insert(since);
-                // A task that is due for several reasons, or is looked at already, is looked at once.
-                let wake = supervisor::Msg::Wake { task, organization, trace: Context::new(), swept: true };
+                // A task that is due for several reasons, or is looked at already, is looked at
+                // once.
+                let wake = supervisor::Msg::Wake {
+                    task,
+                    organization,
+                    trace: Context::new(),
+                    swept: true,
+                };
                 if self.supervisor.cast(wake).is_err() {
                     return Some(None);
                 }
@@ -121,7 +138,8 @@ impl Sweep {
         Some(after)
     }
 
-    /// Says whether the database can be read; true when that is news. Whoever listens hears of changes only.
+    /// Says whether the database can be read; true when that is news. Whoever listens hears of
+    /// changes only.
     fn is_able(&self, able: bool) -> bool {
         self.able.send_if_modified(|was| std::mem::replace(was, able) != able)
     }

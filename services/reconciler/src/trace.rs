@@ -1,5 +1,5 @@
-//! The trace of a turn is that of the message it began with, whoever has its task looked at: a worker, a timer, the sweep, or a person who
-//! wants something else of it.
+//! The trace of a turn is that of the message it began with, whoever has its task looked at: a
+//! worker, a timer, the sweep, or a person who wants something else of it.
 
 use construct_store::LoadedTask;
 use opentelemetry::{
@@ -14,8 +14,9 @@ pub(crate) fn current() -> Option<String> {
     id(&Span::current().context())
 }
 
-/// The span to go on with a task's turn in: none where the look at it is in the turn's trace, or there is no turn; else one in that trace,
-/// with a link to the look. `turn` is where the trace was last gone on with, and is replaced where it is another one.
+/// The span to go on with a task's turn in: none where the look at it is in the turn's trace, or
+/// there is no turn; else one in that trace, with a link to the look. `turn` is where the trace was
+/// last gone on with, and is replaced where it is another one.
 pub(crate) fn of_turn(loaded: &LoadedTask, turn: &mut Context) -> Span {
     let look = Span::current().context();
     let wanted = loaded.trace_id.as_deref().filter(|_| loaded.task.turn.is_some());

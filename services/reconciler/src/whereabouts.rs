@@ -1,4 +1,5 @@
-//! Says where the command of a step is, and whether its task can be looked at, to people who ask what the task waits for.
+//! Says where the command of a step is, and whether its task can be looked at, to people who ask
+//! what the task waits for.
 
 use construct_bus::{Bus, Pool, publish, subject, subscribe};
 use construct_domain::{OrganizationId, StepId, TaskId};
@@ -13,7 +14,8 @@ use crate::{
     window::{Known, Queue, Window},
 };
 
-/// Answers until the service drains. Every reconciler is asked; the one that looks after the task knows.
+/// Answers until the service drains. Every reconciler is asked; the one that looks after the task
+/// knows.
 pub(crate) async fn answer(
     window: Window,
     failing: Failing,
@@ -23,7 +25,8 @@ pub(crate) async fn answer(
     let known = bus.clone();
     let answer = move |question| {
         let (window, failing, bus) = (window.clone(), failing.clone(), known.clone());
-        Box::pin(async move { find(&window, &failing, &bus, question).await }) as BoxFuture<'static, _>
+        Box::pin(async move { find(&window, &failing, &bus, question).await })
+            as BoxFuture<'static, _>
     };
     bus.answer(&subject::Whereabouts, stop, answer).await
 }
@@ -40,7 +43,8 @@ async fn find(
     if !window.is_ours(task) {
         return None;
     }
-    let found = mesh::Whereabouts { failed: failing.find(task).map(told), ..mesh::Whereabouts::default() };
+    let found =
+        mesh::Whereabouts { failed: failing.find(task).map(told), ..mesh::Whereabouts::default() };
     if question.step_id.is_empty() {
         return Some(found);
     }
@@ -50,7 +54,12 @@ async fn find(
         pool => Queue::Code(Pool::new(pool).ok()?),
     };
     if let Known::Waits { held, before } = window.find(organization, &queue, task, step)? {
-        return Some(mesh::Whereabouts { withheld: true, standing: count(held), before: count(before), ..found });
+        return Some(mesh::Whereabouts {
+            withheld: true,
+            standing: count(held),
+            before: count(before),
+            ..found
+        });
     }
     match queued_at(bus, queue, task, step, question.round).await {
         Ok(sequence) => Some(mesh::Whereabouts { sequence: sequence.unwrap_or(0), ..found }),
@@ -63,7 +72,12 @@ async fn find(
 
 fn told(failed: FailedLooks) -> mesh::FailedLooks {
     let FailedLooks { since, count, error, next } = failed;
-    mesh::FailedLooks { since: Some(convert::time(since)), count, error, next: Some(convert::time(next)) }
+    mesh::FailedLooks {
+        since: Some(convert::time(since)),
+        count,
+        error,
+        next: Some(convert::time(next)),
+    }
 }
 
 async fn queued_at(
@@ -74,8 +88,13 @@ async fn queued_at(
     round: u32,
 ) -> Result<Option<u64>, publish::Error> {
     match queue {
-        Queue::Model => bus.queued_at(&subject::ModelInvoke::new(Pool::model_default(), task), step, round).await,
-        Queue::Code(pool) => bus.queued_at(&subject::CodeExecute::new(pool, task), step, round).await,
+        Queue::Model => {
+            bus.queued_at(&subject::ModelInvoke::new(Pool::model_default(), task), step, round)
+                .await
+        }
+        Queue::Code(pool) => {
+            bus.queued_at(&subject::CodeExecute::new(pool, task), step, round).await
+        }
     }
 }
 

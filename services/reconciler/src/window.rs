@@ -1,18 +1,22 @@
-//! How many commands of one organization stand in a work queue at a time: what is beyond that waits here, as ids, and its task is looked at
-//! when it is its turn.
+//! How many commands of one organization stand in a work queue at a time: what is beyond that waits
+//! here, as ids, and its task is looked at when it is its turn.
 //!
-//! A work queue is served in the order in which commands came. An organization that put a thousand of them there would have everybody else's wait
-//! behind them; so each has so many places, and a command is sent only with one. A command that is withheld needs no care: it follows from
-//! the task's row, and is asked for again whenever that is looked at.
+//! A work queue is served in the order in which commands came. An organization that put a thousand
+//! of them there would have everybody else's wait behind them; so each has so many places, and a
+//! command is sent only with one. A command that is withheld needs no care: it follows from the
+//! task's row, and is asked for again whenever that is looked at.
 //!
-//! A place that is never given back would be an organization that stands still, so nobody has to think of giving one back. Whatever is
-//! found or left in a task's row is told to [`Window::settle`], which takes the places that the row does not want; every way on which a
-//! step ends goes through the row. What no look can see has rules of its own: a task that is gone or put aside is forgotten, one of
-//! another process's partition has no place, one that was asked for by a decision that is not committed is given back by its [`Ticket`], and a
-//! place whose step's deadline is past is given to who waits.
+//! A place that is never given back would be an organization that stands still, so nobody has to
+//! think of giving one back. Whatever is found or left in a task's row is told to
+//! [`Window::settle`], which takes the places that the row does not want; every way on which a step
+//! ends goes through the row. What no look can see has rules of its own: a task that is gone or put
+//! aside is forgotten, one of another process's partition has no place, one that was asked for by a
+//! decision that is not committed is given back by its [`Ticket`], and a place whose step's
+//! deadline is past is given to who waits.
 //!
-//! Bounds: places of each organization in each queue; [`WAITING`] ids of all together, of which no organization may have more than half
-//! in one queue. What is beyond them asks again when its task is looked at anyway.
+//! Bounds: places of each organization in each queue; [`WAITING`] ids of all together, of which no
+//! organization may have more than half in one queue. What is beyond them asks again when its task
+//! is looked at anyway.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -37,7 +41,8 @@ use crate::{metrics, share::Share, supervisor};
 
 /// Commands that wait, of all organizations.
 const WAITING: usize = 100_000;
-/// How long after its step's deadline a place is somebody else's. By then the step was ended, wherever anybody looks at its task.
+/// How long after its step's deadline a place is somebody else's. By then the step was ended,
+/// wherever anybody looks at its task.
 const GRACE: SignedDuration = SignedDuration::from_secs(60);
 
 /// What is known of a step's command.
@@ -87,7 +92,8 @@ pub(crate) struct Window(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     limits: Limits,
-    /// The partitions of the process: commands of other tasks are not counted, because nobody here would see what becomes of them.
+    /// The partitions of the process: commands of other tasks are not counted, because nobody here
+    /// would see what becomes of them.
     share: watch::Receiver<Share>,
     state: Mutex<State>,
     called: Notify,
@@ -102,7 +108,8 @@ struct State {
     turns: u64,
 }
 
-/// One organization's in one queue. A task has at most one command in a queue (ADR 5), and so one place: a later step takes it over.
+/// One organization's in one queue. A task has at most one command in a queue (ADR 5), and so one
+/// place: a later step takes it over.
 #[derive(Debug, Default)]
 struct Lane {
     held: HashMap<TaskId, Held>,
@@ -131,7 +138,8 @@ struct Called {
     trace: Context,
 }
 
-/// The answer to who asks for a place. What was asked for is given back with it, unless it is [kept](Ticket::keep).
+/// The answer to who asks for a place. What was asked for is given back with it, unless it is
+/// [kept](Ticket::keep).
 #[must_use = "the place is given back with the ticket"]
 #[derive(Debug)]
 pub(crate) struct Ticket {
@@ -229,10 +237,12 @@ impl Window {
     /// Takes the places of a task that its row does not want, and gives them to who waits.
     pub(crate) fn settle(&self, task: &Task, pool: &Pool, now: Timestamp) {
         let current = Work::of(task, pool).map(|(_, work)| work);
-        let may_begin = matches!(task.step.as_ref().map(|step| &step.state), Some(StepState::InFlight { .. }));
+        let may_begin =
+            matches!(task.step.as_ref().map(|step| &step.state), Some(StepState::InFlight { .. }));
         let wanted = |work: &Work, sent: bool| {
             // A step that was told to stop may still be worked on, but must not be begun.
-            task.title_step == Some(work.step) || current.is_some_and(|current| current.is(work) && (sent || may_begin))
+            task.title_step == Some(work.step)
+                || current.is_some_and(|current| current.is(work) && (sent || may_begin))
         };
         let mut state = self.state();
         for queue in [Queue::Model, Queue::Code(pool.clone())] {
@@ -249,8 +259,15 @@ impl Window {
         self.tell(&state);
     }
 
-    /// Whether nothing is known of a step that a worker may have, as after its partition came from another process.
-    pub(crate) fn is_news(&self, organization: OrganizationId, queue: &Queue, task: TaskId, work: &Work) -> bool {
+    /// Whether nothing is known of a step that a worker may have, as after its partition came from
+    /// another process.
+    pub(crate) fn is_news(
+        &self,
+        organization: OrganizationId,
+        queue: &Queue,
+        task: TaskId,
+        work: &Work,
+    ) -> bool {
         if self.limit(queue) == 0 || !self.is_ours(task) {
             return false;
         }
@@ -261,7 +278,8 @@ impl Window {
             && !lane.waiting.get(&task).is_some_and(|waits| known(&waits.work))
     }
 
-    /// What is known of the command of a step, for people who ask; none of a task that another process looks after.
+    /// What is known of the command of a step, for people who ask; none of a task that another
+    /// process looks after.
     pub(crate) fn find(
         &self,
         organization: OrganizationId,
@@ -273,7 +291,9 @@ impl Window {
             return None;
         }
         let state = self.state();
-        let Some(lane) = state.lanes.get(&(organization, queue.clone())) else { return Some(Known::Goes) };
+        let Some(lane) = state.lanes.get(&(organization, queue.clone())) else {
+            return Some(Known::Goes);
+        };
         let waits = lane.waiting.get(&task).filter(|waits| waits.work.step == step);
         Some(waits.map_or(Known::Goes, |waits| Known::Waits {
             held: lane.held.len(),
@@ -282,7 +302,13 @@ impl Window {
     }
 
     /// Counts a command that stands in the queue, whoever sent it, also beyond the bound.
-    pub(crate) fn count(&self, organization: OrganizationId, queue: Queue, task: TaskId, work: Work) {
+    pub(crate) fn count(
+        &self,
+        organization: OrganizationId,
+        queue: Queue,
+        task: TaskId,
+        work: Work,
+    ) {
         let mut state = self.state();
         if self.limit(&queue) == 0 || !self.is_ours(task) {
             return;
@@ -293,24 +319,44 @@ impl Window {
         self.tell(&state);
     }
 
-    /// The command of this task that got its place after it had waited, or could not be sent, and is to be sent now.
-    pub(crate) fn due(&self, organization: OrganizationId, queue: &Queue, task: TaskId) -> Option<Work> {
+    /// The command of this task that got its place after it had waited, or could not be sent, and
+    /// is to be sent now.
+    pub(crate) fn due(
+        &self,
+        organization: OrganizationId,
+        queue: &Queue,
+        task: TaskId,
+    ) -> Option<Work> {
         let state = self.state();
         let held = state.lanes.get(&(organization, queue.clone()))?.held.get(&task)?;
         (!held.sent).then_some(held.work)
     }
 
     /// The command of a step has left.
-    pub(crate) fn sent(&self, organization: OrganizationId, queue: &Queue, task: TaskId, step: StepId) {
+    pub(crate) fn sent(
+        &self,
+        organization: OrganizationId,
+        queue: &Queue,
+        task: TaskId,
+        step: StepId,
+    ) {
         let mut state = self.state();
         let lane = state.lanes.get_mut(&(organization, queue.clone()));
-        if let Some(held) = lane.and_then(|lane| lane.held.get_mut(&task)).filter(|held| held.work.step == step) {
+        if let Some(held) =
+            lane.and_then(|lane| lane.held.get_mut(&task)).filter(|held| held.work.step == step)
+        {
             held.sent = true;
         }
     }
 
     /// The command of a step is not sent, nor asked for again.
-    pub(crate) fn give_back(&self, organization: OrganizationId, queue: &Queue, task: TaskId, step: StepId) {
+    pub(crate) fn give_back(
+        &self,
+        organization: OrganizationId,
+        queue: &Queue,
+        task: TaskId,
+        step: StepId,
+    ) {
         let mut state = self.state();
         let State { lanes, called, .. } = &mut *state;
         if let Some(lane) = lanes.get_mut(&(organization, queue.clone())) {
@@ -349,7 +395,12 @@ impl Window {
             let called = std::mem::take(&mut self.state().called);
             for Called { organization, task, trace } in called {
                 // One that is lost here is sent when its step is looked at again.
-                let _ = supervisor.cast(supervisor::Msg::Wake { task, organization, trace, swept: false });
+                let _ = supervisor.cast(supervisor::Msg::Wake {
+                    task,
+                    organization,
+                    trace,
+                    swept: false,
+                });
             }
         }
     }
@@ -394,13 +445,23 @@ impl State {
     /// How many commands wait: model calls, scripts, or both.
     fn waiting(&self, model: Option<bool>) -> usize {
         let wanted = |queue: &Queue| model.is_none_or(|model| model == (*queue == Queue::Model));
-        self.lanes.iter().filter(|((_, queue), _)| wanted(queue)).map(|(_, lane)| lane.waiting.len()).sum()
+        self.lanes
+            .iter()
+            .filter(|((_, queue), _)| wanted(queue))
+            .map(|(_, lane)| lane.waiting.len())
+            .sum()
     }
 }
 
 impl Lane {
     /// Gives the places that are free to who waits longest.
-    fn advance(&mut self, organization: OrganizationId, limit: usize, now: Timestamp, called: &mut Vec<Called>) {
+    fn advance(
+        &mut self,
+        organization: OrganizationId,
+        limit: usize,
+        now: Timestamp,
+        called: &mut Vec<Called>,
+    ) {
         if self.held.len() >= limit && !self.order.is_empty() {
             self.held.retain(|_, held| now.duration_since(held.work.until) < GRACE);
         }
@@ -415,7 +476,8 @@ impl Lane {
         }
     }
 
-    /// Removes a task's place, or ends its waiting, unless `stays` says otherwise, which is told whether the command may be in the queue.
+    /// Removes a task's place, or ends its waiting, unless `stays` says otherwise, which is told
+    /// whether the command may be in the queue.
     fn remove_unless(&mut self, task: TaskId, stays: impl Fn(&Work, bool) -> bool) {
         if self.held.get(&task).is_some_and(|held| !stays(&held.work, held.sent)) {
             self.held.remove(&task);

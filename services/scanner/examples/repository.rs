@@ -4,8 +4,8 @@
 use std::{path::PathBuf, process::ExitCode, time::Instant};
 
 use construct_scanner::repository::{
-    Folder, Limits, Outliner, OutlinerLimits, Snapshot, Source, SurveyLimits, Upload, brief, mask, outline,
-    outline_child, survey,
+    Folder, Limits, Outliner, OutlinerLimits, Snapshot, Source, SurveyLimits, Upload, brief, mask,
+    outline, outline_child, survey,
 };
 
 fn main() -> ExitCode {
@@ -18,7 +18,10 @@ fn main() -> ExitCode {
         return outline_child();
     }
     let characters = arguments.nth(1).and_then(|number| number.to_str()?.parse().ok());
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime can be made");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime can be made");
     match runtime.block_on(measure(first.into(), characters)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -28,7 +31,10 @@ fn main() -> ExitCode {
     }
 }
 
-async fn measure(path: PathBuf, characters: Option<usize>) -> Result<(), Box<dyn std::error::Error>> {
+async fn measure(
+    path: PathBuf,
+    characters: Option<usize>,
+) -> Result<(), Box<dyn std::error::Error>> {
     let into = tempfile::tempdir()?;
     let source: Box<dyn Source> =
         if path.is_dir() { Box::new(Folder::new(path)) } else { Box::new(Upload::new(path)?) };
@@ -43,7 +49,12 @@ async fn measure(path: PathBuf, characters: Option<usize>) -> Result<(), Box<dyn
     let manifest = snapshot.manifest();
     step(
         "snapshot",
-        format!("{} files, {} bytes, left out {:?}", manifest.files.len(), manifest.bytes, manifest.skipped.counts),
+        format!(
+            "{} files, {} bytes, left out {:?}",
+            manifest.files.len(),
+            manifest.bytes,
+            manifest.skipped.counts
+        ),
     );
     let clean = mask(&snapshot).await?;
     let masked = clean.masked();
@@ -58,9 +69,16 @@ async fn measure(path: PathBuf, characters: Option<usize>) -> Result<(), Box<dyn
             survey.operations.len()
         ),
     );
-    let outliner = Outliner::new(std::env::current_exe()?, vec!["outline".into()], OutlinerLimits::default());
+    let outliner =
+        Outliner::new(std::env::current_exe()?, vec!["outline".into()], OutlinerLimits::default());
     let outlined = outline(&clean, &outliner).await?;
-    step("outline", format!("{} files, {} symbols, {} left out", outlined.files, outlined.symbols, outlined.skipped));
+    step(
+        "outline",
+        format!(
+            "{} files, {} symbols, {} left out",
+            outlined.files, outlined.symbols, outlined.skipped
+        ),
+    );
     if let Some(characters) = characters {
         println!("\n{}", brief(&survey, characters));
         for finding in masked.findings.iter().take(50) {

@@ -1,5 +1,6 @@
-//! What a model proposes, checked: its form against a schema, every place it cites against the files, one name and one entry point each.
-//! What does not hold is refused, with words that the model can mend it by.
+//! What a model proposes, checked: its form against a schema, every place it cites against the
+//! files, one name and one entry point each. What does not hold is refused, with words that the
+//! model can mend it by.
 
 use std::{
     cell::RefCell,
@@ -26,7 +27,8 @@ const MAX_REPAIR: usize = 20_000;
 const SLIP: u32 = 3;
 /// A quote has at least so many characters besides white space. Shorter ones stand in every line.
 const SHORTEST_QUOTE: usize = 4;
-/// Files whose lines are kept while an answer is checked, so that what cites one file often reads it once.
+/// Files whose lines are kept while an answer is checked, so that what cites one file often reads
+/// it once.
 const FILES_AT_HAND: usize = 8;
 /// Objects that are tried before an answer is taken for one without any.
 const TRIES: usize = 100;
@@ -34,7 +36,8 @@ const TRIES: usize = 100;
 const MAX_NAME: usize = 63;
 
 static VALIDATOR: LazyLock<Validator> = LazyLock::new(|| {
-    let schema: Value = serde_json::from_str(CANDIDATE_SCHEMA).expect("the schema is part of this program");
+    let schema: Value =
+        serde_json::from_str(CANDIDATE_SCHEMA).expect("the schema is part of this program");
     jsonschema::validator_for(&schema).expect("the schema is part of this program")
 });
 
@@ -65,7 +68,9 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.candidate {
             None => f.write_str(&self.what),
-            Some((index, name)) if name.is_empty() => write!(f, "candidates[{index}]: {}", self.what),
+            Some((index, name)) if name.is_empty() => {
+                write!(f, "candidates[{index}]: {}", self.what)
+            }
             Some((index, name)) => write!(f, "candidates[{index}] ({name}): {}", self.what),
         }
     }
@@ -117,31 +122,41 @@ pub(crate) fn check(answer: &str, snapshot: &Clean, commit: &str) -> Checked {
             at_hand.truncate(FILES_AT_HAND - 1);
             at_hand.push_front((path.to_owned(), snapshot.text(path)));
         }
-        let text = at_hand.iter().find(|(known, _)| known == path).and_then(|(_, text)| text.as_ref())?;
+        let text =
+            at_hand.iter().find(|(known, _)| known == path).and_then(|(_, text)| text.as_ref())?;
         lines_of(text, first, last)
     })
 }
 
-/// The lines of a file from one to another, both from 1; none when there is no such file, or it has no such first line.
+/// The lines of a file from one to another, both from 1; none when there is no such file, or it has
+/// no such first line.
 type Lines<'a> = &'a dyn Fn(&str, u32, u32) -> Option<Vec<String>>;
 
 fn check_with(answer: &str, commit: &str, lines: Lines<'_>) -> Checked {
     let proposed = match read(answer) {
         Ok(proposed) => proposed,
         Err(what) => {
-            return Checked { problems: vec![Problem { candidate: None, what }], ..Checked::default() };
+            return Checked {
+                problems: vec![Problem { candidate: None, what }],
+                ..Checked::default()
+            };
         }
     };
     let mut checked = Checked::default();
     for (index, mut content) in proposed.into_iter().enumerate() {
-        normalise(&mut content, commit);
-        let name = content["name"].as_str().unwrap_or_default().chars().take(80).collect::<String>();
+        normalize(&mut content, commit);
+        let name =
+            content["name"].as_str().unwrap_or_default().chars().take(80).collect::<String>();
         let mut wrong: Vec<String> = VALIDATOR
             .iter_errors(&content)
             .map(|error| {
                 let place = error.instance_path().to_string();
                 let words: String = error.to_string().chars().take(300).collect();
-                if place.is_empty() { words } else { format!("{}: {words}", place.trim_start_matches('/')) }
+                if place.is_empty() {
+                    words
+                } else {
+                    format!("{}: {words}", place.trim_start_matches('/'))
+                }
             })
             .collect();
         if wrong.is_empty() {
@@ -159,7 +174,9 @@ fn check_with(answer: &str, commit: &str, lines: Lines<'_>) -> Checked {
             checked.problems.extend(wrong.into_iter().map(problem));
         }
     }
-    checked.candidates.sort_by(|one, other| other.score.cmp(&one.score).then_with(|| one.name.cmp(&other.name)));
+    checked
+        .candidates
+        .sort_by(|one, other| other.score.cmp(&one.score).then_with(|| one.name.cmp(&other.name)));
     number(&mut checked.candidates);
     checked
 }
@@ -177,8 +194,11 @@ fn read(answer: &str) -> Result<Vec<Value>, String> {
         match objects.next() {
             Some(Ok(mut object)) => {
                 match object.get_mut("candidates").map(Value::take) {
-                    // Models show the form before they fill it: the last list counts, and one without anything for nothing.
-                    Some(Value::Array(proposed)) if found.is_none() || !proposed.is_empty() => found = Some(proposed),
+                    // Models show the form before they fill it: the last list counts, and one
+                    // without anything for nothing.
+                    Some(Value::Array(proposed)) if found.is_none() || !proposed.is_empty() => {
+                        found = Some(proposed)
+                    }
                     Some(Value::Array(_)) => {}
                     _ => others = true,
                 }
@@ -197,7 +217,9 @@ fn read(answer: &str) -> Result<Vec<Value>, String> {
     }
     if let Some(proposed) = found {
         let many = proposed.len() > MAX_CANDIDATES;
-        let told = || format!("there are {} candidates; at most {MAX_CANDIDATES} are read", proposed.len());
+        let told = || {
+            format!("there are {} candidates; at most {MAX_CANDIDATES} are read", proposed.len())
+        };
         return if many { Err(told()) } else { Ok(proposed) };
     }
     Err(match wrong {
@@ -208,7 +230,7 @@ fn read(answer: &str) -> Result<Vec<Value>, String> {
 }
 
 /// One spelling of names and paths.
-fn normalise(content: &mut Value, commit: &str) {
+fn normalize(content: &mut Value, commit: &str) {
     if let Some(Value::String(name)) = content.get_mut("name") {
         let mut normal = String::with_capacity(name.len());
         for c in name.trim().chars().flat_map(char::to_lowercase) {
@@ -229,7 +251,8 @@ fn normalise(content: &mut Value, commit: &str) {
     if let Some(path) = content.pointer_mut("/entry_point/path") {
         plain(path);
     }
-    for evidence in content.get_mut("evidence").and_then(Value::as_array_mut).into_iter().flatten() {
+    for evidence in content.get_mut("evidence").and_then(Value::as_array_mut).into_iter().flatten()
+    {
         if let Some(path) = evidence.get_mut("path") {
             plain(path);
         }
@@ -239,7 +262,9 @@ fn normalise(content: &mut Value, commit: &str) {
 /// What is wrong with the places a candidate cites. A line that was miscounted is put right.
 fn places(content: &mut Value, lines: Lines<'_>) -> Vec<String> {
     let mut wrong = Vec::new();
-    let line_of = |value: &Value| value["line"].as_u64().and_then(|line| u32::try_from(line).ok()).unwrap_or(u32::MAX);
+    let line_of = |value: &Value| {
+        value["line"].as_u64().and_then(|line| u32::try_from(line).ok()).unwrap_or(u32::MAX)
+    };
     let entry = &mut content["entry_point"];
     let (path, line) = (entry["path"].as_str().unwrap_or_default().to_owned(), line_of(entry));
     if let Some(stands) = lines(&path, line, line).and_then(|mut cited| cited.pop()) {
@@ -261,7 +286,8 @@ fn places(content: &mut Value, lines: Lines<'_>) -> Vec<String> {
         wrong.push(format!("entry_point: {}", missing(&path, line, lines)));
     }
     for (index, evidence) in content["evidence"].as_array_mut().into_iter().flatten().enumerate() {
-        let (path, line) = (evidence["path"].as_str().unwrap_or_default().to_owned(), line_of(evidence));
+        let (path, line) =
+            (evidence["path"].as_str().unwrap_or_default().to_owned(), line_of(evidence));
         let Some(cited) = lines(&path, line, line).and_then(|mut cited| cited.pop()) else {
             wrong.push(format!("evidence[{index}]: {}", missing(&path, line, lines)));
             continue;
@@ -269,7 +295,8 @@ fn places(content: &mut Value, lines: Lines<'_>) -> Vec<String> {
         let quote = squeeze(evidence["quote"].as_str().unwrap_or_default());
         // A line that is as short as that may be quoted whole.
         if quote.is_empty()
-            || (quote.chars().filter(|c| *c != ' ').count() < SHORTEST_QUOTE && quote != squeeze(&cited))
+            || (quote.chars().filter(|c| *c != ' ').count() < SHORTEST_QUOTE
+                && quote != squeeze(&cited))
         {
             wrong.push(format!(
                 "evidence[{index}]: the quote proves nothing: quote the line, or a part that only it has"
@@ -295,7 +322,8 @@ fn near(path: &str, line: u32, lines: Lines<'_>, holds: impl Fn(&str) -> bool) -
     found.min_by_key(|at| at.abs_diff(line))
 }
 
-/// The last name of a qualified one: `handle` of `ReportCommand.handle`, `main` of `crate::cli::main()`.
+/// The last name of a qualified one: `handle` of `ReportCommand.handle`, `main` of
+/// `crate::cli::main()`.
 fn own_name(symbol: &str) -> &str {
     let bare = symbol.trim().trim_end_matches("()");
     bare.rsplit(['.', ':', '/', '#']).next().unwrap_or(bare).trim()
@@ -319,8 +347,9 @@ fn squeeze(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Whether two are the same tool: started alike at the same place, or of one name in one file. Subcommands of a program are tools of their
-/// own, and so is what another package calls by the same name.
+/// Whether two are the same tool: started alike at the same place, or of one name in one file.
+/// Subcommands of a program are tools of their own, and so is what another package calls by the
+/// same name.
 fn same(one: &Value, other: &Value) -> bool {
     let started = |content: &Value| {
         let entry = &content["entry_point"];
@@ -332,7 +361,8 @@ fn same(one: &Value, other: &Value) -> bool {
 
 /// Gives each its own name: of those that are called the same the best keeps it.
 fn number(candidates: &mut [Candidate]) {
-    let mut taken: BTreeSet<String> = candidates.iter().map(|candidate| candidate.name.clone()).collect();
+    let mut taken: BTreeSet<String> =
+        candidates.iter().map(|candidate| candidate.name.clone()).collect();
     let mut seen = BTreeSet::new();
     for candidate in candidates {
         if seen.insert(candidate.name.clone()) {
@@ -341,7 +371,10 @@ fn number(candidates: &mut [Candidate]) {
         let numbered = (2_u32..).map(|number| {
             let number = format!("-{number}");
             // Names are ASCII.
-            format!("{}{number}", &candidate.name[..candidate.name.len().min(MAX_NAME - number.len())])
+            format!(
+                "{}{number}",
+                &candidate.name[..candidate.name.len().min(MAX_NAME - number.len())]
+            )
         });
         if let Some(free) = numbered.into_iter().find(|name| !taken.contains(name)) {
             candidate.content["name"] = free.clone().into();
@@ -351,13 +384,17 @@ fn number(candidates: &mut [Candidate]) {
     }
 }
 
-/// Takes a candidate, and makes one of it and of all that are the same: the better one stays, with the reasons and the proof of both.
+/// Takes a candidate, and makes one of it and of all that are the same: the better one stays, with
+/// the reasons and the proof of both.
 fn take(checked: &mut Checked, content: Value) {
     let name = content["name"].as_str().unwrap_or_default().to_owned();
     let score = content["score"].as_i64().and_then(|score| i32::try_from(score).ok()).unwrap_or(0);
     let mut new = Candidate { name, score, content };
-    // What two have become may be the same as a third one, by the name of the one or the entry point of the other.
-    while let Some(at) = checked.candidates.iter().position(|known| same(&known.content, &new.content)) {
+    // What two have become may be the same as a third one, by the name of the one or the entry
+    // point of the other.
+    while let Some(at) =
+        checked.candidates.iter().position(|known| same(&known.content, &new.content))
+    {
         checked.merged += 1;
         let known = checked.candidates.swap_remove(at);
         let (mut better, other) = if new.score > known.score { (new, known) } else { (known, new) };

@@ -13,12 +13,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// The folder for the files of scans: a folder of this installation's own, which the interpreters may use and the gateway knows
-    /// (`gateway_scans_dir`). What lies in it and belongs to no scan is deleted.
+    /// The folder for the files of scans: a folder of this installation's own, which the
+    /// interpreters may use and the gateway knows (`gateway_scans_dir`). What lies in it and
+    /// belongs to no scan is deleted.
     pub scanner_dir: Option<PathBuf>,
     /// Where the gateway's API is.
     pub scanner_gateway_url: String,
-    /// Scans worked on in this process at the same time; others wait in PostgreSQL. Those whose task explores are not worked on. At least 1.
+    /// Scans worked on in this process at the same time; others wait in PostgreSQL. Those whose
+    /// task explores are not worked on. At least 1.
     pub scanner_concurrency: usize,
     /// How long a process that died keeps its scans from being gone on with. At least 3 s.
     #[serde(with = "config::duration")]
@@ -26,8 +28,9 @@ pub struct Config {
     /// How long the files of a scan are kept after it. Zero: they are deleted when it ends.
     #[serde(with = "config::duration")]
     pub scanner_keep_snapshots: Duration,
-    /// Hosts that are reached although their addresses are private: those of the operator, e.g. `github.example.corp`, or with another port
-    /// than 443 `github.example.corp:8443`. Loopback addresses among them are reached without TLS, and, named without a port, at all ports.
+    /// Hosts that are reached although their addresses are private: those of the operator, e.g.
+    /// `github.example.corp`, or with another port than 443 `github.example.corp:8443`. Loopback
+    /// addresses among them are reached without TLS, and, named without a port, at all ports.
     pub scanner_trusted_hosts: Vec<String>,
     /// GitHub's API for scans without a connection. Not set: github.com's.
     pub scanner_github_url: Option<String>,
@@ -57,7 +60,10 @@ impl ServiceConfig for Config {
         match &self.scanner_dir {
             None => return Err(Invalid::missing("scanner_dir")),
             Some(path) if !path.is_absolute() => {
-                return Err(Invalid::new("scanner_dir", "must be an absolute path, as the interpreters know it"));
+                return Err(Invalid::new(
+                    "scanner_dir",
+                    "must be an absolute path, as the interpreters know it",
+                ));
             }
             Some(_) => {}
         }
@@ -68,7 +74,10 @@ impl ServiceConfig for Config {
         ] {
             let Some(url) = url else { continue };
             if !Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https")) {
-                return Err(Invalid::new(key, "is not an address that begins with https:// or http://"));
+                return Err(Invalid::new(
+                    key,
+                    "is not an address that begins with https:// or http://",
+                ));
             }
         }
         if Url::parse(&self.scanner_gateway_url).is_ok_and(|url| url.scheme() == "https") {

@@ -1,4 +1,5 @@
-//! The exploration: a task of the mesh, which the scanner asks, follows, and ends, with the token of the scan and nothing else.
+//! The exploration: a task of the mesh, which the scanner asks, follows, and ends, with the token
+//! of the scan and nothing else.
 
 mod gateway;
 mod prompt;
@@ -19,7 +20,8 @@ use crate::{
     service::Shared,
 };
 
-/// How soon a task is looked at, which takes longer the longer it has been at it, and the longest such pause.
+/// How soon a task is looked at, which takes longer the longer it has been at it, and the longest
+/// such pause.
 const LOOK_MIN: Duration = Duration::from_secs(1);
 const LOOK_MAX: Duration = Duration::from_secs(5);
 /// Messages of the model that are read at a time.
@@ -31,15 +33,20 @@ const EARLIER: usize = 10;
 
 /// What the scanner speaks to the task with.
 fn token(shared: &Shared, scan: &Scan) -> Result<SecretString, Trouble> {
-    let sealed = scan.token.as_ref().ok_or_else(|| Trouble::Failed("the scan has no token any more".to_owned()))?;
+    let sealed = scan
+        .token
+        .as_ref()
+        .ok_or_else(|| Trouble::Failed("the scan has no token any more".to_owned()))?;
     let opened = shared.keyring.open(&scan.id.to_string(), sealed);
     let bytes = opened.map_err(Trouble::sealed)?;
     let text = std::str::from_utf8(bytes.expose_secret());
-    Ok(SecretString::from(text.map_err(|_| Trouble::Failed("the scan's token cannot be read".to_owned()))?))
+    Ok(SecretString::from(
+        text.map_err(|_| Trouble::Failed("the scan's token cannot be read".to_owned()))?,
+    ))
 }
 
-/// Asks the task, unless that is done, and looks how it is doing. Gives when somebody has to go on: nobody is at the scan while its task is,
-/// which may take as long as a model likes.
+/// Asks the task, unless that is done, and looks how it is doing. Gives when somebody has to go on:
+/// nobody is at the scan while its task is, which may take as long as a model likes.
 pub(crate) async fn explore(work: &mut Work<'_>) -> Result<Timestamp, Trouble> {
     let token = token(work.shared, &work.scan)?;
     if work.scan.message.is_empty() {
@@ -52,7 +59,8 @@ pub(crate) async fn explore(work: &mut Work<'_>) -> Result<Timestamp, Trouble> {
     let cost = status.usage.as_ref().map_or(0, |usage| usage.cost_pico_usd);
     let made: i64 = status.tool_uses.values().sum();
     let suspended = status.phase() == v1::TaskPhase::Suspended;
-    let waits = if suspended { "its task is suspended: it goes on when somebody resumes it" } else { "" };
+    let waits =
+        if suspended { "its task is suspended: it goes on when somebody resumes it" } else { "" };
     let told = work.shared.store.scan_tool_calls(&work.scan).await?;
     if cost != work.scan.cost_pico_usd || made > told || waits != work.scan.reason {
         work.scan.cost_pico_usd = cost;
@@ -92,12 +100,17 @@ async fn ask(work: &mut Work<'_>, token: &SecretString) -> Result<(), Trouble> {
         work.scan.request.clone()
     };
     let block = v1::Block { block: Some(block::Block::Text(v1::Text { text })) };
-    let spec = v1::MessageSpec { task: work.scan.task.clone(), blocks: vec![block], ..v1::MessageSpec::default() };
+    let spec = v1::MessageSpec {
+        task: work.scan.task.clone(),
+        blocks: vec![block],
+        ..v1::MessageSpec::default()
+    };
     // However often it is asked, the task is asked once.
     let idempotency_key = format!("scan.{}.{}", work.scan.id, work.scan.repairs);
     let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key };
     let request = work.shared.gateway.request(token, request)?;
-    let message = call(work.shared.gateway.messages().create_message(request)).await.map_err(gone)?;
+    let message =
+        call(work.shared.gateway.messages().create_message(request)).await.map_err(gone)?;
     work.scan.message = message.metadata.unwrap_or_default().id;
     work.save(ScanChanges::default()).await
 }
@@ -159,7 +172,8 @@ pub(crate) async fn answers(work: &Work<'_>) -> Result<Vec<String>, Trouble> {
     Ok(all)
 }
 
-/// A page of what the model has said after a message, the last one first, and how the next page is named.
+/// A page of what the model has said after a message, the last one first, and how the next page is
+/// named.
 async fn said(
     work: &Work<'_>,
     token: &SecretString,
@@ -171,8 +185,16 @@ async fn said(
         after_position: after,
         ..v1::list_messages_request::Filter::default()
     };
-    let page = v1::PageRequest { page_size: ANSWERS, page_token: page, order_by: "position desc".to_owned() };
-    let request = v1::ListMessagesRequest { task: work.scan.task.clone(), page: Some(page), filter: Some(filter) };
+    let page = v1::PageRequest {
+        page_size: ANSWERS,
+        page_token: page,
+        order_by: "position desc".to_owned(),
+    };
+    let request = v1::ListMessagesRequest {
+        task: work.scan.task.clone(),
+        page: Some(page),
+        filter: Some(filter),
+    };
     let request = work.shared.gateway.request(token, request)?;
     let found = call(work.shared.gateway.messages().list_messages(request)).await?;
     let text = |message: &v1::Message| {

@@ -6,11 +6,14 @@
 //! 2. [`Snapshot::take`] lays it down below a directory descriptor, within [`Limits`].
 //! 3. [`mask`] replaces the secrets in the snapshot itself. Nothing else has read it before.
 //! 4. [`survey`] finds what people start in it; [`brief`] tells a model of that, in bounded text.
-//! 5. [`outline`] writes lists of its symbols into it. The parsers are C, and run in a child process that can do nothing else.
+//! 5. [`outline`] writes lists of its symbols into it. The parsers are C, and run in a child
+//!    process that can do nothing else.
 //!
-//! Then [`Clean::cites`] says whether a place somebody names exists, and [`Manifest::compare`] what changed between two commits.
+//! Then [`Clean::cites`] says whether a place somebody names exists, and [`Manifest::compare`] what
+//! changed between two commits.
 //!
-//! Deliberately absent: any table, the bus, and the life of a scan. All work on files blocks, and runs where that is allowed.
+//! Deliberately absent: any table, the bus, and the life of a scan. All work on files blocks, and
+//! runs where that is allowed.
 
 mod api;
 mod blocking;
@@ -42,7 +45,8 @@ pub use self::{
     snapshot::{Limit, Limits, Snapshot, SnapshotError},
     source::{Archive, ArchiveKind, Commit, Source},
     survey::{
-        Argument, EntryKind, EntryPoint, Language, Module, Operation, Place, Readme, Survey, SurveyLimits, survey,
+        Argument, EntryKind, EntryPoint, Language, Module, Operation, Place, Readme, Survey,
+        SurveyLimits, survey,
     },
 };
 pub(crate) use snapshot::STAGING;

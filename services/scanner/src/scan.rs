@@ -1,8 +1,9 @@
 //! The life of a scan: from its row to candidates, phase by phase.
 //!
-//! Each phase can be begun again by another process: snapshots, masks, surveys and lists of symbols give what is there already, and what is
-//! asked of the gateway has ids that follow from the scan. A process holds a scan by its lease; when it loses that, it stops. While its task
-//! explores nobody holds it: it waits by its row.
+//! Each phase can be begun again by another process: snapshots, masks, surveys and lists of symbols
+//! give what is there already, and what is asked of the gateway has ids that follow from the scan.
+//! A process holds a scan by its lease; when it loses that, it stops. While its task explores
+//! nobody holds it: it waits by its row.
 
 pub(crate) mod hosts;
 mod phases;
@@ -31,7 +32,8 @@ use crate::{
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// How long after its deadline a scan's task can still be ended: the gateway takes the scan's token so long.
+/// How long after its deadline a scan's task can still be ended: the gateway takes the scan's token
+/// so long.
 const GRACE: SignedDuration = SignedDuration::from_mins(10);
 /// How long the mesh may take to hear what happened. It can be read in any case.
 const NEWS: Duration = Duration::from_millis(250);
@@ -61,7 +63,8 @@ impl Trouble {
         Self::Later { what: Chain(error).to_string(), until: None }
     }
 
-    /// Something sealed cannot be opened. A key that is not here may be given back; until then the scan waits, and its task can be ended.
+    /// Something sealed cannot be opened. A key that is not here may be given back; until then the
+    /// scan waits, and its task can be ended.
     pub(crate) fn sealed(error: SealError) -> Self {
         match error {
             error @ SealError::UnknownKey { .. } => Self::later(&error),
@@ -82,7 +85,9 @@ impl From<construct_store::Error> for Trouble {
 impl From<SourceError> for Trouble {
     fn from(error: SourceError) -> Self {
         match error {
-            SourceError::RateLimited { until } => Self::Later { what: error.to_string(), until: Some(until) },
+            SourceError::RateLimited { until } => {
+                Self::Later { what: error.to_string(), until: Some(until) }
+            }
             error if error.is_transient() => Self::later(&error),
             error => Self::Failed(error.to_string()),
         }
@@ -116,8 +121,8 @@ pub(crate) struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Goes back to the row: what was changed here may not have been written, or was written although nobody has heard of it. Gives
-    /// whether the scan is over.
+    /// Goes back to the row: what was changed here may not have been written, or was written
+    /// although nobody has heard of it. Gives whether the scan is over.
     async fn reload(&mut self) -> Result<bool, Trouble> {
         let found = self.shared.store.scan_get(self.scan.organization, self.scan.id).await?;
         if found.lease != self.scan.lease {
@@ -171,7 +176,8 @@ impl Work<'_> {
         changes: ScanChanges,
     ) -> Result<(), Trouble> {
         let now = clock::now();
-        let took = Duration::try_from(now.duration_since(self.scan.phase_since)).unwrap_or_default();
+        let took =
+            Duration::try_from(now.duration_since(self.scan.phase_since)).unwrap_or_default();
         let left = std::mem::replace(&mut self.scan.phase, phase);
         self.scan.phase_since = now;
         self.scan.failures = 0;
@@ -214,7 +220,8 @@ enum Ended {
     Draining,
 }
 
-/// Works on a scan until it is over, has to wait, or somebody else is at it. Gives whether somebody can go on with it at once.
+/// Works on a scan until it is over, has to wait, or somebody else is at it. Gives whether somebody
+/// can go on with it at once.
 pub(crate) async fn work(shared: &Arc<Shared>, scan: Scan, draining: &CancellationToken) -> bool {
     let (id, held) = (scan.id, scan.clone());
     let left = Duration::try_from(scan.deadline.duration_since(clock::now())).unwrap_or_default();
@@ -246,7 +253,9 @@ pub(crate) async fn work(shared: &Arc<Shared>, scan: Scan, draining: &Cancellati
         }
         Ended::Done(Err(trouble)) => settle(&mut work, trouble).await,
         Ended::Cancelled => over(&mut work, ScanPhase::Cancelled, None).await,
-        Ended::Late => over(&mut work, ScanPhase::Failed, Some("it took longer than it may".to_owned())).await,
+        Ended::Late => {
+            over(&mut work, ScanPhase::Failed, Some("it took longer than it may".to_owned())).await
+        }
         Ended::Lost => {
             tracing::warn!(scan = %id, "somebody else goes on with a scan");
             return false;
@@ -264,7 +273,9 @@ pub(crate) async fn work(shared: &Arc<Shared>, scan: Scan, draining: &Cancellati
         Ok(()) => {}
         Err(Trouble::Lost) => tracing::warn!(scan = %id, "somebody else goes on with a scan"),
         // Its lease ends, and it is begun again.
-        Err(error) => tracing::warn!(scan = %id, %error, "what became of a scan could not be written down"),
+        Err(error) => {
+            tracing::warn!(scan = %id, %error, "what became of a scan could not be written down")
+        }
     }
     false
 }
@@ -316,15 +327,19 @@ async fn over(work: &mut Work<'_>, phase: ScanPhase, why: Option<String>) -> Res
     }
     match explore::cancel(work, &why).await {
         Ok(()) => {}
-        // As long as its token holds: a task that nobody ends spends on, and nobody else knows that it is to end.
+        // As long as its token holds: a task that nobody ends spends on, and nobody else knows that
+        // it is to end.
         Err(Trouble::Later { what, .. }) if now < work.scan.deadline + GRACE => {
             let again = work.again();
             work.wait(format!("its task cannot be ended yet: {what}"), again, false).await?;
-            // Of a scan whose end is wanted, the row says that it is to be looked at now; so the lease says when.
+            // Of a scan whose end is wanted, the row says that it is to be looked at now; so the
+            // lease says when.
             shared.store.scan_hold(&work.scan, again).await?;
             return Ok(());
         }
-        Err(error) => tracing::warn!(scan = %work.scan.id, %error, "the task of a scan could not be cancelled"),
+        Err(error) => {
+            tracing::warn!(scan = %work.scan.id, %error, "the task of a scan could not be cancelled")
+        }
     }
     work.scan.reason = why.clone();
     work.enter(phase, why, ScanChanges::default()).await

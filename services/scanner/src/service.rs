@@ -1,4 +1,5 @@
-//! What the service is made of, and how it takes up scans: by a command, or by the sweep when none came.
+//! What the service is made of, and how it takes up scans: by a command, or by the sweep when none
+//! came.
 
 mod answer;
 mod metrics;
@@ -31,14 +32,16 @@ use crate::{
 
 pub(crate) use metrics::Metrics;
 
-/// How often scans are looked for of which nobody has said that they are there, or whose next look has come.
+/// How often scans are looked for of which nobody has said that they are there, or whose next look
+/// has come.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Scans whose tasks are looked at, or that are ended, at the same time. That takes two questions to the gateway each, and none of the places
-/// for work, so that scans whose models take their time keep nobody else's waiting. Further ones wait in PostgreSQL.
+/// Scans whose tasks are looked at, or that are ended, at the same time. That takes two questions
+/// to the gateway each, and none of the places for work, so that scans whose models take their time
+/// keep nobody else's waiting. Further ones wait in PostgreSQL.
 const LOOKS: usize = 16;
 /// Commands that are taken at the same time; each only rings.
 const RINGS: usize = 16;
-/// Organisations of which it is remembered when they had their turn.
+/// Organizations of which it is remembered when they had their turn.
 const SERVED: usize = 256;
 
 /// What all parts share.
@@ -72,10 +75,14 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let (common, lifecycle) = (context.common(), context.lifecycle());
     let dir = config.scanner_dir.clone().context("scanner_dir is not set")?;
     std::fs::create_dir_all(&dir).with_context(|| format!("{} cannot be made", dir.display()))?;
-    let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
+    let (database, nats) =
+        (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let url = common.database_url()?.clone();
     let store = context.connect_with_retry("postgresql", &database, || async {
-        let options = PoolOptions { application_name: "construct-scanner".to_owned(), ..PoolOptions::default() };
+        let options = PoolOptions {
+            application_name: "construct-scanner".to_owned(),
+            ..PoolOptions::default()
+        };
         let store = Store::connect(url.expose(), options).await?;
         store.migrate().await?;
         clock::take(|| store.clock()).await?;
@@ -83,7 +90,10 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     });
     let bus = context.connect_with_retry("nats", &nats, || async {
         let tls = Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
-        let options = ConnectOptions::new(context.instance_id()).blobs(common.blob_dir()).user(User::Scanner).tls(tls);
+        let options = ConnectOptions::new(context.instance_id())
+            .blobs(common.blob_dir())
+            .user(User::Scanner)
+            .tls(tls);
         let bus = Bus::connect(common.nats_url.expose(), options).await?;
         bus.ensure_topology().await?;
         anyhow::Ok(bus)
@@ -97,8 +107,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     };
     lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
 
-    let program =
-        std::env::current_exe().context("this program cannot be found, which lists symbols in a process of its own")?;
+    let program = std::env::current_exe()
+        .context("this program cannot be found, which lists symbols in a process of its own")?;
     let shared = Arc::new(Shared {
         dir,
         store,
@@ -108,7 +118,10 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         reach: Reach::new(config.scanner_trusted_hosts.iter().cloned())?,
         hosts: Hosts::default(),
         outliner: Outliner::new(program, vec![OUTLINE.into()], OutlinerLimits::default()),
-        metrics: Metrics::new(&opentelemetry::global::meter("construct-scanner"), config.scanner_concurrency),
+        metrics: Metrics::new(
+            &opentelemetry::global::meter("construct-scanner"),
+            config.scanner_concurrency,
+        ),
         slots: Arc::new(Semaphore::new(config.scanner_concurrency)),
         looks: Arc::new(Semaphore::new(LOOKS)),
         due: Notify::new(),
@@ -128,8 +141,9 @@ fn keyring(keys: &MasterKeys) -> anyhow::Result<Keyring> {
     Ok(Keyring::new(active, keys.iter().map(|key| (key.id().to_owned(), *key.expose())))?)
 }
 
-/// Hears of scans until the service drains. A command only says that there is something to look at: what that is stands in the row, and whose
-/// turn it is as well. So it is done with when it was heard.
+/// Hears of scans until the service drains. A command only says that there is something to look at:
+/// what that is stands in the row, and whose turn it is as well. So it is done with when it was
+/// heard.
 async fn commands(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Result<()> {
     let mut deliveries = shared.bus.consume_scans(ConsumeOptions::new(RINGS, lifecycle.draining()));
     while let Some(delivery) = deliveries.next().await {
@@ -169,7 +183,11 @@ async fn sweep(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Result<()> 
 }
 
 /// Takes as many scans as there is room for.
-async fn take(shared: &Arc<Shared>, turn: Turn, lifecycle: &Lifecycle) -> Result<(), construct_store::Error> {
+async fn take(
+    shared: &Arc<Shared>,
+    turn: Turn,
+    lifecycle: &Lifecycle,
+) -> Result<(), construct_store::Error> {
     let places = match turn {
         Turn::Look => &shared.looks,
         Turn::Work => &shared.slots,
@@ -207,12 +225,13 @@ async fn take(shared: &Arc<Shared>, turn: Turn, lifecycle: &Lifecycle) -> Result
 }
 
 impl Shared {
-    /// Organisations whose scans were worked on here, the last one at the end.
+    /// Organizations whose scans were worked on here, the last one at the end.
     fn served(&self) -> Vec<OrganizationId> {
         self.served.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
 
-    /// An organisation's scan is worked on. That others forget this with their process costs one turn and nothing else.
+    /// An organization's scan is worked on. That others forget this with their process costs one
+    /// turn and nothing else.
     fn serve(&self, organization: OrganizationId) {
         let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         served.retain(|other| *other != organization);

@@ -1,6 +1,8 @@
-//! Who may do what. Full members of the workspace only (where it is so configured, those who have said who they are in Construct); among them, when nothing is said in a workspace, everybody may use its
-//! default agent, and calls are decided about by whoever asked and by the workspace's admins. As soon as there are permissions of a kind,
-//! they alone count for that kind, beside admins for decisions.
+//! Who may do what. Full members of the workspace only (where it is so configured, those who have
+//! said who they are in Construct); among them, when nothing is said in a workspace, everybody may
+//! use its default agent, and calls are decided about by whoever asked and by the workspace's
+//! admins. As soon as there are permissions of a kind, they alone count for that kind, beside
+//! admins for decisions.
 
 use construct_store::slack::{May, Place};
 
@@ -46,7 +48,8 @@ pub(crate) async fn may_use(
         Ok(person) => person,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let grants = shared.store.slack_grants(&team.token.team, May::Use).await.map_err(Error::Store)?;
+    let grants =
+        shared.store.slack_grants(&team.token.team, May::Use).await.map_err(Error::Store)?;
     let allowed = if grants.is_empty() {
         agent == team.installation.agent
     } else {
@@ -55,7 +58,8 @@ pub(crate) async fn may_use(
     Ok(if allowed { Ok(person) } else { Err(Refusal::NotHere) })
 }
 
-/// Whether somebody may decide about a call of an agent's script; `asked_by` is whose question had it made.
+/// Whether somebody may decide about a call of an agent's script; `asked_by` is whose question had
+/// it made.
 pub(crate) async fn may_approve(
     shared: &Shared,
     team: &Team,
@@ -67,7 +71,8 @@ pub(crate) async fn may_approve(
         Ok(person) => person,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let grants = shared.store.slack_grants(&team.token.team, May::Approve).await.map_err(Error::Store)?;
+    let grants =
+        shared.store.slack_grants(&team.token.team, May::Approve).await.map_err(Error::Store)?;
     let allowed = person.is_admin
         || person.is_owner
         || if grants.is_empty() {
@@ -79,7 +84,11 @@ pub(crate) async fn may_approve(
 }
 
 /// Whether somebody is one of those for whom we are here at all.
-pub(crate) async fn inside(shared: &Shared, team: &Team, user: &str) -> Result<Result<User, Refusal>, Error> {
+pub(crate) async fn inside(
+    shared: &Shared,
+    team: &Team,
+    user: &str,
+) -> Result<Result<User, Refusal>, Error> {
     let person = shared.people.one(&team.token, user).await.map_err(Error::Person)?;
     let refusal = if person.is_bot {
         Refusal::Bot
@@ -87,7 +96,12 @@ pub(crate) async fn inside(shared: &Shared, team: &Team, user: &str) -> Result<R
         Refusal::Stranger
     } else if shared.config.slack_members_only {
         let organization = team.installation.organization;
-        match shared.members.member(&team.token.team, organization, user).await.map_err(Error::Store)? {
+        match shared
+            .members
+            .member(&team.token.team, organization, user)
+            .await
+            .map_err(Error::Store)?
+        {
             Some(_) => return Ok(Ok(person)),
             None => Refusal::Unknown,
         }

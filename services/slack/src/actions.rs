@@ -35,7 +35,8 @@ pub(crate) async fn take(shared: &Shared, team: &str, payload: &Value) -> Result
         place,
         message: ts,
         user: text(&payload["user"]["id"]),
-        value: serde_json::from_str(action["value"].as_str().unwrap_or_default()).unwrap_or_default(),
+        value: serde_json::from_str(action["value"].as_str().unwrap_or_default())
+            .unwrap_or_default(),
         at: text(&action["action_ts"]),
     };
     match action["action_id"].as_str() {
@@ -80,7 +81,15 @@ async fn again(shared: &Shared, pressed: Pressed) -> Result<(), Trouble> {
     let agent = agents::of_thread(shared, &team, &asked, &before.event).await?;
     if let Err(refusal) = access::may_use(shared, &team, &place.channel, &user, &agent).await? {
         let (said, thread) = (words::refusal(refusal), Some(before.thread.as_str()));
-        return Ok(chat::post_ephemeral(&shared.web, &team.token, &place.channel, &user, thread, said).await?);
+        return Ok(chat::post_ephemeral(
+            &shared.web,
+            &team.token,
+            &place.channel,
+            &user,
+            thread,
+            said,
+        )
+        .await?);
     }
     let new = NewMention {
         key: MentionKey { attempt: attempt.saturating_add(1), ..key },
@@ -106,40 +115,57 @@ async fn decide(shared: &Shared, pressed: Pressed, decision: Decision) -> Result
     let Pressed { team, place, user, value, at, .. } = pressed;
     let (id, hash) = (value[0].as_str().unwrap_or_default(), value[1].as_str().unwrap_or_default());
     let (organization, caller) = (team.installation.organization, &team.caller);
-    let request = shared.gateway.request(caller, v1::GetApprovalRequest { approval: id.to_owned() });
+    let request =
+        shared.gateway.request(caller, v1::GetApprovalRequest { approval: id.to_owned() });
     let approval = match call(shared.gateway.approvals().get_approval(request)).await {
         Ok(approval) => approval,
         Err(status) if status.code() == tonic::Code::NotFound => {
-            return Err(Trouble::Failed("there is nothing to decide any more: the task was deleted.".to_owned()));
+            return Err(Trouble::Failed(
+                "there is nothing to decide any more: the task was deleted.".to_owned(),
+            ));
         }
         Err(status) => return Err(status.into()),
     };
     let asking = approval.spec.as_ref().map(|spec| spec.task.as_str()).unwrap_or_default();
-    let elsewhere = || Trouble::Mute("a decision was asked for in a thread of another task".to_owned());
+    let elsewhere =
+        || Trouble::Mute("a decision was asked for in a thread of another task".to_owned());
     let thread = shared.store.slack_thread(&place).await.map_err(|error| match error {
         construct_store::Error::NotFound { .. } => elsewhere(),
         error => error.into(),
     })?;
     let task = thread.task.ok_or_else(elsewhere)?;
     // The one whose call it is: of the thread's task, or of one that works for that.
-    let agents::Asking { agent, begun } = agents::within(shared, caller, asking, &task).await?.ok_or_else(elsewhere)?;
+    let agents::Asking { agent, begun } =
+        agents::within(shared, caller, asking, &task).await?.ok_or_else(elsewhere)?;
     let of_subtask = (asking != task).then_some(agent.as_str());
     let created = approval.metadata.as_ref().and_then(|metadata| metadata.created_at);
     let created = created.and_then(|at| Timestamp::new(at.seconds, at.nanos).ok());
-    // A subtask may outlive the turn that has begun it: who asks in the thread by then has nothing to do with it, and who asked for it still has.
+    // A subtask may outlive the turn that has begun it: who asks in the thread by then has nothing
+    // to do with it, and who asked for it still has.
     let asked_by = match begun.or(created) {
         Some(at) => asker(shared, caller, &place, (&task, at)).await?,
         None => None,
     };
-    let person = match access::may_approve(shared, &team, &place, (&user, &agent), asked_by.as_deref()).await? {
+    let person = match access::may_approve(
+        shared,
+        &team,
+        &place,
+        (&user, &agent),
+        asked_by.as_deref(),
+    )
+    .await?
+    {
         Ok(person) => person,
         Err(refusal) => {
             let text = match refusal {
                 access::Refusal::Unknown => words::NOT_LINKED,
-                _ => "You may not decide about this. Whoever asked me may, and the workspace's admins.",
+                _ => {
+                    "You may not decide about this. Whoever asked me may, and the workspace's admins."
+                }
             };
             let thread = Some(place.thread.as_str());
-            chat::post_ephemeral(&shared.web, &team.token, &place.channel, &user, thread, text).await?;
+            chat::post_ephemeral(&shared.web, &team.token, &place.channel, &user, thread, text)
+                .await?;
             return Ok(());
         }
     };
@@ -147,7 +173,10 @@ async fn decide(shared: &Shared, pressed: Pressed, decision: Decision) -> Result
     let request = v1::DecideApprovalRequest {
         approval: id.to_owned(),
         decision: decision.into(),
-        words: crate::mrkdwn::clip(&format!("decided in Slack by {} ({user})", person.shown()), 1_000),
+        words: crate::mrkdwn::clip(
+            &format!("decided in Slack by {} ({user})", person.shown()),
+            1_000,
+        ),
         arguments_hash: hash.to_owned(),
         idempotency_key: format!("slack.decide.{id}.{}", words::user_id(&at)),
     };
@@ -156,20 +185,29 @@ async fn decide(shared: &Shared, pressed: Pressed, decision: Decision) -> Result
     let (decided, who) = match decided {
         Ok(decided) => (decided, Some(user.as_str())),
         // Somebody was faster, or it is not needed any more: what became of it is shown.
-        Err(status) if matches!(status.code(), tonic::Code::FailedPrecondition | tonic::Code::Aborted) => {
-            let request = shared.gateway.request(caller, v1::GetApprovalRequest { approval: id.to_owned() });
+        Err(status)
+            if matches!(status.code(), tonic::Code::FailedPrecondition | tonic::Code::Aborted) =>
+        {
+            let request =
+                shared.gateway.request(caller, v1::GetApprovalRequest { approval: id.to_owned() });
             (call(shared.gateway.approvals().get_approval(request)).await?, None)
         }
         Err(status) => return Err(members::refused(status, by.as_ref())),
     };
-    let posts = Posts { web: &shared.web, store: &shared.store, token: &team.token, right: Right::default() };
+    let posts = Posts {
+        web: &shared.web,
+        store: &shared.store,
+        token: &team.token,
+        right: Right::default(),
+    };
     approvals::close(shared, &posts, &place, (&decided, of_subtask), who).await?;
     shared.store.slack_mentions_wake(&task, clock::now()).await?;
     shared.due.notify_one();
     Ok(())
 }
 
-/// Who has asked what a task worked on at a time. The gateway knows when a question was over; a thread's questions are answered one after the other.
+/// Who has asked what a task worked on at a time. The gateway knows when a question was over; a
+/// thread's questions are answered one after the other.
 async fn asker(
     shared: &Shared,
     caller: &Caller,

@@ -1,5 +1,6 @@
-//! Which agent is talked to: a task can be handed over to another one at any time, by its own script or by somebody else, so that the
-//! gateway is asked. What is written down about a thread says only who has begun with it.
+//! Which agent is talked to: a task can be handed over to another one at any time, by its own
+//! script or by somebody else, so that the gateway is asked. What is written down about a thread
+//! says only who has begun with it.
 
 use construct_proto::v1;
 use construct_store::slack::{Place, Thread};
@@ -12,7 +13,8 @@ use crate::{
     teams::Team,
 };
 
-/// The agent that answers in a thread: the one of its task, or of what has begun it, or the workspace's.
+/// The agent that answers in a thread: the one of its task, or of what has begun it, or the
+/// workspace's.
 pub(crate) async fn of_thread(
     shared: &Shared,
     team: &Team,
@@ -27,8 +29,13 @@ pub(crate) async fn of_thread(
     Ok(event["construct_agent"].as_str().unwrap_or(&team.installation.agent).to_owned())
 }
 
-/// The agent of a thread's task; where there is none any more, or not yet, the one that the next task would have.
-pub(crate) async fn now(shared: &Shared, caller: &Caller, thread: &Thread) -> Result<String, Trouble> {
+/// The agent of a thread's task; where there is none any more, or not yet, the one that the next
+/// task would have.
+pub(crate) async fn now(
+    shared: &Shared,
+    caller: &Caller,
+    thread: &Thread,
+) -> Result<String, Trouble> {
     let found = match &thread.task {
         Some(task) => get(shared, caller, task).await?.map(agent),
         None => None,
@@ -40,7 +47,8 @@ pub(crate) async fn now(shared: &Shared, caller: &Caller, thread: &Thread) -> Re
 pub(crate) struct Asking {
     /// The agent.
     pub(crate) agent: String,
-    /// When the thread's task began the subtask that the call is below of; none when the call is the thread's task's own.
+    /// When the thread's task began the subtask that the call is below of; none when the call is
+    /// the thread's task's own.
     pub(crate) begun: Option<Timestamp>,
 }
 
@@ -66,8 +74,13 @@ pub(crate) async fn within(
     Ok(None)
 }
 
-/// Whether something below a task is not at rest. What somebody has suspended does nothing, perhaps for ever.
-pub(crate) async fn at_work_below(shared: &Shared, caller: &Caller, task: &str) -> Result<bool, Trouble> {
+/// Whether something below a task is not at rest. What somebody has suspended does nothing, perhaps
+/// for ever.
+pub(crate) async fn at_work_below(
+    shared: &Shared,
+    caller: &Caller,
+    task: &str,
+) -> Result<bool, Trouble> {
     let Some(found) = get(shared, caller, task).await? else { return Ok(false) };
     let status = found.status.unwrap_or_default();
     // A gateway that does not say so is of the version before, and soon replaced.

@@ -40,7 +40,9 @@ pub(crate) async fn give(
         let more = written.len() > 1;
         if let Some(mut first) = written.into_iter().next() {
             if more {
-                first.push(mrkdwn::context("This is only the beginning of what was written until then."));
+                first.push(mrkdwn::context(
+                    "This is only the beginning of what was written until then.",
+                ));
             }
             content.blocks.splice(0..0, first);
         }
@@ -55,13 +57,22 @@ pub(crate) async fn give(
     }
     let mut messages = mrkdwn::messages(&text);
     if messages.is_empty() {
-        posts.replace(&place, at, &mention.key.ts, &words::plain("Done. (I have nothing to add in words.)")).await?;
+        posts
+            .replace(
+                &place,
+                at,
+                &mention.key.ts,
+                &words::plain("Done. (I have nothing to add in words.)"),
+            )
+            .await?;
         return Ok(());
     }
     let long = messages.len() > MESSAGES;
     if long {
         messages.truncate(1);
-        messages[0].push(mrkdwn::context("This is only the beginning. The whole answer is in the file below."));
+        messages[0].push(mrkdwn::context(
+            "This is only the beginning. The whole answer is in the file below.",
+        ));
     }
     let notification = words::notification(&text);
     for (number, blocks) in messages.into_iter().enumerate() {
@@ -85,7 +96,14 @@ pub(crate) async fn give(
             // Slack finds fault with how it looks. The words are what counts.
             Err(posts::Error::Slack(error)) if error.is_shape() => {
                 tracing::warn!(%error, "an answer is shown as a file, because Slack does not take its blocks");
-                posts.replace(&place, at, &mention.key.ts, &words::plain("The answer is in the file below.")).await?;
+                posts
+                    .replace(
+                        &place,
+                        at,
+                        &mention.key.ts,
+                        &words::plain("The answer is in the file below."),
+                    )
+                    .await?;
                 return upload(shared, posts, mention, &text).await;
             }
             Err(error) => return Err(error.into()),
@@ -95,7 +113,13 @@ pub(crate) async fn give(
 }
 
 /// Shows the whole answer as a file, where Slack does not take a part of it.
-async fn rest(shared: &Shared, posts: &Posts<'_>, mention: &mut Mention, key: &str, text: &str) -> Result<(), Trouble> {
+async fn rest(
+    shared: &Shared,
+    posts: &Posts<'_>,
+    mention: &mut Mention,
+    key: &str,
+    text: &str,
+) -> Result<(), Trouble> {
     upload(shared, posts, mention, text).await?;
     let content = words::plain("The whole answer is in the file.");
     posts.once(&mention.place(), key, &mention.key.ts, &content).await?;
@@ -103,13 +127,25 @@ async fn rest(shared: &Shared, posts: &Posts<'_>, mention: &mut Mention, key: &s
 }
 
 /// What the agent has said last in a turn, in Markdown.
-async fn written(shared: &Shared, caller: &Caller, mention: &Mention, position: i64) -> Result<String, Trouble> {
+async fn written(
+    shared: &Shared,
+    caller: &Caller,
+    mention: &Mention,
+    position: i64,
+) -> Result<String, Trouble> {
     let (mut last, mut page_token) = (String::new(), String::new());
     loop {
         let request = v1::ListMessagesRequest {
             task: mention.task.clone().unwrap_or_default(),
-            page: Some(v1::PageRequest { page_size: PAGE, page_token, ..v1::PageRequest::default() }),
-            filter: Some(v1::list_messages_request::Filter { after_position: position, ..Default::default() }),
+            page: Some(v1::PageRequest {
+                page_size: PAGE,
+                page_token,
+                ..v1::PageRequest::default()
+            }),
+            filter: Some(v1::list_messages_request::Filter {
+                after_position: position,
+                ..Default::default()
+            }),
         };
         let request = shared.gateway.request(caller, request);
         let answer = call(shared.gateway.messages().list_messages(request)).await?;
@@ -143,7 +179,12 @@ fn text_of(blocks: Vec<v1::Block>) -> String {
 }
 
 /// Shows a long answer as a file, once: a file that nobody has completed is seen by nobody.
-async fn upload(shared: &Shared, posts: &Posts<'_>, mention: &mut Mention, text: &str) -> Result<(), Trouble> {
+async fn upload(
+    shared: &Shared,
+    posts: &Posts<'_>,
+    mention: &mut Mention,
+    text: &str,
+) -> Result<(), Trouble> {
     let place = mention.place();
     if let Some(file) = &mention.file
         && files::is_shared(posts.web, posts.token, file).await?
@@ -154,7 +195,8 @@ async fn upload(shared: &Shared, posts: &Posts<'_>, mention: &mut Mention, text:
     files::send(posts.web, &upload, text.as_bytes().to_vec()).await?;
     mention.file = Some(upload.file_id.clone());
     shared.store.slack_mention_save(mention, false, clock::now()).await?;
-    let (there, leave) = ((place.channel.as_str(), place.thread.as_str()), || posts.right.is_held());
+    let (there, leave) =
+        ((place.channel.as_str(), place.thread.as_str()), || posts.right.is_held());
     match files::complete(posts.web, posts.token, &upload.file_id, "Answer", there, &leave).await {
         Ok(()) => Ok(()),
         Err(error) if error.code() == Some("missing_scope") => {
@@ -163,7 +205,9 @@ async fn upload(shared: &Shared, posts: &Posts<'_>, mention: &mut Mention, text:
                 blocks: vec![json!({"type": "section", "text": {"type": "plain_text",
                     "text": "The file could not be shown: the app may not upload files (scope files:write)."}})],
             };
-            posts.once(&place, &format!("{}.file", answer_key(mention)), &mention.key.ts, &content).await?;
+            posts
+                .once(&place, &format!("{}.file", answer_key(mention)), &mention.key.ts, &content)
+                .await?;
             Ok(())
         }
         Err(error) => Err(posts::Error::from(error).into()),

@@ -1,5 +1,6 @@
-//! Calls of scripts that a person has to decide about, as messages with buttons. What is shown is all of what is decided about: a call
-//! that is too long to be shown cannot be approved here. Of the mentions that wait in a thread one shows them, the one its task works on.
+//! Calls of scripts that a person has to decide about, as messages with buttons. What is shown is
+//! all of what is decided about: a call that is too long to be shown cannot be approved here. Of
+//! the mentions that wait in a thread one shows them, the one its task works on.
 
 use construct_proto::v1::{self, ApprovalState, list_approvals_request};
 use construct_runtime::clock;
@@ -23,7 +24,8 @@ const KEY: &str = "approval.";
 /// What is added to it for the row that says that the post shows how it ended.
 const CLOSED: &str = ".closed";
 
-/// Shows what waits for a person, of a task and of all that work for it, and of what is over how it ended. How many wait.
+/// Shows what waits for a person, of a task and of all that work for it, and of what is over how it
+/// ended. How many wait.
 pub(crate) async fn show(
     shared: &Shared,
     (posts, caller): (&Posts<'_>, &Caller),
@@ -52,7 +54,8 @@ pub(crate) async fn show(
             open += 1;
             continue;
         }
-        // Nobody else's: a gateway that does not know the filter lists those of the whole organisation.
+        // Nobody else's: a gateway that does not know the filter lists those of the whole
+        // organization.
         let whose = whose(shared, caller, approval, task).await?;
         if matches!(whose, Whose::Others) {
             continue;
@@ -89,13 +92,15 @@ async fn over(
     id: &str,
     task: &str,
 ) -> Result<(), Trouble> {
-    let request = shared.gateway.request(caller, v1::GetApprovalRequest { approval: id.to_owned() });
+    let request =
+        shared.gateway.request(caller, v1::GetApprovalRequest { approval: id.to_owned() });
     let approval = match call(shared.gateway.approvals().get_approval(request)).await {
         Ok(approval) => approval,
         // Its task is deleted.
         Err(status) if status.code() == tonic::Code::NotFound => {
             let metadata = v1::Metadata { id: id.to_owned(), ..v1::Metadata::default() };
-            let status = v1::ApprovalStatus { state: ApprovalState::Cancelled.into(), ..Default::default() };
+            let status =
+                v1::ApprovalStatus { state: ApprovalState::Cancelled.into(), ..Default::default() };
             v1::Approval { metadata: Some(metadata), spec: None, status: Some(status) }
         }
         Err(status) => return Err(status.into()),
@@ -127,7 +132,12 @@ impl Whose {
     }
 }
 
-async fn whose(shared: &Shared, caller: &Caller, approval: &v1::Approval, task: &str) -> Result<Whose, Trouble> {
+async fn whose(
+    shared: &Shared,
+    caller: &Caller,
+    approval: &v1::Approval,
+    task: &str,
+) -> Result<Whose, Trouble> {
     match approval.spec.as_ref().map(|spec| spec.task.as_str()) {
         Some(asking) if asking != task => {
             let found = agents::within(shared, caller, asking, task).await?;
@@ -137,7 +147,8 @@ async fn whose(shared: &Shared, caller: &Caller, approval: &v1::Approval, task: 
     }
 }
 
-/// Says under a question how it ended, once. `asks` is the agent of a subtask, where the call is one's.
+/// Says under a question how it ended, once. `asks` is the agent of a subtask, where the call is
+/// one's.
 pub(crate) async fn close(
     shared: &Shared,
     posts: &Posts<'_>,
@@ -146,7 +157,9 @@ pub(crate) async fn close(
     by: Option<&str>,
 ) -> Result<(), posts::Error> {
     let key = key(&id(approval));
-    let (Posted::At(ts), closed) = (shared.store.slack_post(place, &key).await?, format!("{key}{CLOSED}")) else {
+    let (Posted::At(ts), closed) =
+        (shared.store.slack_post(place, &key).await?, format!("{key}{CLOSED}"))
+    else {
         return Ok(());
     };
     if matches!(shared.store.slack_post(place, &closed).await?, Posted::At(_)) {
@@ -177,13 +190,18 @@ fn key(id: &str) -> String {
 
 /// The call itself, as it would be made.
 fn described(spec: &v1::ApprovalSpec, asks: Option<&str>) -> Vec<Value> {
-    let arguments: Value = serde_json::from_str(&spec.arguments).unwrap_or_else(|_| spec.arguments.clone().into());
+    let arguments: Value =
+        serde_json::from_str(&spec.arguments).unwrap_or_else(|_| spec.arguments.clone().into());
     let shown = serde_json::to_string_pretty(&arguments).unwrap_or_else(|_| spec.arguments.clone());
-    let question = format!("{}May I call `{}`?", of_subtask(asks), escape(&spec.tool.replace('`', "")));
+    let question =
+        format!("{}May I call `{}`?", of_subtask(asks), escape(&spec.tool.replace('`', "")));
     let mut blocks = vec![mrkdwn::section(&question)];
     blocks.extend(mrkdwn::fenced(&shown));
     if !spec.reason.is_empty() {
-        blocks.push(mrkdwn::context(&format!("Why I ask: {}", escape(&mrkdwn::clip(&spec.reason, 500)))));
+        blocks.push(mrkdwn::context(&format!(
+            "Why I ask: {}",
+            escape(&mrkdwn::clip(&spec.reason, 500))
+        )));
     }
     blocks
 }
@@ -206,7 +224,10 @@ fn buttons(approval: &v1::Approval, all: &[(&str, &str, &str)]) -> Value {
 fn question(approval: &v1::Approval, asks: Option<&str>) -> Content {
     let spec = approval.spec.clone().unwrap_or_default();
     let mut blocks = described(&spec, asks);
-    blocks.push(buttons(approval, &[(words::APPROVE, "Approve", "primary"), (words::REJECT, "Reject", "danger")]));
+    blocks.push(buttons(
+        approval,
+        &[(words::APPROVE, "Approve", "primary"), (words::REJECT, "Reject", "danger")],
+    ));
     if spec.arguments_size > spec.arguments.len() as u64 || !mrkdwn::fits(&blocks) {
         return question_elsewhere(approval, asks);
     }
@@ -222,7 +243,8 @@ fn question_elsewhere(approval: &v1::Approval, asks: Option<&str>) -> Content {
          `construct approval get {id}` and approve them there.",
         of_subtask(asks)
     );
-    let blocks = vec![mrkdwn::section(&text), buttons(approval, &[(words::REJECT, "Reject", "danger")])];
+    let blocks =
+        vec![mrkdwn::section(&text), buttons(approval, &[(words::REJECT, "Reject", "danger")])];
     Content { text: format!("May I call {tool}?"), blocks }
 }
 
@@ -236,7 +258,10 @@ fn ended(approval: &v1::Approval, asks: Option<&str>, by: Option<&str>) -> Conte
     let short = ended_shortly(approval, by);
     let mut blocks = described(&spec, asks);
     blocks.extend(short.blocks.iter().cloned());
-    if approval.spec.is_none() || spec.arguments_size > spec.arguments.len() as u64 || !mrkdwn::fits(&blocks) {
+    if approval.spec.is_none()
+        || spec.arguments_size > spec.arguments.len() as u64
+        || !mrkdwn::fits(&blocks)
+    {
         return short;
     }
     Content { blocks, ..short }
@@ -246,7 +271,9 @@ fn ended_shortly(approval: &v1::Approval, by: Option<&str>) -> Content {
     let status = approval.status.clone().unwrap_or_default();
     let by = match by {
         Some(user) => format!(" by <@{}>", words::user_id(user)),
-        None if !status.words.is_empty() => format!(": {}", escape(&mrkdwn::clip(&status.words, 300))),
+        None if !status.words.is_empty() => {
+            format!(": {}", escape(&mrkdwn::clip(&status.words, 300)))
+        }
         None => String::new(),
     };
     let how = match status.state() {

@@ -46,7 +46,12 @@ pub(crate) fn is_help(command: &Value) -> bool {
 }
 
 /// Deals with a command.
-pub(crate) async fn take(shared: &Shared, team: &str, key: &str, command: &Value) -> Result<(), Trouble> {
+pub(crate) async fn take(
+    shared: &Shared,
+    team: &str,
+    key: &str,
+    command: &Value,
+) -> Result<(), Trouble> {
     let text = |name: &str| command[name].as_str().unwrap_or_default();
     let team = shared.teams.team(team).await?;
     let (verb, rest) = split(text("text"));
@@ -105,13 +110,21 @@ pub(crate) async fn submitted(shared: &Shared, team: &str, payload: &Value) -> R
     let user = payload["user"]["id"].as_str().unwrap_or_default();
     let key = view["id"].as_str().unwrap_or_default();
     if let Some(said) = run(shared, &team, (channel, user), key, agent, &escape(words)).await? {
-        let told = web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, &said).await;
+        let told =
+            web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, &said).await;
         match told {
             // Where the app is not, it can say nothing; with the person it can always talk.
             Err(web::Error::Refused { .. }) => {
                 let content = words::plain(&said);
-                web::chat::post(&shared.web, &team.token, (user, ""), &format!("form/{key}"), &content, &|| true)
-                    .await?;
+                web::chat::post(
+                    &shared.web,
+                    &team.token,
+                    (user, ""),
+                    &format!("form/{key}"),
+                    &content,
+                    &|| true,
+                )
+                .await?;
             }
             told => told?,
         }
@@ -119,8 +132,8 @@ pub(crate) async fn submitted(shared: &Shared, team: &str, payload: &Value) -> R
     Ok(())
 }
 
-/// Asks an agent in a channel: the question, in Slack's markup, becomes a message there, and its thread the task. What to say to whoever
-/// asked instead.
+/// Asks an agent in a channel: the question, in Slack's markup, becomes a message there, and its
+/// thread the task. What to say to whoever asked instead.
 async fn run(
     shared: &Shared,
     team: &Team,
@@ -135,10 +148,13 @@ async fn run(
     if let Err(refusal) = access::may_use(shared, team, channel, user, agent).await? {
         return Ok(Some(words::refusal(refusal).to_owned()));
     }
-    let request = shared.gateway.request(&team.caller, v1::GetAgentRequest { agent: agent.to_owned() });
+    let request =
+        shared.gateway.request(&team.caller, v1::GetAgentRequest { agent: agent.to_owned() });
     match call(shared.gateway.agents().get_agent(request)).await {
         Ok(_) => {}
-        Err(status) if matches!(status.code(), tonic::Code::NotFound | tonic::Code::InvalidArgument) => {
+        Err(status)
+            if matches!(status.code(), tonic::Code::NotFound | tonic::Code::InvalidArgument) =>
+        {
             return Ok(Some(format!(
                 "There is no agent `{}`. `/construct list` shows them.",
                 escape(&agent.replace('`', ""))
@@ -146,8 +162,14 @@ async fn run(
         }
         Err(status) => return Err(status.into()),
     }
-    let posts = Posts { web: &shared.web, store: &shared.store, token: &team.token, right: Right::default() };
-    let place = Place { team: team.token.team.clone(), channel: channel.to_owned(), thread: String::new() };
+    let posts = Posts {
+        web: &shared.web,
+        store: &shared.store,
+        token: &team.token,
+        right: Right::default(),
+    };
+    let place =
+        Place { team: team.token.team.clone(), channel: channel.to_owned(), thread: String::new() };
     let asked = format!("<@{}> asks *{}*:", words::user_id(user), escape(agent));
     // What a person has typed stands for itself here: it calls nobody.
     let words = markup.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
@@ -156,7 +178,9 @@ async fn run(
     let content = Content { text: escape(&mrkdwn::clip(&words, 300)), blocks };
     let ts = match posts.once(&place, &format!("run.{key}"), "", &content).await {
         Ok(ts) => ts,
-        Err(crate::posts::Error::Slack(error)) if error.code().is_some() => return Ok(Some(words::slack(&error))),
+        Err(crate::posts::Error::Slack(error)) if error.code().is_some() => {
+            return Ok(Some(words::slack(&error)));
+        }
         Err(error) => return Err(error.into()),
     };
     let event = json!({"type": "app_mention", "channel": channel, "user": user, "ts": ts, "text": markup,
@@ -174,7 +198,8 @@ async fn run(
     Ok(None)
 }
 
-/// Has somebody say who they are. For members of the workspace: their keys would outlive what others have to do here.
+/// Has somebody say who they are. For members of the workspace: their keys would outlive what
+/// others have to do here.
 async fn link(shared: &Shared, team: &Team, user: &str, code: &str) -> Result<String, Trouble> {
     let person = shared.people.one(&team.token, user).await?;
     if person.is_bot || !person.is_member(&team.token.team) {
@@ -184,11 +209,17 @@ async fn link(shared: &Shared, team: &Team, user: &str, code: &str) -> Result<St
 }
 
 /// The agents whose names begin like this, by name, so many at most; and whether there are more.
-async fn agents(shared: &Shared, team: &Team, begin: &str, most: usize) -> Result<(Vec<v1::AgentSpec>, bool), Trouble> {
+async fn agents(
+    shared: &Shared,
+    team: &Team,
+    begin: &str,
+    most: usize,
+) -> Result<(Vec<v1::AgentSpec>, bool), Trouble> {
     let (mut agents, mut page_token) = (Vec::new(), String::new());
     loop {
         let page = v1::PageRequest { page_size: PAGE, page_token, order_by: "name".to_owned() };
-        let filter = list_agents_request::Filter { name_prefix: begin.to_owned(), ..Default::default() };
+        let filter =
+            list_agents_request::Filter { name_prefix: begin.to_owned(), ..Default::default() };
         let request = v1::ListAgentsRequest { page: Some(page), filter: Some(filter) };
         let request = shared.gateway.request(&team.caller, request);
         let found = call(shared.gateway.agents().list_agents(request)).await?;
@@ -209,7 +240,8 @@ async fn list(shared: &Shared, team: &Team, begin: &str) -> Result<String, Troub
         found => found?,
     };
     let lines = agents.iter().map(|agent| {
-        let default = if agent.name == team.installation.agent { " (answers mentions)" } else { "" };
+        let default =
+            if agent.name == team.installation.agent { " (answers mentions)" } else { "" };
         format!(
             "• *{}*{default} {}",
             escape(&agent.name),
@@ -218,9 +250,12 @@ async fn list(shared: &Shared, team: &Team, begin: &str) -> Result<String, Troub
     });
     let mut lines: Vec<String> = lines.collect();
     if lines.is_empty() {
-        return Ok(
-            if begin.is_empty() { "There are no agents yet." } else { "No agent's name begins like this." }.to_owned()
-        );
+        return Ok(if begin.is_empty() {
+            "There are no agents yet."
+        } else {
+            "No agent's name begins like this."
+        }
+        .to_owned());
     }
     let mut shown = 0;
     let all = lines.len();
@@ -229,7 +264,10 @@ async fn list(shared: &Shared, team: &Team, begin: &str) -> Result<String, Troub
         shown < LIST_BYTES
     });
     if more || lines.len() < all {
-        lines.push("There are more: `/construct list BEGINNING` shows those whose names begin like this.".to_owned());
+        lines.push(
+            "There are more: `/construct list BEGINNING` shows those whose names begin like this."
+                .to_owned(),
+        );
     }
     Ok(lines.join("\n"))
 }
@@ -239,7 +277,8 @@ fn option(name: &str) -> Value {
     json!({"text": {"type": "plain_text", "text": mrkdwn::clip(name, 75)}, "value": name})
 }
 
-/// The form. Where there are more agents than a menu can have, Slack asks for those that fit what somebody types ([`suggest`]).
+/// The form. Where there are more agents than a menu can have, Slack asks for those that fit what
+/// somebody types ([`suggest`]).
 async fn form(shared: &Shared, team: &Team, channel: &str) -> Result<Value, Trouble> {
     let (agents, more) = agents(shared, team, "", OPTIONS).await?;
     // Slack's limit of a value is 150; agents have names of at most 64 characters.
@@ -275,11 +314,12 @@ pub(crate) fn is_suggestion(payload: &Value) -> bool {
     payload["type"] == "block_suggestion"
 }
 
-/// What there is to choose from, for what somebody has typed. Slack shows nothing when it waits for longer than three seconds, and so nothing is what
-/// it is told when this comes to nothing.
+/// What there is to choose from, for what somebody has typed. Slack shows nothing when it waits for
+/// longer than three seconds, and so nothing is what it is told when this comes to nothing.
 pub(crate) async fn suggest(shared: &Shared, payload: &Value) -> Value {
     let found = async {
-        let team = intake::team_of_action(payload).ok_or_else(|| Trouble::Mute("there is no workspace".to_owned()))?;
+        let team = intake::team_of_action(payload)
+            .ok_or_else(|| Trouble::Mute("there is no workspace".to_owned()))?;
         let team = shared.teams.team(team).await?;
         let user = payload["user"]["id"].as_str().unwrap_or_default();
         if payload["action_id"] != AGENT || access::inside(shared, &team, user).await?.is_err() {
@@ -303,7 +343,13 @@ pub(crate) async fn suggest(shared: &Shared, payload: &Value) -> Value {
 }
 
 /// Says and changes who may do what; changes are for the workspace's admins.
-async fn permit(shared: &Shared, team: &Team, command: &Value, verb: &str, rest: &str) -> Result<String, Trouble> {
+async fn permit(
+    shared: &Shared,
+    team: &Team,
+    command: &Value,
+    verb: &str,
+    rest: &str,
+) -> Result<String, Trouble> {
     let text = |name: &str| command[name].as_str().unwrap_or_default();
     let id = &team.token.team;
     if verb == "who" {
@@ -340,8 +386,13 @@ fn grant(team: &str, channel: &str, words: &str) -> Option<Grant> {
         _ => return None,
     };
     let agent = words.next().map(|agent| if agent == "all" { "" } else { agent })?;
-    let mut grant =
-        Grant { team: team.to_owned(), channel: String::new(), user: String::new(), agent: agent.to_owned(), may };
+    let mut grant = Grant {
+        team: team.to_owned(),
+        channel: String::new(),
+        user: String::new(),
+        agent: agent.to_owned(),
+        may,
+    };
     for word in words {
         if word == "here" {
             channel.clone_into(&mut grant.channel);
@@ -355,11 +406,21 @@ fn grant(team: &str, channel: &str, words: &str) -> Option<Grant> {
 }
 
 fn shown(grant: &Grant) -> String {
-    let who =
-        if grant.user.is_empty() { "every member".to_owned() } else { format!("<@{}>", words::user_id(&grant.user)) };
-    let agent = if grant.agent.is_empty() { "every agent".to_owned() } else { format!("*{}*", escape(&grant.agent)) };
-    let place =
-        if grant.channel.is_empty() { String::new() } else { format!(" in <#{}>", words::user_id(&grant.channel)) };
+    let who = if grant.user.is_empty() {
+        "every member".to_owned()
+    } else {
+        format!("<@{}>", words::user_id(&grant.user))
+    };
+    let agent = if grant.agent.is_empty() {
+        "every agent".to_owned()
+    } else {
+        format!("*{}*", escape(&grant.agent))
+    };
+    let place = if grant.channel.is_empty() {
+        String::new()
+    } else {
+        format!(" in <#{}>", words::user_id(&grant.channel))
+    };
     match grant.may {
         May::Use => format!("{who} may ask {agent}{place}"),
         May::Approve => format!("{who} may decide about calls of {agent}{place}"),

@@ -1,4 +1,5 @@
-//! What the agent is told: who asks, what stands in the thread since it was last asked, and the files there.
+//! What the agent is told: who asks, what stands in the thread since it was last asked, and the
+//! files there.
 
 use construct_proto::v1::{self, block};
 use construct_store::slack::Mention;
@@ -23,8 +24,15 @@ const FILES_BYTES: usize = 1_900_000;
 /// Files that are handed over at most; others are named.
 const FILES: usize = 20;
 /// Images and documents that the API takes as they are; text is taken whatever it is called.
-const TAKEN: [&str; 7] =
-    ["image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf", "application/json", "application/xml"];
+const TAKEN: [&str; 7] = [
+    "image/png",
+    "image/jpeg",
+    "image/gif",
+    "image/webp",
+    "application/pdf",
+    "application/json",
+    "application/xml",
+];
 
 /// The blocks of the message for a mention.
 pub(crate) async fn blocks(
@@ -43,7 +51,8 @@ pub(crate) async fn blocks(
             &team.token,
             &place.channel,
             &place.thread,
-            // What was told before is not read again: apps that are not of one's own may read a thread once in a minute.
+            // What was told before is not read again: apps that are not of one's own may read a
+            // thread once in a minute.
             (before.as_deref().unwrap_or_default(), &mention.key.ts),
             // The mention itself is among them.
             MESSAGES + 1,
@@ -90,11 +99,14 @@ pub(crate) async fn blocks(
     let name = shared.people.name(&team.token, &mention.user).await;
     let question = readable(shared, team, &asked.text).await;
     let question = question.trim();
-    let question = if question.is_empty() { "(no words; look at the thread and the files)" } else { question };
-    let again = if mention.key.attempt > 0 { " once more, because it went wrong before" } else { "" };
+    let question =
+        if question.is_empty() { "(no words; look at the thread and the files)" } else { question };
+    let again =
+        if mention.key.attempt > 0 { " once more, because it went wrong before" } else { "" };
     blocks.push(text(format!("{name} asks you in Slack{again}:\n\n{question}")));
     // Those of the question itself come first, then what is nearest to it.
-    let files: Vec<&File> = [&asked].into_iter().chain(told.iter().rev()).flat_map(|message| &message.files).collect();
+    let files: Vec<&File> =
+        [&asked].into_iter().chain(told.iter().rev()).flat_map(|message| &message.files).collect();
     blocks.extend(attached(shared, team, &files).await?);
     Ok(blocks)
 }
@@ -111,7 +123,8 @@ async fn line(shared: &Shared, team: &Team, message: &Message) -> String {
     let at = at.map(|at| at.strftime("%Y-%m-%d %H:%M UTC").to_string()).unwrap_or_default();
     let words = mrkdwn::clip(&readable(shared, team, &message.words()).await, MESSAGE_CHARS);
     let files: Vec<&str> = message.files.iter().filter_map(|file| file.name.as_deref()).collect();
-    let files = if files.is_empty() { String::new() } else { format!(" [files: {}]", files.join(", ")) };
+    let files =
+        if files.is_empty() { String::new() } else { format!(" [files: {}]", files.join(", ")) };
     format!("[{at}] {name}: {words}{files}")
 }
 
@@ -129,10 +142,13 @@ async fn readable(shared: &Shared, team: &Team, text: &str) -> String {
             rest = after;
             continue;
         };
-        let (target, label) = inside.split_once('|').map_or((inside, None), |(target, label)| (target, Some(label)));
+        let (target, label) =
+            inside.split_once('|').map_or((inside, None), |(target, label)| (target, Some(label)));
         let words = match (target.split_at_checked(1), label) {
             (Some(("@", user)), _) => format!("@{}", shared.people.name(&team.token, user).await),
-            (Some(("#", channel)), label) => format!("#{}", label.filter(|label| !label.is_empty()).unwrap_or(channel)),
+            (Some(("#", channel)), label) => {
+                format!("#{}", label.filter(|label| !label.is_empty()).unwrap_or(channel))
+            }
             (Some(("!", call)), label) => label.map_or_else(|| format!("@{call}"), str::to_owned),
             (_, Some(label)) if label != target => format!("{label} ({target})"),
             _ => target.to_owned(),
@@ -145,7 +161,11 @@ async fn readable(shared: &Shared, team: &Team, text: &str) -> String {
 }
 
 /// The files that the API takes, and words about the others.
-async fn attached(shared: &Shared, team: &Team, files: &[&File]) -> Result<Vec<v1::Block>, crate::mention::Trouble> {
+async fn attached(
+    shared: &Shared,
+    team: &Team,
+    files: &[&File],
+) -> Result<Vec<v1::Block>, crate::mention::Trouble> {
     let (mut blocks, mut left_out, mut size, mut seen) = (Vec::new(), Vec::new(), 0, Vec::new());
     for file in files {
         if seen.contains(&&file.id) {
@@ -157,7 +177,10 @@ async fn attached(shared: &Shared, team: &Team, files: &[&File]) -> Result<Vec<v
         let kind = media_type(file.mimetype.as_deref().unwrap_or_default());
         let length = file.size.unwrap_or(0);
         let mut leave = |why: &str| {
-            left_out.push(format!("{name} ({}, {length} bytes): {why}", file.mimetype.as_deref().unwrap_or("?")))
+            left_out.push(format!(
+                "{name} ({}, {length} bytes): {why}",
+                file.mimetype.as_deref().unwrap_or("?")
+            ))
         };
         let Some(kind) = kind else {
             leave("a file of this kind cannot be shown to you");
@@ -179,26 +202,35 @@ async fn attached(shared: &Shared, team: &Team, files: &[&File]) -> Result<Vec<v
                 continue;
             }
             // Without the file the question can still be answered.
-            Err(error @ (web::Error::Refused { .. } | web::Error::Limited { .. } | web::Error::Unknown { .. })) => {
+            Err(
+                error @ (web::Error::Refused { .. }
+                | web::Error::Limited { .. }
+                | web::Error::Unknown { .. }),
+            ) => {
                 tracing::warn!(%error, file = file.id, "a file cannot be read");
                 leave("it could not be read");
                 continue;
             }
             Err(error) => return Err(error.into()),
         };
-        let is_text =
-            kind.starts_with("text/") || kind.starts_with("application/json") || kind.starts_with("application/xml");
+        let is_text = kind.starts_with("text/")
+            || kind.starts_with("application/json")
+            || kind.starts_with("application/xml");
         // Slack answers with a page for people where the token is not accepted.
         if is_text && (std::str::from_utf8(&data).is_err() || data.contains(&0)) {
             leave("it is no text in UTF-8");
             continue;
         }
         size += data.len();
-        let attachment = v1::Attachment { media_type: kind, name, data, ..v1::Attachment::default() };
+        let attachment =
+            v1::Attachment { media_type: kind, name, data, ..v1::Attachment::default() };
         blocks.push(v1::Block { block: Some(block::Block::Attachment(attachment)) });
     }
     if !left_out.is_empty() {
-        blocks.push(text(format!("Files in the thread that you cannot see:\n{}", left_out.join("\n"))));
+        blocks.push(text(format!(
+            "Files in the thread that you cannot see:\n{}",
+            left_out.join("\n")
+        )));
     }
     Ok(blocks)
 }

@@ -1,5 +1,6 @@
-//! What Slack's requests are answered with. Each is checked over its raw body, queued, and answered; nothing else is done here, so that
-//! Slack has its answer within three seconds, or a 503 after two and sends the request again.
+//! What Slack's requests are answered with. Each is checked over its raw body, queued, and
+//! answered; nothing else is done here, so that Slack has its answer within three seconds, or a 503
+//! after two and sends the request again.
 
 use std::sync::Arc;
 
@@ -61,9 +62,13 @@ async fn events(State(face): State<Arc<Face>>, headers: HeaderMap, body: Bytes) 
     if let Err(response) = face.check(&headers, &body) {
         return response;
     }
-    let Ok(envelope) = serde_json::from_slice::<Value>(&body) else { return refuse("the body is no JSON") };
+    let Ok(envelope) = serde_json::from_slice::<Value>(&body) else {
+        return refuse("the body is no JSON");
+    };
     match envelope["type"].as_str() {
-        Some("url_verification") => envelope["challenge"].as_str().unwrap_or_default().to_owned().into_response(),
+        Some("url_verification") => {
+            envelope["challenge"].as_str().unwrap_or_default().to_owned().into_response()
+        }
         Some("event_callback") => answer(face.intake.event(&envelope).await, ""),
         // E.g. `app_rate_limited`: Slack leaves events out for a minute.
         other => {
@@ -91,14 +96,16 @@ async fn command(State(face): State<Arc<Face>>, headers: HeaderMap, body: Bytes)
     if let Err(response) = face.check(&headers, &body) {
         return response;
     }
-    let fields: Map<String, Value> =
-        form_urlencoded::parse(&body).map(|(name, value)| (name.into_owned(), value.into_owned().into())).collect();
+    let fields: Map<String, Value> = form_urlencoded::parse(&body)
+        .map(|(name, value)| (name.into_owned(), value.into_owned().into()))
+        .collect();
     let command = Value::Object(fields);
     if command["ssl_check"] == "1" {
         return StatusCode::OK.into_response();
     }
     if commands::is_help(&command) {
-        return axum::Json(json!({"response_type": "ephemeral", "text": commands::HELP})).into_response();
+        return axum::Json(json!({"response_type": "ephemeral", "text": commands::HELP}))
+            .into_response();
     }
     answer(face.intake.command(&command).await, "")
 }
@@ -109,7 +116,8 @@ impl Face {
         if let Some(number) = header(RETRY_NUM) {
             tracing::debug!(number, reason = header(RETRY_REASON), "Slack sends a request again");
         }
-        let (timestamp, signature) = (header("x-slack-request-timestamp"), header("x-slack-signature"));
+        let (timestamp, signature) =
+            (header("x-slack-request-timestamp"), header("x-slack-signature"));
         self.verifier.check(timestamp, signature, body, clock::now()).map_err(|error| {
             tracing::warn!(%error, "a request that is not Slack's was refused");
             (StatusCode::UNAUTHORIZED, [(NO_RETRY, "1")]).into_response()

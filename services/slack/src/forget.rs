@@ -1,5 +1,6 @@
-//! What people have asked is not kept for ever: a while after a mention is over, what Slack sent of it, why it failed and which posts were
-//! made for it are forgotten. That it was taken stays, because that is what keeps it from being answered twice.
+//! What people have asked is not kept for ever: a while after a mention is over, what Slack sent of
+//! it, why it failed and which posts were made for it are forgotten. That it was taken stays,
+//! because that is what keeps it from being answered twice.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +31,9 @@ pub(crate) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
         match shared.store.slack_forget(clock::now() - KEPT, AT_ONCE).await {
             Ok(0) => {}
             Ok(forgotten) => tracing::debug!(forgotten, "what is long over was forgotten"),
-            Err(error) => tracing::warn!(error = %Chain(&error), "what is long over could not be forgotten"),
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), "what is long over could not be forgotten")
+            }
         }
     }
 }

@@ -8,8 +8,8 @@ use construct_domain::OrganizationId;
 use construct_proto::v1::{
     self, agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
     event_service_client::EventServiceClient, key_service_client::KeyServiceClient,
-    message_service_client::MessageServiceClient, organization_service_client::OrganizationServiceClient,
-    task_service_client::TaskServiceClient,
+    message_service_client::MessageServiceClient,
+    organization_service_client::OrganizationServiceClient, task_service_client::TaskServiceClient,
 };
 use tonic::{
     Code, Request, Response, Status,
@@ -44,7 +44,8 @@ impl Authorization {
     }
 }
 
-/// In whose name the mesh is asked about a workspace: its organisation's, with the key that the workspace was connected with, or the service's own.
+/// In whose name the mesh is asked about a workspace: its organization's, with the key that the
+/// workspace was connected with, or the service's own.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     /// Whose the workspace is.
@@ -63,12 +64,14 @@ pub(crate) struct Gateway {
 
 impl Gateway {
     /// # Errors
-    /// When the address is none, the certificates cannot be used, or the key has characters that no header can have.
+    /// When the address is none, the certificates cannot be used, or the key has characters that no
+    /// header can have.
     pub(crate) fn new(config: &Config) -> anyhow::Result<Self> {
         let mut endpoint = Endpoint::from_shared(config.slack_gateway_url.clone())?;
         if endpoint.uri().scheme_str() == Some("https") {
-            endpoint =
-                endpoint.tls_config(certificates(config)?).context("the gateway's certificates cannot be used")?;
+            endpoint = endpoint
+                .tls_config(certificates(config)?)
+                .context("the gateway's certificates cannot be used")?;
         }
         let key = config::secret(config.slack_gateway_key.as_ref());
         let endpoint = endpoint
@@ -77,8 +80,10 @@ impl Gateway {
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(Duration::from_secs(5))
             .keep_alive_while_idle(true);
-        let own =
-            key.map(|key| Authorization::bearer(key.expose()).context("slack_gateway_key cannot stand in a header"));
+        let own = key.map(|key| {
+            Authorization::bearer(key.expose())
+                .context("slack_gateway_key cannot stand in a header")
+        });
         Ok(Self { channel: endpoint.connect_lazy(), own: own.transpose()? })
     }
 
@@ -116,19 +121,27 @@ impl Gateway {
     }
 
     /// A request of somebody who has said who they are, or about their workspace.
-    pub(crate) fn request_by<T>(&self, caller: &Caller, by: Option<&Authorization>, message: T) -> Request<T> {
+    pub(crate) fn request_by<T>(
+        &self,
+        caller: &Caller,
+        by: Option<&Authorization>,
+        message: T,
+    ) -> Request<T> {
         let mut request = self.bare(by.or(caller.key.as_ref()), message);
         let organization = caller.organization.to_string().parse().expect("an id is visible ASCII");
         request.metadata_mut().insert("x-organization-id", organization);
         request
     }
 
-    /// Who a key is, and in which organisation; none: the service's own.
-    pub(crate) async fn who(&self, key: Option<&Authorization>) -> Result<v1::WhoAmIResponse, Status> {
+    /// Who a key is, and in which organization; none: the service's own.
+    pub(crate) async fn who(
+        &self,
+        key: Option<&Authorization>,
+    ) -> Result<v1::WhoAmIResponse, Status> {
         call(self.organizations().who_am_i(self.bare(key, v1::WhoAmIRequest {}))).await
     }
 
-    /// A request in the organisation that the key opens.
+    /// A request in the organization that the key opens.
     fn bare<T>(&self, key: Option<&Authorization>, message: T) -> Request<T> {
         let mut request = Request::new(message);
         if let Some(Authorization(value)) = key.or(self.own.as_ref()) {
@@ -140,12 +153,16 @@ impl Gateway {
 
 /// Whom to trust, and what to show. Read once: who renews them restarts the service.
 fn certificates(config: &Config) -> anyhow::Result<ClientTlsConfig> {
-    let read = |path: &Path| std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()));
+    let read = |path: &Path| {
+        std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))
+    };
     let mut tls = match &config.slack_gateway_ca {
         Some(path) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(path)?)),
         None => ClientTlsConfig::new().with_native_roots(),
     };
-    if let (Some(certificate), Some(key)) = (&config.slack_gateway_certificate, &config.slack_gateway_certificate_key) {
+    if let (Some(certificate), Some(key)) =
+        (&config.slack_gateway_certificate, &config.slack_gateway_certificate_key)
+    {
         tls = tls.identity(Identity::from_pem(read(certificate)?, read(key)?));
     }
     Ok(tls)
@@ -155,15 +172,20 @@ fn certificates(config: &Config) -> anyhow::Result<ClientTlsConfig> {
 ///
 /// # Errors
 /// What the gateway says, or that it says nothing.
-pub(crate) async fn call<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Status> {
+pub(crate) async fn call<T>(
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Status> {
     match tokio::time::timeout(CALL_TIMEOUT, call).await {
         Ok(answer) => answer.map(Response::into_inner),
-        Err(_) => Err(Status::unavailable(format!("the gateway has not answered within {} s", CALL_TIMEOUT.as_secs()))),
+        Err(_) => Err(Status::unavailable(format!(
+            "the gateway has not answered within {} s",
+            CALL_TIMEOUT.as_secs()
+        ))),
     }
 }
 
-/// Asks again and again while the gateway is in trouble, for half a minute at most: for questions that change nothing, when what led to them cannot be
-/// done a second time.
+/// Asks again and again while the gateway is in trouble, for half a minute at most: for questions
+/// that change nothing, when what led to them cannot be done a second time.
 ///
 /// # Errors
 /// What the gateway says, or that it says nothing.
@@ -174,7 +196,10 @@ where
     let pauses = ConstantBuilder::default().with_delay(INSIST_PAUSE).without_max_times();
     match tokio::time::timeout(INSIST, ask.retry(pauses).when(is_transient)).await {
         Ok(answer) => answer,
-        Err(_) => Err(Status::unavailable(format!("the gateway has not answered within {} s", INSIST.as_secs()))),
+        Err(_) => Err(Status::unavailable(format!(
+            "the gateway has not answered within {} s",
+            INSIST.as_secs()
+        ))),
     }
 }
 
@@ -188,7 +213,13 @@ pub(crate) fn is_transient(status: &Status) -> bool {
     if quota.and_then(|info| info.retry_delay).is_some_and(|delay| delay > LONGEST_WAIT) {
         return false;
     }
-    let passing = [Code::Unavailable, Code::Cancelled, Code::DeadlineExceeded, Code::ResourceExhausted, Code::Internal];
+    let passing = [
+        Code::Unavailable,
+        Code::Cancelled,
+        Code::DeadlineExceeded,
+        Code::ResourceExhausted,
+        Code::Internal,
+    ];
     status.source().is_some() || passing.contains(&status.code())
 }
 
@@ -210,9 +241,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_gateway_in_trouble_is_asked_again_and_one_that_refuses_is_not() {
-        let (away, refused) = (Err(Status::unavailable("restarts")), Err(Status::permission_denied("no")));
+        let (away, refused) =
+            (Err(Status::unavailable("restarts")), Err(Status::permission_denied("no")));
         assert_eq!(asked(&[away.clone(), away.clone(), Ok(7)]).await, (3, Ok(7)));
-        assert_eq!(asked(&[away.clone(), refused.clone(), Ok(7)]).await, (2, Err(Code::PermissionDenied)));
+        assert_eq!(
+            asked(&[away.clone(), refused.clone(), Ok(7)]).await,
+            (2, Err(Code::PermissionDenied))
+        );
         let (tries, ended) = asked(&[away]).await;
         assert_eq!(ended, Err(Code::Unavailable));
         assert!((59..=61).contains(&tries), "{tries}");

@@ -26,18 +26,24 @@ pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Res
     let mut blocks = vec![words::header("Your recent tasks")];
     let unknown = matches!(access::inside(shared, &team, user).await?, Err(Refusal::Unknown));
     let mut shown: Vec<String> = Vec::new();
-    let asked =
-        if unknown { Vec::new() } else { shared.store.slack_mentions_of(&team.token.team, user, QUESTIONS).await? };
+    let asked = if unknown {
+        Vec::new()
+    } else {
+        shared.store.slack_mentions_of(&team.token.team, user, QUESTIONS).await?
+    };
     for mention in asked {
         // Of the workspace's organization before this one nothing is shown.
-        let Some(task) = mention.task.as_ref().filter(|_| mention.organization == team.caller.organization) else {
+        let Some(task) =
+            mention.task.as_ref().filter(|_| mention.organization == team.caller.organization)
+        else {
             continue;
         };
         if shown.contains(task) || shown.len() == TASKS {
             continue;
         }
         shown.push(task.clone());
-        let request = shared.gateway.request(&team.caller, v1::GetTaskRequest { task: task.clone() });
+        let request =
+            shared.gateway.request(&team.caller, v1::GetTaskRequest { task: task.clone() });
         match call(shared.gateway.tasks().get_task(request)).await {
             Ok(found) => {
                 blocks.push(mrkdwn::section(&line(shared, &mention, &found)));
@@ -69,14 +75,20 @@ fn line(shared: &Shared, mention: &Mention, task: &v1::Task) -> String {
 /// What a task is called.
 pub(crate) fn title(task: &v1::Task) -> String {
     let title = task.spec.as_ref().map(|spec| spec.title.trim()).unwrap_or_default();
-    if title.is_empty() { "A task without a title".to_owned() } else { mrkdwn::clip(&title.replace('\n', " "), 150) }
+    if title.is_empty() {
+        "A task without a title".to_owned()
+    } else {
+        mrkdwn::clip(&title.replace('\n', " "), 150)
+    }
 }
 
 /// What a task does, and what it and everything that works for it have cost.
 pub(crate) fn summary(task: &v1::Task) -> String {
     let status = task.status.clone().unwrap_or_default();
     let doing = match status.phase() {
-        v1::TaskPhase::InvokeModel | v1::TaskPhase::ExecuteTools | v1::TaskPhase::AwaitSubtasks => "at work",
+        v1::TaskPhase::InvokeModel | v1::TaskPhase::ExecuteTools | v1::TaskPhase::AwaitSubtasks => {
+            "at work"
+        }
         v1::TaskPhase::Suspended => "suspended",
         v1::TaskPhase::AwaitApproval => "waits for a decision",
         v1::TaskPhase::AwaitInput | v1::TaskPhase::Unspecified => "done",

@@ -1,6 +1,7 @@
-//! Installing the app over OAuth 2: for who knows the service's key, or is a member of an organisation and has made a set-up code there; a state that is
-//! used once within ten minutes and by the browser that it was given to, and says whose the workspace will be; and tokens that are sealed before they
-//! are written down.
+//! Installing the app over OAuth 2: for who knows the service's key, or is a member of an
+//! organization and has made a set-up code there; a state that is used once within ten minutes and
+//! by the browser that it was given to, and says whose the workspace will be; and tokens that are
+//! sealed before they are written down.
 
 use std::sync::Arc;
 
@@ -9,7 +10,10 @@ use axum::{
     extract::{Query, State},
     http::{
         HeaderMap, HeaderName, HeaderValue, StatusCode,
-        header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, LOCATION, ORIGIN, REFERRER_POLICY, SET_COOKIE},
+        header::{
+            CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, LOCATION, ORIGIN, REFERRER_POLICY,
+            SET_COOKIE,
+        },
     },
     response::{Html, IntoResponse as _, Response},
 };
@@ -43,9 +47,11 @@ pub(crate) const SCOPES: &str = "app_mentions:read,channels:history,chat:write,c
 /// How long somebody has to agree.
 const LIFETIME: SignedDuration = SignedDuration::from_mins(10);
 const COOKIE_NAME: &str = "construct_slack_state";
-const UNCONFIGURED: &str = "Connecting a workspace needs slack_client_id, slack_client_secret and slack_public_url.";
-/// An app that is installed in a whole Enterprise organisation has one token for all workspaces, and would have one organisation of ours answer for people
-/// whose workspaces have agreed to nothing.
+const UNCONFIGURED: &str =
+    "Connecting a workspace needs slack_client_id, slack_client_secret and slack_public_url.";
+/// An app that is installed in a whole Enterprise organization has one token for all workspaces,
+/// and would have one organization of ours answer for people whose workspaces have agreed to
+/// nothing.
 const ORG_WIDE: &str = "The app was installed in a whole Enterprise organization at once, which Construct does not do. Remove it in the organization's \
                         settings, and install it in single workspaces.";
 
@@ -75,12 +81,19 @@ pub(crate) fn basic_authentication(config: &Config) -> Option<String> {
     Some(format!("Basic {}", STANDARD.encode(format!("{id}:{}", password.expose()))))
 }
 
-/// `GET /slack/connect?key=…`: sends whoever knows the key to Slack, to agree there; without a key, a form for members of any organisation.
-pub(crate) async fn connect(State(face): State<Arc<Face>>, Query(query): Query<Connect>) -> Response {
+/// `GET /slack/connect?key=…`: sends whoever knows the key to Slack, to agree there; without a key,
+/// a form for members of any organization.
+pub(crate) async fn connect(
+    State(face): State<Arc<Face>>,
+    Query(query): Query<Connect>,
+) -> Response {
     let config = &face.shared.config;
     let Some(given) = query.key else { return form(config) };
     let Some(key) = secret(config.slack_connect_key.as_ref()) else {
-        return page(StatusCode::NOT_FOUND, "Nobody can connect a workspace by a key here: none is configured.");
+        return page(
+            StatusCode::NOT_FOUND,
+            "Nobody can connect a workspace by a key here: none is configured.",
+        );
     };
     // The comparison tells nothing of the key by the time it takes, nor of its length.
     let random = SystemRandom::new();
@@ -89,23 +102,39 @@ pub(crate) async fn connect(State(face): State<Arc<Face>>, Query(query): Query<C
     };
     let expected = ring::hmac::sign(&tag, key.expose().as_bytes());
     if ring::hmac::verify(&tag, given.as_bytes(), expected.as_ref()).is_err() {
-        return page(StatusCode::FORBIDDEN, "This is not the key that connecting a workspace needs.");
+        return page(
+            StatusCode::FORBIDDEN,
+            "This is not the key that connecting a workspace needs.",
+        );
     }
     // Whose this service is: its own key says so, or that there is no log-in.
-    let organization = match face.shared.gateway.who(None).await.map(|who| who.organization_id.parse()) {
-        Ok(Ok(organization)) => organization,
-        Ok(Err(_)) => return page(StatusCode::BAD_GATEWAY, "Construct does not say whose this service is."),
-        Err(status) => return unanswered(&status),
-    };
-    let agent = query.agent.filter(|agent| !agent.is_empty()).unwrap_or_else(|| config.slack_agent.clone());
+    let organization =
+        match face.shared.gateway.who(None).await.map(|who| who.organization_id.parse()) {
+            Ok(Ok(organization)) => organization,
+            Ok(Err(_)) => {
+                return page(
+                    StatusCode::BAD_GATEWAY,
+                    "Construct does not say whose this service is.",
+                );
+            }
+            Err(status) => return unanswered(&status),
+        };
+    let agent =
+        query.agent.filter(|agent| !agent.is_empty()).unwrap_or_else(|| config.slack_agent.clone());
     begin(&face, Connected { organization, key: None, agent }).await
 }
 
-/// `POST /slack/connect`: sends a member of an organisation, who has made a set-up code there, to Slack, to agree there. The code becomes a key of theirs,
-/// with which the mesh is asked about the workspace.
-pub(crate) async fn join(State(face): State<Arc<Face>>, headers: HeaderMap, body: Bytes) -> Response {
+/// `POST /slack/connect`: sends a member of an organization, who has made a set-up code there, to
+/// Slack, to agree there. The code becomes a key of theirs, with which the mesh is asked about the
+/// workspace.
+pub(crate) async fn join(
+    State(face): State<Arc<Face>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     let config = &face.shared.config;
-    // A page of somebody else could have a workspace's admin connect it to an organisation of that page's choice.
+    // A page of somebody else could have a workspace's admin connect it to an organization of that
+    // page's choice.
     let origin = headers.get(ORIGIN).map(|origin| origin.to_str().unwrap_or_default().to_owned());
     if origin.is_some_and(|origin| Some(origin) != own_origin(config)) {
         return page(StatusCode::FORBIDDEN, "This form was sent by another page.");
@@ -124,7 +153,12 @@ pub(crate) async fn join(State(face): State<Arc<Face>>, headers: HeaderMap, body
     let key = match call(gateway.keys().exchange_setup_code(request)).await {
         Ok(made) => SecretString::from(made.key),
         Err(status) if is_transient(&status) => return unanswered(&status),
-        Err(_) => return page(StatusCode::FORBIDDEN, "That code is not good, or not any more. Make another one."),
+        Err(_) => {
+            return page(
+                StatusCode::FORBIDDEN,
+                "That code is not good, or not any more. Make another one.",
+            );
+        }
     };
     let Some(authorization) = Authorization::bearer(key.expose_secret()) else {
         return page(StatusCode::BAD_GATEWAY, "Construct has made a key that cannot be used.");
@@ -134,7 +168,9 @@ pub(crate) async fn join(State(face): State<Arc<Face>>, headers: HeaderMap, body
         Err(status) if is_transient(&status) => return used_up(&status),
         Err(status) => return unanswered(&status),
     };
-    let has = |scopes: &[&str]| who.scopes.iter().any(|scope| scope == "admin" || scopes.contains(&scope.as_str()));
+    let has = |scopes: &[&str]| {
+        who.scopes.iter().any(|scope| scope == "admin" || scopes.contains(&scope.as_str()))
+    };
     let works = matches!(who.role(), v1::Role::Member | v1::Role::Admin | v1::Role::Owner);
     if !works || !has(&[members::SCOPE]) || !has(&["agents:read", "agents:write"]) {
         let words = "That code is for a key that may too little: it needs the role `member` and the scopes `tasks:write` and `agents:read`.";
@@ -143,7 +179,9 @@ pub(crate) async fn join(State(face): State<Arc<Face>>, headers: HeaderMap, body
     let Ok(organization) = who.organization_id.parse() else {
         return page(StatusCode::BAD_GATEWAY, "Construct does not say whose that code is.");
     };
-    let agent = Some(field("agent")).filter(|agent| !agent.is_empty()).unwrap_or_else(|| config.slack_agent.clone());
+    let agent = Some(field("agent"))
+        .filter(|agent| !agent.is_empty())
+        .unwrap_or_else(|| config.slack_agent.clone());
     let caller = Caller { organization, key: Some(authorization) };
     let get = async || {
         let request = gateway.request(&caller, v1::GetAgentRequest { agent: agent.clone() });
@@ -153,8 +191,9 @@ pub(crate) async fn join(State(face): State<Arc<Face>>, headers: HeaderMap, body
         Ok(_) => {}
         Err(status) if is_transient(&status) => return used_up(&status),
         Err(_) => {
-            let words =
-                format!("Your organization has no agent `{agent}`. Make another code, and name one that there is.");
+            let words = format!(
+                "Your organization has no agent `{agent}`. Make another code, and name one that there is."
+            );
             return page(StatusCode::NOT_FOUND, &words);
         }
     }
@@ -194,21 +233,34 @@ async fn begin(face: &Face, connected: Connected) -> Response {
     };
     if let Err(error) = face.shared.store.slack_state_put(&new, now).await {
         tracing::error!(error = %Chain(&error), "an installation could not be begun");
-        return page(StatusCode::SERVICE_UNAVAILABLE, "The database does not answer. Try again in a moment.");
+        return page(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "The database does not answer. Try again in a moment.",
+        );
     }
-    let parameters =
-        [("client_id", client.as_str()), ("scope", SCOPES), ("redirect_uri", &redirect), ("state", &state)];
+    let parameters = [
+        ("client_id", client.as_str()),
+        ("scope", SCOPES),
+        ("redirect_uri", &redirect),
+        ("state", &state),
+    ];
     let Ok(url) = Url::parse_with_params(&config.slack_authorize_url, parameters) else {
         return page(StatusCode::INTERNAL_SERVER_ERROR, "slack_authorize_url is no address.");
     };
     let secure = if redirect.starts_with("https:") { "; Secure" } else { "" };
-    let cookie = format!("{COOKIE_NAME}={carried}; Path=/slack; Max-Age=600; HttpOnly; SameSite=Lax{secure}");
+    let cookie = format!(
+        "{COOKIE_NAME}={carried}; Path=/slack; Max-Age=600; HttpOnly; SameSite=Lax{secure}"
+    );
     let headers = [(LOCATION, url.to_string()), (SET_COOKIE, cookie)];
     silent((StatusCode::SEE_OTHER, headers).into_response())
 }
 
 /// What the browser keeps meanwhile: the state, and the member's key, sealed for this state only.
-fn carried(keyring: &Keyring, state: &str, key: Option<&SecretString>) -> Result<String, SealError> {
+fn carried(
+    keyring: &Keyring,
+    state: &str,
+    key: Option<&SecretString>,
+) -> Result<String, SealError> {
     let Some(key) = key else { return Ok(state.to_owned()) };
     let sealed = keyring.seal(&record(state), key.expose_secret().as_bytes())?;
     Ok(format!("{state}.{}", URL_SAFE_NO_PAD.encode(sealed.to_bytes())))
@@ -237,11 +289,19 @@ pub(crate) async fn callback(
 ) -> Response {
     let config = &face.shared.config;
     if !query.error.is_empty() {
-        return page(StatusCode::OK, "The app was not installed: Slack says that you did not agree.");
+        return page(
+            StatusCode::OK,
+            "The app was not installed: Slack says that you did not agree.",
+        );
     }
-    let cookies =
-        headers.get_all(COOKIE).iter().filter_map(|cookie| cookie.to_str().ok()).flat_map(|all| all.split(';'));
-    let given = cookies.filter_map(|cookie| cookie.trim().split_once('=')).find(|(name, _)| *name == COOKIE_NAME);
+    let cookies = headers
+        .get_all(COOKIE)
+        .iter()
+        .filter_map(|cookie| cookie.to_str().ok())
+        .flat_map(|all| all.split(';'));
+    let given = cookies
+        .filter_map(|cookie| cookie.trim().split_once('='))
+        .find(|(name, _)| *name == COOKIE_NAME);
     let expired = "This link is not valid any more. Begin again.";
     let (state, sealed) = given.map_or(("", None), |(_, carried)| match carried.split_once('.') {
         Some((state, sealed)) => (state, Some(sealed)),
@@ -250,7 +310,9 @@ pub(crate) async fn callback(
     if query.state.is_empty() || digest_of(state) != digest_of(&query.state) {
         return page(StatusCode::FORBIDDEN, expired);
     }
-    let Ok(key) = kept(&face.shared.keyring, state, sealed) else { return page(StatusCode::FORBIDDEN, expired) };
+    let Ok(key) = kept(&face.shared.keyring, state, sealed) else {
+        return page(StatusCode::FORBIDDEN, expired);
+    };
     // Which no browser can change: what was begun with a member's key is not ended without.
     if state.starts_with(KEYED) != key.is_some() {
         return page(StatusCode::FORBIDDEN, expired);
@@ -258,10 +320,15 @@ pub(crate) async fn callback(
     let taken = face.shared.store.slack_state_take(&digest_of(&query.state), clock::now()).await;
     let (organization, agent) = match taken {
         Ok(taken) => taken,
-        Err(construct_store::Error::NotFound { .. }) => return page(StatusCode::FORBIDDEN, expired),
+        Err(construct_store::Error::NotFound { .. }) => {
+            return page(StatusCode::FORBIDDEN, expired);
+        }
         Err(error) => {
             tracing::error!(error = %Chain(&error), "an installation could not be gone on with");
-            return page(StatusCode::SERVICE_UNAVAILABLE, "The database does not answer. Begin again.");
+            return page(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "The database does not answer. Begin again.",
+            );
         }
     };
     let (Some(app), Some(redirect)) = (basic_authentication(config), redirect(config)) else {
@@ -271,7 +338,10 @@ pub(crate) async fn callback(
         Ok(access) => access,
         Err(error) => {
             tracing::warn!(error = %Chain(&error), "an installation has failed");
-            return page(StatusCode::BAD_GATEWAY, "Slack does not confirm the installation. Begin again.");
+            return page(
+                StatusCode::BAD_GATEWAY,
+                "Slack does not confirm the installation. Begin again.",
+            );
         }
     };
     if access.team.is_none() || access.is_enterprise_install {
@@ -294,12 +364,16 @@ pub(crate) async fn callback(
         }
         Err(error) => {
             tracing::error!(error = %Chain(&error), "an installation could not be written down");
-            page(StatusCode::SERVICE_UNAVAILABLE, "The installation could not be written down. Begin again.")
+            page(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "The installation could not be written down. Begin again.",
+            )
         }
     }
 }
 
-/// Installs the app in the workspace whose token is configured, trying until Slack says which that is.
+/// Installs the app in the workspace whose token is configured, trying until Slack says which that
+/// is.
 pub(crate) async fn own(shared: Arc<Shared>, draining: CancellationToken) {
     let Some(token) = secret(shared.config.slack_bot_token.as_ref()) else { return };
     loop {
@@ -309,13 +383,17 @@ pub(crate) async fn own(shared: Arc<Shared>, draining: CancellationToken) {
                 anyhow::bail!("{ORG_WIDE}");
             }
             let organization = shared.gateway.who(None).await?.organization_id.parse()?;
-            let connected = Connected { organization, key: None, agent: shared.config.slack_agent.clone() };
+            let connected =
+                Connected { organization, key: None, agent: shared.config.slack_agent.clone() };
             shared.teams.install(&access, connected).await?;
             anyhow::Ok(())
         };
         match tried.await {
             Ok(()) => return,
-            Err(error) => tracing::error!(error = format!("{error:#}"), "the configured workspace cannot be used"),
+            Err(error) => tracing::error!(
+                error = format!("{error:#}"),
+                "the configured workspace cannot be used"
+            ),
         }
         tokio::select! {
             () = draining.cancelled() => return,
@@ -350,7 +428,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What members of an organisation connect a workspace with.
+/// What members of an organization connect a workspace with.
 fn form(config: &Config) -> Response {
     if !is_configured(config) {
         return page(StatusCode::NOT_FOUND, UNCONFIGURED);
@@ -371,15 +449,24 @@ fn form(config: &Config) -> Response {
 
 fn page(status: StatusCode, words: &str) -> Response {
     let words = escaped(words);
-    silent((status, Html(format!("<!doctype html><title>Construct</title><p>{words}</p>"))).into_response())
+    silent(
+        (status, Html(format!("<!doctype html><title>Construct</title><p>{words}</p>")))
+            .into_response(),
+    )
 }
 
 fn unanswered(status: &tonic::Status) -> Response {
     tracing::error!(error = %Chain(status), "an installation could not be begun");
     if is_transient(status) {
-        return page(StatusCode::SERVICE_UNAVAILABLE, "Construct does not answer. Try again in a moment.");
+        return page(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "Construct does not answer. Try again in a moment.",
+        );
     }
-    page(StatusCode::FORBIDDEN, "Construct does not accept this service's key, or the one the code was for.")
+    page(
+        StatusCode::FORBIDDEN,
+        "Construct does not accept this service's key, or the one the code was for.",
+    )
 }
 
 /// A code is good once, and the gateway fell silent after it.
@@ -393,7 +480,8 @@ fn escaped(words: &str) -> String {
     words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Neither the key nor the state leaves with the address of the page, nothing of it is kept, and no other page shows it as its own.
+/// Neither the key nor the state leaves with the address of the page, nothing of it is kept, and no
+/// other page shows it as its own.
 fn silent(mut response: Response) -> Response {
     let headers: [(HeaderName, &str); 3] = [
         (REFERRER_POLICY, "no-referrer"),
@@ -414,7 +502,8 @@ mod tests {
     fn the_manifest_asks_for_the_same_permissions() {
         let manifest = include_str!("../../../deploy/slack/manifest.yaml");
         let (_, scopes) = manifest.split_once("    bot:\n").expect("the manifest names scopes");
-        let scopes: Vec<&str> = scopes.lines().map_while(|line| line.strip_prefix("      - ")).collect();
+        let scopes: Vec<&str> =
+            scopes.lines().map_while(|line| line.strip_prefix("      - ")).collect();
         assert_eq!(scopes.join(","), SCOPES);
     }
 }

@@ -1,14 +1,17 @@
 //! The Slack service: an agent in the channel.
 //!
-//! - What Slack sends is checked, put into a work queue, and only then confirmed to Slack (`intake.rs`); so nothing heavier than that
-//!   stands between a mention and Slack's three seconds.
-//! - A mention is a row before it leaves the queue, by (team, channel, ts), which is also what keeps it from being answered twice
-//!   (`worker.rs`).
-//! - From there on the row is what it is gone on from (`mention.rs`): whoever holds its lease asks the gateway under ids derived from the
-//!   mention, and posts what can be found again in the thread (`posts.rs`).
+//! - What Slack sends is checked, put into a work queue, and only then confirmed to Slack
+//!   (`intake.rs`); so nothing heavier than that stands between a mention and Slack's three
+//!   seconds.
+//! - A mention is a row before it leaves the queue, by (team, channel, ts), which is also what
+//!   keeps it from being answered twice (`worker.rs`).
+//! - From there on the row is what it is gone on from (`mention.rs`): whoever holds its lease asks
+//!   the gateway under ids derived from the mention, and posts what can be found again in the
+//!   thread (`posts.rs`).
 //! - It is a client of the gateway like any other, and writes no table but its own.
 //!
-//! Deliberately absent: decisions about tasks, any table of the mesh, and a retry of anything that the mesh retries.
+//! Deliberately absent: decisions about tasks, any table of the mesh, and a retry of anything that
+//! the mesh retries.
 
 mod access;
 mod actions;
@@ -51,8 +54,8 @@ use tokio::sync::Notify;
 
 pub use self::config::Config;
 use self::{
-    gateway::Gateway, intake::Intake, members::Members, metrics::Metrics, people::People, signature::Verifier,
-    teams::Teams, web::Web, worker::Worker,
+    gateway::Gateway, intake::Intake, members::Members, metrics::Metrics, people::People,
+    signature::Verifier, teams::Teams, web::Web, worker::Worker,
 };
 
 /// What all parts share.
@@ -84,10 +87,14 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         Some(address) => Some(retry::listen(address).await?),
         None => None,
     };
-    let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
+    let (database, nats) =
+        (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let url = common.database_url()?.clone();
     let store = context.connect_with_retry("postgresql", &database, || async {
-        let options = PoolOptions { application_name: "construct-slack".to_owned(), ..PoolOptions::default() };
+        let options = PoolOptions {
+            application_name: "construct-slack".to_owned(),
+            ..PoolOptions::default()
+        };
         let store = Store::connect(url.expose(), options).await?;
         store.migrate().await?;
         clock::take(|| store.clock()).await?;
@@ -95,7 +102,10 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     });
     let bus = context.connect_with_retry("nats", &nats, || async {
         let tls = Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
-        let options = ConnectOptions::new(context.instance_id()).blobs(common.blob_dir()).user(User::Slack).tls(tls);
+        let options = ConnectOptions::new(context.instance_id())
+            .blobs(common.blob_dir())
+            .user(User::Slack)
+            .tls(tls);
         let bus = Bus::connect(common.nats_url.expose(), options).await?;
         bus.ensure_topology().await?;
         anyhow::Ok(bus)
@@ -110,7 +120,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
 
     let metrics = Metrics::new(&opentelemetry::global::meter("construct-slack"));
-    let web = Web::new(&config.slack_api_url, metrics.clone()).context("there can be no client of Slack's Web API")?;
+    let web = Web::new(&config.slack_api_url, metrics.clone())
+        .context("there can be no client of Slack's Web API")?;
     let keyring = Arc::new(keyring(&common.master_keys()?)?);
     let gateway = Gateway::new(&config)?;
     let app = install::basic_authentication(&config).map(SecretString::from);
@@ -131,12 +142,25 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     shared.members.reseal().await;
     let intake = Intake::new(bus.clone(), Arc::clone(&shared.keyring));
     if let Some(listener) = listener {
-        let secret = shared.config.slack_signing_secret.as_ref().context("slack_signing_secret is not set")?;
-        face::spawn(Arc::clone(&shared), intake.clone(), Verifier::new(secret.expose()), listener, lifecycle);
+        let secret = shared
+            .config
+            .slack_signing_secret
+            .as_ref()
+            .context("slack_signing_secret is not set")?;
+        face::spawn(
+            Arc::clone(&shared),
+            intake.clone(),
+            Verifier::new(secret.expose()),
+            listener,
+            lifecycle,
+        );
     }
     lifecycle.spawn_job("own workspace", install::own(Arc::clone(&shared), lifecycle.draining()));
     if config::secret(shared.config.slack_app_token.as_ref()).is_some() {
-        lifecycle.spawn_job("socket mode", socket::run(Arc::clone(&shared), intake, lifecycle.draining()));
+        lifecycle.spawn_job(
+            "socket mode",
+            socket::run(Arc::clone(&shared), intake, lifecycle.draining()),
+        );
     }
     lifecycle.spawn_job("forgetting", forget::run(Arc::clone(&shared), lifecycle.draining()));
     lifecycle.spawn("deliveries", Worker::new(Arc::clone(&shared), bus).run(lifecycle.clone()));
@@ -151,6 +175,7 @@ fn keyring(keys: &MasterKeys) -> anyhow::Result<Keyring> {
 
 /// Chooses the implementation of TLS for the process.
 fn install_crypto() {
-    // An error only says that it has been chosen before, as when tests run several services in one process.
+    // An error only says that it has been chosen before, as when tests run several services in one
+    // process.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }

@@ -1,6 +1,7 @@
-//! Who people of a workspace are in Construct. Nobody is taken for a member because of what Slack says of them: a person says so themselves,
-//! with a set-up code that they have made in Construct (`/construct link CODE`), which becomes an API key of theirs. What they ask and decide
-//! is asked with that key, so that the gateway holds it against their role, and knows them.
+//! Who people of a workspace are in Construct. Nobody is taken for a member because of what Slack
+//! says of them: a person says so themselves, with a set-up code that they have made in Construct
+//! (`/construct link CODE`), which becomes an API key of theirs. What they ask and decide is asked
+//! with that key, so that the gateway holds it against their role, and knows them.
 
 use std::sync::Arc;
 
@@ -58,7 +59,8 @@ impl Members {
         Self { store, gateway, keyring }
     }
 
-    /// Who somebody is in an organisation; none when they have not said so, or are somebody in another one.
+    /// Who somebody is in an organization; none when they have not said so, or are somebody in
+    /// another one.
     pub(crate) async fn member(
         &self,
         team: &str,
@@ -76,14 +78,23 @@ impl Members {
         organization: OrganizationId,
         user: &str,
     ) -> Result<Option<Authorization>, Error> {
-        let Some(member) = self.member(team, organization, user).await.map_err(Error::Store)? else { return Ok(None) };
-        let key = self.keyring.open(&Member::record(team, user), &member.key).map_err(Error::Sealed)?;
+        let Some(member) = self.member(team, organization, user).await.map_err(Error::Store)?
+        else {
+            return Ok(None);
+        };
+        let key =
+            self.keyring.open(&Member::record(team, user), &member.key).map_err(Error::Sealed)?;
         let key = std::str::from_utf8(key.expose_secret()).map_err(|_| Error::Unreadable)?;
         Authorization::bearer(key).map(Some).ok_or(Error::Unreadable)
     }
 
     /// Links somebody with whom a code was made for. What to tell them.
-    pub(crate) async fn link(&self, team: &Team, user: &str, code: &str) -> Result<String, Trouble> {
+    pub(crate) async fn link(
+        &self,
+        team: &Team,
+        user: &str,
+        code: &str,
+    ) -> Result<String, Trouble> {
         let organization = team.installation.organization;
         let id = &team.token.team;
         let request = tonic::Request::new(v1::ExchangeSetupCodeRequest { code: code.to_owned() });
@@ -102,14 +113,21 @@ impl Members {
             Ok(_) => return Ok(words::ELSEWHERE.to_owned()),
             Err(status) if is_transient(&status) => {
                 // The code is used up, and so there is nothing to try again.
-                return Err(Trouble::Failed("Construct does not answer. Make another code, and try again.".to_owned()));
+                return Err(Trouble::Failed(
+                    "Construct does not answer. Make another code, and try again.".to_owned(),
+                ));
             }
             Err(_) => return Ok(words::ELSEWHERE.to_owned()),
         };
         if !who.scopes.iter().any(|scope| scope == SCOPE || scope == "admin") {
-            return Ok(format!("That code is for a key that cannot ask anything: it lacks the scope `{SCOPE}`."));
+            return Ok(format!(
+                "That code is for a key that cannot ask anything: it lacks the scope `{SCOPE}`."
+            ));
         }
-        let sealed = self.keyring.seal(&Member::record(id, user), made.key.as_bytes()).map_err(Error::Sealed)?;
+        let sealed = self
+            .keyring
+            .seal(&Member::record(id, user), made.key.as_bytes())
+            .map_err(Error::Sealed)?;
         let member = Member {
             team: id.clone(),
             slack_user: user.to_owned(),
@@ -119,7 +137,12 @@ impl Members {
             key: sealed,
         };
         self.store.slack_member_put(&member, clock::now()).await?;
-        tracing::info!(team = id, slack_user = user, user = member.user, "somebody said who they are");
+        tracing::info!(
+            team = id,
+            slack_user = user,
+            user = member.user,
+            "somebody said who they are"
+        );
         self.linked(id, organization, user).await
     }
 
@@ -135,20 +158,33 @@ impl Members {
     }
 
     /// Who somebody is, for them.
-    pub(crate) async fn linked(&self, team: &str, organization: OrganizationId, user: &str) -> Result<String, Trouble> {
+    pub(crate) async fn linked(
+        &self,
+        team: &str,
+        organization: OrganizationId,
+        user: &str,
+    ) -> Result<String, Trouble> {
         Ok(match self.member(team, organization, user).await? {
             Some(member) => {
                 let name = if member.name.is_empty() { &member.user } else { &member.name };
-                format!("In Construct you are *{}*. What you ask and decide here is yours there.", escape(name))
+                format!(
+                    "In Construct you are *{}*. What you ask and decide here is yours there.",
+                    escape(name)
+                )
             }
             None => words::NOT_LINKED.to_owned(),
         })
     }
 
-    /// Seals anew what is not sealed with the active master key, so that an old one can be taken away.
+    /// Seals anew what is not sealed with the active master key, so that an old one can be taken
+    /// away.
     pub(crate) async fn reseal(&self) {
         loop {
-            let others = match self.store.slack_members_sealed_otherwise(self.keyring.active(), RESEALED).await {
+            let others = match self
+                .store
+                .slack_members_sealed_otherwise(self.keyring.active(), RESEALED)
+                .await
+            {
                 Ok(others) => others,
                 Err(error) => {
                     tracing::warn!(error = %Chain(&error), "people's keys could not be looked through");
@@ -166,7 +202,10 @@ impl Members {
                 }
             }
             if done > 0 {
-                tracing::info!(done, "people's keys were encrypted again, with the active master key");
+                tracing::info!(
+                    done,
+                    "people's keys were encrypted again, with the active master key"
+                );
             }
             // Those that cannot be would be found again for ever.
             if done == 0 {

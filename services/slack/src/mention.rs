@@ -1,7 +1,8 @@
 //! From a mention that is written down to an answer in its thread.
 //!
-//! Each step can be begun again by another process: what is asked of the gateway has ids that follow from the mention, and what is posted
-//! is known by its key ([`crate::posts`]). A process holds a mention by its lease; when it loses that it stops, and posts nothing more.
+//! Each step can be begun again by another process: what is asked of the gateway has ids that
+//! follow from the mention, and what is posted is known by its key ([`crate::posts`]). A process
+//! holds a mention by its lease; when it loses that it stops, and posts nothing more.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -35,13 +36,15 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Failures in a row after which a mention is given up: with these pauses, about a day.
 const FAILURES: i32 = 1_500;
-/// How soon a mention whose task waits for a person is looked at again, when nothing is said about it.
+/// How soon a mention whose task waits for a person is looked at again, when nothing is said about
+/// it.
 const PARKED: Duration = Duration::from_secs(15);
 /// How soon an answered mention is looked at again whose task a later one is at.
 const FOLLOWED: Duration = Duration::from_secs(60);
 /// How soon a mention is looked at again that has made room for others.
 const ASIDE: Duration = Duration::from_secs(5);
-/// How soon others take what a process that drains hands back: what it was doing in Slack has come to its end by then, and is found.
+/// How soon others take what a process that drains hands back: what it was doing in Slack has come
+/// to its end by then, and is found.
 const HANDED_BACK: Duration = Duration::from_secs(5);
 
 /// Why a mention cannot be gone on with now, or at all.
@@ -79,7 +82,9 @@ impl From<web::Error> for Trouble {
     fn from(error: web::Error) -> Self {
         match &error {
             web::Error::Stopped { .. } => Self::Lost,
-            web::Error::Limited { after, .. } => Self::Later { what: error.to_string(), after: Some(*after) },
+            web::Error::Limited { after, .. } => {
+                Self::Later { what: error.to_string(), after: Some(*after) }
+            }
             error if error.is_transient() => Self::Later { what: error.to_string(), after: None },
             error if error.is_revoked() => Self::Mute(error.to_string()),
             error => match error.code() {
@@ -175,7 +180,11 @@ pub(crate) async fn run(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Re
         shared.crowded.store(false, Ordering::Relaxed);
         // The lease begins no later than the statement that takes it.
         let began = Instant::now();
-        let taken = match shared.store.slack_mentions_take(free, shared.config.slack_lease, clock::now()).await {
+        let taken = match shared
+            .store
+            .slack_mentions_take(free, shared.config.slack_lease, clock::now())
+            .await
+        {
             Ok(taken) => taken,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "mentions could not be looked for");
@@ -193,7 +202,8 @@ pub(crate) async fn run(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Re
                     () = draining.cancelled() => true,
                     () = hold(&shared, mention, end) => false,
                 };
-                // Others need not wait for the lease to end. What was under way is looked for before it is done again.
+                // Others need not wait for the lease to end. What was under way is looked for
+                // before it is done again.
                 if stopped {
                     let until = clock::now() + HANDED_BACK;
                     if let Err(error) = shared.store.slack_mention_hold(&key, lease, until).await {
@@ -249,10 +259,16 @@ async fn look(shared: &Shared, mut mention: Mention, right: Right) {
         Err(Trouble::Lost) => return,
         Err(Trouble::Later { what, after }) if mention.failures < FAILURES => {
             mention.failures += 1;
-            let doubled = PAUSE_MIN.saturating_mul(1 << mention.failures.clamp(1, 7) >> 1).min(PAUSE_MAX);
+            let doubled =
+                PAUSE_MIN.saturating_mul(1 << mention.failures.clamp(1, 7) >> 1).min(PAUSE_MAX);
             mention.next_look = Some(now + doubled.max(after.unwrap_or_default()));
             if mention.failures == 1 {
-                tracing::warn!(channel = mention.key.channel, ts = mention.key.ts, what, "a mention has to wait");
+                tracing::warn!(
+                    channel = mention.key.channel,
+                    ts = mention.key.ts,
+                    what,
+                    "a mention has to wait"
+                );
             }
             mention.error = Some(what);
         }
@@ -262,13 +278,19 @@ async fn look(shared: &Shared, mut mention: Mention, right: Right) {
             finish(&mut mention, MentionState::Answered, Some(trouble.to_string()));
         }
         Err(Trouble::Mute(what)) => {
-            tracing::warn!(channel = mention.key.channel, ts = mention.key.ts, what, "a mention is given up");
+            tracing::warn!(
+                channel = mention.key.channel,
+                ts = mention.key.ts,
+                what,
+                "a mention is given up"
+            );
             finish(&mut mention, MentionState::Failed, Some(what));
         }
         Err(trouble @ (Trouble::Failed(_) | Trouble::Later { .. })) => {
             let what = match &trouble {
                 Trouble::Later { .. } => {
-                    "it has gone wrong too often. Whoever runs Construct can find out why.".to_owned()
+                    "it has gone wrong too often. Whoever runs Construct can find out why."
+                        .to_owned()
                 }
                 trouble => trouble.to_string(),
             };
@@ -280,7 +302,9 @@ async fn look(shared: &Shared, mut mention: Mention, right: Right) {
                     mention.next_look = Some(now + after.unwrap_or(PAUSE_MAX));
                     mention.error = Some(what);
                 }
-                Err(error) => finish(&mut mention, MentionState::Failed, Some(format!("{trouble}; {error}"))),
+                Err(error) => {
+                    finish(&mut mention, MentionState::Failed, Some(format!("{trouble}; {error}")))
+                }
             }
         }
     }
@@ -303,9 +327,15 @@ pub(crate) fn answer_key(mention: &Mention) -> String {
     format!("{}.{}.answer", mention.key.ts, mention.key.attempt)
 }
 
-async fn say_failed(shared: &Shared, mention: &Mention, right: &Right, what: &str) -> Result<(), Trouble> {
+async fn say_failed(
+    shared: &Shared,
+    mention: &Mention,
+    right: &Right,
+    what: &str,
+) -> Result<(), Trouble> {
     let team = shared.teams.team(&mention.key.team).await?;
-    let posts = Posts { web: &shared.web, store: &shared.store, token: &team.token, right: right.clone() };
+    let posts =
+        Posts { web: &shared.web, store: &shared.store, token: &team.token, right: right.clone() };
     let (place, key) = (mention.place(), answer_key(mention));
     let content = words::failed(what, &mention.key);
     let ts = posts.once(&place, &key, &mention.key.ts, &content).await?;
@@ -315,7 +345,8 @@ async fn say_failed(shared: &Shared, mention: &Mention, right: &Right, what: &st
 
 async fn go_on(shared: &Shared, mention: &mut Mention, right: &Right) -> Result<Looked, Trouble> {
     let team = shared.teams.team(&mention.key.team).await?;
-    let posts = Posts { web: &shared.web, store: &shared.store, token: &team.token, right: right.clone() };
+    let posts =
+        Posts { web: &shared.web, store: &shared.store, token: &team.token, right: right.clone() };
     if mention.organization != team.caller.organization {
         return Err(Trouble::Mute("its workspace is another organization's by now".to_owned()));
     }
@@ -324,16 +355,21 @@ async fn go_on(shared: &Shared, mention: &mut Mention, right: &Right) -> Result<
     }
     let place = mention.place();
     let asked = match mention.state {
-        MentionState::Received => Some(agents::of_thread(shared, &team, &place, &mention.event).await?),
+        MentionState::Received => {
+            Some(agents::of_thread(shared, &team, &place, &mention.event).await?)
+        }
         _ => None,
     };
     if mention.request.is_none()
         && let Some(agent) = &asked
-        && let Err(refusal) = access::may_use(shared, &team, &place.channel, &mention.user, agent).await?
+        && let Err(refusal) =
+            access::may_use(shared, &team, &place.channel, &mention.user, agent).await?
     {
         if refusal != access::Refusal::Bot {
             let key = format!("{}.refused", mention.key.ts);
-            posts.once(&place, &key, &mention.key.ts, &words::plain(words::refusal(refusal))).await?;
+            posts
+                .once(&place, &key, &mention.key.ts, &words::plain(words::refusal(refusal)))
+                .await?;
         }
         return Ok(Looked::Over(MentionState::Refused));
     }
@@ -345,12 +381,16 @@ async fn go_on(shared: &Shared, mention: &mut Mention, right: &Right) -> Result<
     let (Some(task), Some(message)) = (mention.task.clone(), mention.message.clone()) else {
         return Err(Trouble::Failed("its record in the database makes no sense.".to_owned()));
     };
-    let followed = progress::follow(shared, (&posts, &team.caller), mention, (&task, &message), &placeholder).await?;
+    let followed =
+        progress::follow(shared, (&posts, &team.caller), mention, (&task, &message), &placeholder)
+            .await?;
     let open = approvals::show(shared, (&posts, &team.caller), mention, &task).await?;
     let suspended = matches!(followed, progress::Followed::Waits { decision: false });
     if suspended != progress::is_suspended(mention) {
         if suspended {
-            posts.replace(&place, (&key, &placeholder), &mention.key.ts, &words::suspended()).await?;
+            posts
+                .replace(&place, (&key, &placeholder), &mention.key.ts, &words::suspended())
+                .await?;
         }
         mention.error = suspended.then(|| progress::SUSPENDED.to_owned());
     }
@@ -374,13 +414,19 @@ async fn go_on(shared: &Shared, mention: &mut Mention, right: &Right) -> Result<
     }
 }
 
-/// Looks after a question that is answered, and whose task has subtasks that go on: what they ask is asked in the thread.
-async fn watch(shared: &Shared, (posts, caller): (&Posts<'_>, &Caller), mention: &Mention) -> Result<Looked, Trouble> {
+/// Looks after a question that is answered, and whose task has subtasks that go on: what they ask
+/// is asked in the thread.
+async fn watch(
+    shared: &Shared,
+    (posts, caller): (&Posts<'_>, &Caller),
+    mention: &Mention,
+) -> Result<Looked, Trouble> {
     let (Some(task), Some(message)) = (&mention.task, &mention.message) else {
         return Ok(Looked::Over(MentionState::Answered));
     };
     let open = approvals::show(shared, (posts, caller), mention, task).await?;
-    // Who is at a later question of the task looks at all that it asks, and may fail: then this one goes on.
+    // Who is at a later question of the task looks at all that it asks, and may fail: then this one
+    // goes on.
     if shared.store.slack_mention_is_followed(task, message).await? {
         return Ok(Looked::Watched(FOLLOWED));
     }
@@ -392,28 +438,39 @@ async fn watch(shared: &Shared, (posts, caller): (&Posts<'_>, &Caller), mention:
 }
 
 /// Has the gateway take the question, once.
-async fn ask(shared: &Shared, team: &Team, mention: &mut Mention, agent: &str) -> Result<(), Trouble> {
+async fn ask(
+    shared: &Shared,
+    team: &Team,
+    mention: &mut Mention,
+    agent: &str,
+) -> Result<(), Trouble> {
     let (place, organization, caller) = (mention.place(), mention.organization, &team.caller);
     let by = shared.members.authorization(&place.team, organization, &mention.user).await?;
     let refused = |status| members::refused(status, by.as_ref());
     let ids = format!("slack.{}.{}", place.team, place.channel);
-    // The second time, the thread's task was deleted and is forgotten; a third time it would have been deleted within milliseconds.
+    // The second time, the thread's task was deleted and is forgotten; a third time it would have
+    // been deleted within milliseconds.
     for _ in 0..3 {
         if mention.request.is_none() {
             let thread = shared.store.slack_thread_open(&place, organization, agent).await?;
             if agents::now(shared, caller, &thread).await? != agent {
-                // Another question has begun the thread's task meanwhile, or it was handed over: whether this person may use its agent is
-                // looked at anew.
-                return Err(Trouble::Later { what: "the thread has got another agent".to_owned(), after: None });
+                // Another question has begun the thread's task meanwhile, or it was handed over:
+                // whether this person may use its agent is looked at anew.
+                return Err(Trouble::Later {
+                    what: "the thread has got another agent".to_owned(),
+                    after: None,
+                });
             }
             let task = match thread.task {
                 Some(task) => task,
                 None => {
                     let spec = v1::TaskSpec { agent: thread.agent, ..v1::TaskSpec::default() };
-                    let idempotency_key = format!("{ids}.{}.task.{}", place.thread, thread.generation);
+                    let idempotency_key =
+                        format!("{ids}.{}.task.{}", place.thread, thread.generation);
                     let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key };
                     let request = shared.gateway.request_by(caller, by.as_ref(), request);
-                    let created = call(shared.gateway.tasks().create_task(request)).await.map_err(refused)?;
+                    let created =
+                        call(shared.gateway.tasks().create_task(request)).await.map_err(refused)?;
                     let task = created.metadata.unwrap_or_default().id;
                     shared.store.slack_thread_task(&place, thread.generation, &task).await?;
                     task
@@ -421,15 +478,19 @@ async fn ask(shared: &Shared, team: &Team, mention: &mut Mention, agent: &str) -
             };
             let blocks = compose::blocks(shared, team, mention).await?;
             let spec = v1::MessageSpec { task: task.clone(), blocks, ..v1::MessageSpec::default() };
-            let idempotency_key = format!("{ids}.{}.{}.{task}", mention.key.ts, mention.key.attempt);
+            let idempotency_key =
+                format!("{ids}.{}.{}.{task}", mention.key.ts, mention.key.attempt);
             let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key };
             mention.task = Some(task);
             // What stands in a thread changes; asking again must be the same request.
             mention.request = Some(request.encode_to_vec());
             shared.store.slack_mention_save(mention, false, clock::now()).await?;
         }
-        let request = v1::CreateMessageRequest::decode(mention.request.as_deref().unwrap_or_default())
-            .map_err(|error| Trouble::Failed(format!("its record in the database makes no sense ({error}).")))?;
+        let request =
+            v1::CreateMessageRequest::decode(mention.request.as_deref().unwrap_or_default())
+                .map_err(|error| {
+                    Trouble::Failed(format!("its record in the database makes no sense ({error})."))
+                })?;
         let request = shared.gateway.request_by(caller, by.as_ref(), request);
         match call(shared.gateway.messages().create_message(request)).await {
             Ok(message) => {

@@ -1,5 +1,5 @@
-//! What is counted of mentions and of calls. `deploy/observability/metrics.txt` lists what every service counts. Nothing is told apart by
-//! workspace, person or task.
+//! What is counted of mentions and of calls. `deploy/observability/metrics.txt` lists what every
+//! service counts. Nothing is told apart by workspace, person or task.
 
 use std::{sync::Arc, time::Duration};
 

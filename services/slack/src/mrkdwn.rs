@@ -1,7 +1,9 @@
-//! From Markdown, as models write it, to what Slack shows: sections of its own markup, headers and rules.
+//! From Markdown, as models write it, to what Slack shows: sections of its own markup, headers and
+//! rules.
 //!
-//! Slack's markup gives `<…>` a meaning: `<!channel>` calls everybody. So that a model can call nobody, `&`, `<` and `>` of its text are
-//! escaped, the only `<…>` are links with a checked address, and sections are `verbatim`, so that Slack looks for no names in them.
+//! Slack's markup gives `<…>` a meaning: `<!channel>` calls everybody. So that a model can call
+//! nobody, `&`, `<` and `>` of its text are escaped, the only `<…>` are links with a checked
+//! address, and sections are `verbatim`, so that Slack looks for no names in them.
 
 use pulldown_cmark::{Alignment, Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 use serde_json::{Value, json};
@@ -12,13 +14,15 @@ const SECTION: usize = 2_900;
 const HEADER: usize = 150;
 /// Blocks of a message; Slack's limit is 50, and something of ours may come on top.
 const BLOCKS: usize = 45;
-/// Characters of a message's blocks. Slack says `msg_blocks_too_long` above about 13,000, and something of ours may come on top.
+/// Characters of a message's blocks. Slack says `msg_blocks_too_long` above about 13,000, and
+/// something of ours may come on top.
 const MESSAGE: usize = 10_000;
 /// Blocks that Slack takes in a message.
 const MOST_BLOCKS: usize = 50;
 /// Levels of lists that are indented.
 const DEPTH: usize = 6;
-/// Characters of a table's cell. One with longer cells would not stand in columns on anybody's screen, and becomes a list.
+/// Characters of a table's cell. One with longer cells would not stand in columns on anybody's
+/// screen, and becomes a list.
 const CELL: usize = 60;
 
 /// A part of an answer.
@@ -56,7 +60,8 @@ pub(crate) fn context(mrkdwn: &str) -> Value {
     json!({"type": "context", "elements": [{"type": "mrkdwn", "text": mrkdwn, "verbatim": true}]})
 }
 
-/// A fenced section for each piece of text that fits into one. What would end the fence is broken up by a character without width.
+/// A fenced section for each piece of text that fits into one. What would end the fence is broken
+/// up by a character without width.
 pub(crate) fn fenced(text: &str) -> Vec<Value> {
     code_blocks(&fence_safe(&escape(text)))
 }
@@ -96,7 +101,9 @@ pub(crate) fn messages(markdown: &str) -> Vec<Vec<Value>> {
 fn blocks_of(part: &Part) -> Vec<Value> {
     match part {
         Part::Header(text) => {
-            vec![json!({"type": "header", "text": {"type": "plain_text", "text": clip(text, HEADER), "emoji": false}})]
+            vec![
+                json!({"type": "header", "text": {"type": "plain_text", "text": clip(text, HEADER), "emoji": false}}),
+            ]
         }
         Part::Rule => vec![json!({"type": "divider"})],
         Part::Text(text) => pieces(text, SECTION).iter().map(|piece| section(piece)).collect(),
@@ -109,8 +116,8 @@ fn code_blocks(code: &str) -> Vec<Value> {
     pieces.iter().map(|piece| section(&format!("```\n{piece}\n```"))).collect()
 }
 
-/// Cuts escaped text into pieces of at most `limit` characters: between lines where that is possible, else between words, and never
-/// inside of an entity or a link.
+/// Cuts escaped text into pieces of at most `limit` characters: between lines where that is
+/// possible, else between words, and never inside of an entity or a link.
 fn pieces(text: &str, limit: usize) -> Vec<String> {
     cut(text, limit, false)
 }
@@ -181,7 +188,8 @@ struct Table {
 }
 
 fn parts(markdown: &str) -> Vec<Part> {
-    let options = Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH | Options::ENABLE_TASKLISTS;
+    let options =
+        Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH | Options::ENABLE_TASKLISTS;
     let mut writer = Writer::default();
     for event in Parser::new_ext(markdown, options) {
         writer.take(event);
@@ -198,7 +206,9 @@ impl Writer {
             Event::Text(text) => self.write(&text),
             // HTML means nothing in Slack; it is shown as it was written.
             Event::Html(text) | Event::InlineHtml(text) => self.write(&text),
-            Event::Code(code) | Event::InlineMath(code) | Event::DisplayMath(code) => self.inline_code(&code),
+            Event::Code(code) | Event::InlineMath(code) | Event::DisplayMath(code) => {
+                self.inline_code(&code)
+            }
             Event::FootnoteReference(name) => self.write(&format!("[{name}]")),
             Event::SoftBreak | Event::HardBreak => self.line_break(),
             Event::Rule => {
@@ -290,7 +300,11 @@ impl Writer {
             TagEnd::Link => self.link(),
             TagEnd::Image => {
                 if let Some((url, description)) = self.image.take() {
-                    let text = if description.trim().is_empty() { "image".to_owned() } else { description };
+                    let text = if description.trim().is_empty() {
+                        "image".to_owned()
+                    } else {
+                        description
+                    };
                     self.links.push((self.text.len(), url));
                     self.write(&text);
                     self.link();
@@ -339,7 +353,11 @@ impl Writer {
 
     /// Slack knows a mark only beside something that is no letter.
     fn mark(&mut self, mark: char) {
-        if self.header.is_some() || self.table.is_some() || self.image.is_some() || self.code.is_some() {
+        if self.header.is_some()
+            || self.table.is_some()
+            || self.image.is_some()
+            || self.code.is_some()
+        {
             return;
         }
         if self.heading && mark == '*' {
@@ -397,13 +415,16 @@ impl Writer {
         self.item = self.text.len();
     }
 
-    /// Ends the link that is open. One whose address is not for people stays text, with its address behind it.
+    /// Ends the link that is open. One whose address is not for people stays text, with its address
+    /// behind it.
     fn link(&mut self) {
         let Some((begin, url)) = self.links.pop() else { return };
         if self.code.is_some() {
             return;
         }
-        if let Some(plain) = self.header.as_mut().or(self.table.as_mut().map(|table| &mut table.cell)) {
+        if let Some(plain) =
+            self.header.as_mut().or(self.table.as_mut().map(|table| &mut table.cell))
+        {
             // There are no links in headers and fences; the address is not lost.
             if !url.is_empty() && !plain.ends_with(&url) {
                 plain.push_str(&format!(" ({url})"));
@@ -411,10 +432,10 @@ impl Writer {
             return;
         }
         let shown = self.text.split_off(begin.min(self.text.len()));
-        let safe = ["https://", "http://", "mailto:"]
-            .iter()
-            .any(|scheme| url.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme)))
-            && !url.chars().any(|character| character.is_whitespace() || character.is_control());
+        let safe =
+            ["https://", "http://", "mailto:"].iter().any(|scheme| {
+                url.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme))
+            }) && !url.chars().any(|character| character.is_whitespace() || character.is_control());
         if !safe {
             self.text.push_str(&shown);
             if !url.is_empty() {
@@ -461,7 +482,10 @@ impl Table {
     /// A paragraph for each row, with a line for each of its cells.
     fn list(&self) -> String {
         let Some((titles, rows)) = self.rows.split_first() else { return String::new() };
-        let line = |(column, cell): (usize, &String)| match titles.get(column).filter(|title| !title.is_empty()) {
+        let line = |(column, cell): (usize, &String)| match titles
+            .get(column)
+            .filter(|title| !title.is_empty())
+        {
             Some(title) => format!("*{}*: {}", escape(title), escape(cell)),
             None => escape(cell),
         };
@@ -479,7 +503,12 @@ impl Table {
     fn text(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
-            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+            self.rows
+                .iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or(0)
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let mut lines = Vec::new();
@@ -499,7 +528,9 @@ impl Table {
                 .collect();
             lines.push(cells.join(" | ").trim_end().to_owned());
             if number == 0 {
-                lines.push(widths.iter().map(|width| "-".repeat(*width)).collect::<Vec<_>>().join("-+-"));
+                lines.push(
+                    widths.iter().map(|width| "-".repeat(*width)).collect::<Vec<_>>().join("-+-"),
+                );
             }
         }
         lines.join("\n")

@@ -10,7 +10,8 @@ use tokio::time::Instant;
 
 use crate::web::{self, Token, Web, users, users::User};
 
-/// How long what is known of somebody is believed. Who has just become a guest is one at the latest after this.
+/// How long what is known of somebody is believed. Who has just become a guest is one at the latest
+/// after this.
 const BELIEVED: Duration = Duration::from_secs(5 * 60);
 /// People remembered at most; then all are forgotten.
 const REMEMBERED: usize = 20_000;
@@ -32,7 +33,8 @@ impl People {
     /// One person, as a workspace sees them.
     pub(crate) async fn one(&self, token: &Token, user: &str) -> Result<User, web::Error> {
         let key = (token.team.clone(), user.to_owned());
-        if let Some((at, user)) = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
+        if let Some((at, user)) =
+            self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
             && at.elapsed() < BELIEVED
         {
             return Ok(user.clone());
@@ -46,7 +48,8 @@ impl People {
         Ok(found)
     }
 
-    /// What people call somebody; their id when that cannot be found out, because a name is not worth waiting for.
+    /// What people call somebody; their id when that cannot be found out, because a name is not
+    /// worth waiting for.
     pub(crate) async fn name(&self, token: &Token, user: &str) -> String {
         match self.one(token, user).await {
             Ok(found) => found.shown().to_owned(),

@@ -1,7 +1,8 @@
 //! Posting once, whoever dies whenever.
 //!
-//! The row of a post comes before it, and the message carries the row's key as metadata. After a death between the two nobody knows
-//! whether Slack has the message; so the thread is searched for the key before anything is posted again.
+//! The row of a post comes before it, and the message carries the row's key as metadata. After a
+//! death between the two nobody knows whether Slack has the message; so the thread is searched for
+//! the key before anything is posted again.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -37,7 +38,8 @@ impl From<web::Error> for Error {
     }
 }
 
-/// The right to post: gone as soon as somebody else may have it. Cheap to clone; without a limit for what is done on no lease.
+/// The right to post: gone as soon as somebody else may have it. Cheap to clone; without a limit
+/// for what is done on no lease.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Right(Option<Arc<Mutex<Instant>>>);
 
@@ -67,7 +69,8 @@ impl Right {
     }
 }
 
-/// Whether a message can never be edited again: it is gone, or too old by the rules of its workspace.
+/// Whether a message can never be edited again: it is gone, or too old by the rules of its
+/// workspace.
 pub(crate) fn is_out_of_reach(error: &web::Error) -> bool {
     matches!(error.code(), Some("message_not_found" | "cant_update_message" | "edit_window_closed"))
 }
@@ -82,7 +85,8 @@ pub(crate) struct Posts<'a> {
 }
 
 impl Posts<'_> {
-    /// Posts what has this key, unless it is there; gives the message. It cannot have been posted before the message `oldest`.
+    /// Posts what has this key, unless it is there; gives the message. It cannot have been posted
+    /// before the message `oldest`.
     pub(crate) async fn once(
         &self,
         place: &Place,
@@ -95,7 +99,8 @@ impl Posts<'_> {
             Posted::Never => {}
             Posted::Perhaps => {
                 let found = if place.thread.is_empty() {
-                    conversations::find_in_channel(self.web, self.token, &place.channel, key).await?
+                    conversations::find_in_channel(self.web, self.token, &place.channel, key)
+                        .await?
                 } else {
                     let there = (place.channel.as_str(), place.thread.as_str());
                     conversations::find(self.web, self.token, there, oldest, key).await?
@@ -106,7 +111,8 @@ impl Posts<'_> {
                 }
             }
         }
-        let (there, leave) = ((place.channel.as_str(), place.thread.as_str()), || self.right.is_held());
+        let (there, leave) =
+            ((place.channel.as_str(), place.thread.as_str()), || self.right.is_held());
         let ts = chat::post(self.web, self.token, there, key, content, &leave).await?;
         self.store.slack_post_done(place, key, &ts).await?;
         Ok(ts)
@@ -130,12 +136,18 @@ impl Posts<'_> {
     }
 
     /// Puts something in the place of a message.
-    pub(crate) async fn update(&self, place: &Place, ts: &str, content: &Content) -> Result<(), Error> {
+    pub(crate) async fn update(
+        &self,
+        place: &Place,
+        ts: &str,
+        content: &Content,
+    ) -> Result<(), Error> {
         let leave = || self.right.is_held();
         Ok(chat::update(self.web, self.token, (&place.channel, ts), content, &leave).await?)
     }
 
-    /// Puts something in the place of a post; posts it anew where somebody has deleted that, or it is too old to be edited.
+    /// Puts something in the place of a post; posts it anew where somebody has deleted that, or it
+    /// is too old to be edited.
     pub(crate) async fn replace(
         &self,
         place: &Place,
@@ -154,7 +166,9 @@ impl Posts<'_> {
                 let key = format!("{key}.anew");
                 match self.store.slack_post(place, &key).await? {
                     Posted::At(ts) => self.update(place, &ts, content).await.map(|()| ts),
-                    Posted::Never | Posted::Perhaps => self.once(place, &key, oldest, content).await,
+                    Posted::Never | Posted::Perhaps => {
+                        self.once(place, &key, oldest, content).await
+                    }
                 }
             }
             Err(error) => Err(error),

@@ -1,5 +1,5 @@
-//! What people see while an agent works: one line of what it does, edited in place, at most once a second, and left out when Slack wants
-//! to be left alone.
+//! What people see while an agent works: one line of what it does, edited in place, at most once a
+//! second, and left out when Slack wants to be left alone.
 
 use std::{collections::VecDeque, sync::atomic::Ordering, time::Duration};
 
@@ -118,7 +118,8 @@ pub(crate) async fn follow(
                     let done = chat::try_update(posts.web, posts.token, &place.channel, placeholder, &content).await;
                     if let Err(error) = done {
                         tracing::debug!(%error, "progress is not shown");
-                        // It is worth showing when Slack can be spoken to again; what it refuses, it would refuse again.
+                        // It is worth showing when Slack can be spoken to again; what it refuses,
+                        // it would refuse again.
                         shown.changed = error.code().is_none();
                     }
                 }
@@ -129,7 +130,8 @@ pub(crate) async fn follow(
         let rests = match now {
             Now::Rests(followed) => Some(followed),
             Now::Works => None,
-            // Subtasks are not among the task's events. What they ask is asked while it does something else, too.
+            // Subtasks are not among the task's events. What they ask is asked while it does
+            // something else, too.
             Now::Shares { waits } => {
                 let open = approvals::show(shared, (posts, caller), mention, task).await?;
                 (waits && open > 0).then_some(Followed::Waits { decision: true })
@@ -149,12 +151,19 @@ pub(crate) async fn follow(
 }
 
 /// What becomes of the question.
-async fn now(shared: &Shared, caller: &Caller, (task, message): (&str, &str)) -> Result<Now, Trouble> {
-    let request = shared.gateway.request(caller, v1::GetMessageRequest { message: message.to_owned() });
+async fn now(
+    shared: &Shared,
+    caller: &Caller,
+    (task, message): (&str, &str),
+) -> Result<Now, Trouble> {
+    let request =
+        shared.gateway.request(caller, v1::GetMessageRequest { message: message.to_owned() });
     let found = match call(shared.gateway.messages().get_message(request)).await {
         Ok(found) => found,
         Err(status) if status.code() == tonic::Code::NotFound => {
-            return Err(Trouble::Failed("the task, or the question in it, was deleted.".to_owned()));
+            return Err(Trouble::Failed(
+                "the task, or the question in it, was deleted.".to_owned(),
+            ));
         }
         Err(status) => return Err(status.into()),
     };
@@ -167,7 +176,9 @@ async fn now(shared: &Shared, caller: &Caller, (task, message): (&str, &str)) ->
     Ok(match status.phase() {
         TaskPhase::AwaitApproval => Now::Rests(Followed::Waits { decision: true }),
         TaskPhase::Suspended => Now::Rests(Followed::Waits { decision: false }),
-        phase if !status.subtasks.is_empty() => Now::Shares { waits: phase == TaskPhase::AwaitSubtasks },
+        phase if !status.subtasks.is_empty() => {
+            Now::Shares { waits: phase == TaskPhase::AwaitSubtasks }
+        }
         _ => Now::Works,
     })
 }
@@ -177,12 +188,18 @@ pub(crate) fn is_suspended(mention: &Mention) -> bool {
     mention.error.as_deref() == Some(SUSPENDED)
 }
 
-async fn subscribe(shared: &Shared, caller: &Caller, task: &str) -> Result<Streaming<v1::Event>, tonic::Status> {
+async fn subscribe(
+    shared: &Shared,
+    caller: &Caller,
+    task: &str,
+) -> Result<Streaming<v1::Event>, tonic::Status> {
     let request = v1::SubscribeRequest { task: task.to_owned(), ..v1::SubscribeRequest::default() };
     call(shared.gateway.events().subscribe(shared.gateway.request(caller, request))).await
 }
 
-async fn next(events: &mut Option<Streaming<v1::Event>>) -> Option<Result<v1::Event, tonic::Status>> {
+async fn next(
+    events: &mut Option<Streaming<v1::Event>>,
+) -> Option<Result<v1::Event, tonic::Status>> {
     match events {
         Some(events) => events.next().await,
         None => std::future::pending().await,
@@ -194,8 +211,13 @@ impl Shown {
     fn take(&mut self, event: &v1::Event, message: &str) -> bool {
         match &event.payload {
             Some(Payload::ToolCalled(called)) => {
-                let arguments = mrkdwn::clip(&called.arguments.replace(['`', '\n'], " "), ARGUMENTS);
-                self.calls.push_back(format!("`{}` {}", escape(&called.name.replace('`', "")), escape(&arguments)));
+                let arguments =
+                    mrkdwn::clip(&called.arguments.replace(['`', '\n'], " "), ARGUMENTS);
+                self.calls.push_back(format!(
+                    "`{}` {}",
+                    escape(&called.name.replace('`', "")),
+                    escape(&arguments)
+                ));
                 if self.calls.len() > CALLS {
                     self.calls.pop_front();
                 }
@@ -210,7 +232,10 @@ impl Shown {
             }
             Some(Payload::TurnCompleted(turn)) => turn.message_id == message,
             Some(Payload::PhaseChanged(changed)) => {
-                matches!(changed.phase(), TaskPhase::AwaitApproval | TaskPhase::Suspended | TaskPhase::AwaitInput)
+                matches!(
+                    changed.phase(),
+                    TaskPhase::AwaitApproval | TaskPhase::Suspended | TaskPhase::AwaitInput
+                )
             }
             Some(Payload::Approval(_)) => true,
             _ => false,
@@ -227,8 +252,10 @@ impl Shown {
             1 => ", 1 call so far".to_owned(),
             count => format!(", {count} calls so far"),
         };
-        let mut blocks =
-            vec![mrkdwn::section(&format!(":hourglass_flowing_sand: {} _{doing}{steps}_", words::WORKING))];
+        let mut blocks = vec![mrkdwn::section(&format!(
+            ":hourglass_flowing_sand: {} _{doing}{steps}_",
+            words::WORKING
+        ))];
         if !self.calls.is_empty() {
             let calls: Vec<&str> = self.calls.iter().map(String::as_str).collect();
             blocks.push(mrkdwn::context(&calls.join("\n")));

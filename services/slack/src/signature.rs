@@ -1,9 +1,11 @@
-//! Whether a request is Slack's: `v0=` and the HMAC-SHA256 of `v0:<time>:<body>` in hexadecimal, with the app's signing secret.
+//! Whether a request is Slack's: `v0=` and the HMAC-SHA256 of `v0:<time>:<body>` in hexadecimal,
+//! with the app's signing secret.
 
 use jiff::Timestamp;
 use ring::hmac;
 
-/// How far Slack's clock and ours may be apart, and how long a request that somebody has recorded could be sent again, in seconds.
+/// How far Slack's clock and ours may be apart, and how long a request that somebody has recorded
+/// could be sent again, in seconds.
 const SKEW: i64 = 5 * 60;
 
 /// Why a request is not taken for Slack's.
@@ -31,8 +33,8 @@ impl Verifier {
         Self { key: hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes()) }
     }
 
-    /// Checks the headers `X-Slack-Request-Timestamp` and `X-Slack-Signature` of a request with this body. The comparison takes the
-    /// same time wherever the two differ.
+    /// Checks the headers `X-Slack-Request-Timestamp` and `X-Slack-Signature` of a request with
+    /// this body. The comparison takes the same time wherever the two differ.
     pub(crate) fn check(
         &self,
         timestamp: Option<&str>,
@@ -40,7 +42,9 @@ impl Verifier {
         body: &[u8],
         now: Timestamp,
     ) -> Result<(), Error> {
-        let (Some(timestamp), Some(signature)) = (timestamp, signature) else { return Err(Error::Malformed) };
+        let (Some(timestamp), Some(signature)) = (timestamp, signature) else {
+            return Err(Error::Malformed);
+        };
         let signed_at: i64 = timestamp.parse().map_err(|_| Error::Malformed)?;
         let tag = signature.strip_prefix("v0=").and_then(bytes).ok_or(Error::Malformed)?;
         if now.as_second().abs_diff(signed_at) > SKEW.unsigned_abs() {
@@ -105,7 +109,8 @@ mod tests {
     #[test]
     fn the_example_of_slacks_documentation_is_accepted() {
         let signature = "v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503";
-        let check = |now| Verifier::new(SECRET).check(Some("1531420618"), Some(signature), BODY, at(now));
+        let check =
+            |now| Verifier::new(SECRET).check(Some("1531420618"), Some(signature), BODY, at(now));
         assert_eq!(check(1_531_420_618), Ok(()));
         assert_eq!(check(1_531_420_618 + 300), Ok(()));
         assert_eq!(check(1_531_420_618 - 300), Ok(()));
@@ -115,7 +120,9 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_refused() {
-        let check = |timestamp, signature| Verifier::new(SECRET).check(timestamp, signature, BODY, at(1_531_420_618));
+        let check = |timestamp, signature| {
+            Verifier::new(SECRET).check(timestamp, signature, BODY, at(1_531_420_618))
+        };
         for (timestamp, signature) in [
             (None, None),
             (Some("1531420618"), None),
@@ -130,16 +137,27 @@ mod tests {
         assert_eq!(check(Some("-9223372036854775808"), Some("v0=00")), Err(Error::Stale));
     }
 
-    /// `cases.json` holds what `SignatureVerifier` of Slack's own SDK for Python (`slack_sdk` 3.47.0) has said about generated requests: secret,
-    /// time of the receiver, both headers, body, and whether it is valid. A third of them are valid, the others changed or late.
+    /// `cases.json` holds what `SignatureVerifier` of Slack's own SDK for Python (`slack_sdk`
+    /// 3.47.0) has said about generated requests: secret, time of the receiver, both headers, body,
+    /// and whether it is valid. A third of them are valid, the others changed or late.
     /// `scripts/slack/signature_cases.py` makes them, and `./dev slack` compares.
     #[test]
     fn ours_and_slacks_own_sdk_agree() {
         type Case = (String, i64, String, String, String, bool);
-        let cases: Vec<Case> = serde_json::from_str(include_str!("signature/cases.json")).expect("the cases are JSON");
-        assert!(cases.len() >= 200 && cases.iter().any(|case| case.5) && cases.iter().any(|case| !case.5));
+        let cases: Vec<Case> =
+            serde_json::from_str(include_str!("signature/cases.json")).expect("the cases are JSON");
+        assert!(
+            cases.len() >= 200
+                && cases.iter().any(|case| case.5)
+                && cases.iter().any(|case| !case.5)
+        );
         for (secret, now, timestamp, signature, body, valid) in cases {
-            let answer = Verifier::new(&secret).check(Some(&timestamp), Some(&signature), body.as_bytes(), at(now));
+            let answer = Verifier::new(&secret).check(
+                Some(&timestamp),
+                Some(&signature),
+                body.as_bytes(),
+                at(now),
+            );
             assert_eq!(answer.is_ok(), valid, "{timestamp} at {now}, {signature}: {answer:?}");
         }
     }

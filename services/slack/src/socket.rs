@@ -1,5 +1,6 @@
-//! Socket Mode: Slack's deliveries over a connection that we open, where no public address is there. Each is confirmed after the work
-//! queue has it; what is not confirmed, Slack sends again. None waits for another: a queue that hangs keeps Slack waiting for what is for the queue only.
+//! Socket Mode: Slack's deliveries over a connection that we open, where no public address is
+//! there. Each is confirmed after the work queue has it; what is not confirmed, Slack sends again.
+//! None waits for another: a queue that hangs keeps Slack waiting for what is for the queue only.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,9 +27,11 @@ use crate::{
 const SILENCE: Duration = Duration::from_secs(60);
 /// How long making a connection may take, and sending a confirmation.
 const CONNECT: Duration = Duration::from_secs(15);
-/// Deliveries of one connection that are taken at the same time; the next ones wait on the connection.
+/// Deliveries of one connection that are taken at the same time; the next ones wait on the
+/// connection.
 const IN_FLIGHT: usize = 64;
-/// How long a connection is listened to after another one was begun in its place. Slack closes it ten seconds after its warning.
+/// How long a connection is listened to after another one was begun in its place. Slack closes it
+/// ten seconds after its warning.
 const LINGER: Duration = Duration::from_secs(15);
 /// The pause after the first connection that fails; it doubles with each further one.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -80,12 +83,17 @@ pub(crate) async fn run(shared: Arc<Shared>, intake: Intake, draining: Cancellat
         let pause = match ended {
             Ok(Ended::Replaced) => continue,
             Ok(Ended::Disabled) => {
-                tracing::error!("Socket Mode is turned off in the app's settings: nothing of Slack is heard");
+                tracing::error!(
+                    "Socket Mode is turned off in the app's settings: nothing of Slack is heard"
+                );
                 PAUSE_MAX
             }
             ended => {
                 if let Err(error) = ended {
-                    tracing::warn!(error = format!("{error:#}"), "the connection to Slack has failed");
+                    tracing::warn!(
+                        error = format!("{error:#}"),
+                        "the connection to Slack has failed"
+                    );
                 }
                 if lasted > LASTED {
                     failed = PAUSE_MIN;
@@ -99,12 +107,18 @@ pub(crate) async fn run(shared: Arc<Shared>, intake: Intake, draining: Cancellat
     }
 }
 
-/// One connection, from its opening to its end. It tells `replace` how long it has lasted when another one is to take its place, and goes on for a while:
-/// what is confirmed and what comes until the other is there is not lost with it.
-async fn session(shared: &Shared, intake: &Intake, replace: &mpsc::Sender<Duration>) -> anyhow::Result<Ended> {
+/// One connection, from its opening to its end. It tells `replace` how long it has lasted when
+/// another one is to take its place, and goes on for a while: what is confirmed and what comes
+/// until the other is there is not lost with it.
+async fn session(
+    shared: &Shared,
+    intake: &Intake,
+    replace: &mpsc::Sender<Duration>,
+) -> anyhow::Result<Ended> {
     let token = shared.config.slack_app_token.as_ref().context("slack_app_token is not set")?;
     let authorization = format!("Bearer {}", token.expose());
-    let opened: Opened = shared.web.call_as(&authorization, "apps.connections.open", Body::Form(&[])).await?;
+    let opened: Opened =
+        shared.web.call_as(&authorization, "apps.connections.open", Body::Form(&[])).await?;
     let url = Url::parse(&opened.url)?;
     let mut asked = url.clone();
     let scheme = if url.scheme() == "wss" { "https" } else { "http" };
@@ -112,7 +126,8 @@ async fn session(shared: &Shared, intake: &Intake, replace: &mpsc::Sender<Durati
     if asked.set_scheme(scheme).is_err() || !shared.web.is_slacks(&asked) {
         bail!("Slack names an address that is none of its own");
     }
-    let (socket, _) = timeout(CONNECT, connect_async(opened.url.as_str())).await.context("no answer")??;
+    let (socket, _) =
+        timeout(CONNECT, connect_async(opened.url.as_str())).await.context("no answer")??;
     tracing::info!("connected to Slack over Socket Mode");
     let began = Instant::now();
     let (mut sink, mut stream) = socket.split();

@@ -1,4 +1,5 @@
-//! The workspaces the app is installed in, and the tokens it has there: opened for a call, renewed before they end.
+//! The workspaces the app is installed in, and the tokens it has there: opened for a call, renewed
+//! before they end.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +24,8 @@ const RENEW: SignedDuration = SignedDuration::from_mins(30);
 /// How often tokens are looked at while one that has ended keeps its workspace from working.
 pub(crate) const AGAIN: Duration = Duration::from_secs(60);
 
-/// How often it is tried to store what was renewed, and the pause between. A database that is started again is back by then.
+/// How often it is tried to store what was renewed, and the pause between. A database that is
+/// started again is back by then.
 const STORE_ATTEMPTS: u32 = 20;
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -45,7 +47,7 @@ pub(crate) enum Error {
     /// The process ends while it is renewed.
     #[error("the renewal of the token was interrupted")]
     Interrupted,
-    /// The workspace is another organisation's.
+    /// The workspace is another organization's.
     #[error("the workspace is connected to another organization")]
     Elsewhere,
     /// It has ended and cannot be renewed.
@@ -79,7 +81,8 @@ pub(crate) struct Teams {
 struct Tokens {
     token: SecretString,
     refresh: Option<SecretString>,
-    /// The key of the organisation's member who has connected the workspace; none: the service's own.
+    /// The key of the organization's member who has connected the workspace; none: the service's
+    /// own.
     gateway: Option<SecretString>,
 }
 
@@ -110,7 +113,8 @@ impl Teams {
         let tokens = self.open(&installation)?;
         match (installation.expires_at, &tokens.refresh, &self.app) {
             (Some(expires_at), Some(_), Some(_)) if expires_at < clock::now() + RENEW => {
-                // Slack takes a refresh token once: who asks for a new one has to see it stored, even when nobody waits for it any more.
+                // Slack takes a refresh token once: who asks for a new one has to see it stored,
+                // even when nobody waits for it any more.
                 let (this, team) = (self.clone(), team.to_owned());
                 let (tell, told) = oneshot::channel();
                 self.lifecycle.spawn_job("renewal of a token", async move {
@@ -140,11 +144,15 @@ impl Teams {
         let tokens = self.open(&installation)?;
         let team = installation.team.clone();
         let ended = installation.expires_at.is_some_and(|at| at <= now);
-        let (Some(app), Some(refresh)) = (&self.app, &tokens.refresh) else { return Err(Error::NotInstalled) };
+        let (Some(app), Some(refresh)) = (&self.app, &tokens.refresh) else {
+            return Err(Error::NotInstalled);
+        };
         if installation.expires_at.is_none_or(|at| at >= now + RENEW) {
             return team_of(installation, tokens);
         }
-        let access = match oauth::refresh(&self.web, app.expose_secret(), refresh.expose_secret()).await {
+        let access = match oauth::refresh(&self.web, app.expose_secret(), refresh.expose_secret())
+            .await
+        {
             Ok(access) => access,
             Err(error) => {
                 // Another process has used it, and stored what it got.
@@ -160,11 +168,21 @@ impl Teams {
                 return team_of(installation, tokens);
             }
         };
-        self.store_renewed(&installation, refresh.expose_secret(), &access, tokens.gateway.as_ref()).await?;
-        team_of(installation, Tokens { token: SecretString::from(access.access_token.expose()), ..tokens })
+        self.store_renewed(
+            &installation,
+            refresh.expose_secret(),
+            &access,
+            tokens.gateway.as_ref(),
+        )
+        .await?;
+        team_of(
+            installation,
+            Tokens { token: SecretString::from(access.access_token.expose()), ..tokens },
+        )
     }
 
-    /// Puts new tokens in the place of those that were got with a refresh token, which is used up: the new ones are nowhere else.
+    /// Puts new tokens in the place of those that were got with a refresh token, which is used up:
+    /// the new ones are nowhere else.
     async fn store_renewed(
         &self,
         before: &Installation,
@@ -176,7 +194,10 @@ impl Teams {
         let (mut revision, mut attempts) = (before.revision, 0);
         loop {
             let now = clock::now();
-            let stored = self.store.slack_tokens_replace(team, revision, &sealed, expiry(access, now), now).await;
+            let stored = self
+                .store
+                .slack_tokens_replace(team, revision, &sealed, expiry(access, now), now)
+                .await;
             attempts += 1;
             match stored {
                 Ok(true) => return Ok(()),
@@ -189,7 +210,10 @@ impl Teams {
                         }
                         found => found?,
                     };
-                    let same = self.open(&found)?.refresh.is_some_and(|refresh| refresh.expose_secret() == used);
+                    let same = self
+                        .open(&found)?
+                        .refresh
+                        .is_some_and(|refresh| refresh.expose_secret() == used);
                     if !same {
                         tracing::warn!(
                             team,
@@ -212,8 +236,12 @@ impl Teams {
     /// Notes an installation that somebody has agreed to. Gives the workspace's name.
     ///
     /// # Errors
-    /// [`Error::Elsewhere`] when the workspace is another organisation's; nothing is changed then.
-    pub(crate) async fn install(&self, access: &oauth::Access, connected: Connected) -> Result<String, Error> {
+    /// [`Error::Elsewhere`] when the workspace is another organization's; nothing is changed then.
+    pub(crate) async fn install(
+        &self,
+        access: &oauth::Access,
+        connected: Connected,
+    ) -> Result<String, Error> {
         let Connected { organization, key, agent } = connected;
         let now = clock::now();
         let team = access.team.as_ref().ok_or(Error::NotInstalled)?;
@@ -237,7 +265,8 @@ impl Teams {
         Ok(team.name.clone())
     }
 
-    /// Seals anew what is not sealed with the active master key, so that an old one can be taken away.
+    /// Seals anew what is not sealed with the active master key, so that an old one can be taken
+    /// away.
     pub(crate) async fn reseal(&self) {
         let others = match self.store.slack_sealed_otherwise(self.keyring.active()).await {
             Ok(others) => others,
@@ -250,7 +279,8 @@ impl Teams {
             let (team, record) = (&installation.team, Installation::record(&installation.team));
             let Some(sealed) = &installation.tokens else { continue };
             let resealed = self.keyring.open(&record, sealed);
-            let resealed = resealed.and_then(|plain| self.keyring.seal(&record, plain.expose_secret()));
+            let resealed =
+                resealed.and_then(|plain| self.keyring.seal(&record, plain.expose_secret()));
             let done = match resealed {
                 Ok(resealed) => {
                     let (revision, expires_at) = (installation.revision, installation.expires_at);
@@ -264,7 +294,10 @@ impl Teams {
             };
             match done {
                 Ok(_) => {
-                    tracing::info!(team, "the tokens of a workspace were encrypted again, with the active master key")
+                    tracing::info!(
+                        team,
+                        "the tokens of a workspace were encrypted again, with the active master key"
+                    )
                 }
                 Err(error) => {
                     tracing::error!(team, error = %Chain(&error), "the tokens of a workspace cannot be encrypted again");
@@ -273,28 +306,48 @@ impl Teams {
         }
     }
 
-    /// Forgets the tokens of a workspace that has removed the app at that time, unless it has installed it again since.
-    pub(crate) async fn uninstall(&self, team: &str, at: Timestamp) -> Result<(), construct_store::Error> {
+    /// Forgets the tokens of a workspace that has removed the app at that time, unless it has
+    /// installed it again since.
+    pub(crate) async fn uninstall(
+        &self,
+        team: &str,
+        at: Timestamp,
+    ) -> Result<(), construct_store::Error> {
         if self.store.slack_uninstall(team, at, clock::now()).await? {
             tracing::info!(team, "the app was removed from a workspace");
         } else {
-            tracing::info!(team, "the app was removed from a workspace before it was installed as it is now");
+            tracing::info!(
+                team,
+                "the app was removed from a workspace before it was installed as it is now"
+            );
         }
         Ok(())
     }
 
-    fn seal(&self, team: &str, access: &oauth::Access, gateway: Option<&SecretString>) -> Result<SealedSecret, Error> {
+    fn seal(
+        &self,
+        team: &str,
+        access: &oauth::Access,
+        gateway: Option<&SecretString>,
+    ) -> Result<SealedSecret, Error> {
         let refresh = access.refresh_token.as_ref().map(Secret::expose);
         let gateway = gateway.map(SecretString::expose_secret);
-        let plain = json!({"token": access.access_token.expose(), "refresh": refresh, "gateway": gateway});
+        let plain =
+            json!({"token": access.access_token.expose(), "refresh": refresh, "gateway": gateway});
         let plain = SecretString::from(plain.to_string());
-        self.keyring.seal(&Installation::record(team), plain.expose_secret().as_bytes()).map_err(Error::Sealed)
+        self.keyring
+            .seal(&Installation::record(team), plain.expose_secret().as_bytes())
+            .map_err(Error::Sealed)
     }
 
     fn open(&self, installation: &Installation) -> Result<Tokens, Error> {
         let sealed = installation.tokens.as_ref().ok_or(Error::NotInstalled)?;
-        let plain = self.keyring.open(&Installation::record(&installation.team), sealed).map_err(Error::Sealed)?;
-        let tokens: Value = serde_json::from_slice(plain.expose_secret()).map_err(|_| Error::Unreadable)?;
+        let plain = self
+            .keyring
+            .open(&Installation::record(&installation.team), sealed)
+            .map_err(Error::Sealed)?;
+        let tokens: Value =
+            serde_json::from_slice(plain.expose_secret()).map_err(|_| Error::Unreadable)?;
         let text = |name: &str| tokens[name].as_str().map(SecretString::from);
         Ok(Tokens {
             token: text("token").ok_or(Error::Unreadable)?,

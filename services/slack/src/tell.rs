@@ -18,10 +18,12 @@ impl<'a> Person<'a> {
     /// Who has sent this.
     fn of(payload: &'a Value) -> Self {
         let text = |value: &'a Value| value.as_str().unwrap_or_default();
-        let either = |one: &'a Value, other: &'a Value| if one.is_string() { text(one) } else { text(other) };
+        let either = |one: &'a Value, other: &'a Value| {
+            if one.is_string() { text(one) } else { text(other) }
+        };
         Self {
-            // Buttons and forms name people and channels in objects, commands don't, and a form is in no channel but of the command it
-            // was opened by.
+            // Buttons and forms name people and channels in objects, commands don't, and a form is
+            // in no channel but of the command it was opened by.
             user: either(&payload["user"]["id"], &payload["user_id"]),
             channel: match payload["channel"]["id"].as_str() {
                 Some(channel) => channel,
@@ -64,9 +66,13 @@ async fn person(shared: &Shared, team: &str, payload: &Value, said: &str) -> Res
 
 /// Answers where Slack wants an answer to be sent. Whether it was taken.
 pub(crate) async fn respond(shared: &Shared, url: &str, text: &str) -> Result<bool, Trouble> {
-    let Some(url) = Url::parse(url).ok().filter(|url| shared.web.is_slacks(url)) else { return Ok(false) };
-    let body = json!({"response_type": "ephemeral", "replace_original": false, "text": text}).to_string();
-    let request = shared.web.client().post(url).header("content-type", "application/json").body(body);
+    let Some(url) = Url::parse(url).ok().filter(|url| shared.web.is_slacks(url)) else {
+        return Ok(false);
+    };
+    let body =
+        json!({"response_type": "ephemeral", "replace_original": false, "text": text}).to_string();
+    let request =
+        shared.web.client().post(url).header("content-type", "application/json").body(body);
     match request.send().await {
         Ok(answer) => Ok(answer.status().is_success()),
         Err(error) => Err(Trouble::Later { what: error.without_url().to_string(), after: None }),
@@ -80,12 +86,16 @@ mod tests {
     #[test]
     fn whoever_has_sent_a_command_a_button_or_a_form_can_be_reached() {
         let command = json!({"user_id": "U1", "channel_id": "C1", "response_url": "https://hooks.slack.com/1"});
-        let button = json!({"user": {"id": "U1"}, "channel": {"id": "C1"}, "message": {"thread_ts": "1.0"}});
+        let button =
+            json!({"user": {"id": "U1"}, "channel": {"id": "C1"}, "message": {"thread_ts": "1.0"}});
         let form = json!({"user": {"id": "U1"}, "view": {"private_metadata": "C1"}});
         for payload in [&command, &button, &form] {
             let person = Person::of(payload);
             assert_eq!((person.user, person.channel), ("U1", "C1"), "{payload}");
         }
-        assert_eq!((Person::of(&command).url, Person::of(&button).thread), ("https://hooks.slack.com/1", Some("1.0")));
+        assert_eq!(
+            (Person::of(&command).url, Person::of(&button).thread),
+            ("https://hooks.slack.com/1", Some("1.0"))
+        );
     }
 }

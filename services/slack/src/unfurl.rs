@@ -29,7 +29,8 @@ pub(crate) async fn show(shared: &Shared, team: &str, event: &Value) -> Result<(
     if access::inside(shared, &team, user).await?.is_err() {
         return Ok(());
     }
-    // With their own key, where they have one: whoever may not see a task any more shows it to nobody.
+    // With their own key, where they have one: whoever may not see a task any more shows it to
+    // nobody.
     let organization = team.installation.organization;
     let by = shared.members.authorization(&team.token.team, organization, user).await?;
     let mut unfurls = Map::new();
@@ -47,16 +48,21 @@ pub(crate) async fn show(shared: &Shared, team: &str, event: &Value) -> Result<(
         return Ok(());
     }
     let text = |name: &str| event[name].as_str().unwrap_or_default();
-    Ok(chat::unfurl(&shared.web, &team.token, text("channel"), text("message_ts"), unfurls.into()).await?)
+    Ok(chat::unfurl(&shared.web, &team.token, text("channel"), text("message_ts"), unfurls.into())
+        .await?)
 }
 
 /// The id in an address of this form.
 fn task_of<'a>(pattern: &str, url: &'a str) -> Option<&'a str> {
     let (before, after) = pattern.split_once(PLACEHOLDER)?;
     let rest = url.strip_prefix(before)?;
-    let id = if after.is_empty() { rest.split(['?', '#', '/']).next()? } else { rest.split_once(after)?.0 };
-    let valid =
-        id.starts_with("task_") && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
+    let id = if after.is_empty() {
+        rest.split(['?', '#', '/']).next()?
+    } else {
+        rest.split_once(after)?.0
+    };
+    let valid = id.starts_with("task_")
+        && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
     valid.then_some(id)
 }
 
@@ -67,9 +73,18 @@ mod tests {
     #[test]
     fn a_task_is_found_in_addresses_of_the_configured_form_only() {
         let id = "task_00000000-0000-0000-0000-000000000007";
-        assert_eq!(task_of("https://c.example/t/{task}", &format!("https://c.example/t/{id}?tab=1")), Some(id));
-        assert_eq!(task_of("https://c.example/{task}/view", &format!("https://c.example/{id}/view")), Some(id));
-        assert_eq!(task_of("https://c.example/t/{task}", &format!("https://d.example/t/{id}")), None);
+        assert_eq!(
+            task_of("https://c.example/t/{task}", &format!("https://c.example/t/{id}?tab=1")),
+            Some(id)
+        );
+        assert_eq!(
+            task_of("https://c.example/{task}/view", &format!("https://c.example/{id}/view")),
+            Some(id)
+        );
+        assert_eq!(
+            task_of("https://c.example/t/{task}", &format!("https://d.example/t/{id}")),
+            None
+        );
         assert_eq!(task_of("https://c.example/t/{task}", "https://c.example/t/agent_7"), None);
     }
 }

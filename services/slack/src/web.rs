@@ -1,8 +1,9 @@
-//! Slack's Web API: how a method is called, and what Slack can answer to any of them. The methods are in the modules below, one per
-//! area.
+//! Slack's Web API: how a method is called, and what Slack can answer to any of them. The methods
+//! are in the modules below, one per area.
 //!
-//! A call is made once more when Slack was too busy, after as long as it asks for; what fails for another reason is its caller's to
-//! decide, because only the caller knows whether the call may have had an effect.
+//! A call is made once more when Slack was too busy, after as long as it asks for; what fails for
+//! another reason is its caller's to decide, because only the caller knows whether the call may
+//! have had an effect.
 
 pub(crate) mod chat;
 pub(crate) mod conversations;
@@ -31,7 +32,8 @@ use crate::metrics::Metrics;
 
 /// How long one call may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// The longest pause that Slack may ask for and that is waited here; for a longer one the work is put away.
+/// The longest pause that Slack may ask for and that is waited here; for a longer one the work is
+/// put away.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How often a call is made while Slack says that it is too busy.
 const TRIES: u32 = 4;
@@ -100,14 +102,20 @@ impl Error {
 
     /// Whether the token is of no use any more, whatever is asked with it.
     pub(crate) fn is_revoked(&self) -> bool {
-        let gone = ["invalid_auth", "account_inactive", "token_revoked", "not_authed", "app_uninstalled"];
+        let gone =
+            ["invalid_auth", "account_inactive", "token_revoked", "not_authed", "app_uninstalled"];
         self.code().is_some_and(|code| gone.contains(&code)) || *self == Self::NoToken
     }
 
     /// Whether Slack has refused a message for what it looks like.
     pub(crate) fn is_shape(&self) -> bool {
-        let shapes =
-            ["invalid_blocks", "msg_blocks_too_long", "msg_too_long", "invalid_blocks_format", "too_many_blocks"];
+        let shapes = [
+            "invalid_blocks",
+            "msg_blocks_too_long",
+            "msg_too_long",
+            "invalid_blocks_format",
+            "too_many_blocks",
+        ];
         self.code().is_some_and(|code| shapes.contains(&code))
     }
 
@@ -117,15 +125,21 @@ impl Error {
             Self::Limited { .. } | Self::Unknown { .. } => true,
             Self::NoToken | Self::Stopped { .. } => false,
             Self::Refused { code, .. } => {
-                let passing =
-                    ["internal_error", "fatal_error", "service_unavailable", "request_timeout", "token_expired"];
+                let passing = [
+                    "internal_error",
+                    "fatal_error",
+                    "service_unavailable",
+                    "request_timeout",
+                    "token_expired",
+                ];
                 passing.contains(&code.as_str())
             }
         }
     }
 }
 
-/// Says whether a call may still be made: asked before each attempt, because pauses between them outlast leases.
+/// Says whether a call may still be made: asked before each attempt, because pauses between them
+/// outlast leases.
 pub(crate) type Leave<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 
 /// The client. Cheap to clone.
@@ -133,7 +147,8 @@ pub(crate) type Leave<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 pub(crate) struct Web {
     client: reqwest::Client,
     base: Arc<Url>,
-    /// Until when a method must not be called with a workspace's token. Slack limits each method in each workspace.
+    /// Until when a method must not be called with a workspace's token. Slack limits each method in
+    /// each workspace.
     pauses: Arc<Mutex<HashMap<(&'static str, String), Instant>>>,
     metrics: Metrics,
 }
@@ -164,7 +179,8 @@ pub(crate) enum Body<'a> {
 }
 
 impl Web {
-    /// A client of the API at `base`, which ends with a slash. It follows no redirect, so that a token goes nowhere else.
+    /// A client of the API at `base`, which ends with a slash. It follows no redirect, so that a
+    /// token goes nowhere else.
     ///
     /// # Errors
     /// When the address is none, or the machine has no certificate authorities.
@@ -184,7 +200,8 @@ impl Web {
         &self.client
     }
 
-    /// Whether an address that Slack has named lies where a token may be sent: at Slack's own hosts, or where the API is.
+    /// Whether an address that Slack has named lies where a token may be sent: at Slack's own
+    /// hosts, or where the API is.
     pub(crate) fn is_slacks(&self, url: &Url) -> bool {
         let same = url.scheme() == self.base.scheme() && url.host_str() == self.base.host_str();
         let host = url.host_str().unwrap_or_default();
@@ -215,7 +232,10 @@ impl Web {
             if !leave() {
                 return Err(Error::Stopped { method });
             }
-            match self.attempt(method, &format!("Bearer {}", token.secret.expose_secret()), &body).await {
+            match self
+                .attempt(method, &format!("Bearer {}", token.secret.expose_secret()), &body)
+                .await
+            {
                 Err(Error::Limited { method, after }) => {
                     self.pause(method, &token.team, after);
                     if tries >= TRIES || after > LONGEST_PAUSE {
@@ -237,9 +257,13 @@ impl Web {
         body: Body<'_>,
     ) -> Result<T, Error> {
         if let Some(until) = self.paused_until(method, &token.team) {
-            return Err(Error::Limited { method, after: until.saturating_duration_since(Instant::now()) });
+            return Err(Error::Limited {
+                method,
+                after: until.saturating_duration_since(Instant::now()),
+            });
         }
-        let done = self.attempt(method, &format!("Bearer {}", token.secret.expose_secret()), &body).await;
+        let done =
+            self.attempt(method, &format!("Bearer {}", token.secret.expose_secret()), &body).await;
         if let Err(Error::Limited { after, .. }) = &done {
             self.pause(method, &token.team, *after);
         }
@@ -300,18 +324,21 @@ impl Web {
         let url = self.base.join(method).map_err(|error| unknown(error.to_string()))?;
         let request = self.client.post(url).header(AUTHORIZATION, authorization);
         let request = match body {
-            Body::Json(value) => {
-                request.header(CONTENT_TYPE, "application/json; charset=utf-8").body(value.to_string())
-            }
+            Body::Json(value) => request
+                .header(CONTENT_TYPE, "application/json; charset=utf-8")
+                .body(value.to_string()),
             Body::Form(fields) => {
                 let mut form = form_urlencoded::Serializer::new(String::new());
                 for (name, value) in *fields {
                     form.append_pair(name, value);
                 }
-                request.header(CONTENT_TYPE, "application/x-www-form-urlencoded").body(form.finish())
+                request
+                    .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                    .body(form.finish())
             }
         };
-        let mut response = request.send().await.map_err(|error| unknown(error.without_url().to_string()))?;
+        let mut response =
+            request.send().await.map_err(|error| unknown(error.without_url().to_string()))?;
         let status = response.status();
         if status == StatusCode::TOO_MANY_REQUESTS {
             return Err(limited(method, &response));
@@ -320,13 +347,16 @@ impl Web {
             return Err(unknown(format!("HTTP status {status}")));
         }
         let mut answer = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(|error| unknown(error.without_url().to_string()))? {
+        while let Some(chunk) =
+            response.chunk().await.map_err(|error| unknown(error.without_url().to_string()))?
+        {
             answer.extend_from_slice(&chunk);
             if answer.len() > MAX_ANSWER {
                 return Err(unknown(format!("the answer has more than {MAX_ANSWER} bytes")));
             }
         }
-        let envelope: Envelope = serde_json::from_slice(&answer).map_err(|error| unknown(error.to_string()))?;
+        let envelope: Envelope =
+            serde_json::from_slice(&answer).map_err(|error| unknown(error.to_string()))?;
         if !envelope.ok {
             let code = envelope.error.unwrap_or_else(|| "unknown_error".to_owned());
             if code == "ratelimited" || code == "rate_limited" {
@@ -340,6 +370,7 @@ impl Web {
 
 /// How long Slack wants to be left alone.
 fn limited(method: &'static str, response: &reqwest::Response) -> Error {
-    let after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    let after =
+        response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     Error::Limited { method, after: after.map_or(PAUSE, Duration::from_secs) }
 }

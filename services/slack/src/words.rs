@@ -21,13 +21,14 @@ pub(crate) const REJECT: &str = "construct_reject";
 /// Who has not said who they are.
 pub(crate) const NOT_LINKED: &str = "I do not know who you are in Construct. Make a code there (`construct key code slack --scope \
                                      tasks:write`), and tell it to me: `/construct link CODE`";
-/// A code of another organisation.
+/// A code of another organization.
 pub(crate) const ELSEWHERE: &str = "That code is for another organization than this workspace's.";
 /// Somebody's key is refused.
 pub(crate) const KEY_ENDED: &str =
     "Construct does not accept your key any more. Link yourself again with `/construct link`.";
 /// Somebody's role is too small.
-pub(crate) const ROLE: &str = "your role in Construct, or the key you have linked yourself with, does not allow it.";
+pub(crate) const ROLE: &str =
+    "your role in Construct, or the key you have linked yourself with, does not allow it.";
 
 /// Characters of a text for notifications.
 const NOTIFICATION: usize = 300;
@@ -41,13 +42,19 @@ pub(crate) fn plain(text: &str) -> Content {
 
 /// What stands where the answer will be.
 pub(crate) fn working() -> Content {
-    Content { text: WORKING.to_owned(), blocks: vec![mrkdwn::section(&format!(":hourglass_flowing_sand: {WORKING}"))] }
+    Content {
+        text: WORKING.to_owned(),
+        blocks: vec![mrkdwn::section(&format!(":hourglass_flowing_sand: {WORKING}"))],
+    }
 }
 
 /// What stands there while nobody lets the task go on.
 pub(crate) fn suspended() -> Content {
     let text = "Somebody has suspended this task. I go on when it is resumed.";
-    Content { text: text.to_owned(), blocks: vec![mrkdwn::section(&format!(":double_vertical_bar: {text}"))] }
+    Content {
+        text: text.to_owned(),
+        blocks: vec![mrkdwn::section(&format!(":double_vertical_bar: {text}"))],
+    }
 }
 
 /// The beginning of a text, for notifications; escaped.
@@ -75,7 +82,10 @@ pub(crate) fn failed(reason: &str, key: &MentionKey) -> Content {
 /// In the place of a failure that somebody wants tried again.
 pub(crate) fn again(user: &str) -> Content {
     let text = format!("I could not finish this. <@{}> asked me to try again.", user_id(user));
-    Content { blocks: vec![mrkdwn::section(&text)], text: "I could not finish this, and try again.".to_owned() }
+    Content {
+        blocks: vec![mrkdwn::section(&text)],
+        text: "I could not finish this, and try again.".to_owned(),
+    }
 }
 
 /// Why somebody is not answered.
@@ -117,14 +127,19 @@ pub(crate) fn slack(error: &crate::web::Error) -> String {
         Some("not_in_channel" | "channel_not_found") => {
             "I am not in this channel. Invite me with `/invite`.".to_owned()
         }
-        Some("missing_scope") => "the app lacks a permission. Somebody has to install it again.".to_owned(),
-        Some("expired_trigger_id" | "trigger_expired") => "it took too long. Try it once more.".to_owned(),
+        Some("missing_scope") => {
+            "the app lacks a permission. Somebody has to install it again.".to_owned()
+        }
+        Some("expired_trigger_id" | "trigger_expired") => {
+            "it took too long. Try it once more.".to_owned()
+        }
         Some("is_archived") => "the channel is archived.".to_owned(),
         _ => "Slack does not let me.".to_owned(),
     }
 }
 
-/// The id of a user, of which nothing but letters and digits is kept: it stands where names are called.
+/// The id of a user, of which nothing but letters and digits is kept: it stands where names are
+/// called.
 pub(crate) fn user_id(user: &str) -> String {
     user.chars().filter(char::is_ascii_alphanumeric).collect()
 }

@@ -1,4 +1,5 @@
-//! What is taken from the work queue: a question is written down and acknowledged, everything else is dealt with at once.
+//! What is taken from the work queue: a question is written down and acknowledged, everything else
+//! is dealt with at once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,11 +19,13 @@ use crate::{
 
 /// Deliveries worked on at the same time.
 const IN_FLIGHT: usize = 32;
-/// How soon a delivery that could not be dealt with is tried again; for what is no question it doubles with each try.
+/// How soon a delivery that could not be dealt with is tried again; for what is no question it
+/// doubles with each try.
 const AGAIN: Duration = Duration::from_secs(2);
 /// The longest such pause.
 const AGAIN_MAX: Duration = Duration::from_secs(60);
-/// How often something that is no question is tried: with these pauses for an hour, which outlasts a restart of everything.
+/// How often something that is no question is tried: with these pauses for an hour, which outlasts
+/// a restart of everything.
 const TRIES: u32 = 64;
 
 /// Takes deliveries.
@@ -38,7 +41,8 @@ impl Worker {
 
     /// Takes deliveries until the service drains.
     pub(crate) async fn run(self, lifecycle: Lifecycle) -> anyhow::Result<()> {
-        let mut deliveries = self.bus.consume_slack(ConsumeOptions::new(IN_FLIGHT, lifecycle.draining()));
+        let mut deliveries =
+            self.bus.consume_slack(ConsumeOptions::new(IN_FLIGHT, lifecycle.draining()));
         while let Some(delivery) = deliveries.next().await {
             let shared = Arc::clone(&self.shared);
             lifecycle.spawn_job("delivery", async move { take(&shared, delivery).await });
@@ -55,7 +59,9 @@ async fn take(shared: &Shared, delivery: Delivery<mesh::SlackDelivery>) {
     let done = match &payload {
         Ok(payload) => deal_with(shared, &message, payload).await,
         // Somebody may put the master key back.
-        Err(error @ Unreadable::Sealed(_)) => Err(Trouble::Later { what: Chain(error).to_string(), after: None }),
+        Err(error @ Unreadable::Sealed(_)) => {
+            Err(Trouble::Later { what: Chain(error).to_string(), after: None })
+        }
         Err(error @ Unreadable::Json(_)) => Err(Trouble::Mute(Chain(error).to_string())),
     };
     match done {
@@ -86,20 +92,33 @@ fn pause(tries: u32) -> Duration {
     AGAIN.saturating_mul(1 << tries.clamp(1, 6) >> 1).min(AGAIN_MAX)
 }
 
-async fn deal_with(shared: &Shared, delivery: &mesh::SlackDelivery, payload: &Value) -> Result<(), Trouble> {
+async fn deal_with(
+    shared: &Shared,
+    delivery: &mesh::SlackDelivery,
+    payload: &Value,
+) -> Result<(), Trouble> {
     let team = delivery.team.as_str();
     match delivery.kind.parse() {
         Ok(SlackKind::Event) => {
             let event = &payload["event"];
             match event["type"].as_str() {
                 Some("app_mention" | "message") => question(shared, team, event).await,
-                Some("app_uninstalled") => Ok(shared.teams.uninstall(team, happened(payload)).await?),
+                Some("app_uninstalled") => {
+                    Ok(shared.teams.uninstall(team, happened(payload)).await?)
+                }
                 Some("tokens_revoked") => {
                     // Tokens of persons are none of ours.
-                    let ours = event["tokens"]["bot"].as_array().is_some_and(|bots| !bots.is_empty());
-                    if ours { Ok(shared.teams.uninstall(team, happened(payload)).await?) } else { Ok(()) }
+                    let ours =
+                        event["tokens"]["bot"].as_array().is_some_and(|bots| !bots.is_empty());
+                    if ours {
+                        Ok(shared.teams.uninstall(team, happened(payload)).await?)
+                    } else {
+                        Ok(())
+                    }
                 }
-                Some("app_home_opened") => bounded(home::show(shared, team, event["user"].as_str()).await),
+                Some("app_home_opened") => {
+                    bounded(home::show(shared, team, event["user"].as_str()).await)
+                }
                 Some("link_shared") => bounded(unfurl::show(shared, team, event).await),
                 _ => Ok(()),
             }

@@ -18,7 +18,18 @@ async fn small_files_go_with_a_message_and_large_ones_are_uploaded_first() {
     std::fs::write(path("empty.txt"), "").unwrap();
 
     let (small, large, empty) = (path("small.csv"), path("large.bin"), path("empty.txt"));
-    let arguments = ["exec", "-o", "json", "--attach", &small, "--attach", &large, "--attach", &empty, "weigh them"];
+    let arguments = [
+        "exec",
+        "-o",
+        "json",
+        "--attach",
+        &small,
+        "--attach",
+        &large,
+        "--attach",
+        &empty,
+        "weigh them",
+    ];
     let done = construct(&mesh, &arguments, "").await;
     assert_eq!(done.code(), 0, "{done:?}");
     let report = done.json();
@@ -45,5 +56,9 @@ async fn small_files_go_with_a_message_and_large_ones_are_uploaded_first() {
     let missing = construct(&mesh, &["exec", "--attach", &path("none"), "weigh"], "").await;
     assert_eq!(missing.code(), 2, "{missing:?}");
     let tasks = construct(&mesh, &["task", "list", "-o", "json"], "").await.json();
-    assert_eq!(tasks["tasks"].as_array().unwrap().len(), 1, "nothing was begun for what cannot be read");
+    assert_eq!(
+        tasks["tasks"].as_array().unwrap().len(),
+        1,
+        "nothing was begun for what cannot be read"
+    );
 }

@@ -1,4 +1,5 @@
-//! The commands that pin facts, take a conversation back, copy it, have messages sent by the clock, and take up what was given up.
+//! The commands that pin facts, take a conversation back, copy it, have messages sent by the clock,
+//! and take up what was given up.
 
 use std::time::Duration;
 
@@ -29,15 +30,26 @@ fn id_of(made: &Value) -> String {
 /// A task's messages as they are listed: ids, and what they say.
 async fn messages(mesh: &Mesh, task: &str) -> Vec<(String, String)> {
     let listed = run(mesh, &format!("message list {task} -o json"), "", 0, &[]).await.json();
-    let text = |message: &Value| message["spec"]["blocks"][0]["text"]["text"].as_str().unwrap_or_default().to_owned();
-    listed["messages"].as_array().unwrap().iter().map(|message| (id_of(message), text(message))).collect()
+    let text = |message: &Value| {
+        message["spec"]["blocks"][0]["text"]["text"].as_str().unwrap_or_default().to_owned()
+    };
+    listed["messages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|message| (id_of(message), text(message)))
+        .collect()
 }
 
 /// Waits until these are a task's messages.
 async fn shown(mesh: &Mesh, task: &str, expected: &[&str]) -> Vec<(String, String)> {
     until("the conversation to be as it should", PATIENCE, async || {
         let messages = messages(mesh, task).await;
-        if messages.iter().map(|(_, text)| text).eq(expected) { Ok(messages) } else { Err(messages) }
+        if messages.iter().map(|(_, text)| text).eq(expected) {
+            Ok(messages)
+        } else {
+            Err(messages)
+        }
     })
     .await
 }
@@ -49,30 +61,65 @@ async fn facts_are_pinned_shown_and_taken_away() {
     mesh.spawn(Service::Gateway).unwrap();
     mesh.ready(Service::Gateway).await.unwrap();
     mesh.scripted_agent("worker", &json!([])).await.unwrap();
-    let made =
-        run(&mesh, "task create --pin 'The port is 8417.' --pin 'Ann decides.' -o json", "", 0, &[]).await.json();
+    let made = run(
+        &mesh,
+        "task create --pin 'The port is 8417.' --pin 'Ann decides.' -o json",
+        "",
+        0,
+        &[],
+    )
+    .await
+    .json();
     assert_eq!(made["spec"]["pinned"], json!(["The port is 8417.", "Ann decides."]));
     let task = id_of(&made);
     check(
         &mesh,
         &[
             ("task create --pin ' '", "", 2, &["- spec.pinned[0]: must not be blank"]),
-            (&format!("task get {task}"), "", 0, &["pinned:\n  1. The port is 8417.\n  2. Ann decides.\n"]),
-            (&format!("task pin {task} 'It rains.'"), "", 0, &["  2. Ann decides.\n  3. It rains.\n"]),
+            (
+                &format!("task get {task}"),
+                "",
+                0,
+                &["pinned:\n  1. The port is 8417.\n  2. Ann decides.\n"],
+            ),
+            (
+                &format!("task pin {task} 'It rains.'"),
+                "",
+                0,
+                &["  2. Ann decides.\n  3. It rains.\n"],
+            ),
             // It is pinned, so nothing is changed.
-            (&format!("task pin {task} 'It rains.' -o json"), "", 0, &["\"It rains.\"", "\"revision\": \"2\""]),
+            (
+                &format!("task pin {task} 'It rains.' -o json"),
+                "",
+                0,
+                &["\"It rains.\"", "\"revision\": \"2\""],
+            ),
             (&format!("task pin {task} ' '"), "", 2, &["- pinned.facts[3]: must not be blank"]),
             (&format!("task pin {NO_TASK} x"), "", 1, &["not found"]),
-            (&format!("task unpin {task} Ann"), "", 1, &["nothing is pinned as Ann", "hint: construct task get"]),
+            (
+                &format!("task unpin {task} Ann"),
+                "",
+                1,
+                &["nothing is pinned as Ann", "hint: construct task get"],
+            ),
             (&format!("task unpin {task} 4"), "", 1, &["nothing is pinned as 4"]),
-            (&format!("task unpin {task} 2"), "", 0, &["pinned:\n  1. The port is 8417.\n  2. It rains.\n"]),
+            (
+                &format!("task unpin {task} 2"),
+                "",
+                0,
+                &["pinned:\n  1. The port is 8417.\n  2. It rains.\n"],
+            ),
             (&format!("task unpin {task} 'The port is 8417.'"), "", 0, &["1. It rains.\n"]),
             // Other changes leave it alone.
             (&format!("task update {task} --title Weather"), "", 0, &["Weather", "1. It rains.\n"]),
         ],
     )
     .await;
-    assert_eq!(get(&mesh, &format!("task get {task}")).await["spec"]["pinned"], json!(["It rains."]));
+    assert_eq!(
+        get(&mesh, &format!("task get {task}")).await["spec"]["pinned"],
+        json!(["It rains."])
+    );
     let without = run(&mesh, &format!("task unpin {task} 1"), "", 0, &[&task]).await;
     assert!(!without.output.contains("pinned"), "{without:?}");
 }
@@ -81,7 +128,9 @@ async fn facts_are_pinned_shown_and_taken_away() {
 async fn a_conversation_is_taken_back_asked_anew_and_copied() {
     let mesh = Mesh::start().await.unwrap();
     let turns = json!([{"text": "{{user_messages}}: {{last_user_text}}"}]);
-    mesh.scripted_agent("worker", &json!({"conversations": [{"match": "", "turns": turns}]})).await.unwrap();
+    mesh.scripted_agent("worker", &json!({"conversations": [{"match": "", "turns": turns}]}))
+        .await
+        .unwrap();
     let client = mesh.client().unwrap();
     let task = id_of(&run(&mesh, "task create --title Job -o json", "", 0, &[]).await.json());
     for words in ["one", "two", "three"] {
@@ -108,7 +157,14 @@ async fn a_conversation_is_taken_back_asked_anew_and_copied() {
     shown(&mesh, &task, &["one", "1: one", "two"]).await;
 
     // The same message in other words, from the command line or from a pipe.
-    run(&mesh, &format!("message edit {two}"), "deux", 0, &["replaces:", two, "waits for its turn", "deux"]).await;
+    run(
+        &mesh,
+        &format!("message edit {two}"),
+        "deux",
+        0,
+        &["replaces:", two, "waits for its turn", "deux"],
+    )
+    .await;
     let said = shown(&mesh, &task, &["one", "1: one", "deux", "2: deux"]).await;
     client.conversation(&task).settled().await;
     let (deux, answer) = (&said[2].0, &said[3].0);
@@ -126,7 +182,9 @@ async fn a_conversation_is_taken_back_asked_anew_and_copied() {
     .await;
 
     // A copy goes on by itself, and what it was copied from stays as it is.
-    let copy = run(&mesh, &format!("task fork {task} {answer} --title Copy -o json"), "", 0, &[]).await.json();
+    let copy = run(&mesh, &format!("task fork {task} {answer} --title Copy -o json"), "", 0, &[])
+        .await
+        .json();
     assert_eq!(copy["spec"]["title"], "Copy", "{copy}");
     assert_eq!(copy["status"]["forkedFrom"], json!({"task": task, "message": answer}), "{copy}");
     let copy = id_of(&copy);
@@ -136,7 +194,12 @@ async fn a_conversation_is_taken_back_asked_anew_and_copied() {
         &mesh,
         &[
             (&format!("task get {copy}"), "", 0, &["forked from:", &from]),
-            (&format!("message list {copy} --source assistant"), "", 0, &["1: one", "2: deux", "3: trois"]),
+            (
+                &format!("message list {copy} --source assistant"),
+                "",
+                0,
+                &["1: one", "2: deux", "3: trois"],
+            ),
         ],
     )
     .await;
@@ -153,7 +216,9 @@ async fn letters(mesh: &Mesh, options: &str) -> Vec<u64> {
 #[tokio::test]
 async fn what_was_given_up_is_listed_published_again_removed_or_retried() {
     let mesh = Mesh::start().await.unwrap();
-    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
+        .await
+        .unwrap();
     let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
     let id: TaskId = conversation.id().parse().unwrap();
     let none = run(&mesh, "dead list", "", 0, &["ID", "SUBJECT", "REASON", "AGE"]).await;
@@ -180,11 +245,21 @@ async fn what_was_given_up_is_listed_published_again_removed_or_retried() {
         &mesh,
         &[
             ("dead list", "", 0, &[&row, &subject, "TaskCensus"]),
-            (&format!("dead show {first}"), "", 0, &["CONSTRUCT_TASK", &subject, kind, "given up:", "reason:"]),
+            (
+                &format!("dead show {first}"),
+                "",
+                0,
+                &["CONSTRUCT_TASK", &subject, kind, "given up:", "reason:"],
+            ),
             (&format!("dead show {first} -o json"), "", 0, &["\"redrivable\": true", kind]),
             ("dead show nonsense", "", 2, &["LETTER"]),
             ("dead list --limit 0", "", 2, &["--limit"]),
-            (&format!("dead redrive {first}"), "", 0, &[&format!("dead letter {first} was published again\n")]),
+            (
+                &format!("dead redrive {first}"),
+                "",
+                0,
+                &[&format!("dead letter {first} was published again\n")],
+            ),
             (&format!("dead redrive {first}"), "", 1, &["not found"]),
         ],
     )
@@ -196,7 +271,12 @@ async fn what_was_given_up_is_listed_published_again_removed_or_retried() {
         check(
             &mesh,
             &[
-                (&format!("dead drop {letter}"), "", 0, &[&format!("dead letter {letter} was removed\n")]),
+                (
+                    &format!("dead drop {letter}"),
+                    "",
+                    0,
+                    &[&format!("dead letter {letter} was removed\n")],
+                ),
                 (&format!("dead drop {letter}"), "", 1, &["not found"]),
                 (&format!("dead show {letter}"), "", 1, &["not found"]),
             ],
@@ -236,13 +316,26 @@ async fn what_was_given_up_is_listed_published_again_removed_or_retried() {
 #[tokio::test]
 async fn messages_are_sent_by_the_clock_and_their_runs_are_told() {
     let mesh = Mesh::start().await.unwrap();
-    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
+        .await
+        .unwrap();
     let weekly = "schedule create weekly --agent worker --cron '0 9 * * MON' --time-zone Europe/Berlin --missed skip \
                   --title Monday 'Look at the news.'";
     check(
         &mesh,
         &[
-            (weekly, "", 0, &["weekly", "0 9 * * MON Europe/Berlin", "are skipped", "Monday", "Look at the news."]),
+            (
+                weekly,
+                "",
+                0,
+                &[
+                    "weekly",
+                    "0 9 * * MON Europe/Berlin",
+                    "are skipped",
+                    "Monday",
+                    "Look at the news.",
+                ],
+            ),
             (weekly, "", 1, &["exists already"]),
             ("schedule create x --agent worker --cron '61 * * * *' x", "", 2, &["- spec.cron: "]),
             (
@@ -252,7 +345,12 @@ async fn messages_are_sent_by_the_clock_and_their_runs_are_told() {
                 &["- spec.time_zone: "],
             ),
             ("schedule create x --agent nobody --cron '0 9 * * *' x", "", 1, &["nobody"]),
-            ("schedule create x --agent worker --at 2020-01-01T00:00:00Z x", "", 2, &["- spec.at: "]),
+            (
+                "schedule create x --agent worker --at 2020-01-01T00:00:00Z x",
+                "",
+                2,
+                &["- spec.at: "],
+            ),
             ("schedule create x --agent worker --at soon x", "", 2, &["--at"]),
             ("schedule create x --agent worker --cron '0 9 * * *'", " ", 2, &["- spec.blocks: "]),
             ("schedule list", "", 0, &["NAME", "weekly", "worker", "Look at the news."]),
@@ -263,7 +361,12 @@ async fn messages_are_sent_by_the_clock_and_their_runs_are_told() {
                 0,
                 &["0 10 * * MON Europe/Berlin", "Look at the weather."],
             ),
-            ("schedule update weekly --revision 1 --text late", "", 1, &["somebody else changed it"]),
+            (
+                "schedule update weekly --revision 1 --text late",
+                "",
+                1,
+                &["somebody else changed it"],
+            ),
             ("schedule pause weekly", "", 0, &["next run:", "paused"]),
             ("schedule list", "", 0, &["paused"]),
             ("schedule resume weekly", "", 0, &["next run:", "(in "]),

@@ -21,7 +21,11 @@ async fn task_of(client: &Client, agent: &str) -> Conversation {
     let filter = v1::list_tasks_request::Filter { agent: agent.to_owned(), ..Default::default() };
     let request = v1::ListTasksRequest { page: None, filter: Some(filter) };
     let task = until("a task", PATIENCE, async || {
-        let tasks = client.tasks().list_tasks(request.clone()).await.map_err(|status| status.to_string())?;
+        let tasks = client
+            .tasks()
+            .list_tasks(request.clone())
+            .await
+            .map_err(|status| status.to_string())?;
         match tasks.into_inner().tasks.as_slice() {
             [task] => Ok(id(task.metadata.as_ref())),
             tasks => Err(format!("{} tasks", tasks.len())),
@@ -45,11 +49,15 @@ async fn a_person_talks_with_agents_in_a_terminal_and_comes_back_later() {
         {"match": "think", "turns": [{"text": "I thought of it.", "fault": {"stall_ms": 600_000, "times": 1}}]},
     ]});
     mesh.scripted_agent("one", &script).await.unwrap();
-    mesh.scripted_agent("two", &json!({"conversations": [{"match": "who", "turns": [{"text": "Two speaks."}]}]}))
-        .await
-        .unwrap();
+    mesh.scripted_agent(
+        "two",
+        &json!({"conversations": [{"match": "who", "turns": [{"text": "Two speaks."}]}]}),
+    )
+    .await
+    .unwrap();
     let client = mesh.client().unwrap();
-    let mut person = terminal(&mesh, &["new", "--workspace", &mesh.workspace().display().to_string()]);
+    let mut person =
+        terminal(&mesh, &["new", "--workspace", &mesh.workspace().display().to_string()]);
     person.shows("one ❯").await;
     person.shows("type a message; /help tells the keys").await;
 
@@ -60,7 +68,10 @@ async fn a_person_talks_with_agents_in_a_terminal_and_comes_back_later() {
     person.shows(GREETING).await;
     let pictures = person.pictures();
     let begun = pictures.iter().position(|picture| has_prompt(picture)).unwrap();
-    let growing = pictures.iter().filter(|picture| picture.contains("Good") && !has(picture, GREETING)).count();
+    let growing = pictures
+        .iter()
+        .filter(|picture| picture.contains("Good") && !has(picture, GREETING))
+        .count();
     assert!(growing > 5, "the answer came in {growing} steps: {pictures:#?}");
     for picture in &pictures[begun..] {
         assert!(has_prompt(picture), "the line that is typed in went away:\n{picture}");
@@ -100,7 +111,9 @@ async fn a_person_talks_with_agents_in_a_terminal_and_comes_back_later() {
     let task = conversation.settled().await;
     assert_eq!(task.spec.unwrap().agent, "two");
     person
-        .shows_when("the end of the turn", |screen| screen.lines().last().is_some_and(|line| line.starts_with("two ❯")))
+        .shows_when("the end of the turn", |screen| {
+            screen.lines().last().is_some_and(|line| line.starts_with("two ❯"))
+        })
         .await;
     person.press(CTRL_C).await;
     person.shows("Ctrl-C again leaves").await;
@@ -110,16 +123,25 @@ async fn a_person_talks_with_agents_in_a_terminal_and_comes_back_later() {
     assert!(!has_prompt(person.screen().lines().last().unwrap_or_default()));
     assert_eq!(person.left().await, 0);
 
-    // Later: all of it is there again, and it goes on. The task that changed last is not the one that was made last.
+    // Later: all of it is there again, and it goes on. The task that changed last is not the one
+    // that was made last.
     client.begin("one", None).await.unwrap();
     conversation.ask("between").await;
     let mut person = terminal(&mesh, &["resume", "--last"]);
     person.shows("two ❯").await;
-    for part in ["❯ hello", GREETING, "It is 3.", "I thought of it.", "Two speaks.", "❯ between", "You said: between"]
-    {
+    for part in [
+        "❯ hello",
+        GREETING,
+        "It is 3.",
+        "I thought of it.",
+        "Two speaks.",
+        "❯ between",
+        "You said: between",
+    ] {
         person.shows(part).await;
     }
-    let before = person.pictures().iter().filter(|picture| !picture.contains("You said: between")).count();
+    let before =
+        person.pictures().iter().filter(|picture| !picture.contains("You said: between")).count();
     assert!(before <= 2, "the history is shown in one go, and not in {before} steps");
     person.say("who again?").await;
     person.shows_when("a second answer", |screen| screen.matches("Two speaks.").count() == 2).await;
@@ -127,7 +149,15 @@ async fn a_person_talks_with_agents_in_a_terminal_and_comes_back_later() {
     person.press(CTRL_D).await;
     assert_eq!(person.left().await, 0);
     let transcript = conversation.transcript().await;
-    transcript.check(&["hello", "the sum, please", "think", "and then?", "who are you?", "between", "who again?"]);
+    transcript.check(&[
+        "hello",
+        "the sum, please",
+        "think",
+        "and then?",
+        "who are you?",
+        "between",
+        "who again?",
+    ]);
     let last = transcript.of(MessageSource::Assistant).pop().map(transcript::status).unwrap();
     let agents: Vec<String> = transcript
         .of(MessageSource::Assistant)
@@ -167,7 +197,10 @@ async fn a_terminal_is_given_back_however_the_conversation_ends() {
         person.shows("· invoke model").await;
         person.signal("TERM").unwrap();
         assert_eq!(person.left().await, 130);
-        assert_eq!(conversation.task().await.unwrap().status.unwrap().phase(), TaskPhase::InvokeModel);
+        assert_eq!(
+            conversation.task().await.unwrap().status.unwrap().phase(),
+            TaskPhase::InvokeModel
+        );
 
         // Ctrl-C ends the turn; the conversation goes on.
         let mut person = terminal(&mesh, &["resume", conversation.id()]);
@@ -220,10 +253,17 @@ async fn a_conversation_without_a_terminal_answers_line_by_line() {
     mesh.scripted_agent("piped", &script).await.unwrap();
     let client = mesh.client().unwrap();
     let done = construct(&mesh, &["new"], "one\n\n  two  \n").await;
-    assert_eq!((done.code(), done.output.as_str()), (0, "You said: one\nYou said:   two  \n"), "{done:?}");
+    assert_eq!(
+        (done.code(), done.output.as_str()),
+        (0, "You said: one\nYou said:   two  \n"),
+        "{done:?}"
+    );
     let conversation = task_of(&client, "piped").await;
     assert!(done.errors.contains(&format!("construct resume {}", conversation.id())), "{done:?}");
-    assert!(!done.errors.contains('\x1b') && !done.output.contains('\x1b'), "nothing is for a terminal: {done:?}");
+    assert!(
+        !done.errors.contains('\x1b') && !done.output.contains('\x1b'),
+        "nothing is for a terminal: {done:?}"
+    );
 
     // A program is given answers to what it says, and not the history.
     let done = construct(&mesh, &["resume", "--last"], "three").await;
@@ -254,10 +294,19 @@ async fn a_conversation_without_a_terminal_answers_line_by_line() {
     assert_eq!(done.code(), 6, "{done:?}");
     assert!(done.errors.contains("construct task resume"), "{done:?}");
     let said = ["one", "  two  ", "three", "locked", "stall"];
-    let users: Vec<String> =
-        conversation.transcript().await.of(MessageSource::User).into_iter().map(transcript::text).collect();
+    let users: Vec<String> = conversation
+        .transcript()
+        .await
+        .of(MessageSource::User)
+        .into_iter()
+        .map(transcript::text)
+        .collect();
     assert_eq!(users[..5], said);
-    assert_eq!(users.len(), 6, "nothing was said to a suspended task, or after an interrupt: {users:?}");
+    assert_eq!(
+        users.len(),
+        6,
+        "nothing was said to a suspended task, or after an interrupt: {users:?}"
+    );
 
     // Deleted while it works: there is nothing to go on with.
     conversation.resume().await;

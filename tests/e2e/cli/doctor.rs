@@ -15,7 +15,9 @@ async fn found(mesh: &Mesh, check: &str, severity: Severity, words: &str) -> Fin
     until(&format!("{check} to be found {severity:?}"), PATIENCE, async || {
         let diagnosis = client.diagnosis().diagnose(DiagnoseRequest {}).await.unwrap().into_inner();
         let fits = |finding: &&Finding| {
-            finding.check == check && finding.severity() == severity && finding.summary.contains(words)
+            finding.check == check
+                && finding.severity() == severity
+                && finding.summary.contains(words)
         };
         let finding = diagnosis.findings.iter().find(fits).cloned();
         finding.ok_or(diagnosis)
@@ -30,7 +32,11 @@ async fn what_is_wrong_with_a_deployment_is_said_with_what_to_do_about_it() {
     mesh.ready(Service::Scanner).await.unwrap();
     let well = until("everything to be well", PATIENCE, async || {
         let done = construct(&mesh, &["doctor"], "").await;
-        if done.code() == 0 && done.output.contains("everything is well") { Ok(done) } else { Err(done) }
+        if done.code() == 0 && done.output.contains("everything is well") {
+            Ok(done)
+        } else {
+            Err(done)
+        }
     })
     .await;
     for check in [
@@ -47,11 +53,17 @@ async fn what_is_wrong_with_a_deployment_is_said_with_what_to_do_about_it() {
     }
 
     // Something else than a wake, where wakes are expected.
-    mesh.scripted_agent("worker", &json!({"turns": [{"code": "1"}, {"text": "done"}]})).await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"code": "1"}, {"text": "done"}]}))
+        .await
+        .unwrap();
     let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
     let task: TaskId = conversation.id().parse().unwrap();
     let wrong = subject::Address::subject(&subject::TaskWake::new(task));
-    mesh.bus().await.publish_raw(&wrong, &TaskCensus { task_ids: vec!["x".to_owned()] }).await.unwrap();
+    mesh.bus()
+        .await
+        .publish_raw(&wrong, &TaskCensus { task_ids: vec!["x".to_owned()] })
+        .await
+        .unwrap();
     let dead = found(&mesh, "nats.dead", Severity::Warning, "given up: 1").await;
     assert!(dead.remedy.contains("construct dead list"), "{dead:?}");
 
@@ -72,7 +84,9 @@ async fn what_is_wrong_with_a_deployment_is_said_with_what_to_do_about_it() {
     assert!(done.code() == 1 && done.output.contains(&format!("BAD  {pool} ")), "{done:?}");
     other.in_phase(v1::TaskPhase::InvokeModel).await;
     let top = construct(&mesh, &["top", "--once"], "").await;
-    let line = |worker: &str| top.output.lines().find(|line| line.starts_with(worker)).unwrap_or_default().to_owned();
+    let line = |worker: &str| {
+        top.output.lines().find(|line| line.starts_with(worker)).unwrap_or_default().to_owned()
+    };
     assert!(line(&pool).ends_with("nobody is there"), "{top:?}");
     assert!(line("reconciler").ends_with('-') && top.output.contains(" ask a model"), "{top:?}");
     assert!(top.output.contains("1 put aside") || top.output.contains("1 dead letters"), "{top:?}");
@@ -83,7 +97,9 @@ async fn what_is_wrong_with_a_deployment_is_said_with_what_to_do_about_it() {
     other.settled().await;
     person
         .shows_when("everybody at work", |screen| {
-            !screen.contains("nobody is there") && screen.contains("all at rest") && screen.contains("worker")
+            !screen.contains("nobody is there")
+                && screen.contains("all at rest")
+                && screen.contains("worker")
         })
         .await;
     person.press("q").await;

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::{Done, construct};
 
-/// A command line, what it reads, its exit code, and what it prints: to standard output, or, when it fails, to standard
-/// error.
+/// A command line, what it reads, its exit code, and what it prints: to standard output, or, when
+/// it fails, to standard error.
 pub(super) type Case<'a> = (&'a str, &'a str, i32, &'a [&'a str]);
 
 pub(super) async fn check(mesh: &Mesh, cases: &[Case<'_>]) {
@@ -24,12 +24,23 @@ pub(super) async fn run(mesh: &Mesh, line: &str, input: &str, code: i32, parts: 
     attempt(mesh, line, input, code, parts).await.unwrap_or_else(|why| panic!("{line}: {why}"))
 }
 
-async fn attempt(mesh: &Mesh, line: &str, input: &str, code: i32, parts: &[&str]) -> anyhow::Result<Done> {
+async fn attempt(
+    mesh: &Mesh,
+    line: &str,
+    input: &str,
+    code: i32,
+    parts: &[&str],
+) -> anyhow::Result<Done> {
     let arguments = words(line);
-    let done = construct(mesh, &arguments.iter().map(String::as_str).collect::<Vec<_>>(), input).await;
+    let done =
+        construct(mesh, &arguments.iter().map(String::as_str).collect::<Vec<_>>(), input).await;
     ensure!(done.code() == code, "it does not end with {code}: {done:?}");
-    let (said, silent) = if code == 0 { (&done.output, &done.errors) } else { (&done.errors, &done.output) };
-    ensure!(silent.is_empty(), "what is printed goes to one place, and not {silent:?} to the other");
+    let (said, silent) =
+        if code == 0 { (&done.output, &done.errors) } else { (&done.errors, &done.output) };
+    ensure!(
+        silent.is_empty(),
+        "what is printed goes to one place, and not {silent:?} to the other"
+    );
     for part in parts {
         ensure!(said.contains(part), "{part:?} is not in {said}");
     }
@@ -40,12 +51,14 @@ async fn attempt(mesh: &Mesh, line: &str, input: &str, code: i32, parts: &[&str]
 /// A command line's words; quotes keep some together.
 fn words(line: &str) -> Vec<String> {
     let quoted = line.split('\'').enumerate();
-    let words =
-        quoted.flat_map(|(index, part)| if index % 2 == 1 { vec![part] } else { part.split_whitespace().collect() });
+    let words = quoted.flat_map(|(index, part)| {
+        if index % 2 == 1 { vec![part] } else { part.split_whitespace().collect() }
+    });
     words.map(ToOwned::to_owned).collect()
 }
 
-/// What `line` prints as JSON, after making sure that it prints the same as YAML and something for people.
+/// What `line` prints as JSON, after making sure that it prints the same as YAML and something for
+/// people.
 pub(super) async fn get(mesh: &Mesh, line: &str) -> Value {
     let json = run(mesh, &format!("{line} -o json"), "", 0, &[]).await.json();
     let yaml = run(mesh, &format!("{line} -o yaml"), "", 0, &[]).await.output;
@@ -67,9 +80,19 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
         &mesh,
         &[
             ("modelprovider list", "", 0, &["NAME"]),
-            ("modelprovider create p --type scripted --script-file -", "[]", 0, &["scripted", "script:", "2 bytes"]),
+            (
+                "modelprovider create p --type scripted --script-file -",
+                "[]",
+                0,
+                &["scripted", "script:", "2 bytes"],
+            ),
             ("modelprovider create p --type scripted --script-file -", "[]", 1, &["p"]),
-            ("modelprovider create 'Not A Name' --type scripted", "", 2, &["refuses this as invalid", "- spec.name: "]),
+            (
+                "modelprovider create 'Not A Name' --type scripted",
+                "",
+                2,
+                &["refuses this as invalid", "- spec.name: "],
+            ),
             ("modelprovider create q --type nonsense", "", 2, &["anthropic"]),
             (
                 "modelprovider create q --type openai --api-key-env NO_SUCH_VARIABLE",
@@ -77,7 +100,12 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
                 2,
                 &["NO_SUCH_VARIABLE is not set"],
             ),
-            ("modelprovider create q --type openai --api-key-stdin", " \n", 2, &["the API key is empty"]),
+            (
+                "modelprovider create q --type openai --api-key-stdin",
+                " \n",
+                2,
+                &["the API key is empty"],
+            ),
             (
                 "modelprovider create q --type openai --api-key-stdin --base-url ftp://x",
                 "sk-secret",
@@ -108,11 +136,26 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
     check(
         &mesh,
         &[
-            (&format!("modelprovider update {id} --name renamed"), "", 0, &["name:     renamed", "revision: 2"]),
+            (
+                &format!("modelprovider update {id} --name renamed"),
+                "",
+                0,
+                &["name:     renamed", "revision: 2"],
+            ),
             ("modelprovider get p", "", 1, &["not found"]),
-            ("modelprovider update renamed --script-file /no/such/file", "", 2, &["/no/such/file cannot be read"]),
+            (
+                "modelprovider update renamed --script-file /no/such/file",
+                "",
+                2,
+                &["/no/such/file cannot be read"],
+            ),
             ("modelprovider update renamed --script-file -", "nonsense", 2, &["script"]),
-            ("modelprovider update renamed --revision 1 --name late", "", 1, &["hint: somebody else changed it"]),
+            (
+                "modelprovider update renamed --revision 1 --name late",
+                "",
+                1,
+                &["hint: somebody else changed it"],
+            ),
             ("modelprovider update nobody --name late", "", 1, &["not found"]),
             ("modelprovider delete q", "", 0, &["model provider q is deleted\n"]),
             ("modelprovider delete q", "", 1, &["not found"]),
@@ -125,7 +168,12 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
         &mesh,
         &[
             ("model create m --provider nobody", "", 1, &["nobody"]),
-            ("model create m --provider renamed --input-price 3 --output-price 15", "", 0, &["$3", "$15"]),
+            (
+                "model create m --provider renamed --input-price 3 --output-price 15",
+                "",
+                0,
+                &["$3", "$15"],
+            ),
             ("model create m --provider renamed", "", 1, &["m"]),
             ("model update m --context-window=-1", "", 2, &["context_window"]),
             ("model update m --input-price nonsense", "", 2, &["--input-price"]),
@@ -140,7 +188,12 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
     check(
         &mesh,
         &[
-            (&format!("model update {id} --output-price 0.25 --vendor-model v2"), "", 0, &["$3", "$0.25", "v2"]),
+            (
+                &format!("model update {id} --output-price 0.25 --vendor-model v2"),
+                "",
+                0,
+                &["$3", "$0.25", "v2"],
+            ),
             ("model update m --name mm", "", 0, &["mm"]),
             ("model list --provider renamed", "", 0, &["mm", "v2"]),
             ("model list --provider renamed --name-prefix x", "", 0, &["NAME"]),
@@ -160,7 +213,12 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
                 0,
                 &["Be brief.\n  Very."],
             ),
-            ("agent create b --model mm --temperature 3", "", 2, &["- spec.parameters.temperature: "]),
+            (
+                "agent create b --model mm --temperature 3",
+                "",
+                2,
+                &["- spec.parameters.temperature: "],
+            ),
             ("agent create b --model nobody", "", 1, &["nobody"]),
             ("agent update a --max-tokens 100", "", 0, &["0.5", "100"]),
             ("agent get nobody -o json", "", 1, &["not found"]),
@@ -171,11 +229,19 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
     let agent = get(&mesh, "agent get a").await;
     let id = agent["metadata"]["id"].as_str().unwrap();
     assert_eq!(get(&mesh, &format!("agent get {id}")).await, agent);
-    assert_eq!(agent["spec"]["parameters"], serde_json::json!({"temperature": 0.5, "maxTokens": 100}));
+    assert_eq!(
+        agent["spec"]["parameters"],
+        serde_json::json!({"temperature": 0.5, "maxTokens": 100})
+    );
     check(
         &mesh,
         &[
-            (&format!("agent update {id} --name worker --description 'Works hard'"), "", 0, &["worker", "Works hard"]),
+            (
+                &format!("agent update {id} --name worker --description 'Works hard'"),
+                "",
+                0,
+                &["worker", "Works hard"],
+            ),
             ("agent list --model mm", "", 0, &["worker", "Works hard"]),
             ("agent list --order-by nonsense", "", 2, &["page.order_by"]),
             ("agent list --page-token nonsense", "", 2, &["page.page_token"]),
@@ -184,7 +250,8 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
     .await;
 
     // Secrets. Values come in, and never out; new bindings need them again.
-    let create = "secret create TOKEN --host api.example.com --command git --description 'For issues'";
+    let create =
+        "secret create TOKEN --host api.example.com --command git --description 'For issues'";
     check(
         &mesh,
         &[
@@ -192,11 +259,21 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
             ("secret create token --host a.com", "sk-secret-1", 2, &["- spec.name: "]),
             ("secret create TOKEN --host '*'", "sk-secret-1", 2, &["- spec.bindings.hosts[0]: "]),
             ("secret create TOKEN --host a.com", "1234567\n", 2, &["- spec.value: "]),
-            (create, "sk-secret-1\n", 0, &["set, encrypted with", "api.example.com", "git", "For issues"]),
+            (
+                create,
+                "sk-secret-1\n",
+                0,
+                &["set, encrypted with", "api.example.com", "git", "For issues"],
+            ),
             (create, "sk-secret-1\n", 1, &["a secret with this name exists already"]),
             ("secret list --name-prefix TO", "", 0, &["TOKEN", "api.example.com", "For issues"]),
             ("secret update TOKEN --host evil.example.org", "", 2, &["- value: "]),
-            ("secret update TOKEN --host other.example.org --new-value", "sk-secret-2", 0, &["other.example.org"]),
+            (
+                "secret update TOKEN --host other.example.org --new-value",
+                "sk-secret-2",
+                0,
+                &["other.example.org"],
+            ),
             ("secret get NONE", "", 1, &["not found"]),
             ("agent update worker --secret NONE", "", 1, &["secret `NONE` not found"]),
             ("agent update worker --secret TOKEN", "", 0, &["secrets:", "TOKEN"]),
@@ -220,23 +297,41 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
     .await;
 
     // Tasks and messages. They have no names.
-    let task = run(&mesh, "task create --title Sums --agent worker -o json", "", 0, &[]).await.json();
+    let task =
+        run(&mesh, "task create --title Sums --agent worker -o json", "", 0, &[]).await.json();
     let id = task["metadata"]["id"].as_str().unwrap();
-    let message = run(&mesh, &format!("message create {id} -o json"), "first\ntry", 0, &[]).await.json();
+    let message =
+        run(&mesh, &format!("message create {id} -o json"), "first\ntry", 0, &[]).await.json();
     let said = message["metadata"]["id"].as_str().unwrap();
-    let second = run(&mesh, &format!("message create {id} second -o json"), "", 0, &[]).await.json();
+    let second =
+        run(&mesh, &format!("message create {id} second -o json"), "", 0, &[]).await.json();
     let second = second["metadata"]["id"].as_str().unwrap();
     let unknown = "msg_01890a5d-ac96-774b-bcce-b302099a8057";
     check(
         &mesh,
         &[
             (&format!("message create {id}"), " ", 2, &["- spec.blocks: "]),
-            (&format!("message update {said} 'another try'"), "", 0, &["another try", "waits for its turn"]),
-            (&format!("message update {said} --revision 1 late"), "", 1, &["somebody else changed it"]),
+            (
+                &format!("message update {said} 'another try'"),
+                "",
+                0,
+                &["another try", "waits for its turn"],
+            ),
+            (
+                &format!("message update {said} --revision 1 late"),
+                "",
+                1,
+                &["somebody else changed it"],
+            ),
             (&format!("message get {said} -o yaml"), "", 0, &["text: another try"]),
             (&format!("message list {id}"), "", 0, &["another try", "queued", "second"]),
             (&format!("message list {id} --source assistant"), "", 0, &["SOURCE"]),
-            (&format!("message delete {second}"), "", 0, &[&format!("message {second} is deleted\n")]),
+            (
+                &format!("message delete {second}"),
+                "",
+                0,
+                &[&format!("message {second} is deleted\n")],
+            ),
             (&format!("message delete {second}"), "", 1, &["not found"]),
             (&format!("message get {unknown}"), "", 1, &["not found", unknown]),
             (&format!("message get {id}"), "", 2, &["message"]),
@@ -279,7 +374,8 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
 
     // What every shell asks for.
     for shell in ["bash", "zsh", "fish"] {
-        let script = run(&mesh, &format!("completions {shell}"), "", 0, &["construct"]).await.output;
+        let script =
+            run(&mesh, &format!("completions {shell}"), "", 0, &["construct"]).await.output;
         for command in ["modelprovider", "resume", "completions", "--idempotency-key"] {
             let command = command.trim_start_matches("--");
             assert!(script.contains(command), "{shell} completes {command}");

@@ -17,7 +17,9 @@ async fn given(mesh: &Mesh, job: &mut Job) -> Conversation {
     let line = job.error_line_with("· task task_").await;
     let task = line.trim().trim_start_matches("· task ");
     let conversation = mesh.client().unwrap().conversation(task);
-    conversation.task_when("a message", |_, status| status.queued_count + status.message_count > 0).await;
+    conversation
+        .task_when("a message", |_, status| status.queued_count + status.message_count > 0)
+        .await;
     conversation
 }
 
@@ -50,7 +52,8 @@ async fn a_job_that_is_interrupted_is_cancelled_however_far_it_is() {
     assert_eq!(conversation.settled().await.status.unwrap().last_outcome(), TurnOutcome::Cancelled);
     crate::process_is_gone("begun; sleep 600").await;
 
-    // Right after sending, before anybody looked at the message: it is dropped, and nothing ever runs.
+    // Right after sending, before anybody looked at the message: it is dropped, and nothing ever
+    // runs.
     mesh.kill(Service::Reconciler).unwrap();
     let mut dropped = spawn(&mesh, &["exec", "stall"], "").await;
     let mut abandoned = spawn(&mesh, &["exec", "stall"], "").await;
@@ -79,7 +82,10 @@ async fn a_job_that_is_interrupted_is_cancelled_however_far_it_is() {
     );
     for conversation in [&conversation, &left] {
         let task = conversation.settled().await.status.unwrap();
-        assert_eq!((task.phase(), task.last_outcome()), (TaskPhase::AwaitInput, TurnOutcome::Unspecified));
+        assert_eq!(
+            (task.phase(), task.last_outcome()),
+            (TaskPhase::AwaitInput, TurnOutcome::Unspecified)
+        );
         let transcript = conversation.transcript().await;
         let [message] = transcript.messages.as_slice() else { panic!("{}", transcript.show()) };
         let status: v1::MessageStatus = transcript::status(message);

@@ -23,8 +23,20 @@ fn id_of(done: &Done) -> String {
 
 /// What a command told of a scan while it followed it.
 fn told(done: &Done) -> Vec<&str> {
-    let phases = ["queued ", "snapshot ", "survey ", "exploring ", "checking ", "review ", "failed ", "cancelled "];
-    done.errors.lines().filter(|line| phases.iter().any(|phase| format!("{line} ").starts_with(phase))).collect()
+    let phases = [
+        "queued ",
+        "snapshot ",
+        "survey ",
+        "exploring ",
+        "checking ",
+        "review ",
+        "failed ",
+        "cancelled ",
+    ];
+    done.errors
+        .lines()
+        .filter(|line| phases.iter().any(|phase| format!("{line} ").starts_with(phase)))
+        .collect()
 }
 
 /// Begins a scan of `octo/ledger` that proposes these, and waits for its end.
@@ -42,7 +54,9 @@ async fn a_repository_is_scanned_and_followed_from_the_command_line() {
     mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
 
     // The only model need not be named. What it proposes is the output, what happens is told aside.
-    let done = construct(&mesh, &["scan", "octo/ledger", "--budget", "1.50", "--timeout", "30m"], "").await;
+    let done =
+        construct(&mesh, &["scan", "octo/ledger", "--budget", "1.50", "--timeout", "30m"], "")
+            .await;
     assert_eq!(done.code(), 0, "{done:?}");
     assert_eq!(done.output.lines().count(), 2, "{done:?}");
     for part in ["NAME", "monthly-total", "proposed", "tools/report.py:11"] {
@@ -56,7 +70,11 @@ async fn a_repository_is_scanned_and_followed_from_the_command_line() {
 
     let shown = get(&mesh, &format!("scan get {scan}")).await;
     assert_eq!(
-        (&shown["status"]["phase"], &shown["spec"]["budgetPicoUsd"], &shown["spec"]["limits"]["timeout"]),
+        (
+            &shown["status"]["phase"],
+            &shown["spec"]["budgetPicoUsd"],
+            &shown["spec"]["limits"]["timeout"]
+        ),
         (&json!("SCAN_PHASE_REVIEW"), &json!("1500000000000"), &json!("1800s")),
         "{shown}"
     );
@@ -64,7 +82,8 @@ async fn a_repository_is_scanned_and_followed_from_the_command_line() {
     let again = construct(&mesh, &["scan", "watch", &scan], "").await;
     assert_eq!((again.code(), told(&again)), (0, told(&done)), "{again:?}");
     let again = construct(&mesh, &["scan", "watch", &scan, "-o", "json"], "").await;
-    let events: Vec<Value> = again.errors.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let events: Vec<Value> =
+        again.errors.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let sequences: Vec<&Value> = events.iter().map(|event| &event["sequence"]).collect();
     let expected: Vec<Value> = (1..=events.len()).map(|number| json!(number.to_string())).collect();
     assert_eq!(sequences, expected.iter().collect::<Vec<_>>(), "{again:?}");
@@ -88,7 +107,10 @@ async fn a_repository_is_scanned_and_followed_from_the_command_line() {
     // What comes to nothing, and what is not even begun.
     let failed = construct(&mesh, &["scan", "octo/nowhere"], "").await;
     assert_eq!(failed.code(), 1, "{failed:?}");
-    assert!(failed.output.contains("not found") && failed.output.contains("failed since"), "{failed:?}");
+    assert!(
+        failed.output.contains("not found") && failed.output.contains("failed since"),
+        "{failed:?}"
+    );
     let large = mesh.home().join("large.zip");
     std::fs::write(&large, vec![0; 3 * 1024 * 1024 + 1]).unwrap();
     let queued = run(&mesh, "scan octo/ledger --no-wait -o json", "", 0, &[]).await.json();
@@ -97,7 +119,12 @@ async fn a_repository_is_scanned_and_followed_from_the_command_line() {
     check(
         &mesh,
         &[
-            ("scan list --repository github:octo/ledger", "", 0, &["ID", &scan, "github:octo/ledger", "review"]),
+            (
+                "scan list --repository github:octo/ledger",
+                "",
+                0,
+                &["ID", &scan, "github:octo/ledger", "review"],
+            ),
             ("scan list --repository github:octo/other", "", 0, &["ID"]),
             ("scan", "", 2, &["REPOSITORY"]),
             ("scan ./no-such-thing", "", 2, &["cannot be read"]),
@@ -121,7 +148,10 @@ async fn a_repository_is_scanned_and_followed_from_the_command_line() {
     run(&mesh, "scan octo/ledger", "", 2, &["model"]).await;
     let nothing = construct(&mesh, &["scan", "octo/ledger", "--model", "n"], "").await;
     assert_eq!(nothing.code(), 0, "{nothing:?}");
-    assert_eq!(nothing.output, "nothing in this repository would make a good tool\n", "{nothing:?}");
+    assert_eq!(
+        nothing.output, "nothing in this repository would make a good tool\n",
+        "{nothing:?}"
+    );
     assert_eq!(github.complaints(), Vec::<String>::new());
 }
 
@@ -129,7 +159,9 @@ async fn a_repository_is_scanned_and_followed_from_the_command_line() {
 async fn a_scan_that_is_followed_survives_the_gateway_and_its_follower_and_can_be_ended() {
     let (mut mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    mesh.scripted_agent("slow", &json!([{"delay_ms": 5000, "text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("slow", &json!([{"delay_ms": 5000, "text": answer(&[good()])}]))
+        .await
+        .unwrap();
     mesh.scripted_agent("never", &json!([{"delay_ms": 900_000, "text": "late"}])).await.unwrap();
 
     // The gateway dies in between: nothing is told twice, and nothing is missing.
@@ -155,7 +187,14 @@ async fn a_scan_that_is_followed_survives_the_gateway_and_its_follower_and_can_b
     // Ended by somebody else, it is over for whoever follows it.
     let mut job = spawn(&mesh, &["scan", "watch", &scan], "").await;
     job.error_line_with("exploring").await;
-    run(&mesh, &format!("scan cancel {scan} --reason 'not now'"), "", 0, &[&scan, "cancel:", "is asked for"]).await;
+    run(
+        &mesh,
+        &format!("scan cancel {scan} --reason 'not now'"),
+        "",
+        0,
+        &[&scan, "cancel:", "is asked for"],
+    )
+    .await;
     let done = job.done().await;
     assert_eq!(done.code(), 4, "{done:?}");
     assert!(done.output.contains("cancelled since") && done.output.contains("not now"), "{done:?}");
@@ -181,15 +220,31 @@ async fn candidates_are_reviewed_edited_handed_over_once_and_compared() {
                 &format!("{review} --show monthly-total"),
                 "",
                 0,
-                &["python tools/report.py LEDGER", "tools/report.py:11", "def main():", "It is started here.", "month"],
+                &[
+                    "python tools/report.py LEDGER",
+                    "tools/report.py:11",
+                    "def main():",
+                    "It is started here.",
+                    "month",
+                ],
             ),
             (&format!("{review} --show nobody"), "", 2, &["no candidate nobody"]),
             (&format!("{review} --accept nobody"), "", 2, &["no candidate nobody"]),
             (&tools, "", 0, &["nothing is left to hand over"]),
             (&format!("{review} --edit sum"), "", 2, &["--with"]),
-            (&format!("{review} --edit sum --with -"), "{\"nothing\": 1}", 2, &["no field `nothing`"]),
+            (
+                &format!("{review} --edit sum --with -"),
+                "{\"nothing\": 1}",
+                2,
+                &["no field `nothing`"],
+            ),
             (&format!("{review} --edit sum --with -"), "{\"score\": 900}", 2, &["score"]),
-            (&format!("{review} --edit sum --with -"), "{\"evidence\": []}", 2, &["fields[0]: must be one of"]),
+            (
+                &format!("{review} --edit sum --with -"),
+                "{\"evidence\": []}",
+                2,
+                &["fields[0]: must be one of"],
+            ),
             (&format!("{review} --edit sum --with /no/such/file"), "", 2, &["/no/such/file"]),
             // By the words of the manual: all that are undecided but the one that is named.
             (&format!("{review} --accept all --reject sum"), "", 0, &["accepted", "rejected"]),
@@ -202,7 +257,12 @@ async fn candidates_are_reviewed_edited_handed_over_once_and_compared() {
                 &["month ", "accepted"],
             ),
             (&format!("{review} --edit month --with {}", edit.display()), "", 0, &["90"]),
-            (&format!("{review} --show month"), "", 0, &["90 of 100", "Ann wants it.", "by a person", "local"]),
+            (
+                &format!("{review} --show month"),
+                "",
+                0,
+                &["90 of 100", "Ann wants it.", "by a person", "local"],
+            ),
             (&format!("{tools} --candidate nobody"), "", 2, &["no candidate nobody"]),
             (&format!("{tools} --candidate sum"), "", 1, &["accepted"]),
             (&tools, "", 0, &["1 candidate handed over as "]),
@@ -214,13 +274,19 @@ async fn candidates_are_reviewed_edited_handed_over_once_and_compared() {
     .await;
 
     let second = commit(&github, "octo/ledger", "And more.\n");
-    let later = scanned(&mesh, "n", &[sum("sum"), candidate("new", "README.md", 1, "# Ledger")]).await;
-    let commits = format!("{} → {}: 0 files added, 0 removed, 1 changed", &first[..12], &second[..12]);
+    let later =
+        scanned(&mesh, "n", &[sum("sum"), candidate("new", "README.md", 1, "# Ledger")]).await;
+    let commits =
+        format!("{} → {}: 0 files added, 0 removed, 1 changed", &first[..12], &second[..12]);
     let compared = ["  ~ README.md", "candidates new: new", "candidates gone: month"];
     let parts: Vec<&str> = [commits.as_str()].into_iter().chain(compared).collect();
     run(&mesh, &format!("scan compare {scan} {later}"), "", 0, &parts).await;
     let json = run(&mesh, &format!("scan compare {scan} {later} -o json"), "", 0, &[]).await.json();
-    assert_eq!((&json["commitBefore"], &json["commitAfter"]), (&json!(first), &json!(second)), "{json}");
+    assert_eq!(
+        (&json["commitBefore"], &json["commitAfter"]),
+        (&json!(first), &json!(second)),
+        "{json}"
+    );
     run(&mesh, &format!("scan compare {scan} nonsense"), "", 2, &["after"]).await;
 }
 
@@ -248,15 +314,30 @@ async fn connections_are_made_with_a_token_or_an_app_listed_used_and_deleted() {
                 0,
                 &["work", "github", "token, encrypted with"],
             ),
-            (&format!("scan connection create work --token-file {token}"), "", 1, &["exists already"]),
-            (&format!("scan connection create filed --base-url {url} --token-file {token}"), "", 0, &["filed"]),
+            (
+                &format!("scan connection create work --token-file {token}"),
+                "",
+                1,
+                &["exists already"],
+            ),
+            (
+                &format!("scan connection create filed --base-url {url} --token-file {token}"),
+                "",
+                0,
+                &["filed"],
+            ),
             ("scan connection create none", "", 2, &["spec.token"]),
             ("scan connection create 'Not A Name'", TOKEN, 2, &["spec.name"]),
             ("scan connection create x --base-url nonsense", TOKEN, 2, &["spec.base_url"]),
             ("scan connection create x --token-file /no/such/file", "", 2, &["/no/such/file"]),
             (&app, "", 2, &["--installation"]),
             (&format!("{app} --installation x"), "", 2, &["installation_id"]),
-            (&format!("{app} --installation {INSTALLATION} --host gitlab"), "", 2, &["only for GitHub"]),
+            (
+                &format!("{app} --installation {INSTALLATION} --host gitlab"),
+                "",
+                2,
+                &["only for GitHub"],
+            ),
             (&format!("{app} --installation {INSTALLATION}"), "", 0, &["app, encrypted with"]),
             (
                 "scan connection create lab --host gitlab --base-url https://gitlab.corp.example",
@@ -266,38 +347,65 @@ async fn connections_are_made_with_a_token_or_an_app_listed_used_and_deleted() {
             ),
             ("scan connection list", "", 0, &["work", "filed", "app", "lab", "gitlab", "token"]),
             ("scan connection repositories nobody", "", 1, &["nobody"]),
-            ("scan connection repositories work --owner octo", "", 0, &["octo/ledger", "private", "main"]),
+            (
+                "scan connection repositories work --owner octo",
+                "",
+                0,
+                &["octo/ledger", "private", "main"],
+            ),
             ("scan connection repositories app --owner octo", "", 0, &["octo/ledger", "private"]),
-            ("scan connection repositories work --owner corp --page 2", "", 0, &["corp/r100", "public"]),
+            (
+                "scan connection repositories work --owner corp --page 2",
+                "",
+                0,
+                &["corp/r100", "public"],
+            ),
             ("scan connection repositories work --owner nobody-here", "", 1, &["not found"]),
         ],
     )
     .await;
-    let page = construct(&mesh, &["scan", "connection", "repositories", "work", "--owner", "corp"], "").await;
+    let page =
+        construct(&mesh, &["scan", "connection", "repositories", "work", "--owner", "corp"], "")
+            .await;
     assert_eq!((page.code(), page.errors.as_str()), (0, "there are more: --page 2\n"), "{page:?}");
     assert_eq!(page.output.lines().count(), 101, "{page:?}");
 
     // A person types it in, unseen.
-    let mut person = terminal(&mesh, &["scan", "connection", "create", "typed", "--base-url", &url]);
+    let mut person =
+        terminal(&mesh, &["scan", "connection", "create", "typed", "--base-url", &url]);
     person.shows("token of typed:").await;
     person.press(TOKEN).await;
     person.press(ENTER).await;
     person.shows("encrypted with").await;
-    assert!(person.pictures().iter().all(|picture| !picture.contains("ghp_")), "{}", person.screen());
+    assert!(
+        person.pictures().iter().all(|picture| !picture.contains("ghp_")),
+        "{}",
+        person.screen()
+    );
     assert_eq!(person.left().await, 0);
 
     // What only the app and the tokens reach is scanned with them, and the list says so.
     for name in ["typed", "app"] {
-        let done = construct(&mesh, &["scan", "octo/ledger", "--connection", name, "--model", "m"], "").await;
+        let done =
+            construct(&mesh, &["scan", "octo/ledger", "--connection", name, "--model", "m"], "")
+                .await;
         assert_eq!(done.code(), 0, "{done:?}");
-        run(&mesh, &format!("scan connection repositories {name} --owner octo"), "", 0, &[&id_of(&done)]).await;
+        run(
+            &mesh,
+            &format!("scan connection repositories {name} --owner octo"),
+            "",
+            0,
+            &[&id_of(&done)],
+        )
+        .await;
     }
     let nobody = construct(&mesh, &["scan", "octo/ledger", "--model", "m"], "").await;
     assert!(nobody.code() == 1 && nobody.output.contains("not found"), "{nobody:?}");
 
     // One that a scan uses stays.
     let line = "scan octo/ledger --connection work --model never --no-wait -o json";
-    let scan = run(&mesh, line, "", 0, &[]).await.json()["metadata"]["id"].as_str().unwrap().to_owned();
+    let scan =
+        run(&mesh, line, "", 0, &[]).await.json()["metadata"]["id"].as_str().unwrap().to_owned();
     run(&mesh, "scan connection delete work", "", 1, &["in use by at least one scan"]).await;
     run(&mesh, &format!("scan cancel {scan}"), "", 0, &[]).await;
     assert_eq!(construct(&mesh, &["scan", "watch", &scan], "").await.code(), 4);
@@ -309,7 +417,11 @@ async fn connections_are_made_with_a_token_or_an_app_listed_used_and_deleted() {
         ],
     )
     .await;
-    let logs: String = Service::ALL.into_iter().chain([Service::Scanner]).map(|service| mesh.log(service)).collect();
+    let logs: String = Service::ALL
+        .into_iter()
+        .chain([Service::Scanner])
+        .map(|service| mesh.log(service))
+        .collect();
     let contents = mesh.database.contents().await;
     for secret in [TOKEN, "glpat-of-a-test", "PRIVATE KEY"] {
         assert!(!logs.contains(secret) && !contents.contains(secret), "{secret}");

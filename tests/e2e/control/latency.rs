@@ -1,8 +1,9 @@
-//! How soon a cancel or suspend takes effect, wherever it finds the task: what ran is dead, the script as well as its processes, and the vendor's
-//! connection closed.
+//! How soon a cancel or suspend takes effect, wherever it finds the task: what ran is dead, the
+//! script as well as its processes, and the vendor's connection closed.
 //!
-//! The tests try each case once and check that it ends. `CONSTRUCT_TRIALS=30` measures: it prints the figures and holds
-//! their median against the promise. They are a debug build's, and up to 20 ms too long, which is the poll interval.
+//! The tests try each case once and check that it ends. `CONSTRUCT_TRIALS=30` measures: it prints
+//! the figures and holds their median against the promise. They are a debug build's, and up to 20
+//! ms too long, which is the poll interval.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,8 @@ use crate::{is_running, process_is_gone};
 
 /// How soon: in half of the trials.
 const PROMISE: Duration = Duration::from_millis(200);
-/// In all of them. Generous, for a machine that does other things; short of the grace that a worker has which does not answer.
+/// In all of them. Generous, for a machine that does other things; short of the grace that a worker
+/// has which does not answer.
 const BOUND: Duration = Duration::from_secs(5);
 
 /// Where a task is found.
@@ -117,9 +119,11 @@ impl<'a> Bench<'a> {
                 if place == Place::Speaking {
                     recorder.until_count("message.delta", 1).await;
                 }
-                until("the vendor to be called", PATIENCE, async || match self.vendor.open_answers() {
-                    1 => Ok(()),
-                    other => Err(other),
+                until("the vendor to be called", PATIENCE, async || {
+                    match self.vendor.open_answers() {
+                        1 => Ok(()),
+                        other => Err(other),
+                    }
                 })
                 .await;
             }
@@ -142,7 +146,11 @@ impl<'a> Bench<'a> {
                 conversation.say("tries").await;
                 until("the task to pause", PATIENCE, async || {
                     let why = conversation.explain().await.map_err(|status| status.to_string())?;
-                    if why.waiting_for.contains("the next attempt at") { Ok(()) } else { Err(why.waiting_for) }
+                    if why.waiting_for.contains("the next attempt at") {
+                        Ok(())
+                    } else {
+                        Err(why.waiting_for)
+                    }
                 })
                 .await;
             }
@@ -174,9 +182,11 @@ impl<'a> Bench<'a> {
                 status.phase() == wanted && (suspend || status.turns_used == 0)
             })
             .await;
-        until("the vendor's connection to close", PATIENCE, async || match self.vendor.open_answers() {
-            0 => Ok(()),
-            other => Err(other),
+        until("the vendor's connection to close", PATIENCE, async || {
+            match self.vendor.open_answers() {
+                0 => Ok(()),
+                other => Err(other),
+            }
         })
         .await;
         if let Some(process) = &found.process {
@@ -192,7 +202,8 @@ impl<'a> Bench<'a> {
 
 #[tokio::test]
 async fn a_cancel_or_suspend_takes_effect_at_once_wherever_the_task_is() {
-    let trials: usize = std::env::var("CONSTRUCT_TRIALS").ok().and_then(|trials| trials.parse().ok()).unwrap_or(1);
+    let trials: usize =
+        std::env::var("CONSTRUCT_TRIALS").ok().and_then(|trials| trials.parse().ok()).unwrap_or(1);
     // A median needs some trials, and a wall-clock promise a machine that does nothing else.
     let promise = if trials >= 10 { PROMISE } else { BOUND };
     let mut mesh = Mesh::start().await.unwrap();
@@ -209,9 +220,15 @@ async fn a_cancel_or_suspend_takes_effect_at_once_wherever_the_task_is() {
                     }
                 }
                 times.sort_unstable();
-                let at = |share: f64| times[((times.len() as f64 * share).ceil() as usize).clamp(1, times.len()) - 1];
+                let at = |share: f64| {
+                    times[((times.len() as f64 * share).ceil() as usize).clamp(1, times.len()) - 1]
+                };
                 let verb = if suspend { "suspend" } else { "cancel" };
-                println!("{verb:8} {place:?}: p50 {:?}, p99 {:?}, {trials} trials", at(0.5), at(0.99));
+                println!(
+                    "{verb:8} {place:?}: p50 {:?}, p99 {:?}, {trials} trials",
+                    at(0.5),
+                    at(0.99)
+                );
                 assert!(
                     at(0.5) < promise && at(1.0) < BOUND,
                     "{verb} {place:?}: {times:?}, looked at every {INTERVAL:?}"
@@ -244,9 +261,17 @@ async fn check_cancelled(conversation: &Conversation) {
     let task_status = task.status.unwrap();
     assert_eq!(task_status.last_outcome(), TurnOutcome::Cancelled);
     let error = task_status.last_error.unwrap();
-    assert_eq!((error.code.as_str(), error.message.as_str()), ("CANCELLED", "cancelled: it was a test"));
+    assert_eq!(
+        (error.code.as_str(), error.message.as_str()),
+        ("CANCELLED", "cancelled: it was a test")
+    );
     let why = conversation.explain().await.unwrap();
     assert!(why.waiting_for.contains("the last turn was cancelled: it was a test"), "{why:?}");
     let transcript = conversation.transcript().await;
-    assert_eq!(status(&transcript.messages[0]).error, "cancelled: it was a test", "{}", transcript.show());
+    assert_eq!(
+        status(&transcript.messages[0]).error,
+        "cancelled: it was a test",
+        "{}",
+        transcript.show()
+    );
 }

@@ -1,7 +1,9 @@
-//! A process that ends between any two things that it says or hears. All that it does to others goes over its connections: where it is killed
-//! before the nth piece that it sent has arrived, what that says was not done; where it is killed before the nth piece that it is sent has
-//! arrived, it was done, and the process did not come to know. `CONSTRUCT_BOUNDARIES` says at how many places of each kind, spread over
-//! a whole job. The places that matter most have names, and are met exactly: docs/reliability.md lists them.
+//! A process that ends between any two things that it says or hears. All that it does to others
+//! goes over its connections: where it is killed before the nth piece that it sent has arrived,
+//! what that says was not done; where it is killed before the nth piece that it is sent has
+//! arrived, it was done, and the process did not come to know. `CONSTRUCT_BOUNDARIES` says at how
+//! many places of each kind, spread over a whole job. The places that matter most have names, and
+//! are met exactly: docs/reliability.md lists them.
 
 mod subtasks;
 
@@ -45,7 +47,8 @@ enum Place {
     Text(Moment, &'static str),
     /// At the commit of a transaction that has a text in it.
     Commit(Moment, &'static str),
-    /// At the nth message to subjects of NATS that begin so; if something is named behind that, the nth after one to such a subject.
+    /// At the nth message to subjects of NATS that begin so; if something is named behind that, the
+    /// nth after one to such a subject.
     Message(Moment, &'static str, u64, Option<&'static str>),
 }
 
@@ -98,13 +101,15 @@ impl Watched {
         KINDS.map(|(server, end)| self.proxy(server).passed(end))
     }
 
-    /// Has a job done, kills the process at the place that is named, and checks what came of the job.
+    /// Has a job done, kills the process at the place that is named, and checks what came of the
+    /// job.
     async fn job(&mut self, place: Option<Place>) -> Done {
         self.jobs += 1;
         let folder = self.mesh.folder(&format!("job-{}", self.jobs)).unwrap();
         let job = Job::prepare(&self.mesh, &folder, EFFECTS).await;
         let before = self.passed();
-        // Only what is told is waited for: who asks a gateway again and again has it ask the database.
+        // Only what is told is waited for: who asks a gateway again and again has it ask the
+        // database.
         let working = async {
             job.conversation.say("Do it.").await;
             job.recorder.until_count("turn.completed", 1).await;
@@ -120,8 +125,8 @@ impl Watched {
         Done { killed, passed, unknown, effects: read(&folder.join("effects.log")) }
     }
 
-    /// Kills the process at the place that is named, if it comes there while something is done, and starts it again. Gives whether it did, when
-    /// that is done.
+    /// Kills the process at the place that is named, if it comes there while something is done, and
+    /// starts it again. Gives whether it did, when that is done.
     async fn kill_during(&mut self, work: impl Future<Output = ()>, place: Option<Place>) -> bool {
         let over = watch::Sender::new(false);
         let working = async {
@@ -134,8 +139,12 @@ impl Watched {
             let mut sprung = match place {
                 None => return false,
                 Some(Place::Piece(server, end, nth)) => self.proxy(server).trap(end, nth, &ways),
-                Some(Place::Text(moment, text)) => self.database.trap_text(moment, text, None, &ways),
-                Some(Place::Commit(moment, text)) => self.database.trap_text(moment, "COMMIT", Some(text), &ways),
+                Some(Place::Text(moment, text)) => {
+                    self.database.trap_text(moment, text, None, &ways)
+                }
+                Some(Place::Commit(moment, text)) => {
+                    self.database.trap_text(moment, "COMMIT", Some(text), &ways)
+                }
                 Some(Place::Message(moment, subject, nth, after)) => {
                     self.nats.trap_message(moment, (subject, nth), after, &ways)
                 }
@@ -162,21 +171,32 @@ impl Watched {
     }
 }
 
-/// Has jobs done whose service is killed at so many places of each kind, the first one as the first piece passes.
+/// Has jobs done whose service is killed at so many places of each kind, the first one as the first
+/// piece passes.
 async fn survives(service: Service, servers: &[Server]) {
-    let places = std::env::var("CONSTRUCT_BOUNDARIES").ok().and_then(|places| places.parse().ok()).unwrap_or(PLACES);
+    let places = std::env::var("CONSTRUCT_BOUNDARIES")
+        .ok()
+        .and_then(|places| places.parse().ok())
+        .unwrap_or(PLACES);
     let mut watched = Watched::start(service).await;
     // The first one fills what is remembered.
     watched.job(None).await;
     let lengths = watched.job(None).await.passed;
-    for ((server, end), length) in KINDS.into_iter().zip(lengths).filter(|((server, _), _)| servers.contains(server)) {
+    for ((server, end), length) in
+        KINDS.into_iter().zip(lengths).filter(|((server, _), _)| servers.contains(server))
+    {
         let (mut killed, places) = (0, places.min(length));
         for place in 0..places {
             let nth = 1 + length * place / places;
-            println!("{service:?}: piece {nth} of {length} from the {end:?} between it and {server:?}");
+            println!(
+                "{service:?}: piece {nth} of {length} from the {end:?} between it and {server:?}"
+            );
             killed += u64::from(watched.job(Some(Place::Piece(server, end, nth))).await.killed);
         }
-        assert!(places > 0 && 2 * killed >= places, "{server:?}, {end:?}: killed at {killed} of {places} places only");
+        assert!(
+            places > 0 && 2 * killed >= places,
+            "{server:?}, {end:?}: killed at {killed} of {places} places only"
+        );
     }
 }
 
@@ -200,7 +220,8 @@ async fn a_job_survives_the_interpreter_at_every_boundary() {
     survives(Service::Interpreter, &[Server::Nats]).await;
 }
 
-/// Wakes, commands, results, entries of journals; and where a worker, or a reconciler, says that it is done with what it was given.
+/// Wakes, commands, results, entries of journals; and where a worker, or a reconciler, says that it
+/// is done with what it was given.
 const WAKE: &str = "construct.v1.cmd.task.wake.";
 const MODEL: &str = "construct.v1.cmd.model.invoke.";
 const CODE: &str = "construct.v1.cmd.code.execute.";
@@ -229,8 +250,14 @@ async fn a_job_survives_the_gateway_between_commit_and_wake_and_answer() {
     let places = [
         ("a message is not committed", Place::Text(Moment::Sent, "COMMIT")),
         ("it is committed, and that is not known", Place::Text(Moment::Answered, "COMMIT")),
-        ("a message is committed, its wake is not published", Place::Message(Moment::Sent, WAKE, 1, None)),
-        ("its wake is published, and whoever sent it is not told", Place::Message(Moment::Answered, WAKE, 1, None)),
+        (
+            "a message is committed, its wake is not published",
+            Place::Message(Moment::Sent, WAKE, 1, None),
+        ),
+        (
+            "its wake is published, and whoever sent it is not told",
+            Place::Message(Moment::Answered, WAKE, 1, None),
+        ),
     ];
     survives_at(Service::Gateway, &places).await;
 }
@@ -240,9 +267,18 @@ async fn a_job_survives_the_reconciler_between_commit_and_command_and_acknowledg
     // The first record of a message that it writes is that of the model's answer.
     let places = [
         ("a result is not committed", Place::Text(Moment::Sent, "message.created")),
-        ("a result is committed, and that is not known", Place::Text(Moment::Answered, "message.created")),
-        ("a model call is committed, its command not published", Place::Message(Moment::Sent, MODEL, 1, None)),
-        ("its command is published, and that is not known", Place::Message(Moment::Answered, MODEL, 1, None)),
+        (
+            "a result is committed, and that is not known",
+            Place::Text(Moment::Answered, "message.created"),
+        ),
+        (
+            "a model call is committed, its command not published",
+            Place::Message(Moment::Sent, MODEL, 1, None),
+        ),
+        (
+            "its command is published, and that is not known",
+            Place::Message(Moment::Answered, MODEL, 1, None),
+        ),
         (
             "a result is committed, the command for its script not published",
             Place::Message(Moment::Sent, CODE, 1, None),
@@ -258,8 +294,14 @@ async fn a_job_survives_the_reconciler_between_commit_and_command_and_acknowledg
 #[tokio::test]
 async fn a_job_survives_the_providers_between_answer_and_result_and_acknowledgement() {
     let places = [
-        ("the model has answered, the result is not published", Place::Message(Moment::Sent, RESULT, 1, None)),
-        ("the result is published, and that is not known", Place::Message(Moment::Answered, RESULT, 1, None)),
+        (
+            "the model has answered, the result is not published",
+            Place::Message(Moment::Sent, RESULT, 1, None),
+        ),
+        (
+            "the result is published, and that is not known",
+            Place::Message(Moment::Answered, RESULT, 1, None),
+        ),
         (
             "the result is published, the command not acknowledged",
             Place::Message(Moment::Sent, MODEL_DONE, 1, Some(RESULT)),
@@ -269,15 +311,35 @@ async fn a_job_survives_the_providers_between_answer_and_result_and_acknowledgem
 }
 
 #[tokio::test]
-async fn a_job_survives_the_interpreter_between_journal_and_effect_and_result_and_acknowledgement() {
-    // The first entry says who has the script, the second that its first effect begins, the third that it has ended.
+async fn a_job_survives_the_interpreter_between_journal_and_effect_and_result_and_acknowledgement()
+{
+    // The first entry says who has the script, the second that its first effect begins, the third
+    // that it has ended.
     let places = [
-        ("the script is taken over, and that is not known", Place::Message(Moment::Answered, JOURNAL, 1, None)),
-        ("the effect is to begin, and that is not written", Place::Message(Moment::Sent, JOURNAL, 2, None)),
-        ("that the effect begins is written, it has not begun", Place::Message(Moment::Answered, JOURNAL, 2, None)),
-        ("the effect has happened, its end is not written", Place::Message(Moment::Sent, JOURNAL, 3, None)),
-        ("its end is written, and that is not known", Place::Message(Moment::Answered, JOURNAL, 3, None)),
-        ("the script is over, the result is not published", Place::Message(Moment::Sent, RESULT, 1, None)),
+        (
+            "the script is taken over, and that is not known",
+            Place::Message(Moment::Answered, JOURNAL, 1, None),
+        ),
+        (
+            "the effect is to begin, and that is not written",
+            Place::Message(Moment::Sent, JOURNAL, 2, None),
+        ),
+        (
+            "that the effect begins is written, it has not begun",
+            Place::Message(Moment::Answered, JOURNAL, 2, None),
+        ),
+        (
+            "the effect has happened, its end is not written",
+            Place::Message(Moment::Sent, JOURNAL, 3, None),
+        ),
+        (
+            "its end is written, and that is not known",
+            Place::Message(Moment::Answered, JOURNAL, 3, None),
+        ),
+        (
+            "the script is over, the result is not published",
+            Place::Message(Moment::Sent, RESULT, 1, None),
+        ),
         (
             "the result is published, the command not acknowledged",
             Place::Message(Moment::Sent, CODE_DONE, 1, Some(RESULT)),

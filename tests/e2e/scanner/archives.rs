@@ -33,7 +33,10 @@ async fn an_archive_that_was_sent_is_sealed_and_goes_with_its_scan() {
     mesh.pause(Service::Providers).unwrap();
     let upload = v1::ScanUpload { archive: packed.clone(), name: "ledger.tar.gz".into() };
     let spec = v1::ScanSpec { source: Some(v1::scan_spec::Source::Upload(upload)), ..of("", "m") };
-    let request = |key: &str| v1::CreateScanRequest { spec: Some(spec.clone()), idempotency_key: key.to_owned() };
+    let request = |key: &str| v1::CreateScanRequest {
+        spec: Some(spec.clone()),
+        idempotency_key: key.to_owned(),
+    };
     let scans = mesh.client().unwrap().scans();
     let mut made = Vec::new();
     // Two of the same archive; the second request is heard twice.
@@ -63,7 +66,8 @@ async fn an_archive_that_was_sent_is_sealed_and_goes_with_its_scan() {
     assert!(!mesh.database.contents().await.contains(PLANTED));
 }
 
-/// An archive of entries of which nothing is checked: their names, kinds and links, and what they hold.
+/// An archive of entries of which nothing is checked: their names, kinds and links, and what they
+/// hold.
 fn hostile(entries: &[(&str, tar::EntryType, &str, &[u8])]) -> Vec<u8> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::best()));
     for (name, kind, link, content) in entries {
@@ -105,7 +109,10 @@ async fn a_hostile_archive_ends_its_scan_with_a_reason_and_nothing_else() {
     }
     // A link is left out, whatever it leads to; the next scan works.
     let link = tar::EntryType::Symlink;
-    let archive = hostile(&[("t/tools/report.py", file, "", REPORT.as_bytes()), ("t/out", link, "/etc/passwd", b"")]);
+    let archive = hostile(&[
+        ("t/tools/report.py", file, "", REPORT.as_bytes()),
+        ("t/out", link, "/etc/passwd", b""),
+    ]);
     github.commit_archive("octo/link", &format!("{:040x}", 9), archive);
     let scan = create(&mesh, of("octo/link", "m")).await;
     let status = in_phase(&mesh, &scan, Review).await;
@@ -116,10 +123,13 @@ async fn a_hostile_archive_ends_its_scan_with_a_reason_and_nothing_else() {
 fn zipped(entries: &[(&str, &[u8], u32)]) -> Vec<u8> {
     let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
     for (name, content, mode) in entries {
-        let options =
-            SimpleFileOptions::default().compression_method(CompressionMethod::Deflated).unix_permissions(*mode);
+        let options = SimpleFileOptions::default()
+            .compression_method(CompressionMethod::Deflated)
+            .unix_permissions(*mode);
         match mode & 0o170_000 {
-            0o120_000 => archive.add_symlink(*name, str::from_utf8(content).unwrap(), options).unwrap(),
+            0o120_000 => {
+                archive.add_symlink(*name, str::from_utf8(content).unwrap(), options).unwrap()
+            }
             _ => {
                 archive.start_file(*name, options).unwrap();
                 archive.write_all(content).unwrap();
@@ -153,7 +163,9 @@ async fn a_zip_that_was_sent_is_scanned() {
     assert!(status.secrets_masked >= 1, "{status:?}");
     let told = transcript(&mesh, &scan).await;
     assert!(
-        told.contains("Totals of a ledger") && told.contains("tools/report.py") && !told.contains(PLANTED),
+        told.contains("Totals of a ledger")
+            && told.contains("tools/report.py")
+            && !told.contains(PLANTED),
         "{told}"
     );
     clean(&mesh).await;
@@ -173,14 +185,30 @@ async fn a_hostile_archive_that_was_sent_ends_its_scan_and_nothing_of_it_stays()
     let at = lying.windows(6).rposition(|bytes| bytes == b"t/a.py").unwrap();
     lying[at..at + 6].copy_from_slice(b"t/b.py");
     let cases = [
-        ("up.zip", zipped(&[("t/a.py", REPORT.as_bytes(), 0o644), ("t/../../x", b"x", 0o644)]), "the archive"),
-        ("away.zip", zipped(&[("t/a.py", REPORT.as_bytes(), 0o644), (&absolute, b"x", 0o644)]), "the archive"),
+        (
+            "up.zip",
+            zipped(&[("t/a.py", REPORT.as_bytes(), 0o644), ("t/../../x", b"x", 0o644)]),
+            "the archive",
+        ),
+        (
+            "away.zip",
+            zipped(&[("t/a.py", REPORT.as_bytes(), 0o644), (&absolute, b"x", 0o644)]),
+            "the archive",
+        ),
         ("bomb.zip", zipped(&[("t/zeros", &zeros, 0o644)]), "the archive"),
         ("cut.zip", honest[..honest.len() - 30].to_vec(), "the archive"),
         ("lying.zip", lying, "the archive"),
-        ("up.tar.gz", hostile(&[("t/a", file, "", b"a"), ("t/../../x", file, "", b"x")]), "the archive"),
+        (
+            "up.tar.gz",
+            hostile(&[("t/a", file, "", b"a"), ("t/../../x", file, "", b"x")]),
+            "the archive",
+        ),
         ("bomb.tar.gz", hostile(&[("t/zeros", file, "", &zeros)]), "the archive"),
-        ("no.zip", b"#!/bin/sh\nrm -rf /\n".to_vec(), "neither a tar archive in gzip nor a zip archive"),
+        (
+            "no.zip",
+            b"#!/bin/sh\nrm -rf /\n".to_vec(),
+            "neither a tar archive in gzip nor a zip archive",
+        ),
     ];
     for (name, archive, why) in cases {
         let scan = create(&mesh, sent(name, archive)).await;
@@ -197,8 +225,15 @@ async fn a_hostile_archive_that_was_sent_ends_its_scan_and_nothing_of_it_stays()
     let spec = sent("large.tar.gz", vec![0; (3 << 20) + 1]);
     let request = v1::CreateScanRequest { spec: Some(spec), ..Default::default() };
     let refused = mesh.client().unwrap().scans().create_scan(request).await.unwrap_err();
-    assert!(refused.code() == Code::InvalidArgument && refused.message().contains("3 MiB"), "{refused}");
+    assert!(
+        refused.code() == Code::InvalidArgument && refused.message().contains("3 MiB"),
+        "{refused}"
+    );
     // The next honest one gets through.
-    let scan = create(&mesh, sent("honest.zip", zipped(&[("t/tools/report.py", REPORT.as_bytes(), 0o644)]))).await;
+    let scan = create(
+        &mesh,
+        sent("honest.zip", zipped(&[("t/tools/report.py", REPORT.as_bytes(), 0o644)])),
+    )
+    .await;
     assert_eq!(in_phase(&mesh, &scan, Review).await.candidates, 1);
 }

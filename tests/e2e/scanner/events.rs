@@ -1,4 +1,5 @@
-//! What is told of a scan while it happens, to who stays, who goes away and comes back, and whose gateway dies.
+//! What is told of a scan while it happens, to who stays, who goes away and comes back, and whose
+//! gateway dies.
 
 use tokio::sync::watch;
 
@@ -6,7 +7,12 @@ use super::*;
 use crate::faces::follow_events;
 
 /// Events from a cursor on, until one of them is as wanted; or all.
-async fn watched(mesh: &Mesh, scan: &str, cursor: &str, wanted: impl Fn(&v1::ScanEvent) -> bool) -> Vec<v1::ScanEvent> {
+async fn watched(
+    mesh: &Mesh,
+    scan: &str,
+    cursor: &str,
+    wanted: impl Fn(&v1::ScanEvent) -> bool,
+) -> Vec<v1::ScanEvent> {
     let request = v1::WatchScanRequest { scan: scan.to_owned(), cursor: cursor.to_owned() };
     // A gateway that begins anew is not there at once.
     let mut stream = until("the gateway to be there", PATIENCE, async || {
@@ -15,7 +21,8 @@ async fn watched(mesh: &Mesh, scan: &str, cursor: &str, wanted: impl Fn(&v1::Sca
     })
     .await;
     let mut seen = Vec::new();
-    while let Some(event) = tokio::time::timeout(PATIENCE, stream.message()).await.unwrap().unwrap() {
+    while let Some(event) = tokio::time::timeout(PATIENCE, stream.message()).await.unwrap().unwrap()
+    {
         let is_enough = wanted(&event);
         seen.push(event);
         if is_enough {
@@ -29,7 +36,9 @@ async fn watched(mesh: &Mesh, scan: &str, cursor: &str, wanted: impl Fn(&v1::Sca
 async fn who_watches_a_scan_misses_nothing_and_is_told_nothing_twice() {
     let (mut mesh, github) = begin().await;
     let commit = commit(&github, "octo/ledger", "");
-    let read = format!("read_file('{commit}/tree/README.md'); grep('def', '{commit}/tree').matches.length");
+    let read = format!(
+        "read_file('{commit}/tree/README.md'); grep('def', '{commit}/tree').matches.length"
+    );
     let script = json!({"turns": [
         {"text": "Let me look.", "code": read},
         {"delay_ms": 4000, "text": answer(&[good()])},
@@ -42,9 +51,13 @@ async fn who_watches_a_scan_misses_nothing_and_is_told_nothing_twice() {
     let (seen, _) = watch::channel(Vec::new());
     let follower = follow_events(url, seen.clone());
 
-    // Somebody who looks, goes away, and comes back twice: the second time to a gateway that was killed.
+    // Somebody who looks, goes away, and comes back twice: the second time to a gateway that was
+    // killed.
     let mut all = watched(&mesh, &scan, "", |event| event.phase() == Snapshot).await;
-    assert!(get(&mesh, &scan).await.status.unwrap().next_wake.is_some(), "it was told while it happened");
+    assert!(
+        get(&mesh, &scan).await.status.unwrap().next_wake.is_some(),
+        "it was told while it happened"
+    );
     let cursor = all.last().unwrap().cursor.clone();
     all.extend(watched(&mesh, &scan, &cursor, |event| event.phase() == Exploring).await);
     mesh.crash(Service::Gateway).await.unwrap();
@@ -58,7 +71,8 @@ async fn who_watches_a_scan_misses_nothing_and_is_told_nothing_twice() {
     assert_eq!(all, events(&mesh, &scan).await, "afterwards it is told as it was");
     assert!(all.iter().all(|event| event.scan_id == scan && event.time.is_some()), "{all:#?}");
 
-    // How far it has come stands in each: files when they are there, what was spent, what was found.
+    // How far it has come stands in each: files when they are there, what was spent, what was
+    // found.
     let first = |phase| all.iter().find(|event| event.phase() == phase).unwrap();
     assert_eq!((first(Queued).files, first(Survey).files), (0, 3), "{all:#?}");
     assert!(all.is_sorted_by_key(|event| (event.cost_pico_usd, event.candidates)), "{all:#?}");

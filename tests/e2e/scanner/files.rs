@@ -11,14 +11,18 @@ fn is_there(mesh: &Mesh, name: &str) -> bool {
 
 /// Waits until a folder is gone.
 async fn gone(mesh: &Mesh, name: &str) {
-    until(name, PATIENCE, async || if is_there(mesh, name) { Err("it is there") } else { Ok(()) }).await;
+    until(name, PATIENCE, async || if is_there(mesh, name) { Err("it is there") } else { Ok(()) })
+        .await;
 }
 
 /// Lets a scan have ended longer ago than files are kept.
 async fn age(mesh: &Mesh, scan: &str) {
     let id: ScanId = scan.parse().unwrap();
     mesh.database
-        .execute(&format!("UPDATE scans SET ended_at = ended_at - interval '13 hours' WHERE id = '{}'", id.uuid()))
+        .execute(&format!(
+            "UPDATE scans SET ended_at = ended_at - interval '13 hours' WHERE id = '{}'",
+            id.uuid()
+        ))
         .await;
 }
 
@@ -30,14 +34,16 @@ async fn files_are_kept_as_long_as_the_policy_says_and_those_of_nobody_are_delet
     mesh.scripted_agent("slow", &json!([{"delay_ms": 900_000, "text": "late"}])).await.unwrap();
     let packed = tarball("t", &"0".repeat(40), &[("tools/report.py", REPORT.as_bytes())]);
     let upload = v1::ScanUpload { archive: packed, name: "ledger.tar.gz".into() };
-    let upload = v1::ScanSpec { source: Some(v1::scan_spec::Source::Upload(upload)), ..of("", "m") };
+    let upload =
+        v1::ScanSpec { source: Some(v1::scan_spec::Source::Upload(upload)), ..of("", "m") };
     let (done, sent) = (create(&mesh, of("octo/ledger", "m")).await, create(&mesh, upload).await);
     let open = create(&mesh, of("octo/ledger", "slow")).await;
     for scan in [&done, &sent] {
         in_phase(&mesh, scan, Review).await;
     }
     in_phase(&mesh, &open, Exploring).await;
-    // As processes leave it that die: of a scan that was deleted since, and of one that never came to be.
+    // As processes leave it that die: of a scan that was deleted since, and of one that never came
+    // to be.
     let nobody = ScanId::from_uuid(Uuid::now_v7()).to_string();
     let unmasked = format!(".unmasked-{}", ScanId::from_uuid(Uuid::now_v7()));
     for left in [&nobody, &unmasked] {
@@ -53,9 +59,15 @@ async fn files_are_kept_as_long_as_the_policy_says_and_those_of_nobody_are_delet
 
     let tree = |scan: &str| mesh.scans().join(scan).join(&commit).join("tree/tools/report.py");
     let blobs = mesh.home().join("data/blobs");
-    assert!(tree(&done).is_file() && tree(&open).is_file() && is_there(&mesh, &sent) && is_there(&mesh, "lost+found"));
+    assert!(
+        tree(&done).is_file()
+            && tree(&open).is_file()
+            && is_there(&mesh, &sent)
+            && is_there(&mesh, "lost+found")
+    );
     assert_eq!(archives::files(&blobs).len(), 1);
-    // When their time is over they go, each with the archive that was sent for it; one that is explored needs its files.
+    // When their time is over they go, each with the archive that was sent for it; one that is
+    // explored needs its files.
     for scan in [&done, &sent] {
         age(&mesh, scan).await;
         gone(&mesh, scan).await;
@@ -66,7 +78,8 @@ async fn files_are_kept_as_long_as_the_policy_says_and_those_of_nobody_are_delet
     })
     .await;
     assert!(tree(&open).is_file() && is_there(&mesh, "lost+found"));
-    let request = v1::CancelScanRequest { scan: open.clone(), reason: "enough".into(), ..Default::default() };
+    let request =
+        v1::CancelScanRequest { scan: open.clone(), reason: "enough".into(), ..Default::default() };
     mesh.client().unwrap().scans().cancel_scan(request).await.unwrap();
     in_phase(&mesh, &open, v1::ScanPhase::Cancelled).await;
     assert!(tree(&open).is_file(), "it is over, and kept");
@@ -78,11 +91,14 @@ async fn files_are_kept_as_long_as_the_policy_says_and_those_of_nobody_are_delet
 #[tokio::test]
 async fn what_a_scanner_did_not_come_to_delete_the_next_one_does() {
     let (mut mesh, github) = begin().await;
-    // It is killed while it fetches, which leaves the half of it, and the scan is ended before there is another one.
+    // It is killed while it fetches, which leaves the half of it, and the scan is ended before
+    // there is another one.
     let scan = standing::standing(&mesh, &github, Snapshot).await;
     let unmasked = format!(".unmasked-{scan}");
-    until("its folder", PATIENCE, async || if is_there(&mesh, &unmasked) { Ok(()) } else { Err("it is not there") })
-        .await;
+    until("its folder", PATIENCE, async || {
+        if is_there(&mesh, &unmasked) { Ok(()) } else { Err("it is not there") }
+    })
+    .await;
     mesh.kill(Service::Scanner).unwrap();
     // Another scan's files nobody came to delete, although that was over.
     let over = create(&mesh, of("octo/ledger", "m")).await;
@@ -94,7 +110,8 @@ async fn what_a_scanner_did_not_come_to_delete_the_next_one_does() {
         ))
         .await;
     std::fs::create_dir_all(mesh.scans().join(&over).join("x/tree")).unwrap();
-    let request = v1::CancelScanRequest { scan: scan.clone(), reason: "enough".into(), ..Default::default() };
+    let request =
+        v1::CancelScanRequest { scan: scan.clone(), reason: "enough".into(), ..Default::default() };
     mesh.client().unwrap().scans().cancel_scan(request).await.unwrap();
     mesh.spawn(Service::Scanner).unwrap();
     in_phase(&mesh, &scan, v1::ScanPhase::Cancelled).await;

@@ -36,9 +36,15 @@ fn of(project: &str, connection: &str) -> v1::ScanSpec {
     }
 }
 
-async fn repositories(mesh: &Mesh, owner: &str) -> Result<v1::ListRepositoriesResponse, tonic::Status> {
-    let request =
-        v1::ListRepositoriesRequest { connection: "lab".into(), owner: owner.to_owned(), ..Default::default() };
+async fn repositories(
+    mesh: &Mesh,
+    owner: &str,
+) -> Result<v1::ListRepositoriesResponse, tonic::Status> {
+    let request = v1::ListRepositoriesRequest {
+        connection: "lab".into(),
+        owner: owner.to_owned(),
+        ..Default::default()
+    };
     Ok(mesh.client().unwrap().scans().list_repositories(request).await?.into_inner())
 }
 
@@ -63,24 +69,37 @@ async fn a_project_of_a_subgroup_is_scanned_with_a_connection_and_a_public_one_w
     mesh.client().unwrap().scans().create_scan_connection(request).await.unwrap();
 
     // What it reaches: its own, a group's with the subgroups, a person's; page by page.
-    for (owner, names) in
-        [("", &["corp/tools/ledger"][..]), ("corp", &["corp/open", "corp/tools/ledger"]), ("ann", &["ann/own"])]
-    {
+    for (owner, names) in [
+        ("", &["corp/tools/ledger"][..]),
+        ("corp", &["corp/open", "corp/tools/ledger"]),
+        ("ann", &["ann/own"]),
+    ] {
         let found = repositories(&mesh, owner).await.unwrap();
-        assert_eq!(found.repositories.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), names, "{owner}");
+        assert_eq!(
+            found.repositories.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(),
+            names,
+            "{owner}"
+        );
         assert_eq!(found.next_page, 0, "{owner}");
     }
     let page = repositories(&mesh, "many").await.unwrap();
     assert_eq!((page.repositories.len(), page.next_page), (100, 2));
     let unknown = repositories(&mesh, "nobody").await.unwrap_err();
-    assert!(unknown.code() == Code::FailedPrecondition && unknown.message().contains("not found"), "{unknown}");
+    assert!(
+        unknown.code() == Code::FailedPrecondition && unknown.message().contains("not found"),
+        "{unknown}"
+    );
 
     // By the address that people copy. An archive too many is waited for.
     gitlab.fail("/archive", Fault::Throttled(1));
     let address = format!("{}/corp/tools/ledger.git", gitlab.url());
     let scan = create(&mesh, of(&address, "lab")).await;
     let status = in_phase(&mesh, &scan, Review).await;
-    assert_eq!((status.commit.as_str(), status.files, status.candidates), (id.as_str(), 3, 1), "{status:?}");
+    assert_eq!(
+        (status.commit.as_str(), status.files, status.candidates),
+        (id.as_str(), 3, 1),
+        "{status:?}"
+    );
     assert!(status.secrets_masked >= 1, "{status:?}");
     let found = repositories(&mesh, "").await.unwrap().repositories;
     assert_eq!((found[0].last_scan.as_str(), found[0].private), (scan.as_str(), true), "{found:?}");

@@ -26,8 +26,11 @@ async fn hand_over(mesh: &Mesh, scan: &str, candidate: &str) -> String {
         ..Default::default()
     };
     review(mesh, accept).await.unwrap();
-    let request =
-        || v1::CreateToolsRequest { scan: scan.to_owned(), idempotency_key: "once".into(), ..Default::default() };
+    let request = || v1::CreateToolsRequest {
+        scan: scan.to_owned(),
+        idempotency_key: "once".into(),
+        ..Default::default()
+    };
     let scans = mesh.client().unwrap().scans();
     let handed = scans.clone().create_tools(request()).await.unwrap().into_inner();
     assert_eq!(handed.candidates.len(), 1, "{handed:?}");
@@ -103,7 +106,8 @@ async fn what_the_gateway_tells_late_is_the_same_that_the_scanner_has_told() {
     proxy.restore();
     // On the same way behind it comes a question; when that is answered, both were heard.
     until("the gateway to be heard again", PATIENCE, async || {
-        let request = v1::ListRepositoriesRequest { connection: "work".into(), ..Default::default() };
+        let request =
+            v1::ListRepositoriesRequest { connection: "work".into(), ..Default::default() };
         mesh.client().unwrap().scans().list_repositories(request).await
     })
     .await;

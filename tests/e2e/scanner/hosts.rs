@@ -44,14 +44,26 @@ async fn what_a_host_has_answered_serves_all_scans_of_a_connection_and_so_does_a
     assert_eq!((github.issued(), github.complaints()), (1, Vec::new()));
     // The repositories are listed through the same client, with the same token.
     let request = v1::ListRepositoriesRequest { connection: "app".into(), ..Default::default() };
-    let listed = mesh.client().unwrap().scans().list_repositories(request).await.unwrap().into_inner().repositories;
-    assert_eq!(listed.iter().map(|one| one.last_scan.as_str()).collect::<Vec<_>>(), [second.as_str()]);
+    let listed = mesh
+        .client()
+        .unwrap()
+        .scans()
+        .list_repositories(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .repositories;
+    assert_eq!(
+        listed.iter().map(|one| one.last_scan.as_str()).collect::<Vec<_>>(),
+        [second.as_str()]
+    );
     assert_eq!(github.issued(), 1);
 }
 
 #[tokio::test]
 async fn a_host_that_wants_to_be_left_alone_is_left_alone_by_all_scans() {
-    let faults: [fn(u32) -> Fault; 2] = [|s| Fault::Primary(s.into()), |s| Fault::Secondary(s.into())];
+    let faults: [fn(u32) -> Fault; 2] =
+        [|s| Fault::Primary(s.into()), |s| Fault::Secondary(s.into())];
     for fault in faults {
         // On a machine that does other things, what is looked at may be over before it is.
         let mut seconds = 15;
@@ -78,16 +90,27 @@ async fn is_left_alone(fault: fn(u32) -> Fault, seconds: u32) -> bool {
             let status = get(&mesh, &scan).await.status.unwrap();
             let over = Timestamp::now().as_second() >= reset;
             let waits = status.reason.contains("limit of requests");
-            if waits || over { Ok(Some(status).filter(|_| waits && !over)) } else { Err(format!("{status:?}")) }
+            if waits || over {
+                Ok(Some(status).filter(|_| waits && !over))
+            } else {
+                Err(format!("{status:?}"))
+            }
         })
         .await;
         let Some(status) = waits else { return false };
-        assert!(status.phase() == Queued && status.next_wake.unwrap().seconds >= reset, "{reset}: {status:?}");
+        assert!(
+            status.phase() == Queued && status.next_wake.unwrap().seconds >= reset,
+            "{reset}: {status:?}"
+        );
         scans.push(scan);
         asked.get_or_insert_with(|| github.asked());
     }
     // A scan that waits is heard.
-    let request = v1::CancelScanRequest { scan: scans[2].clone(), reason: "enough".into(), ..Default::default() };
+    let request = v1::CancelScanRequest {
+        scan: scans[2].clone(),
+        reason: "enough".into(),
+        ..Default::default()
+    };
     mesh.client().unwrap().scans().cancel_scan(request).await.unwrap();
     assert_eq!(in_phase(&mesh, &scans[2], v1::ScanPhase::Cancelled).await.reason, "enough");
     let now = github.asked();
@@ -104,15 +127,28 @@ async fn is_left_alone(fault: fn(u32) -> Fault, seconds: u32) -> bool {
     true
 }
 
-/// All pages of what a connection reaches, of an owner or altogether: how many are on each, and the names.
-async fn reached(mesh: &Mesh, connection: &str, owner: &str) -> Result<(Vec<usize>, Vec<String>), tonic::Status> {
+/// All pages of what a connection reaches, of an owner or altogether: how many are on each, and the
+/// names.
+async fn reached(
+    mesh: &Mesh,
+    connection: &str,
+    owner: &str,
+) -> Result<(Vec<usize>, Vec<String>), tonic::Status> {
     let (mut pages, mut names, mut page) = (Vec::new(), Vec::new(), 1);
     while page != 0 {
-        let request = v1::ListRepositoriesRequest { connection: connection.to_owned(), owner: owner.to_owned(), page };
+        let request = v1::ListRepositoriesRequest {
+            connection: connection.to_owned(),
+            owner: owner.to_owned(),
+            page,
+        };
         let listed = mesh.client().unwrap().scans().list_repositories(request).await?.into_inner();
         pages.push(listed.repositories.len());
         names.extend(listed.repositories.into_iter().map(|one| one.name));
-        assert!(listed.next_page == 0 || listed.next_page == page + 1, "{page}: {}", listed.next_page);
+        assert!(
+            listed.next_page == 0 || listed.next_page == page + 1,
+            "{page}: {}",
+            listed.next_page
+        );
         page = listed.next_page;
     }
     Ok((pages, names))
@@ -150,19 +186,30 @@ async fn what_a_token_an_app_and_a_person_have_is_listed_page_by_page() {
             (vec![100, 100, 30], many.clone()),
             "{connection}"
         );
-        // A person is no organisation, which is found out by asking.
-        assert_eq!(reached(&mesh, connection, "ann").await.unwrap(), (vec![100, 1], own.clone()), "{connection}");
+        // A person is no organization, which is found out by asking.
+        assert_eq!(
+            reached(&mesh, connection, "ann").await.unwrap(),
+            (vec![100, 1], own.clone()),
+            "{connection}"
+        );
         let nobody = reached(&mesh, connection, "nobody").await.unwrap_err();
-        assert!(nobody.code() == Code::FailedPrecondition && nobody.message().contains("not found"), "{nobody}");
+        assert!(
+            nobody.code() == Code::FailedPrecondition && nobody.message().contains("not found"),
+            "{nobody}"
+        );
     }
     // One token served all of the app's.
     assert_eq!((github.issued(), github.complaints()), (1, Vec::new()));
     let asked: Vec<String> = github.asked().into_iter().map(|asked| asked.path).collect();
-    for (path, times) in [("/user/repos", 4), ("/installation/repositories", 4), ("/users/ann/repos", 4)] {
+    for (path, times) in
+        [("/user/repos", 4), ("/installation/repositories", 4), ("/users/ann/repos", 4)]
+    {
         assert_eq!(asked.iter().filter(|asked| *asked == path).count(), times, "{path}: {asked:?}");
     }
     // Behind the last page there is nothing.
-    let request = v1::ListRepositoriesRequest { connection: "work".into(), page: 9, ..Default::default() };
-    let behind = mesh.client().unwrap().scans().list_repositories(request).await.unwrap().into_inner();
+    let request =
+        v1::ListRepositoriesRequest { connection: "work".into(), page: 9, ..Default::default() };
+    let behind =
+        mesh.client().unwrap().scans().list_repositories(request).await.unwrap().into_inner();
     assert_eq!((behind.repositories.len(), behind.next_page), (0, 0));
 }

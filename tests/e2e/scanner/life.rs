@@ -49,13 +49,25 @@ async fn a_repository_becomes_reviewed_candidates_and_one_hand_over() {
     let made = client.scans().create_scan_connection(made).await.unwrap().into_inner();
     assert!(made.spec.unwrap().credential.is_none());
     let request = v1::ListRepositoriesRequest { connection: "work".into(), ..Default::default() };
-    let repositories = client.scans().list_repositories(request).await.unwrap().into_inner().repositories;
-    assert_eq!(repositories.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["octo/ledger"]);
+    let repositories =
+        client.scans().list_repositories(request).await.unwrap().into_inner().repositories;
+    assert_eq!(
+        repositories.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(),
+        ["octo/ledger"]
+    );
 
-    let scan = create(&mesh, v1::ScanSpec { connection: "work".into(), ..of("octo/ledger", "m") }).await;
+    let scan =
+        create(&mesh, v1::ScanSpec { connection: "work".into(), ..of("octo/ledger", "m") }).await;
     let status = in_phase(&mesh, &scan, Review).await;
-    assert_eq!((status.commit.as_str(), status.files, status.candidates), (commit.as_str(), 3, 2), "{status:?}");
-    assert!(status.secrets_masked >= 1 && status.cost_pico_usd > 0 && status.next_wake.is_none(), "{status:?}");
+    assert_eq!(
+        (status.commit.as_str(), status.files, status.candidates),
+        (commit.as_str(), 3, 2),
+        "{status:?}"
+    );
+    assert!(
+        status.secrets_masked >= 1 && status.cost_pico_usd > 0 && status.next_wake.is_none(),
+        "{status:?}"
+    );
     let ended = r#"construct_scanner_scans_total{construct_outcome="review",construct_scan_phase="checking"} 1"#;
     mesh.counted(Service::Scanner, ended).await;
     mesh.counted(Service::Scanner, "construct_scanner_running 0").await;
@@ -87,7 +99,10 @@ async fn a_repository_becomes_reviewed_candidates_and_one_hand_over() {
     // What must not be known is known nowhere.
     let (contents, logs) = (mesh.database.contents().await, logs(&mesh));
     for secret in [PLANTED, TOKEN, "cscan_"] {
-        assert!(!told.contains(secret) && !contents.contains(secret) && !logs.contains(secret), "{secret}");
+        assert!(
+            !told.contains(secret) && !contents.contains(secret) && !logs.contains(secret),
+            "{secret}"
+        );
     }
     let hex: String = TOKEN.bytes().map(|byte| format!("{byte:02x}")).collect();
     assert!(!contents.contains(&hex));
@@ -164,21 +179,31 @@ async fn an_answer_that_is_wrong_is_mended_twice_and_what_stays_wrong_is_never_s
     assert_eq!(candidates(&mesh, &scan).await.len(), 1);
     let told = events(&mesh, &scan).await;
     let of = |kind: &str| {
-        told.iter().filter(|event| event.r#type == kind).map(|event| event.message.as_str()).collect::<Vec<_>>()
+        told.iter()
+            .filter(|event| event.r#type == kind)
+            .map(|event| event.message.as_str())
+            .collect::<Vec<_>>()
     };
     assert_eq!(of("repair").len(), 2, "{told:#?}");
-    assert!(of("refused").iter().any(|why| why.contains("no text file tools/nothing.py")), "{told:#?}");
+    assert!(
+        of("refused").iter().any(|why| why.contains("no text file tools/nothing.py")),
+        "{told:#?}"
+    );
     assert!(of("refused").iter().any(|why| why.contains("has no line 3000")), "{told:#?}");
     let transcript = transcript(&mesh, &scan).await;
     assert!(
-        transcript.contains("the answer has no JSON object") && transcript.contains("no text file tools/nothing.py"),
+        transcript.contains("the answer has no JSON object")
+            && transcript.contains("no text file tools/nothing.py"),
         "{transcript}"
     );
 
     // One that never says anything of use comes to nothing, and says so.
-    mesh.scripted_agent("n", &json!({"count": "total", "turns": [{"text": "a"}, {"text": "b"}, {"text": "c"}]}))
-        .await
-        .unwrap();
+    mesh.scripted_agent(
+        "n",
+        &json!({"count": "total", "turns": [{"text": "a"}, {"text": "b"}, {"text": "c"}]}),
+    )
+    .await
+    .unwrap();
     let scan = create(&mesh, self::of("octo/ledger", "n")).await;
     let status = in_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
     assert!(status.reason.contains("cannot be used"), "{status:?}");
@@ -195,8 +220,7 @@ async fn what_held_of_an_earlier_answer_outlives_a_repair_that_fails() {
     let turns = json!({"count": "total", "turns": [{"text": first}, {"text": answer(&[lies])}, {"text": "No more."}]});
     mesh.scripted_agent("m", &turns).await.unwrap();
     // It dies of its first repair.
-    let turns =
-        json!({"count": "total", "turns": [{"text": first}, {"fault": {"class": "invalid_request", "times": 0}}]});
+    let turns = json!({"count": "total", "turns": [{"text": first}, {"fault": {"class": "invalid_request", "times": 0}}]});
     mesh.scripted_agent("n", &turns).await.unwrap();
     for (model, repairs) in [("m", 2), ("n", 1)] {
         let scan = create(&mesh, of("octo/ledger", model)).await;
@@ -205,11 +229,14 @@ async fn what_held_of_an_earlier_answer_outlives_a_repair_that_fails() {
         let told = events(&mesh, &scan).await;
         let count = |kind: &str| told.iter().filter(|event| event.r#type == kind).count();
         // Two mistakes of the one that is refused: its entry point and its proof.
-        assert_eq!((count("repair"), count("earlier"), count("refused")), (repairs, 1, 2), "{model}: {told:#?}");
+        assert_eq!(
+            (count("repair"), count("earlier"), count("refused")),
+            (repairs, 1, 2),
+            "{model}: {told:#?}"
+        );
     }
     // With nothing that held before there is nothing to review.
-    let turns =
-        json!({"count": "total", "turns": [{"text": "What?"}, {"fault": {"class": "invalid_request", "times": 0}}]});
+    let turns = json!({"count": "total", "turns": [{"text": "What?"}, {"fault": {"class": "invalid_request", "times": 0}}]});
     mesh.scripted_agent("o", &turns).await.unwrap();
     let scan = create(&mesh, of("octo/ledger", "o")).await;
     let status = in_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
@@ -220,7 +247,8 @@ async fn what_held_of_an_earlier_answer_outlives_a_repair_that_fails() {
 async fn two_scans_of_a_repository_are_compared() {
     let (mesh, github) = begin().await;
     let first = commit(&github, "octo/ledger", "");
-    let turns = |found: Value| json!({"count": "since_user", "turns": [{"text": answer(&[found])}]});
+    let turns =
+        |found: Value| json!({"count": "since_user", "turns": [{"text": answer(&[found])}]});
     mesh.scripted_agent("m", &turns(good())).await.unwrap();
     let sum = candidate("sum", "tools/report.py", 5, "def total");
     mesh.scripted_agent("n", &turns(sum)).await.unwrap();
@@ -240,18 +268,24 @@ async fn two_scans_of_a_repository_are_compared() {
     );
     let filter = Some(v1::list_scans_request::Filter { repository: "github:octo/ledger".into() });
     let request = v1::ListScansRequest { filter, ..Default::default() };
-    assert_eq!(mesh.client().unwrap().scans().list_scans(request).await.unwrap().into_inner().scans.len(), 2);
+    assert_eq!(
+        mesh.client().unwrap().scans().list_scans(request).await.unwrap().into_inner().scans.len(),
+        2
+    );
 }
 
 #[tokio::test]
 async fn an_exploration_ends_with_its_budget_its_turns_or_its_time() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    let reads = json!({"turns": [{"code": "print(1)"}, {"code": "print(2)"}, {"text": answer(&[good()])}]});
+    let reads =
+        json!({"turns": [{"code": "print(1)"}, {"code": "print(2)"}, {"text": answer(&[good()])}]});
     mesh.scripted_agent("reads", &reads).await.unwrap();
     mesh.scripted_agent("slow", &json!([{"delay_ms": 900_000, "text": "late"}])).await.unwrap();
-    let limits =
-        |limits: v1::ScanLimits, model: &str| v1::ScanSpec { limits: Some(limits), ..of("octo/ledger", model) };
+    let limits = |limits: v1::ScanLimits, model: &str| v1::ScanSpec {
+        limits: Some(limits),
+        ..of("octo/ledger", model)
+    };
     let soon = prost_types::Duration { seconds: 60, nanos: 0 };
     let cases = [
         // Less than one call may cost.
@@ -259,8 +293,14 @@ async fn an_exploration_ends_with_its_budget_its_turns_or_its_time() {
             v1::ScanSpec { budget_pico_usd: 1_000_000, ..of("octo/ledger", "reads") },
             "the budget of the task is exhausted",
         ),
-        (limits(v1::ScanLimits { max_turns: 1, ..Default::default() }, "reads"), "the limit of 1 model calls"),
-        (limits(v1::ScanLimits { timeout: Some(soon), ..Default::default() }, "slow"), "it took longer than it may"),
+        (
+            limits(v1::ScanLimits { max_turns: 1, ..Default::default() }, "reads"),
+            "the limit of 1 model calls",
+        ),
+        (
+            limits(v1::ScanLimits { timeout: Some(soon), ..Default::default() }, "slow"),
+            "it took longer than it may",
+        ),
     ];
     for (spec, why) in cases {
         let limit = spec.budget_pico_usd;

@@ -1,14 +1,18 @@
-//! Organisations beside each other: what one has is neither seen nor waited for by another one.
+//! Organizations beside each other: what one has is neither seen nor waited for by another one.
 
 use construct_tests::http;
 use tonic::Request;
 
 use super::*;
 
-/// Another organisation than the operator's, with a model of this name that plays this script.
+/// Another organization than the operator's, with a model of this name that plays this script.
 async fn elsewhere(mesh: &Mesh, model: &str, script: &Value) -> String {
     let channel = mesh.channel().unwrap();
-    let spec = v1::OrganizationSpec { name: "Elsewhere".into(), slug: "elsewhere".into(), ..Default::default() };
+    let spec = v1::OrganizationSpec {
+        name: "Elsewhere".into(),
+        slug: "elsewhere".into(),
+        ..Default::default()
+    };
     let request = v1::CreateOrganizationRequest { spec: Some(spec), ..Default::default() };
     let made = v1::organization_service_client::OrganizationServiceClient::new(channel.clone());
     let made = made.clone().create_organization(request).await.unwrap().into_inner().organization;
@@ -20,14 +24,20 @@ async fn elsewhere(mesh: &Mesh, model: &str, script: &Value) -> String {
         ..Default::default()
     };
     let request = v1::CreateModelProviderRequest { spec: Some(spec), ..Default::default() };
-    mesh.client().unwrap().providers().create_model_provider(by(&organization, request)).await.unwrap();
-    let spec = v1::ModelSpec { name: model.to_owned(), provider: model.to_owned(), ..Default::default() };
+    mesh.client()
+        .unwrap()
+        .providers()
+        .create_model_provider(by(&organization, request))
+        .await
+        .unwrap();
+    let spec =
+        v1::ModelSpec { name: model.to_owned(), provider: model.to_owned(), ..Default::default() };
     let request = v1::CreateModelRequest { spec: Some(spec), ..Default::default() };
     mesh.client().unwrap().models().create_model(by(&organization, request)).await.unwrap();
     organization
 }
 
-/// A request in an organisation.
+/// A request in an organization.
 fn by<T>(organization: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("x-organization-id", organization.parse().unwrap());
@@ -49,12 +59,20 @@ async fn scans_whose_models_take_their_time_keep_no_other_organizations_waiting(
     }
     let organization = elsewhere(&mesh, "m", &json!([{"text": answer(&[good()])}])).await;
     let scans = mesh.client().unwrap().scans();
-    let request = v1::CreateScanRequest { spec: Some(of("octo/ledger", "m")), ..Default::default() };
+    let request =
+        v1::CreateScanRequest { spec: Some(of("octo/ledger", "m")), ..Default::default() };
     let made = scans.clone().create_scan(by(&organization, request)).await.unwrap().into_inner();
     let scan = id(made.metadata.as_ref());
     let status = until("the other organization's scan to get through", PATIENCE, async || {
         let request = v1::GetScanRequest { scan: scan.clone() };
-        let status = scans.clone().get_scan(by(&organization, request)).await.unwrap().into_inner().status.unwrap();
+        let status = scans
+            .clone()
+            .get_scan(by(&organization, request))
+            .await
+            .unwrap()
+            .into_inner()
+            .status
+            .unwrap();
         if status.phase() == Review { Ok(status) } else { Err(format!("{status:?}")) }
     })
     .await;
@@ -66,7 +84,11 @@ async fn scans_whose_models_take_their_time_keep_no_other_organizations_waiting(
         assert!(status.event_sequence < 10, "{status:?}");
     }
     // Each is still heard when its end is wanted.
-    let request = v1::CancelScanRequest { scan: slow[2].clone(), reason: "enough".into(), ..Default::default() };
+    let request = v1::CancelScanRequest {
+        scan: slow[2].clone(),
+        reason: "enough".into(),
+        ..Default::default()
+    };
     scans.clone().cancel_scan(request).await.unwrap();
     assert_eq!(in_phase(&mesh, &slow[2], v1::ScanPhase::Cancelled).await.reason, "enough");
 }
@@ -93,17 +115,21 @@ async fn another_organization_neither_sees_nor_ends_nor_reads_a_scan() {
         };
         let request = by(&organization, v1::GetScanRequest { scan: scan() });
         note("get", client.scans().get_scan(request).await.err());
-        let request = by(&organization, v1::CancelScanRequest { scan: scan(), ..Default::default() });
+        let request =
+            by(&organization, v1::CancelScanRequest { scan: scan(), ..Default::default() });
         note("cancel", client.scans().cancel_scan(request).await.err());
-        let request = by(&organization, v1::WatchScanRequest { scan: scan(), ..Default::default() });
+        let request =
+            by(&organization, v1::WatchScanRequest { scan: scan(), ..Default::default() });
         let watched = match client.scans().watch_scan(request).await {
             Ok(stream) => stream.into_inner().message().await.err(),
             Err(status) => Some(status),
         };
         note("watch", watched);
-        let request = by(&organization, v1::ListCandidatesRequest { scan: scan(), ..Default::default() });
+        let request =
+            by(&organization, v1::ListCandidatesRequest { scan: scan(), ..Default::default() });
         note("candidates", client.scans().list_candidates(request).await.err());
-        let request = by(&organization, v1::CreateToolsRequest { scan: scan(), ..Default::default() });
+        let request =
+            by(&organization, v1::CreateToolsRequest { scan: scan(), ..Default::default() });
         note("tools", client.scans().create_tools(request).await.err());
         let request = by(&organization, v1::CompareScansRequest { before: scan(), after: scan() });
         note("compare", client.scans().compare_scans(request).await.err());
@@ -128,7 +154,9 @@ async fn another_organization_neither_sees_nor_ends_nor_reads_a_scan() {
             (reqwest::Method::GET, format!("/v1/scans/{}/changes?before={}", scan(), scan())),
         ] {
             let asked = http.request(verb.clone(), format!("{}{path}", mesh.gateway_url()));
-            let asked = asked.header("x-organization-id", &organization).header("content-type", "application/json");
+            let asked = asked
+                .header("x-organization-id", &organization)
+                .header("content-type", "application/json");
             let asked = if verb == reqwest::Method::POST { asked.body("{}") } else { asked };
             let answer = asked.send().await.unwrap();
             let (status, text) = (answer.status().as_u16(), answer.text().await.unwrap());

@@ -55,9 +55,12 @@ async fn a_workspace_is_scanned_from_a_folder() {
     let (mesh, _github) = begin().await;
     let folder = mesh.folder("workspace").unwrap();
     let files = repositories::monorepo(&folder, 300).unwrap();
-    mesh.scripted_agent("m", &json!([{"text": answer(&[candidate("workspace", "Cargo.toml", 1, "[workspace]")])}]))
-        .await
-        .unwrap();
+    mesh.scripted_agent(
+        "m",
+        &json!([{"text": answer(&[candidate("workspace", "Cargo.toml", 1, "[workspace]")])}]),
+    )
+    .await
+    .unwrap();
     let spec = v1::ScanSpec {
         source: Some(v1::scan_spec::Source::Folder(folder.display().to_string())),
         model: "m".into(),
@@ -82,11 +85,13 @@ mod nightly {
     async fn monorepo_of_10000_files_is_scanned() {
         let (mesh, github) = begin().await;
         let archive = std::fs::read(repositories::package(repositories::MONOREPO)).unwrap();
-        let commit: String = Sha256::digest(&archive).iter().take(20).map(|byte| format!("{byte:02x}")).collect();
+        let commit: String =
+            Sha256::digest(&archive).iter().take(20).map(|byte| format!("{byte:02x}")).collect();
         github.commit_archive("octo/mono", &commit, archive);
-        // Without optimisation, on a machine that does other things, it takes minutes.
+        // Without optimization, on a machine that does other things, it takes minutes.
         let patience = Duration::from_secs(600);
-        // The model searches all files, and the lists of their symbols, and proposes what it has found in each language.
+        // The model searches all files, and the lists of their symbols, and proposes what it has
+        // found in each language.
         let code = format!(
             "const root = '{commit}/tree';\n\
              const listed = grep('execute_from_command_line', root + '/.construct/outline', {{literal: true}}).matches.length;\n\
@@ -108,10 +113,16 @@ mod nightly {
              print(JSON.stringify({{candidates}}));",
             candidate = good(),
         );
-        mesh.scripted_agent("m", &json!({"turns": [{"code": code}, {"text": "{{last_result}}"}]})).await.unwrap();
+        mesh.scripted_agent("m", &json!({"turns": [{"code": code}, {"text": "{{last_result}}"}]}))
+            .await
+            .unwrap();
         let scan = create(&mesh, of("octo/mono", "m")).await;
         let status = in_phase_within(&mesh, &scan, Review, patience).await;
-        assert_eq!((status.commit.as_str(), status.candidates, status.refused), (commit.as_str(), 3, 0), "{status:?}");
+        assert_eq!(
+            (status.commit.as_str(), status.candidates, status.refused),
+            (commit.as_str(), 3, 0),
+            "{status:?}"
+        );
         assert_eq!(status.files + status.files_skipped, repositories::MONOREPO_FILES, "{status:?}");
         assert!(status.files >= 10_000 && status.files_skipped < 100, "{status:?}");
         let mut found: Vec<_> = candidates(&mesh, &scan)
@@ -137,10 +148,16 @@ mod nightly {
         let last = all.last().unwrap();
         assert_eq!((last.phase(), last.candidates), (Review, 3), "{last:?}");
         let survey = all.iter().find(|event| event.message.contains("entry points")).unwrap();
-        let [languages, entries, symbols, outlined] = numbers(&survey.message)[..] else { panic!("{survey:?}") };
-        assert!(languages >= 10 && entries >= 100 && symbols >= 30_000 && outlined >= 2000, "{survey:?}");
+        let [languages, entries, symbols, outlined] = numbers(&survey.message)[..] else {
+            panic!("{survey:?}")
+        };
+        assert!(
+            languages >= 10 && entries >= 100 && symbols >= 30_000 && outlined >= 2000,
+            "{survey:?}"
+        );
 
-        // What the model was told before it looked: languages, packages and commands of all of them, within its room.
+        // What the model was told before it looked: languages, packages and commands of all of
+        // them, within its room.
         let asked = transcript(&mesh, &scan).await;
         for told in [
             "Python (",
@@ -162,9 +179,13 @@ mod nightly {
 
         // A scan that may see fewer files ends without any.
         let limits = v1::ScanLimits { max_files: 5000, ..Default::default() };
-        let scan = create(&mesh, v1::ScanSpec { limits: Some(limits), ..of("octo/mono", "m") }).await;
+        let scan =
+            create(&mesh, v1::ScanSpec { limits: Some(limits), ..of("octo/mono", "m") }).await;
         let status = in_phase_within(&mesh, &scan, v1::ScanPhase::Failed, patience).await;
-        assert!(status.reason.contains("more entries than a repository may have") && status.files == 0, "{status:?}");
+        assert!(
+            status.reason.contains("more entries than a repository may have") && status.files == 0,
+            "{status:?}"
+        );
         clean(&mesh).await;
         assert_eq!(github.complaints(), Vec::<String>::new());
     }

@@ -21,8 +21,20 @@ async fn a_scan_that_is_refused_after_all_leaves_no_task_and_can_be_asked_for_ag
     let request = v1::CreateScanRequest { spec: Some(spec), idempotency_key: "once".into() };
     let refused = client.scans().create_scan(request.clone()).await.unwrap_err();
     assert_eq!(refused.code(), Code::NotFound, "{refused:?}");
-    let tasks = client.tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap().into_inner().tasks;
-    let budgets = client.budgets().list_budgets(v1::ListBudgetsRequest::default()).await.unwrap().into_inner().budgets;
+    let tasks = client
+        .tasks()
+        .list_tasks(v1::ListTasksRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .tasks;
+    let budgets = client
+        .budgets()
+        .list_budgets(v1::ListBudgetsRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .budgets;
     assert!(tasks.is_empty() && budgets.is_empty(), "{tasks:?} {budgets:?}");
     mesh.database.execute("DROP TRIGGER late ON budgets").await;
     connect(&mesh, &github, "work", Credential::Token(TOKEN.into())).await;
@@ -31,13 +43,20 @@ async fn a_scan_that_is_refused_after_all_leaves_no_task_and_can_be_asked_for_ag
     assert_eq!(status.candidates, 1, "{status:?}");
 }
 
-/// Waits until there are so many tasks to explore with, and so many budgets, which go with their tasks.
+/// Waits until there are so many tasks to explore with, and so many budgets, which go with their
+/// tasks.
 async fn made(mesh: &Mesh, tasks: usize, budgets: usize) {
     let client = mesh.client().unwrap();
     until("tasks and budgets", PATIENCE, async || {
-        let found = patiently(async || client.tasks().list_tasks(v1::ListTasksRequest::default()).await).await.tasks;
-        let limits =
-            patiently(async || client.budgets().list_budgets(v1::ListBudgetsRequest::default()).await).await.budgets;
+        let found =
+            patiently(async || client.tasks().list_tasks(v1::ListTasksRequest::default()).await)
+                .await
+                .tasks;
+        let limits = patiently(async || {
+            client.budgets().list_budgets(v1::ListBudgetsRequest::default()).await
+        })
+        .await
+        .budgets;
         if (found.len(), limits.len()) == (tasks, budgets) { Ok(()) } else { Err((found, limits)) }
     })
     .await;
@@ -67,11 +86,24 @@ async fn a_request_that_is_repeated_gets_its_answer_when_its_task_and_its_connec
     assert_eq!(again, first);
     // Nothing was made for it that nobody needs.
     made(&mesh, 0, 0).await;
-    assert_eq!(scans.clone().list_scans(v1::ListScansRequest::default()).await.unwrap().into_inner().scans.len(), 1);
+    assert_eq!(
+        scans
+            .clone()
+            .list_scans(v1::ListScansRequest::default())
+            .await
+            .unwrap()
+            .into_inner()
+            .scans
+            .len(),
+        1
+    );
     // The key stands for that request, and for no other.
     let other = v1::CreateScanRequest { spec: Some(of("octo/other", "m")), ..request };
     let refused = scans.clone().create_scan(other).await.unwrap_err();
-    assert!(refused.code() == Code::InvalidArgument && refused.message().contains("idempotency_key"), "{refused}");
+    assert!(
+        refused.code() == Code::InvalidArgument && refused.message().contains("idempotency_key"),
+        "{refused}"
+    );
     made(&mesh, 0, 0).await;
 }
 
@@ -97,14 +129,23 @@ async fn two_requests_with_one_key_leave_one_scan_and_no_task_beside_it() {
         })
         .await;
     };
-    let request = || v1::CreateScanRequest { spec: Some(of("octo/ledger", "m")), idempotency_key: "once".into() };
+    let request = || v1::CreateScanRequest {
+        spec: Some(of("octo/ledger", "m")),
+        idempotency_key: "once".into(),
+    };
     let scans = mesh.client().unwrap().scans();
     let mut one = scans.clone();
     let first = tokio::spawn(async move { one.create_scan(request()).await });
     waiting("PgSleep").await;
     // Its task is deleted before the second request is heard, which therefore makes another one.
     let client = mesh.client().unwrap();
-    let tasks = client.tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap().into_inner().tasks;
+    let tasks = client
+        .tasks()
+        .list_tasks(v1::ListTasksRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .tasks;
     delete(&mesh, &id(tasks[0].metadata.as_ref())).await;
     let mut two = scans.clone();
     let second = tokio::spawn(async move { two.create_scan(request()).await });
@@ -112,7 +153,8 @@ async fn two_requests_with_one_key_leave_one_scan_and_no_task_beside_it() {
     waiting("transactionid").await;
     made(&mesh, 1, 1).await;
     mesh.database.execute("DELETE FROM shut").await;
-    let (first, second) = (first.await.unwrap().unwrap().into_inner(), second.await.unwrap().unwrap().into_inner());
+    let (first, second) =
+        (first.await.unwrap().unwrap().into_inner(), second.await.unwrap().unwrap().into_inner());
     assert_eq!(first, second);
     made(&mesh, 0, 0).await;
     let status = in_phase(&mesh, &id(first.metadata.as_ref()), v1::ScanPhase::Failed).await;

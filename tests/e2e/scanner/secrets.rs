@@ -8,14 +8,18 @@ use super::*;
 async fn no_request_to_a_model_holds_a_secret_that_stands_in_the_repository() {
     let (mesh, github) = begin().await;
     let config = format!("[api]\ntoken = \"{PLANTED}\"\nurl = \"https://ledger.example\"\n");
-    let environment = format!("API_PASSWORD=correct-horse-7Qz\nGITHUB_TOKEN={PLANTED}\nREGION=north-sea\n");
+    let environment =
+        format!("API_PASSWORD=correct-horse-7Qz\nGITHUB_TOKEN={PLANTED}\nREGION=north-sea\n");
     let noted = format!("{REPORT}\n# Call it with {PLANTED}, says Ann in the kitchen.\n");
     let commit = github.commit(
         "octo/ledger",
         &[
             (
                 "README.md",
-                ledger(&format!("\n    curl -H 'Authorization: Bearer {PLANTED}' ledger.example\n")).as_bytes(),
+                ledger(&format!(
+                    "\n    curl -H 'Authorization: Bearer {PLANTED}' ledger.example\n"
+                ))
+                .as_bytes(),
             ),
             ("tools/report.py", noted.as_bytes()),
             ("config.toml", config.as_bytes()),
@@ -29,7 +33,12 @@ async fn no_request_to_a_model_holds_a_secret_that_stands_in_the_repository() {
     );
     let vendor = VendorServer::start().await;
     vendor
-        .reply(anthropic::Answer::text("Let me look.").and_code("toolu_1", &code).using(100, 20, 0, 0).reply())
+        .reply(
+            anthropic::Answer::text("Let me look.")
+                .and_code("toolu_1", &code)
+                .using(100, 20, 0, 0)
+                .reply(),
+        )
         .reply(anthropic::Answer::text("Nothing like JSON.").using(100, 20, 0, 0).reply())
         .reply(anthropic::Answer::text(&answer(&[good()])).using(100, 20, 0, 0).reply());
     let provider = v1::ModelProviderSpec {
@@ -43,9 +52,11 @@ async fn no_request_to_a_model_holds_a_secret_that_stands_in_the_repository() {
     let scan = create(&mesh, of("octo/ledger", "claude")).await;
     let status = in_phase(&mesh, &scan, Review).await;
     assert!(status.candidates == 1 && status.secrets_masked >= 5, "{status:?}");
-    let requests: Vec<String> = vendor.requests().iter().map(|request| request.body.to_string()).collect();
+    let requests: Vec<String> =
+        vendor.requests().iter().map(|request| request.body.to_string()).collect();
     assert_eq!(requests.len(), 3, "{requests:?}");
-    // It was told of the files, has read what stands around the secrets, and was told of its mistake.
+    // It was told of the files, has read what stands around the secrets, and was told of its
+    // mistake.
     for (request, word) in [
         (0, "tools/report.py"),
         (1, "https://ledger.example"),

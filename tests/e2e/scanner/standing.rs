@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A scan that stands still in a phase, until the caller lets it go on: for `Exploring`, by resuming the providers.
+/// A scan that stands still in a phase, until the caller lets it go on: for `Exploring`, by
+/// resuming the providers.
 pub(super) async fn standing(mesh: &Mesh, github: &GitHubServer, phase: v1::ScanPhase) -> String {
     commit(github, "octo/ledger", "");
     let turns = json!({"count": "total", "turns": [{"text": answer(&[good()])}]});
@@ -40,7 +41,8 @@ pub(super) async fn standing(mesh: &Mesh, github: &GitHubServer, phase: v1::Scan
     scan
 }
 
-/// Has the database refuse that scans go over from one phase to another, and takes its time for that.
+/// Has the database refuse that scans go over from one phase to another, and takes its time for
+/// that.
 async fn gate(mesh: &Mesh, from: &str, to: &str) {
     mesh.database
         .execute(&format!(
@@ -73,7 +75,11 @@ async fn a_scanner_that_is_killed_is_gone_on_from_where_it_was() {
         assert_eq!(status.candidates, 1, "{phase:?}: {status:?}");
         // The task was asked once.
         let told = transcript(&mesh, &scan).await;
-        assert_eq!(told.matches("propose what in it would make a good tool").count(), 1, "{phase:?}: {told}");
+        assert_eq!(
+            told.matches("propose what in it would make a good tool").count(),
+            1,
+            "{phase:?}: {told}"
+        );
         let all = events(&mesh, &scan).await;
         assert_eq!(
             all.iter().map(|event| event.sequence).collect::<Vec<_>>(),
@@ -87,10 +93,22 @@ async fn a_scan_is_cancelled_wherever_it_is() {
     for phase in [Queued, Snapshot, Survey, Exploring, Checking] {
         let (mesh, github) = begin().await;
         let scan = standing(&mesh, &github, phase).await;
-        let request = v1::CancelScanRequest { scan: scan.clone(), reason: "not now".into(), ..Default::default() };
+        let request = v1::CancelScanRequest {
+            scan: scan.clone(),
+            reason: "not now".into(),
+            ..Default::default()
+        };
         let client = mesh.client().unwrap();
         assert!(
-            client.scans().cancel_scan(request.clone()).await.unwrap().into_inner().status.unwrap().cancel_requested
+            client
+                .scans()
+                .cancel_scan(request.clone())
+                .await
+                .unwrap()
+                .into_inner()
+                .status
+                .unwrap()
+                .cancel_requested
         );
         let status = in_phase(&mesh, &scan, v1::ScanPhase::Cancelled).await;
         assert_eq!((status.reason.as_str(), status.candidates), ("not now", 0), "{phase:?}");

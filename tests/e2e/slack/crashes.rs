@@ -24,12 +24,20 @@ async fn killed_at(
 }
 
 /// The answer to a question is there once, and it was asked once.
-async fn is_answered_once(mesh: &Mesh, slack: &SlackServer, (thread, ts): (&str, &str), words: &str, what: &str) {
+async fn is_answered_once(
+    mesh: &Mesh,
+    slack: &SlackServer,
+    (thread, ts): (&str, &str),
+    words: &str,
+    what: &str,
+) {
     let key = format!("{ts}.0.answer");
     until(&format!("the answer after a kill at {what}"), PATIENCE, async || {
         let posts = slack.posts(CHANNEL, thread);
-        let own: Vec<&Value> =
-            posts.iter().filter(|post| post["metadata"]["event_payload"]["key"] == key.as_str()).collect();
+        let own: Vec<&Value> = posts
+            .iter()
+            .filter(|post| post["metadata"]["event_payload"]["key"] == key.as_str())
+            .collect();
         match own.as_slice() {
             [post] if shown(post).contains(words) => Ok(()),
             _ => Err(posts),
@@ -41,13 +49,16 @@ async fn is_answered_once(mesh: &Mesh, slack: &SlackServer, (thread, ts): (&str,
 }
 
 #[tokio::test]
-async fn a_mention_is_answered_once_where_the_service_is_killed_as_it_reads_the_thread_and_its_files() {
+async fn a_mention_is_answered_once_where_the_service_is_killed_as_it_reads_the_thread_and_its_files()
+ {
     let (mut mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     let root = slack.say(CHANNEL, BOB, None, "The beginning.", json!([]));
     for (number, fault) in [Fault::Hang, Fault::DoneAndHang].into_iter().enumerate() {
         for method in ["conversations.replies", "files-pri"] {
-            let (words, what) = (format!("question {number} at {method}"), format!("{method}: {fault:?}"));
-            let ts = killed_at(&mut mesh, &slack, (method, fault.clone()), (&words, Some(&root))).await;
+            let (words, what) =
+                (format!("question {number} at {method}"), format!("{method}: {fault:?}"));
+            let ts =
+                killed_at(&mut mesh, &slack, (method, fault.clone()), (&words, Some(&root))).await;
             is_answered_once(&mesh, &slack, (&root, &ts), &words, &what).await;
         }
     }
@@ -60,14 +71,20 @@ async fn a_mention_is_answered_once_where_the_service_is_killed_as_it_reads_the_
 #[tokio::test]
 async fn a_mention_is_answered_once_where_the_service_is_killed_as_it_asks_the_gateway() {
     let (mut mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
-    let gateway =
-        construct_tests::proxy::Proxy::start(&construct_tests::proxy::authority(&mesh.gateway_url())).await.unwrap();
+    let gateway = construct_tests::proxy::Proxy::start(&construct_tests::proxy::authority(
+        &mesh.gateway_url(),
+    ))
+    .await
+    .unwrap();
     mesh.set("CONSTRUCT_SLACK_GATEWAY_URL", format!("http://{}", gateway.address()));
     mesh.crash(Service::Slack).await.unwrap();
-    // The first question of a thread makes a task, the second one asks about it and is a message only.
+    // The first question of a thread makes a task, the second one asks about it and is a message
+    // only.
     let root = asked(&mesh, &slack, (CHANNEL, ANN), "before").await;
     answered(&slack, CHANNEL, &root, "before").await;
-    for (number, thread) in [None, Some(root.as_str()), None, Some(root.as_str())].into_iter().enumerate() {
+    for (number, thread) in
+        [None, Some(root.as_str()), None, Some(root.as_str())].into_iter().enumerate()
+    {
         let words = format!("question {number}");
         if number < 2 {
             gateway.slow(std::time::Duration::from_secs(2));
@@ -104,15 +121,18 @@ async fn a_mention_is_answered_once_where_the_service_is_killed_as_it_asks_the_g
         let what = format!("the gateway, {number}");
         is_answered_once(&mesh, &slack, (thread.unwrap_or(&ts), &ts), &words, &what).await;
     }
-    let tasks = mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
+    let tasks =
+        mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
     assert_eq!(tasks.into_inner().tasks.len(), 3);
     no_complaints(&slack);
 }
 
 #[tokio::test]
 async fn a_long_answer_is_shown_once_where_the_service_is_killed_as_it_uploads_it() {
-    let lines: Vec<String> = (0..3_000).map(|number| format!("- line number {number} of the answer")).collect();
-    let (mut mesh, slack) = begin(&json!({"count": "since_user", "turns": [{"text": lines}]})).await;
+    let lines: Vec<String> =
+        (0..3_000).map(|number| format!("- line number {number} of the answer")).collect();
+    let (mut mesh, slack) =
+        begin(&json!({"count": "since_user", "turns": [{"text": lines}]})).await;
     for (method, fault) in [
         ("files.getUploadURLExternal", Fault::Hang),
         ("files.getUploadURLExternal", Fault::DoneAndHang),
@@ -129,15 +149,23 @@ async fn a_long_answer_is_shown_once_where_the_service_is_killed_as_it_uploads_i
         .await;
         answered(&slack, CHANNEL, &ts, "The whole answer is in the file below").await;
     }
-    mesh.counted(Service::Slack, r#"construct_slack_mentions_total{construct_outcome="answered"} 1"#).await;
+    mesh.counted(
+        Service::Slack,
+        r#"construct_slack_mentions_total{construct_outcome="answered"} 1"#,
+    )
+    .await;
     no_complaints(&slack);
 }
 
 #[tokio::test]
 async fn a_mention_is_answered_once_where_the_service_is_killed_as_it_renews_its_token() {
     let (mut mesh, slack) =
-        begin_with(&json!([{"text": "You said: {{last_user_text}}"}]), |_, slack| slack.rotate_tokens()).await;
-    // What Slack answers to the second is lost with the process, and the refresh token is used up: the token holds for a while.
+        begin_with(&json!([{"text": "You said: {{last_user_text}}"}]), |_, slack| {
+            slack.rotate_tokens()
+        })
+        .await;
+    // What Slack answers to the second is lost with the process, and the refresh token is used up:
+    // the token holds for a while.
     for (number, fault) in [Fault::Hang, Fault::DoneAndHang].into_iter().enumerate() {
         let (words, what) = (format!("question {number}"), format!("{fault:?}"));
         let ts = killed_at(&mut mesh, &slack, ("oauth.v2.access", fault), (&words, None)).await;

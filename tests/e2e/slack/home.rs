@@ -10,14 +10,18 @@ fn dollars(pico: i64) -> String {
 
 #[tokio::test]
 async fn the_home_shows_what_a_task_and_all_that_work_for_it_have_cost() {
-    let code = ["const one = tasks.spawn({ message: 'look', agent: 'reader' }).task;", "tasks.await(one).answer"];
+    let code = [
+        "const one = tasks.spawn({ message: 'look', agent: 'reader' }).task;",
+        "tasks.await(one).answer",
+    ];
     let words = "word ".repeat(400);
     let script = json!([{"text": "I shall have it done.", "code": [code]}, {"text": format!("Done: {words}")}]);
     let (mesh, slack) = begin(&script).await;
     mesh.scripted_agent("reader", &json!([{"text": format!("Read: {words}")}])).await.unwrap();
     let ts = asked(&mesh, &slack, (CHANNEL, ANN), "have it read").await;
     answered(&slack, CHANNEL, &ts, "Done: word").await;
-    let found = mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
+    let found =
+        mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
     let costs: Vec<i64> = found
         .into_inner()
         .tasks
@@ -26,7 +30,9 @@ async fn the_home_shows_what_a_task_and_all_that_work_for_it_have_cost() {
         .collect();
     // Each is enough to be seen.
     assert!(costs.len() == 2 && costs.iter().all(|&cost| cost > 1_000_000_000), "{costs:?}");
-    let opened = slack.envelope(json!({"type": "app_home_opened", "user": ANN, "channel": DIRECT, "tab": "home"}));
+    let opened = slack.envelope(
+        json!({"type": "app_home_opened", "user": ANN, "channel": DIRECT, "tab": "home"}),
+    );
     slack.send_event(&mesh, &opened).await.unwrap();
     let home = until("the home", PATIENCE, async || slack.home(ANN).ok_or("none")).await;
     let wanted = format!("messages · {}", dollars(costs.iter().sum()));
@@ -44,41 +50,59 @@ async fn more_agents_than_a_menu_has_room_for_are_listed_and_found_by_typing() {
             model: "helper".to_owned(),
             ..v1::AgentSpec::default()
         };
-        let request = v1::CreateAgentRequest { spec: Some(spec), ..v1::CreateAgentRequest::default() };
+        let request =
+            v1::CreateAgentRequest { spec: Some(spec), ..v1::CreateAgentRequest::default() };
         client.agents().create_agent(request).await.unwrap();
     }
     for (user, text) in [(ANN, "list"), (ANN, "list agent-11"), (BOB, "allow use all")] {
         let before = slack.responses().len();
         slack.command(&mesh, user, CHANNEL, text).await.unwrap();
-        let said = until("an answer", PATIENCE, async || slack.responses().get(before).cloned().ok_or("none")).await;
+        let said = until("an answer", PATIENCE, async || {
+            slack.responses().get(before).cloned().ok_or("none")
+        })
+        .await;
         let said = said["text"].as_str().unwrap();
         match text {
             "list" => assert!(
-                said.contains("*agent-000*") && said.contains("*agent-119*") && said.contains("*helper*"),
+                said.contains("*agent-000*")
+                    && said.contains("*agent-119*")
+                    && said.contains("*helper*"),
                 "{said}"
             ),
-            "list agent-11" => assert!(said.lines().count() == 10 && said.contains("*agent-119*"), "{said}"),
+            "list agent-11" => {
+                assert!(said.lines().count() == 10 && said.contains("*agent-119*"), "{said}")
+            }
             _ => assert!(said.contains("Allowed"), "{said}"),
         }
     }
     slack.command(&mesh, ANN, CHANNEL, "run").await.unwrap();
-    let form = until("the form", PATIENCE, async || slack.forms().first().cloned().ok_or("none")).await;
+    let form =
+        until("the form", PATIENCE, async || slack.forms().first().cloned().ok_or("none")).await;
     let menu = &form["blocks"][0]["element"];
-    assert_eq!((&menu["type"], &menu["initial_option"]["value"]), (&json!("external_select"), &json!("helper")));
+    assert_eq!(
+        (&menu["type"], &menu["initial_option"]["value"]),
+        (&json!("external_select"), &json!("helper"))
+    );
     let typed = |user: &str, value: &str| {
         json!({"type": "block_suggestion", "user": {"id": user, "team_id": "T0TEAM1"}, "team": {"id": "T0TEAM1"},
             "container": {"type": "view", "view_id": "V1"}, "api_app_id": "A0APP", "action_id": menu["action_id"],
             "block_id": form["blocks"][0]["block_id"], "value": value, "view": {"id": "V1", "callback_id": form["callback_id"]}})
     };
-    // A service that finds no agents in time answers with none as well, after 2.5 s. Only one that is quicker says that there are none.
+    // A service that finds no agents in time answers with none as well, after 2.5 s. Only one that
+    // is quicker says that there are none.
     let offered = async |user: &str, value: &str| {
         until("an answer in time", PATIENCE, async || {
             let asked = std::time::Instant::now();
             let answer = slack.suggestions(&mesh, &typed(user, value)).await.unwrap();
             let options = answer["options"].as_array().unwrap().iter();
-            let options: Vec<_> = options.map(|option| option["value"].as_str().unwrap().to_owned()).collect();
+            let options: Vec<_> =
+                options.map(|option| option["value"].as_str().unwrap().to_owned()).collect();
             let took = asked.elapsed();
-            if options.is_empty() && took > std::time::Duration::from_secs(2) { Err(took) } else { Ok(options) }
+            if options.is_empty() && took > std::time::Duration::from_secs(2) {
+                Err(took)
+            } else {
+                Ok(options)
+            }
         })
         .await
     };
@@ -87,7 +111,10 @@ async fn more_agents_than_a_menu_has_room_for_are_listed_and_found_by_typing() {
         if all.len() == 100 { Ok(()) } else { Err(all) }
     })
     .await;
-    assert_eq!(offered(ANN, "agent-11").await, (110..120).map(|number| format!("agent-{number}")).collect::<Vec<_>>());
+    assert_eq!(
+        offered(ANN, "agent-11").await,
+        (110..120).map(|number| format!("agent-{number}")).collect::<Vec<_>>()
+    );
     assert_eq!(offered(ANN, "No Such Name").await, Vec::<String>::new());
     assert_eq!(offered(GUEST, "agent").await, Vec::<String>::new());
 

@@ -8,14 +8,22 @@ async fn only_slack_is_listened_to_and_only_who_knows_the_key_connects() {
     let client = http::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let url = |path: &str| format!("{}/slack/{path}", mesh.slack_url());
     let unsigned = client.post(url("events")).body("{}").send().await.unwrap();
-    assert_eq!((unsigned.status().as_u16(), &unsigned.headers()["x-slack-no-retry"]), (401, &"1".parse().unwrap()));
+    assert_eq!(
+        (unsigned.status().as_u16(), &unsigned.headers()["x-slack-no-retry"]),
+        (401, &"1".parse().unwrap())
+    );
     let challenge = json!({"type": "url_verification", "token": "x", "challenge": "3eZbrw1aB10"});
     let body = challenge.to_string();
     let now = jiff::Timestamp::now().as_second().to_string();
-    let signature =
-        construct_tests::slack::sign(construct_tests::slack::SIGNING_SECRET.as_bytes(), &now, body.as_bytes());
-    let request =
-        client.post(url("events")).header("x-slack-request-timestamp", &now).header("x-slack-signature", signature);
+    let signature = construct_tests::slack::sign(
+        construct_tests::slack::SIGNING_SECRET.as_bytes(),
+        &now,
+        body.as_bytes(),
+    );
+    let request = client
+        .post(url("events"))
+        .header("x-slack-request-timestamp", &now)
+        .header("x-slack-signature", signature);
     assert_eq!(request.body(body).send().await.unwrap().text().await.unwrap(), "3eZbrw1aB10");
 
     let status = async |path: &str| client.get(url(path)).send().await.unwrap().status().as_u16();
@@ -25,7 +33,8 @@ async fn only_slack_is_listened_to_and_only_who_knows_the_key_connects() {
     let begun = client.get(url(&format!("connect?key={CONNECT_KEY}"))).send().await.unwrap();
     let location = begun.headers()["location"].to_str().unwrap().to_owned();
     let state = location.split("state=").nth(1).unwrap().to_owned();
-    let cookie = begun.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
+    let cookie =
+        begun.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
     let back = async |cookie: &str| {
         let url = url(&format!("callback?code={}&state={state}", slack.agree()));
         client.get(url).header("cookie", cookie).send().await.unwrap().status().as_u16()
@@ -43,10 +52,13 @@ async fn only_slack_is_listened_to_and_only_who_knows_the_key_connects() {
     answered(&slack, CHANNEL, &ts, "Hello.").await;
 }
 
-/// Slack has its answer in time: that it is to send the event again. A machine that is busy may need several tries to show that.
+/// Slack has its answer in time: that it is to send the event again. A machine that is busy may
+/// need several tries to show that.
 async fn is_told_to_send_again(mesh: &Mesh, slack: &SlackServer, event: &Value) {
     until("Slack to be told to send it again within three seconds", PATIENCE, async || {
-        let sent = tokio::time::timeout(std::time::Duration::from_secs(3), slack.send_event(mesh, event)).await;
+        let sent =
+            tokio::time::timeout(std::time::Duration::from_secs(3), slack.send_event(mesh, event))
+                .await;
         match sent {
             Ok(Ok(503)) => Ok(()),
             other => Err(format!("{other:?}")),
@@ -56,15 +68,18 @@ async fn is_told_to_send_again(mesh: &Mesh, slack: &SlackServer, event: &Value) 
 }
 
 async fn is_taken(mesh: &Mesh, slack: &SlackServer, event: &Value) {
-    until("the delivery to be taken", PATIENCE, async || match slack.send_event(mesh, event).await {
-        Ok(200) => Ok(()),
-        other => Err(format!("{other:?}")),
+    until("the delivery to be taken", PATIENCE, async || {
+        match slack.send_event(mesh, event).await {
+            Ok(200) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_work_queue_that_hangs_keeps_slack_waiting_for_no_answer_and_a_mention_is_answered_once() {
+async fn a_work_queue_that_hangs_keeps_slack_waiting_for_no_answer_and_a_mention_is_answered_once()
+{
     let (mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     mesh.nats.pause();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "while it hangs", json!([]));
@@ -85,13 +100,15 @@ async fn a_work_queue_that_hangs_keeps_slack_waiting_for_no_answer_and_a_mention
 
 #[tokio::test]
 async fn tokens_are_renewed_and_forgotten_when_the_app_is_removed() {
-    let (mut mesh, slack) = begin_with(&json!([{"text": "Hello."}]), |_, slack| slack.rotate_tokens()).await;
+    let (mut mesh, slack) =
+        begin_with(&json!([{"text": "Hello."}]), |_, slack| slack.rotate_tokens()).await;
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
     answered(&slack, CHANNEL, &ts, "Hello.").await;
     assert!(slack.calls("oauth.v2.access").len() >= 2, "{:?}", slack.calls("oauth.v2.access"));
 
-    // Slack takes a refresh token once: what it answers is stored although the process was told to end meanwhile, and nobody waits for it.
+    // Slack takes a refresh token once: what it answers is stored although the process was told to
+    // end meanwhile, and nobody waits for it.
     slack.fail("oauth.v2.access", Fault::DoneAfter(std::time::Duration::from_secs(2)));
     let renewed = slack.calls("oauth.v2.access").len();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
@@ -127,7 +144,11 @@ async fn tokens_are_renewed_and_forgotten_when_the_app_is_removed() {
     until("the tokens to be forgotten", PATIENCE, async || {
         let log = mesh.log(Service::Slack);
         // The other sentence goes on after these words.
-        if log.matches("the app was removed from a workspace").count() == 2 { Ok(()) } else { Err(log) }
+        if log.matches("the app was removed from a workspace").count() == 2 {
+            Ok(())
+        } else {
+            Err(log)
+        }
     })
     .await;
     let posts = slack.calls("chat.postMessage").len();
@@ -146,7 +167,8 @@ async fn tokens_are_renewed_and_forgotten_when_the_app_is_removed() {
 
 #[tokio::test]
 async fn tokens_are_stored_sealed() {
-    let (mesh, slack) = begin_with(&json!([{"text": "Hello."}]), |_, slack| slack.rotate_tokens()).await;
+    let (mesh, slack) =
+        begin_with(&json!([{"text": "Hello."}]), |_, slack| slack.rotate_tokens()).await;
     // Both have been used: the token ends soon, and is renewed.
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
@@ -156,7 +178,10 @@ async fn tokens_are_stored_sealed() {
     assert!(row.contains(construct_tests::slack::TEAM) && row.contains("\\x"), "{row}");
     for secret in ["xoxb-", "xoxe-"] {
         let bytes: String = secret.bytes().map(|byte| format!("{byte:02x}")).collect();
-        assert!(!stored.contains(secret) && !stored.contains(&bytes), "{secret} can be read in the database");
+        assert!(
+            !stored.contains(secret) && !stored.contains(&bytes),
+            "{secret} can be read in the database"
+        );
     }
 }
 
@@ -181,7 +206,8 @@ async fn a_token_that_slack_does_not_accept_any_more_costs_nothing_but_the_quest
 }
 
 #[tokio::test]
-async fn two_workspaces_are_answered_each_with_its_own_token_and_lose_nothing_when_the_other_goes() {
+async fn two_workspaces_are_answered_each_with_its_own_token_and_lose_nothing_when_the_other_goes()
+{
     use construct_tests::slack::{DORA, OTHER_CHANNEL, OTHER_TEAM, TEAM};
     let (mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     slack.install_in(&mesh, OTHER_TEAM).await.unwrap();
@@ -216,7 +242,9 @@ async fn two_workspaces_are_answered_each_with_its_own_token_and_lose_nothing_wh
     .await;
     let stored = mesh.database.contents().await;
     let sealed = |team: &str| {
-        let rows = stored.lines().filter(|line| line.starts_with("slack_installations: ") && line.contains(team));
+        let rows = stored
+            .lines()
+            .filter(|line| line.starts_with("slack_installations: ") && line.contains(team));
         rows.filter(|row| row.contains("\\x")).count()
     };
     assert_eq!((sealed(TEAM), sealed(OTHER_TEAM)), (1, 0), "{stored}");
@@ -231,7 +259,10 @@ async fn an_installation_in_a_whole_enterprise_organization_is_refused_in_words(
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     slack.install_org_wide();
     let refused = slack.install(&mesh).await.unwrap_err().to_string();
-    assert!(refused.contains("400") && refused.contains("install it in single workspaces"), "{refused}");
+    assert!(
+        refused.contains("400") && refused.contains("install it in single workspaces"),
+        "{refused}"
+    );
     // What is installed in a workspace stays as it is.
     let ts = asked(&mesh, &slack, (CHANNEL, ANN), "hi").await;
     answered(&slack, CHANNEL, &ts, "Hello.").await;

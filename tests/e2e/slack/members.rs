@@ -24,7 +24,8 @@ async fn code(mesh: &Mesh, role: v1::Role, scopes: &[&str]) -> String {
         scopes: scopes.iter().map(|&scope| scope.to_owned()).collect(),
         limits: None,
     };
-    let request = v1::CreateSetupCodeRequest { spec: Some(spec), ..v1::CreateSetupCodeRequest::default() };
+    let request =
+        v1::CreateSetupCodeRequest { spec: Some(spec), ..v1::CreateSetupCodeRequest::default() };
     mesh.client().unwrap().keys().create_setup_code(request).await.unwrap().into_inner().code
 }
 
@@ -71,7 +72,8 @@ async fn what_somebody_asks_and_decides_is_asked_and_decided_with_their_own_key(
         while let Some(message) = tap.next().await {
             seeing.lock().unwrap().extend(format!("{:?}", message.headers).into_bytes());
             seeing.lock().unwrap().extend(&message.payload);
-            let is_command = mesh_v1::SlackDelivery::decode(message.payload).is_ok_and(|told| told.kind == "command");
+            let is_command = mesh_v1::SlackDelivery::decode(message.payload)
+                .is_ok_and(|told| told.kind == "command");
             counted.fetch_add(usize::from(is_command), Ordering::Relaxed);
         }
     });
@@ -116,30 +118,53 @@ async fn what_somebody_asks_and_decides_is_asked_and_decided_with_their_own_key(
     slack.press(&mesh, BOB, CHANNEL, at, "construct_approve").await.unwrap();
     until("Bob to be told", PATIENCE, async || {
         let whispers = slack.whispers();
-        let told =
-            whispers.iter().any(|told| told["user"] == BOB && told.to_string().contains("I do not know who you are"));
+        let told = whispers.iter().any(|told| {
+            told["user"] == BOB && told.to_string().contains("I do not know who you are")
+        });
         if told { Ok(()) } else { Err(whispers) }
     })
     .await;
     slack.press(&mesh, ANN, CHANNEL, at, "construct_approve").await.unwrap();
     until("the answer", PATIENCE, async || {
         let posts = slack.posts(CHANNEL, &thread);
-        if posts.first().is_some_and(|post| shown(post).contains("Done:")) { Ok(()) } else { Err(posts) }
+        if posts.first().is_some_and(|post| shown(post).contains("Done:")) {
+            Ok(())
+        } else {
+            Err(posts)
+        }
     })
     .await;
     let client = mesh.client().unwrap();
-    let approvals = client.approvals().list_approvals(v1::ListApprovalsRequest::default()).await.unwrap().into_inner();
-    let keys = client.keys().list_api_keys(v1::ListApiKeysRequest::default()).await.unwrap().into_inner().api_keys;
+    let approvals = client
+        .approvals()
+        .list_approvals(v1::ListApprovalsRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    let keys = client
+        .keys()
+        .list_api_keys(v1::ListApiKeysRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .api_keys;
     let hers = keys.iter().filter(|key| {
-        key.spec.as_ref().is_some_and(|spec| spec.role() == v1::Role::Member && spec.scopes == ["tasks:write"])
+        key.spec
+            .as_ref()
+            .is_some_and(|spec| spec.role() == v1::Role::Member && spec.scopes == ["tasks:write"])
     });
-    let hers: Vec<String> = hers.filter_map(|key| Some(key.metadata.as_ref()?.id.clone())).collect();
-    let decided: Vec<String> =
-        approvals.approvals.iter().filter_map(|approval| Some(approval.status.as_ref()?.decided_by.clone())).collect();
+    let hers: Vec<String> =
+        hers.filter_map(|key| Some(key.metadata.as_ref()?.id.clone())).collect();
+    let decided: Vec<String> = approvals
+        .approvals
+        .iter()
+        .filter_map(|approval| Some(approval.status.as_ref()?.decided_by.clone()))
+        .collect();
     assert_eq!((hers.len(), &decided), (1, &hers));
 
     // The key is taken from her in Construct: she is told so, and can have herself forgotten.
-    let revoke = v1::RevokeApiKeyRequest { api_key: hers[0].clone(), ..v1::RevokeApiKeyRequest::default() };
+    let revoke =
+        v1::RevokeApiKeyRequest { api_key: hers[0].clone(), ..v1::RevokeApiKeyRequest::default() };
     client.keys().revoke_api_key(revoke).await.unwrap();
     let thread = ask(&mesh, &slack, ANN, "without a key").await;
     answered(&slack, CHANNEL, &thread, "does not accept your key any more").await;
@@ -149,15 +174,20 @@ async fn what_somebody_asks_and_decides_is_asked_and_decided_with_their_own_key(
     answered(&slack, CHANNEL, &thread, "I do not know who you are in Construct").await;
 
     let sent = 8;
-    until("the tap to see every command", PATIENCE, async || match commands.load(Ordering::Relaxed) {
-        count if count == sent => Ok(()),
-        count => Err(count),
+    until("the tap to see every command", PATIENCE, async || {
+        match commands.load(Ordering::Relaxed) {
+            count if count == sent => Ok(()),
+            count => Err(count),
+        }
     })
     .await;
     let seen = String::from_utf8_lossy(&seen.lock().unwrap()).into_owned();
     assert!(seen.contains("as a member"), "what is asked is seen");
     for secret in [&unused, &viewing, &reading] {
-        assert!(!seen.contains(secret.as_str()), "a set-up code can be read by whoever taps the mesh");
+        assert!(
+            !seen.contains(secret.as_str()),
+            "a set-up code can be read by whoever taps the mesh"
+        );
     }
 
     let asked = questions(&mesh).await;
@@ -167,7 +197,11 @@ async fn what_somebody_asks_and_decides_is_asked_and_decided_with_their_own_key(
         assert!(!log.contains(secret.as_str()), "{log}");
     }
     for key in &keys {
-        assert!(key.prefix.starts_with("ct_") && !log.contains(&key.prefix), "{}: {log}", key.prefix);
+        assert!(
+            key.prefix.starts_with("ct_") && !log.contains(&key.prefix),
+            "{}: {log}",
+            key.prefix
+        );
     }
     no_complaints(&slack);
 }

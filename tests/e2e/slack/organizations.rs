@@ -1,46 +1,83 @@
-//! Two organisations behind one app: each has its own workspace, and neither sees anything of the other's.
+//! Two organizations behind one app: each has its own workspace, and neither sees anything of the
+//! other's.
 
 use construct_tests::slack::{DORA, OTHER_CHANNEL, OTHER_TEAM, TEAM, agreed};
 
 use super::*;
 use crate::identity::{answered as listed, first_key, said};
 
-/// An organisation with an agent that says its colour, and one that asks before it writes; an owner's key.
-async fn organization(mesh: &Mesh, operator: &str, colour: &str) -> String {
-    let made = listed(mesh, operator, &["organization", "create", colour], "").await;
+/// An organization with an agent that says its color, and one that asks before it writes; an
+/// owner's key.
+async fn organization(mesh: &Mesh, operator: &str, color: &str) -> String {
+    let made = listed(mesh, operator, &["organization", "create", color], "").await;
     let code = made["setupCode"]["code"].as_str().unwrap();
     let key = said(mesh, None, &["key", "exchange"], code).await.trim().to_owned();
-    let says =
-        json!([{"text": format!("{colour} heard: {{{{last_user_text}}}}")}, {"text": format!("{colour} heard more")}]);
-    let writes =
-        json!([{"text": "I shall.", "code": "create_file('key', 'x').status"}, {"text": format!("{colour} wrote")}]);
-    for (agent, script) in [("worker", says), (if colour == "red" { "red-asks" } else { "blue-asks" }, writes)] {
-        let provider = ["modelprovider", "create", agent, "--type", "scripted", "--script-file", "-"];
+    let says = json!([{"text": format!("{color} heard: {{{{last_user_text}}}}")}, {"text": format!("{color} heard more")}]);
+    let writes = json!([{"text": "I shall.", "code": "create_file('key', 'x').status"}, {"text": format!("{color} wrote")}]);
+    for (agent, script) in
+        [("worker", says), (if color == "red" { "red-asks" } else { "blue-asks" }, writes)]
+    {
+        let provider =
+            ["modelprovider", "create", agent, "--type", "scripted", "--script-file", "-"];
         said(mesh, Some(&key), &provider, &script.to_string()).await;
-        said(mesh, Some(&key), &["model", "create", agent, "--provider", agent, "--model-id", "m"], "").await;
+        said(
+            mesh,
+            Some(&key),
+            &["model", "create", agent, "--provider", agent, "--model-id", "m"],
+            "",
+        )
+        .await;
         let policy = json!([{"action": "ask", "tools": ["create_file"]}]).to_string();
-        said(mesh, Some(&key), &["agent", "create", agent, "--model", agent, "--policy", "-"], &policy).await;
+        said(
+            mesh,
+            Some(&key),
+            &["agent", "create", agent, "--model", agent, "--policy", "-"],
+            &policy,
+        )
+        .await;
     }
     key
 }
 
 async fn code(mesh: &Mesh, key: &str) -> String {
-    let arguments = ["key", "code", "slack", "--role", "member", "--scope", "tasks:write", "--scope", "agents:read"];
+    let arguments = [
+        "key",
+        "code",
+        "slack",
+        "--role",
+        "member",
+        "--scope",
+        "tasks:write",
+        "--scope",
+        "agents:read",
+    ];
     said(mesh, Some(key), &arguments, "").await.trim().to_owned()
 }
 
 async fn tasks(mesh: &Mesh, key: &str) -> Vec<String> {
     let found = listed(mesh, key, &["task", "list"], "").await;
     let tasks = found["tasks"].as_array().cloned().unwrap_or_default();
-    tasks.iter().map(|task| task["metadata"]["id"].as_str().unwrap_or_default().to_owned()).collect()
+    tasks
+        .iter()
+        .map(|task| task["metadata"]["id"].as_str().unwrap_or_default().to_owned())
+        .collect()
 }
 
 /// What a command is answered with.
-async fn told(mesh: &Mesh, slack: &SlackServer, (user, channel): (&str, &str), text: &str) -> String {
+async fn told(
+    mesh: &Mesh,
+    slack: &SlackServer,
+    (user, channel): (&str, &str),
+    text: &str,
+) -> String {
     let before = slack.responses().len();
     slack.command(mesh, user, channel, text).await.unwrap();
     until(&format!("what is said to {text:?}"), PATIENCE, async || {
-        slack.responses().get(before).map(|said| said["text"].as_str().unwrap_or_default().to_owned()).ok_or("nothing")
+        slack
+            .responses()
+            .get(before)
+            .map(|said| said["text"].as_str().unwrap_or_default().to_owned())
+            .ok_or("nothing")
     })
     .await
 }
@@ -55,19 +92,36 @@ async fn two_organizations_have_workspaces_behind_one_app_and_neither_sees_the_o
     mesh.spawn(Service::Slack).unwrap();
     mesh.ready(Service::Slack).await.unwrap();
     let operator = String::from_utf8(first_key(&mesh).await.stdout).unwrap().trim().to_owned();
-    let (red, blue) = (organization(&mesh, &operator, "red").await, organization(&mesh, &operator, "blue").await);
+    let (red, blue) =
+        (organization(&mesh, &operator, "red").await, organization(&mesh, &operator, "blue").await);
 
     // Not with any code, not for an agent that is not there, and not by a form of another page.
     assert_eq!(slack.join(&mesh, TEAM, "cs_nonsense", "").await.unwrap().0, 403);
-    let reading =
-        said(&mesh, Some(&red), &["key", "code", "slack", "--role", "member", "--scope", "tasks:read"], "").await;
+    let reading = said(
+        &mesh,
+        Some(&red),
+        &["key", "code", "slack", "--role", "member", "--scope", "tasks:read"],
+        "",
+    )
+    .await;
     let (status, words) = slack.join(&mesh, TEAM, reading.trim(), "").await.unwrap();
     assert!(status == 403 && words.contains("may too little"), "{status} {words}");
-    let (status, words) = slack.join(&mesh, TEAM, &code(&mesh, &red).await, "nobody").await.unwrap();
+    let (status, words) =
+        slack.join(&mesh, TEAM, &code(&mesh, &red).await, "nobody").await.unwrap();
     assert!(status == 404 && words.contains("has no agent"), "{status} {words}");
     let browser = http::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let form = format!("{}/slack/connect", mesh.slack_url());
-    assert!(browser.get(&form).send().await.unwrap().text().await.unwrap().contains("<form method=post"));
+    assert!(
+        browser
+            .get(&form)
+            .send()
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap()
+            .contains("<form method=post")
+    );
     let (of_red, of_blue) = (code(&mesh, &red).await, code(&mesh, &blue).await);
     let send = async |code: &str, origin: &str| {
         let request = browser.post(&form).header("origin", origin).body(format!("code={code}"));
@@ -85,10 +139,21 @@ async fn two_organizations_have_workspaces_behind_one_app_and_neither_sees_the_o
         browser.get(url).header("cookie", cookie).send().await.unwrap().status().as_u16()
     };
     assert_eq!(back(&red_state, &blue_cookie).await, 403);
-    assert_eq!(back(&red_state, &format!("construct_slack_state={red_state}.{}", sealed(&blue_cookie))).await, 403);
-    assert_eq!(back(&blue_state, &format!("construct_slack_state={blue_state}.{}", sealed(&red_cookie))).await, 403);
+    assert_eq!(
+        back(&red_state, &format!("construct_slack_state={red_state}.{}", sealed(&blue_cookie)))
+            .await,
+        403
+    );
+    assert_eq!(
+        back(&blue_state, &format!("construct_slack_state={blue_state}.{}", sealed(&red_cookie)))
+            .await,
+        403
+    );
     assert_eq!(back(&red_state, &red_cookie).await, 200);
-    assert_eq!(slack.join(&mesh, OTHER_TEAM, &code(&mesh, &blue).await, "worker").await.unwrap().0, 200);
+    assert_eq!(
+        slack.join(&mesh, OTHER_TEAM, &code(&mesh, &blue).await, "worker").await.unwrap().0,
+        200
+    );
 
     let here = asked(&mesh, &slack, (CHANNEL, ANN), "one").await;
     let there = asked(&mesh, &slack, (OTHER_CHANNEL, DORA), "two").await;
@@ -108,21 +173,27 @@ async fn two_organizations_have_workspaces_behind_one_app_and_neither_sees_the_o
     let url = |task: &str| format!("https://construct.example/tasks/{task}");
     for (user, channel, own) in [(ANN, CHANNEL, &reds[0]), (DORA, OTHER_CHANNEL, &blues[0])] {
         let ts = slack.say(channel, user, None, "look", json!([]));
-        let links: Vec<Value> = [&reds[0], &blues[0]].iter().map(|task| json!({"url": url(task)})).collect();
+        let links: Vec<Value> =
+            [&reds[0], &blues[0]].iter().map(|task| json!({"url": url(task)})).collect();
         let event = json!({"type": "link_shared", "user": user, "channel": channel, "message_ts": ts, "links": links});
         let before = slack.unfurls().len();
         assert_eq!(slack.send_event(&mesh, &slack.envelope(event)).await.unwrap(), 200);
-        let shown =
-            until("the links to be unfurled", PATIENCE, async || slack.unfurls().get(before).cloned().ok_or("none"))
-                .await;
+        let shown = until("the links to be unfurled", PATIENCE, async || {
+            slack.unfurls().get(before).cloned().ok_or("none")
+        })
+        .await;
         let shown: Vec<&String> = shown["unfurls"].as_object().unwrap().keys().collect();
         assert_eq!(shown, [&url(own)]);
     }
 
-    // Approvals: a button of one organisation's, as if it stood in a thread of the other's.
+    // Approvals: a button of one organization's, as if it stood in a thread of the other's.
     slack.command(&mesh, ANN, CHANNEL, "run red-asks write").await.unwrap();
     let thread = until("the question in the channel", PATIENCE, async || {
-        slack.channel_posts(CHANNEL).first().map(|post| post["ts"].as_str().unwrap().to_owned()).ok_or("none")
+        slack
+            .channel_posts(CHANNEL)
+            .first()
+            .map(|post| post["ts"].as_str().unwrap().to_owned())
+            .ok_or("none")
     })
     .await;
     let question = until("a question with buttons", PATIENCE, async || {
@@ -133,7 +204,10 @@ async fn two_organizations_have_workspaces_behind_one_app_and_neither_sees_the_o
     let elsewhere = slack.posts(OTHER_CHANNEL, &there).remove(0);
     let before = slack.responses().len();
     assert_eq!(
-        slack.send_action(&mesh, &slack.pressed((DORA, OTHER_CHANNEL), &elsewhere, &button)).await.unwrap(),
+        slack
+            .send_action(&mesh, &slack.pressed((DORA, OTHER_CHANNEL), &elsewhere, &button))
+            .await
+            .unwrap(),
         200
     );
     until("Dora to be told", PATIENCE, async || {
@@ -157,7 +231,8 @@ async fn two_organizations_have_workspaces_behind_one_app_and_neither_sees_the_o
     })
     .await;
 
-    // The workspace stays its organisation's until the app is removed there; the other one begins anew then.
+    // The workspace stays its organization's until the app is removed there; the other one begins
+    // anew then.
     let (status, words) = slack.join(&mesh, TEAM, &code(&mesh, &blue).await, "").await.unwrap();
     assert!(status == 409 && words.contains("another organization"), "{status} {words}");
     let removed = slack.envelope(json!({"type": "app_uninstalled"}));
@@ -180,11 +255,18 @@ async fn two_organizations_have_workspaces_behind_one_app_and_neither_sees_the_o
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
     until("the other organization's answer", PATIENCE, async || {
         let posts = slack.posts(CHANNEL, &here);
-        if posts.iter().any(|post| shown(post).contains("blue heard")) { Ok(()) } else { Err(posts) }
+        if posts.iter().any(|post| shown(post).contains("blue heard")) {
+            Ok(())
+        } else {
+            Err(posts)
+        }
     })
     .await;
     assert!(!ts.is_empty());
-    assert_eq!((tasks(&mesh, &red).await.len(), tasks(&mesh, &blue).await.len()), (before.0, before.1 + 1));
+    assert_eq!(
+        (tasks(&mesh, &red).await.len(), tasks(&mesh, &blue).await.len()),
+        (before.0, before.1 + 1)
+    );
 
     // Keys are nowhere to be read.
     let stored = mesh.database.contents().await;
@@ -194,8 +276,10 @@ async fn two_organizations_have_workspaces_behind_one_app_and_neither_sees_the_o
             assert!(!text.contains(secret.as_str()), "a secret can be read");
         }
     }
-    // The keys that the service has itself are sealed: neither how they begin nor the field they stand in is in the bytes that are stored.
-    let rows: Vec<_> = stored.lines().filter(|line| line.starts_with("slack_installations: ")).collect();
+    // The keys that the service has itself are sealed: neither how they begin nor the field they
+    // stand in is in the bytes that are stored.
+    let rows: Vec<_> =
+        stored.lines().filter(|line| line.starts_with("slack_installations: ")).collect();
     assert!(rows.len() == 2 && rows.iter().all(|row| row.contains("\\x")), "{rows:?}");
     for secret in ["ct_", "\"gateway\""] {
         let bytes: String = secret.bytes().map(|byte| format!("{byte:02x}")).collect();

@@ -3,7 +3,12 @@
 use super::*;
 
 /// Gives a command and waits for its answer.
-async fn said(mesh: &Mesh, slack: &SlackServer, (user, channel): (&str, &str), text: &str) -> String {
+async fn said(
+    mesh: &Mesh,
+    slack: &SlackServer,
+    (user, channel): (&str, &str),
+    text: &str,
+) -> String {
     let before = slack.responses().len();
     slack.command(mesh, user, channel, text).await.unwrap();
     until(&format!("what is said to {text:?}"), PATIENCE, async || {
@@ -32,7 +37,8 @@ async fn is_answered(mesh: &Mesh, slack: &SlackServer, user: &str, channel: &str
 }
 
 #[tokio::test]
-async fn permissions_hold_for_the_place_the_person_and_the_agent_they_name_until_they_are_taken_back() {
+async fn permissions_hold_for_the_place_the_person_and_the_agent_they_name_until_they_are_taken_back()
+ {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     let admin = (BOB, CHANNEL);
     assert!(said(&mesh, &slack, (CARL, CHANNEL), "who").await.contains("Nothing is set"));
@@ -57,7 +63,11 @@ async fn permissions_hold_for_the_place_the_person_and_the_agent_they_name_until
     assert!(!said(&mesh, &slack, (GUEST, CHANNEL), "who").await.contains("*helper*"));
 
     // Taken back by admins only, and exactly what is named.
-    assert!(said(&mesh, &slack, (CARL, CHANNEL), "forbid use helper <@U0ANN>").await.contains("Only admins"));
+    assert!(
+        said(&mesh, &slack, (CARL, CHANNEL), "forbid use helper <@U0ANN>")
+            .await
+            .contains("Only admins")
+    );
     said(&mesh, &slack, admin, "forbid use helper").await;
     assert!(is_answered(&mesh, &slack, ANN, DIRECT).await);
     said(&mesh, &slack, admin, "forbid use all here").await;
@@ -77,7 +87,8 @@ async fn a_link_that_a_guest_posts_shows_nothing() {
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
     answered(&slack, CHANNEL, &ts, "Hello.").await;
-    let tasks = mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
+    let tasks =
+        mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
     let id = tasks.into_inner().tasks[0].metadata.clone().unwrap_or_default().id;
     let url = format!("https://construct.example/tasks/{id}");
     for user in [GUEST, STRANGER, BOB] {
@@ -87,11 +98,18 @@ async fn a_link_that_a_guest_posts_shows_nothing() {
         assert_eq!(slack.send_event(&mesh, &slack.envelope(link)).await.unwrap(), 200);
         until("it to be asked who that is", PATIENCE, async || {
             let calls = slack.calls("users.info");
-            if calls.iter().any(|call| call.arguments["user"] == user) { Ok(()) } else { Err(calls) }
+            if calls.iter().any(|call| call.arguments["user"] == user) {
+                Ok(())
+            } else {
+                Err(calls)
+            }
         })
         .await;
         if user == BOB {
-            until("the link to be unfurled", PATIENCE, async || slack.unfurls().first().cloned().ok_or("none")).await;
+            until("the link to be unfurled", PATIENCE, async || {
+                slack.unfurls().first().cloned().ok_or("none")
+            })
+            .await;
             let unfurls = slack.unfurls();
             assert!(unfurls.len() == 1 && unfurls[0]["ts"] == message, "{unfurls:?}");
         }

@@ -60,7 +60,12 @@ async fn mentions_commands_buttons_and_forms_come_over_the_connection() {
     // A command that is answered with the confirmation, and one that is not.
     let help = slack.ask_over_socket("slash_commands", &slack.given(ANN, CHANNEL, "help"));
     confirmed(&slack, &help).await;
-    assert!(slack.answer_over_socket(&help).unwrap()["text"].as_str().unwrap().contains("/construct list"));
+    assert!(
+        slack.answer_over_socket(&help).unwrap()["text"]
+            .as_str()
+            .unwrap()
+            .contains("/construct list")
+    );
     let list = slack.ask_over_socket("slash_commands", &slack.given(ANN, CHANNEL, "list"));
     confirmed(&slack, &list).await;
     until("the list", PATIENCE, async || {
@@ -71,7 +76,8 @@ async fn mentions_commands_buttons_and_forms_come_over_the_connection() {
 
     // A form.
     slack.ask_over_socket("slash_commands", &slack.given(ANN, CHANNEL, "run"));
-    let form = until("the form", PATIENCE, async || slack.forms().first().cloned().ok_or("none")).await;
+    let form =
+        until("the form", PATIENCE, async || slack.forms().first().cloned().ok_or("none")).await;
     let values = json!({"agent": {"agent": {"selected_option": {"value": "helper"}}}, "words": {"words": {"value": "By form."}}});
     let sent = json!({"type": "view_submission", "team": {"id": "T0TEAM1"}, "user": {"id": ANN}, "view": {"id": "V1", "hash": "1.2",
         "callback_id": form["callback_id"], "private_metadata": CHANNEL, "state": {"values": values}}});
@@ -89,7 +95,11 @@ async fn mentions_commands_buttons_and_forms_come_over_the_connection() {
     let (ts, _) = ask(&slack, "write the key");
     let question = until("a question with buttons", PATIENCE, async || {
         let posts = slack.posts(CHANNEL, &ts);
-        posts.get(1).filter(|post| shown(post).contains("May I call `create_file`?")).cloned().ok_or(posts)
+        posts
+            .get(1)
+            .filter(|post| shown(post).contains("May I call `create_file`?"))
+            .cloned()
+            .ok_or(posts)
     })
     .await;
     let button = SlackServer::button(&question, "construct_approve").unwrap();
@@ -106,7 +116,8 @@ async fn mentions_commands_buttons_and_forms_come_over_the_connection() {
 
 #[tokio::test]
 async fn a_connection_that_breaks_or_is_replaced_loses_nothing_and_doubles_nothing() {
-    let (mut mesh, slack) = begin_over_socket(&json!([{"text": "You said: {{last_user_text}}"}])).await;
+    let (mut mesh, slack) =
+        begin_over_socket(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     for (number, end) in ["warning", "break", "refresh_requested", "kill"].into_iter().enumerate() {
         let before = slack.connections();
         let words = [format!("question {number}-0"), format!("question {number}-1")];
@@ -124,15 +135,21 @@ async fn a_connection_that_breaks_or_is_replaced_loses_nothing_and_doubles_nothi
         }
         let asked = questions(&mesh).await;
         for words in &words {
-            assert_eq!(asked.iter().filter(|asked| asked.contains(words)).count(), 1, "{end}: {asked:#?}");
+            assert_eq!(
+                asked.iter().filter(|asked| asked.contains(words)).count(),
+                1,
+                "{end}: {asked:#?}"
+            );
         }
     }
     no_complaints(&slack);
 }
 
 #[tokio::test]
-async fn while_the_work_queue_hangs_or_is_gone_nothing_is_confirmed_and_nothing_waits_for_another() {
-    let (mut mesh, slack) = begin_over_socket(&json!([{"text": "You said: {{last_user_text}}"}])).await;
+async fn while_the_work_queue_hangs_or_is_gone_nothing_is_confirmed_and_nothing_waits_for_another()
+{
+    let (mut mesh, slack) =
+        begin_over_socket(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     for gone in [false, true] {
         if gone {
             mesh.nats.kill()
@@ -146,9 +163,11 @@ async fn while_the_work_queue_hangs_or_is_gone_nothing_is_confirmed_and_nothing_
                 (ts, id, words)
             })
             .collect();
-        // If each waited for those before it, the last one would wait for longer than this test does.
+        // If each waited for those before it, the last one would wait for longer than this test
+        // does.
         for _ in 0..40 {
-            let opened = json!({"type": "app_home_opened", "user": BOB, "channel": CHANNEL, "tab": "home"});
+            let opened =
+                json!({"type": "app_home_opened", "user": BOB, "channel": CHANNEL, "tab": "home"});
             slack.send_over_socket("events_api", &slack.envelope(opened));
         }
         // What needs no queue is answered meanwhile.
@@ -176,7 +195,11 @@ async fn while_the_work_queue_hangs_or_is_gone_nothing_is_confirmed_and_nothing_
         }
         until("Slack to have sent everything again", PATIENCE, async || {
             slack.resend_over_socket();
-            if questions_now.iter().all(|(_, id, _)| slack.is_confirmed(id)) { Ok(()) } else { Err("not yet") }
+            if questions_now.iter().all(|(_, id, _)| slack.is_confirmed(id)) {
+                Ok(())
+            } else {
+                Err("not yet")
+            }
         })
         .await;
         for (ts, _, words) in &questions_now {

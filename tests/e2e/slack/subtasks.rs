@@ -1,4 +1,5 @@
-//! Threads whose task is more than one agent's: subtasks that ask, hand-overs, and what waits for people.
+//! Threads whose task is more than one agent's: subtasks that ask, hand-overs, and what waits for
+//! people.
 
 use construct_tests::slack::TEAM;
 use jiff::{SignedDuration, Timestamp};
@@ -34,7 +35,13 @@ async fn shows(slack: &SlackServer, thread: &str, number: usize, words: &[&str])
     .await
 }
 
-async fn ask(mesh: &Mesh, slack: &SlackServer, user: &str, thread: Option<&str>, words: &str) -> String {
+async fn ask(
+    mesh: &Mesh,
+    slack: &SlackServer,
+    user: &str,
+    thread: Option<&str>,
+    words: &str,
+) -> String {
     let (ts, event) = slack.ask(CHANNEL, user, thread, words, json!([]));
     assert_eq!(slack.send_event(mesh, &event).await.unwrap(), 200);
     ts
@@ -42,7 +49,10 @@ async fn ask(mesh: &Mesh, slack: &SlackServer, user: &str, thread: Option<&str>,
 
 #[tokio::test]
 async fn what_a_subtask_wants_to_do_is_approved_in_the_thread_by_who_asked() {
-    let code = ["const one = tasks.spawn({ message: 'write it', agent: 'reader' }).task;", "tasks.await(one).answer"];
+    let code = [
+        "const one = tasks.spawn({ message: 'write it', agent: 'reader' }).task;",
+        "tasks.await(one).answer",
+    ];
     let script = json!([{"text": "I shall have it done.", "code": [code]}, {"text": "Done: {{last_result}}"}]);
     let (mesh, slack) = begin(&script).await;
     let reader = json!([
@@ -56,7 +66,9 @@ async fn what_a_subtask_wants_to_do_is_approved_in_the_thread_by_who_asked() {
     let thread = ask(&mesh, &slack, ANN, None, "have the key written").await;
     let spawn = shows(&slack, &thread, 1, &["May I call `tasks.spawn`?", "write it"]).await;
     assert_eq!(slack.press(&mesh, ANN, CHANNEL, &spawn, "construct_approve").await.unwrap(), 200);
-    let create = shows(&slack, &thread, 2, &["*reader* asks", "May I call `create_file`?", "secrets/key"]).await;
+    let create =
+        shows(&slack, &thread, 2, &["*reader* asks", "May I call `create_file`?", "secrets/key"])
+            .await;
     // Who has not asked may not decide about what others do for it, either.
     assert_eq!(slack.press(&mesh, CARL, CHANNEL, &create, "construct_approve").await.unwrap(), 200);
     until("Carl to be told", PATIENCE, async || {
@@ -73,9 +85,13 @@ async fn what_a_subtask_wants_to_do_is_approved_in_the_thread_by_who_asked() {
 
 #[tokio::test]
 async fn a_button_of_another_task_decides_nothing_and_a_call_can_be_rejected() {
-    let code =
-        ["let said;", "try { said = create_file('key', 'x').status } catch (error) { said = error.name }", "said"];
-    let script = json!([{"text": "I shall do it.", "code": [code]}, {"text": "Done: {{last_result}}"}]);
+    let code = [
+        "let said;",
+        "try { said = create_file('key', 'x').status } catch (error) { said = error.name }",
+        "said",
+    ];
+    let script =
+        json!([{"text": "I shall do it.", "code": [code]}, {"text": "Done: {{last_result}}"}]);
     let (mesh, slack) = begin(&script).await;
     have_asked(&mesh, "helper", "create_file").await;
     let thread = ask(&mesh, &slack, ANN, None, "write the key").await;
@@ -95,10 +111,16 @@ async fn a_button_of_another_task_decides_nothing_and_a_call_can_be_rejected() {
     assert_eq!(slack.send_action(&mesh, &forged).await.unwrap(), 200);
     until("the wrong button to be refused", PATIENCE, async || {
         let log = mesh.log(Service::Slack);
-        if log.contains("a decision was asked for in a thread of another task") { Ok(()) } else { Err(log) }
+        if log.contains("a decision was asked for in a thread of another task") {
+            Ok(())
+        } else {
+            Err(log)
+        }
     })
     .await;
-    assert!(shown(&slack.message(CHANNEL, &question).unwrap()).contains("May I call `create_file`?"));
+    assert!(
+        shown(&slack.message(CHANNEL, &question).unwrap()).contains("May I call `create_file`?")
+    );
 
     assert_eq!(slack.press(&mesh, ANN, CHANNEL, &question, "construct_reject").await.unwrap(), 200);
     shows(&slack, &thread, 0, &["Done: ApprovalRejected"]).await;
@@ -117,7 +139,11 @@ async fn a_task_that_was_handed_over_answers_those_who_may_use_the_agent_it_has_
         slack.command(&mesh, BOB, CHANNEL, &format!("allow use {allowed}")).await.unwrap();
         until("the permission to be given", PATIENCE, async || {
             let said = format!("{:?}", slack.responses());
-            if said.contains(&format!("*{}*", allowed.split(' ').next().unwrap())) { Ok(()) } else { Err(said) }
+            if said.contains(&format!("*{}*", allowed.split(' ').next().unwrap())) {
+                Ok(())
+            } else {
+                Err(said)
+            }
         })
         .await;
     }
@@ -131,9 +157,14 @@ async fn a_task_that_was_handed_over_answers_those_who_may_use_the_agent_it_has_
     shows(&slack, &thread, 2, &["Reviewed."]).await;
 
     // Somebody gives the task back to the helper over the API: then Carl may.
-    let tasks = mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
+    let tasks =
+        mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
     let task = tasks.into_inner().tasks[0].metadata.clone().unwrap_or_default().id;
-    let update = v1::UpdateTaskRequest { task, agent: Some("helper".to_owned()), ..v1::UpdateTaskRequest::default() };
+    let update = v1::UpdateTaskRequest {
+        task,
+        agent: Some("helper".to_owned()),
+        ..v1::UpdateTaskRequest::default()
+    };
     mesh.client().unwrap().tasks().update_task(update).await.unwrap();
     ask(&mesh, &slack, CARL, Some(&thread), "may I now?").await;
     until("the question to be taken", PATIENCE, async || {
@@ -152,7 +183,13 @@ async fn a_suspended_task_says_so_in_its_thread_and_goes_on_when_it_is_resumed()
     let thread = ask(&mesh, &slack, ANN, None, "hi").await;
     let task = until("the task to be there", PATIENCE, async || {
         let asked = questions(&mesh).await;
-        let tasks = mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
+        let tasks = mesh
+            .client()
+            .unwrap()
+            .tasks()
+            .list_tasks(v1::ListTasksRequest::default())
+            .await
+            .unwrap();
         match tasks.into_inner().tasks.first() {
             Some(task) if !asked.is_empty() => Ok(task.metadata.clone().unwrap_or_default().id),
             _ => Err(asked),
@@ -166,17 +203,22 @@ async fn a_suspended_task_says_so_in_its_thread_and_goes_on_when_it_is_resumed()
     conversation.resume().await;
     answered(&slack, CHANNEL, &thread, "The answer.").await;
     let edits = slack.calls("chat.update");
-    let suspended = edits.iter().filter(|edit| edit.arguments.to_string().contains("suspended this task")).count();
+    let suspended = edits
+        .iter()
+        .filter(|edit| edit.arguments.to_string().contains("suspended this task"))
+        .count();
     assert_eq!(suspended, 1, "{edits:?}");
     no_complaints(&slack);
 }
 
 #[tokio::test]
-async fn what_a_subtask_asks_after_its_parents_answer_is_asked_in_the_thread_and_decided_by_who_had_it_begun() {
+async fn what_a_subtask_asks_after_its_parents_answer_is_asked_in_the_thread_and_decided_by_who_had_it_begun()
+ {
     let code = "tasks.spawn({ message: 'write it', agent: 'reader' }).task";
     let script = json!([{"text": "I shall have it done.", "code": code}, {"text": "It is under way."}, {"text": "You said: {{last_user_text}}"}]);
     let (mut mesh, slack) = begin(&script).await;
-    // Its parent must be over and the service killed before it asks; both have the same providers, so that these cannot be held.
+    // Its parent must be over and the service killed before it asks; both have the same providers,
+    // so that these cannot be held.
     let reader = json!([
         {"text": "I write.", "code": "create_file('secrets/key', 'the key').status", "delay_ms": 30_000},
         {"text": "Written: {{last_result}}"},
@@ -186,9 +228,14 @@ async fn what_a_subtask_asks_after_its_parents_answer_is_asked_in_the_thread_and
     let thread = ask(&mesh, &slack, ANN, None, "have the key written").await;
     shows(&slack, &thread, 0, &["It is under way."]).await;
     // The question is over, and nothing of it is in the process's memory.
-    mesh.counted(Service::Slack, r#"construct_slack_mentions_total{construct_outcome="answered"} 1"#).await;
+    mesh.counted(
+        Service::Slack,
+        r#"construct_slack_mentions_total{construct_outcome="answered"} 1"#,
+    )
+    .await;
     mesh.crash(Service::Slack).await.unwrap();
-    // A later question has an eye on what the subtask asks, and comes to nothing: the first one still has.
+    // A later question has an eye on what the subtask asks, and comes to nothing: the first one
+    // still has.
     ask(&mesh, &slack, CARL, Some(&thread), "how far is it?").await;
     shows(&slack, &thread, 1, &["how far is it?"]).await;
     until("the first question to leave it to the second", PATIENCE, async || {
@@ -202,8 +249,11 @@ async fn what_a_subtask_asks_after_its_parents_answer_is_asked_in_the_thread_and
          UPDATE slack_mentions SET next_look = now() WHERE user_id = '{ANN}'"
     );
     mesh.database.execute(&fails).await;
-    let create = shows(&slack, &thread, 2, &["*reader* asks", "May I call `create_file`?", "secrets/key"]).await;
-    // Another question of somebody else's in the thread takes nothing from Ann, and gives nothing to Carl.
+    let create =
+        shows(&slack, &thread, 2, &["*reader* asks", "May I call `create_file`?", "secrets/key"])
+            .await;
+    // Another question of somebody else's in the thread takes nothing from Ann, and gives nothing
+    // to Carl.
     ask(&mesh, &slack, CARL, Some(&thread), "and me?").await;
     shows(&slack, &thread, 3, &["and me?"]).await;
     assert_eq!(slack.press(&mesh, CARL, CHANNEL, &create, "construct_approve").await.unwrap(), 200);
@@ -224,17 +274,17 @@ async fn what_a_subtask_asks_after_its_parents_answer_is_asked_in_the_thread_and
             .unwrap()
             .into_inner()
             .tasks;
-        let calls = tasks
-            .iter()
-            .filter(|task| task.status.as_ref().is_some_and(|status| status.tool_uses.contains_key("create_file")));
+        let calls = tasks.iter().filter(|task| {
+            task.status.as_ref().is_some_and(|status| status.tool_uses.contains_key("create_file"))
+        });
         if calls.count() == 1 { Ok(()) } else { Err(tasks) }
     })
     .await;
     assert!(shown(&slack.posts(CHANNEL, &thread)[0]).contains("It is under way."));
     let asked = slack.calls("chat.postMessage");
-    let asked = asked
-        .iter()
-        .filter(|call| call.arguments["metadata"]["event_payload"]["key"].to_string().contains("approval."));
+    let asked = asked.iter().filter(|call| {
+        call.arguments["metadata"]["event_payload"]["key"].to_string().contains("approval.")
+    });
     assert_eq!(asked.count(), 1);
     no_complaints(&slack);
 }

@@ -1,4 +1,5 @@
-//! What stands in threads and what becomes of it: files, edits, questions out of order, and messages that are too old.
+//! What stands in threads and what becomes of it: files, edits, questions out of order, and
+//! messages that are too old.
 
 use construct_proto::v1::block::Block;
 
@@ -8,8 +9,11 @@ use super::*;
 async fn files_are_handed_over_byte_for_byte_and_those_that_are_not_are_named() {
     let (mesh, slack) = begin(&json!([{"text": "I have seen it."}])).await;
     let log = "error: it is broken — äöü\r\n\ttwice\n".as_bytes().to_vec();
-    let image: Vec<u8> =
-        b"\x89PNG\r\n\x1a\n".iter().copied().chain((0..70_000_u32).map(|n| u8::try_from(n % 251).unwrap())).collect();
+    let image: Vec<u8> = b"\x89PNG\r\n\x1a\n"
+        .iter()
+        .copied()
+        .chain((0..70_000_u32).map(|n| u8::try_from(n % 251).unwrap()))
+        .collect();
     let huge = vec![b'x'; 1024 * 1024 + 1];
     let files = json!([
         slack.file("gone.txt", "text/plain", b"nobody reads this"),
@@ -25,7 +29,8 @@ async fn files_are_handed_over_byte_for_byte_and_those_that_are_not_are_named() 
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "look", files);
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
     answered(&slack, CHANNEL, &ts, "I have seen it.").await;
-    let tasks = mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
+    let tasks =
+        mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
     let task = tasks.into_inner().tasks[0].metadata.clone().unwrap_or_default().id;
     let transcript = mesh.client().unwrap().conversation(&task).transcript().await;
     let asked = transcript.of(v1::MessageSource::User)[0].spec.clone().unwrap();
@@ -37,8 +42,10 @@ async fn files_are_handed_over_byte_for_byte_and_those_that_are_not_are_named() 
             other => panic!("{other:?}"),
         }
     }
-    let wanted =
-        [("log.txt".to_owned(), "text/plain".to_owned(), log), ("dot.png".to_owned(), "image/png".to_owned(), image)];
+    let wanted = [
+        ("log.txt".to_owned(), "text/plain".to_owned(), log),
+        ("dot.png".to_owned(), "image/png".to_owned(), image),
+    ];
     assert!(
         attached == wanted,
         "{:?}",
@@ -86,7 +93,10 @@ async fn a_question_that_is_edited_is_not_asked_again_and_two_out_of_order_are_b
     })
     .await;
     let asked = questions(&mesh).await;
-    assert!(asked.len() == 3 && !asked.iter().any(|asked| asked.contains("the other words")), "{asked:#?}");
+    assert!(
+        asked.len() == 3 && !asked.iter().any(|asked| asked.contains("the other words")),
+        "{asked:#?}"
+    );
     assert_eq!(slack.posts(DIRECT, &ts).len(), 1);
     no_complaints(&slack);
 }
@@ -107,7 +117,11 @@ async fn an_answer_for_which_the_first_message_is_too_old_is_posted_below_it_onc
         until(what, PATIENCE, async || {
             let posts = slack.posts(CHANNEL, &ts);
             match posts.as_slice() {
-                [first, second] if *first == placeholder && shown(second).contains("The answer.") => Ok(()),
+                [first, second]
+                    if *first == placeholder && shown(second).contains("The answer.") =>
+                {
+                    Ok(())
+                }
                 _ => Err(posts),
             }
         })
@@ -115,7 +129,11 @@ async fn an_answer_for_which_the_first_message_is_too_old_is_posted_below_it_onc
     };
     both("the answer below").await;
     mesh.crash(Service::Slack).await.unwrap();
-    mesh.counted(Service::Slack, r#"construct_slack_mentions_total{construct_outcome="answered"} 1"#).await;
+    mesh.counted(
+        Service::Slack,
+        r#"construct_slack_mentions_total{construct_outcome="answered"} 1"#,
+    )
+    .await;
     both("the answer to stay the only one").await;
     no_complaints(&slack);
 }

@@ -2,7 +2,8 @@
 
 use flate2::{Compression, write::GzEncoder};
 
-/// Files in one folder, behind a global header with the commit's id. Nothing is checked: tests pack what nobody should.
+/// Files in one folder, behind a global header with the commit's id. Nothing is checked: tests pack
+/// what nobody should.
 pub fn tarball(folder: &str, commit: &str, files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
     let comment = format!("52 comment={commit}\n");
@@ -12,13 +13,20 @@ pub fn tarball(folder: &str, commit: &str, files: &[(&str, &[u8])]) -> Vec<u8> {
         let mut header = tar::Header::new_gnu();
         header.set_size(content.len() as u64);
         header.set_mode(if content.starts_with(b"#!") { 0o755 } else { 0o644 });
-        archive.append_data(&mut header, format!("{folder}/{path}"), *content).expect("memory takes everything");
+        archive
+            .append_data(&mut header, format!("{folder}/{path}"), *content)
+            .expect("memory takes everything");
     }
     let packed = archive.into_inner().and_then(GzEncoder::finish);
     packed.expect("memory takes everything")
 }
 
-fn append(archive: &mut tar::Builder<GzEncoder<Vec<u8>>>, name: &str, content: &[u8], kind: tar::EntryType) {
+fn append(
+    archive: &mut tar::Builder<GzEncoder<Vec<u8>>>,
+    name: &str,
+    content: &[u8],
+    kind: tar::EntryType,
+) {
     let mut header = tar::Header::new_ustar();
     header.set_size(content.len() as u64);
     header.set_mode(0o755);

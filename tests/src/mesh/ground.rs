@@ -26,13 +26,18 @@ pub enum Disk {
 }
 
 impl Mesh {
-    /// Everything but the services, on small disks that can be full ([`Mesh::fill`]), and with clocks that can be set ([`Mesh::jump`]).
+    /// Everything but the services, on small disks that can be full ([`Mesh::fill`]), and with
+    /// clocks that can be set ([`Mesh::jump`]).
     ///
     /// # Errors
     /// As [`Mesh::prepare`], and when the machine does not allow it.
     pub async fn on_own_ground(database: Database) -> anyhow::Result<Self> {
-        let (ground, store) = (tempfile::tempdir()?, tempfile::Builder::new().prefix("construct-streams-").tempdir()?);
-        let disks = Disks::over(&[(ground.path(), SERVICES_DISK), (store.path(), NATS_DISK)], None)?;
+        let (ground, store) = (
+            tempfile::tempdir()?,
+            tempfile::Builder::new().prefix("construct-streams-").tempdir()?,
+        );
+        let disks =
+            Disks::over(&[(ground.path(), SERVICES_DISK), (store.path(), NATS_DISK)], None)?;
         let (workspace, data) = (ground.path().join("workspace"), ground.path().join("data"));
         for folder in [&workspace, &data] {
             fs::create_dir(disks.seen(folder))?;
@@ -71,12 +76,14 @@ impl Mesh {
     fn folder_of(&self, disk: Disk) -> anyhow::Result<&Path> {
         match disk {
             Disk::Services => Ok(self.ground.path()),
-            Disk::Nats => Ok(self.store.as_ref().context("the mesh has no disks of its own")?.path()),
+            Disk::Nats => {
+                Ok(self.store.as_ref().context("the mesh has no disks of its own")?.path())
+            }
         }
     }
 
-    /// Sets the clock of a service's machine by so many seconds, forward or backward: of its first process, or of its further ones. Who is
-    /// started later goes by the same clock.
+    /// Sets the clock of a service's machine by so many seconds, forward or backward: of its first
+    /// process, or of its further ones. Who is started later goes by the same clock.
     ///
     /// # Errors
     /// When the mesh has no clocks of its own.

@@ -19,7 +19,8 @@ use crate::{
     http, wait,
 };
 
-/// How long a service may take to become ready. The interpreter's first start on a machine compiles its guest.
+/// How long a service may take to become ready. The interpreter's first start on a machine compiles
+/// its guest.
 const READY: Duration = Duration::from_secs(180);
 
 /// Says where NATS is.
@@ -40,14 +41,18 @@ impl Mesh {
     ///
     /// # Errors
     /// When it does not start.
-    pub fn spawn_with_socket(&mut self, service: Service, socket: &UnixListener) -> anyhow::Result<()> {
+    pub fn spawn_with_socket(
+        &mut self,
+        service: Service,
+        socket: &UnixListener,
+    ) -> anyhow::Result<()> {
         let child = self.launch(service, false, self.health[&service], Some(socket))?;
         self.processes.insert(service, child);
         Ok(())
     }
 
-    /// Starts another process of a service that does not listen, and waits until it is ready. It runs as long as the mesh, unless it is
-    /// ended by the number that this gives.
+    /// Starts another process of a service that does not listen, and waits until it is ready. It
+    /// runs as long as the mesh, unless it is ended by the number that this gives.
     ///
     /// # Errors
     /// When it does not start.
@@ -64,7 +69,8 @@ impl Mesh {
         Ok(self.replicas.len() - 1)
     }
 
-    /// Starts another process of a service that does not listen, and gives its number; it need not be ready.
+    /// Starts another process of a service that does not listen, and gives its number; it need not
+    /// be ready.
     ///
     /// # Errors
     /// When it does not start.
@@ -108,9 +114,18 @@ impl Mesh {
     ) -> anyhow::Result<Child> {
         let program = self.program(service)?;
         let log = File::options().append(true).create(true).open(self.log_path(service))?;
-        // Each service is at NATS who it is, so that every test shows that it may do what it needs, and also behind a proxy.
-        let nats = self.environment.iter().rfind(|(key, _)| key == NATS_URL).map_or(self.nats.url(), |(_, url)| url);
-        let nats = if nats.contains('@') { nats.to_owned() } else { NatsServer::address_of(nats, service.user()) };
+        // Each service is at NATS who it is, so that every test shows that it may do what it needs,
+        // and also behind a proxy.
+        let nats = self
+            .environment
+            .iter()
+            .rfind(|(key, _)| key == NATS_URL)
+            .map_or(self.nats.url(), |(_, url)| url);
+        let nats = if nats.contains('@') {
+            nats.to_owned()
+        } else {
+            NatsServer::address_of(nats, service.user())
+        };
         let (mut command, input) = match socket {
             Some(socket) => with_socket(&program, &[], socket)?,
             None => {
@@ -137,7 +152,10 @@ impl Mesh {
             .env("CONSTRUCT_SCANNER_DIR", self.scans())
             .env("CONSTRUCT_SCANNER_GATEWAY_URL", self.gateway_url())
             .env("CONSTRUCT_HEALTH_LISTEN", health.to_string())
-            .env("CONSTRUCT_LOG", std::env::var("CONSTRUCT_TEST_LOG").unwrap_or_else(|_| "info".to_owned()))
+            .env(
+                "CONSTRUCT_LOG",
+                std::env::var("CONSTRUCT_TEST_LOG").unwrap_or_else(|_| "info".to_owned()),
+            )
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
             .env(NATS_URL, nats)
             .stdin(input)
@@ -272,7 +290,10 @@ impl Mesh {
     pub fn resident(&self, service: Service) -> anyhow::Result<u64> {
         let pid = self.pid(service).context("the service does not run")?;
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no size is told")?;
+        let resident = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .context("no size is told")?;
         Ok(resident.trim().trim_end_matches("kB").trim().parse::<u64>()? * 1024)
     }
 }

@@ -1,4 +1,5 @@
-//! Messages of one direction of a connection that come late, so that later ones overtake them, and twice.
+//! Messages of one direction of a connection that come late, so that later ones overtake them, and
+//! twice.
 
 use std::{collections::BTreeMap, io, mem};
 
@@ -26,7 +27,8 @@ const LATE: u64 = 4;
 /// How late it may be, in milliseconds.
 const SHORTEST: u64 = 5;
 const LONGEST: u64 = 500;
-/// Of so many messages from the server one comes twice. A client's do not: what it sends again it says to be the same.
+/// Of so many messages from the server one comes twice. A client's do not: what it sends again it
+/// says to be the same.
 const TWICE: u64 = 8;
 
 /// What is known of one direction.
@@ -63,11 +65,17 @@ impl Disorder {
         }
     }
 
-    /// What is passed on when a piece has come: all of it, unless there is a seed, or messages have to be looked at and one of them `stops`.
+    /// What is passed on when a piece has come: all of it, unless there is a seed, or messages have
+    /// to be looked at and one of them `stops`.
     ///
     /// # Errors
     /// When that is not NATS's protocol.
-    pub(super) fn pass(&mut self, mut piece: &[u8], seed: Option<u64>, stops: Option<Stops<'_>>) -> io::Result<Passed> {
+    pub(super) fn pass(
+        &mut self,
+        mut piece: &[u8],
+        seed: Option<u64>,
+        stops: Option<Stops<'_>>,
+    ) -> io::Result<Passed> {
         if let Some(chosen) = seed
             && seed != self.seed
         {
@@ -167,12 +175,19 @@ mod tests {
     /// The messages in what was passed on, in order.
     fn numbers(passed: &[u8]) -> Vec<usize> {
         let text = std::str::from_utf8(passed).unwrap();
-        let payloads = text.split("MSG a.b 7 ").skip(1).map(|frame| frame.trim_end().rsplit('\n').next().unwrap());
+        let payloads = text
+            .split("MSG a.b 7 ")
+            .skip(1)
+            .map(|frame| frame.trim_end().rsplit('\n').next().unwrap());
         payloads.map(|number| number.parse::<usize>().unwrap()).collect()
     }
 
     /// What becomes of some messages, that come one each millisecond.
-    async fn passed(disorder: &mut Disorder, messages: std::ops::Range<usize>, seed: Option<u64>) -> Vec<u8> {
+    async fn passed(
+        disorder: &mut Disorder,
+        messages: std::ops::Range<usize>,
+        seed: Option<u64>,
+    ) -> Vec<u8> {
         let mut passed = Vec::new();
         for n in messages {
             passed.append(&mut disorder.passed(&message(n), seed));
@@ -192,7 +207,10 @@ mod tests {
         }
         let numbers = numbers(&all);
         assert!(!numbers.is_sorted(), "{numbers:?}");
-        assert_eq!(numbers.iter().copied().collect::<BTreeSet<_>>(), (0..MESSAGES).collect::<BTreeSet<_>>());
+        assert_eq!(
+            numbers.iter().copied().collect::<BTreeSet<_>>(),
+            (0..MESSAGES).collect::<BTreeSet<_>>()
+        );
         let twice = numbers.len() - MESSAGES;
         assert!((1..MESSAGES / 4).contains(&twice), "{twice} came twice");
     }
@@ -273,8 +291,16 @@ mod tests {
             let (before, behind) = all.split_at(at);
             let first = disorder.pass(before, None, Some(&stops)).unwrap();
             let second = disorder.pass(behind, None, Some(&stops)).unwrap();
-            assert_eq!([first.at_once, second.at_once].concat(), [message(0), message(1)].concat(), "split at {at}");
-            assert_eq!([first.stopped, second.stopped].concat(), [message(2), message(3)].concat(), "split at {at}");
+            assert_eq!(
+                [first.at_once, second.at_once].concat(),
+                [message(0), message(1)].concat(),
+                "split at {at}"
+            );
+            assert_eq!(
+                [first.stopped, second.stopped].concat(),
+                [message(2), message(3)].concat(),
+                "split at {at}"
+            );
         }
         // What is halfway there goes on.
         let mut disorder = Disorder::new(1, End::Client);

@@ -1,5 +1,6 @@
-//! Where the operations of NATS's protocol begin and end in what comes in pieces: each is a line, and a message's is followed by its
-//! payload (<https://docs.nats.io/reference/reference-protocols/nats-protocol>).
+//! Where the operations of NATS's protocol begin and end in what comes in pieces: each is a line,
+//! and a message's is followed by its payload
+//! (<https://docs.nats.io/reference/reference-protocols/nats-protocol>).
 
 use std::io;
 
@@ -12,7 +13,8 @@ pub(super) enum Kind {
     Word,
 }
 
-/// Operations that are followed by a payload, whose length is their last word. With headers (`H`) that is the length of both.
+/// Operations that are followed by a payload, whose length is their last word. With headers (`H`)
+/// that is the length of both.
 const MESSAGES: [&[u8]; 4] = [b"MSG", b"HMSG", b"PUB", b"HPUB"];
 
 /// The line end behind a payload.
@@ -28,8 +30,8 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// How much of the beginning of `piece` belongs to the frame that has begun, and what that is if it ends there; if it does not, all of
-    /// the piece belongs to it.
+    /// How much of the beginning of `piece` belongs to the frame that has begun, and what that is
+    /// if it ends there; if it does not, all of the piece belongs to it.
     ///
     /// # Errors
     /// When that is not the protocol.
@@ -63,7 +65,10 @@ fn payload(line: &[u8]) -> io::Result<Option<usize>> {
         return Ok(None);
     }
     let length = words.next_back().and_then(|word| std::str::from_utf8(word).ok());
-    length.and_then(|word| word.parse::<usize>().ok()).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    length
+        .and_then(|word| word.parse::<usize>().ok())
+        .map(Some)
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Where a message goes, and where it says that its answer goes.
@@ -71,7 +76,9 @@ pub(super) fn address(frame: &[u8]) -> Option<(&str, Option<&str>)> {
     let line = frame.split(|byte| *byte == b'\n').next()?;
     let words: Vec<&str> = std::str::from_utf8(line).ok()?.split_ascii_whitespace().collect();
     match words.as_slice() {
-        ["PUB", subject, _] | ["HPUB" | "MSG", subject, _, _] | ["HMSG", subject, _, _, _] => Some((*subject, None)),
+        ["PUB", subject, _] | ["HPUB" | "MSG", subject, _, _] | ["HMSG", subject, _, _, _] => {
+            Some((*subject, None))
+        }
         ["PUB", subject, reply, _]
         | ["HPUB", subject, reply, _, _]
         | ["MSG", subject, _, reply, _]
@@ -111,7 +118,9 @@ mod tests {
                 piece = &piece[length..];
                 match kind {
                     Some(kind) => found.push((std::mem::take(&mut frame), kind)),
-                    None => assert!(piece.is_empty(), "a frame that does not end takes the whole piece"),
+                    None => {
+                        assert!(piece.is_empty(), "a frame that does not end takes the whole piece")
+                    }
                 }
             }
         }
@@ -120,7 +129,10 @@ mod tests {
     }
 
     fn said() -> (Vec<u8>, Vec<(Vec<u8>, Kind)>) {
-        (SAID.map(|(frame, _)| frame).concat(), SAID.map(|(frame, kind)| (frame.to_vec(), kind)).to_vec())
+        (
+            SAID.map(|(frame, _)| frame).concat(),
+            SAID.map(|(frame, kind)| (frame.to_vec(), kind)).to_vec(),
+        )
     }
 
     #[test]

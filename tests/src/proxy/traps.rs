@@ -6,7 +6,8 @@ use tokio::sync::{oneshot, watch};
 
 use super::{End, Way, frames};
 
-/// What came, and where to stop. A piece is what was there when it was read: one message, a few, or a part of one.
+/// What came, and where to stop. A piece is what was there when it was read: one message, a few, or
+/// a part of one.
 #[derive(Debug, Default)]
 pub(super) struct Traps {
     from_client: u64,
@@ -119,9 +120,12 @@ impl TextTrap {
     fn meets(&mut self, end: End, connection: u64, piece: &[u8]) -> bool {
         match end {
             End::Server => self.said_on == Some(connection),
-            End::Client if self.said_on.is_some() || self.on.is_some_and(|on| on != connection) => false,
+            End::Client if self.said_on.is_some() || self.on.is_some_and(|on| on != connection) => {
+                false
+            }
             End::Client => {
-                let has = |text: &str| piece.windows(text.len()).any(|part| part == text.as_bytes());
+                let has =
+                    |text: &str| piece.windows(text.len()).any(|part| part == text.as_bytes());
                 if let Some(after) = &self.after {
                     if has(after) {
                         (self.after, self.on) = (None, Some(connection));
@@ -234,8 +238,13 @@ mod tests {
         assert_eq!(passed(Moment::Sent, Some("c."), 1), 7);
     }
 
-    /// How much of what clients say and a server answers passes before the trap for this text springs.
-    fn passed_before(text: (&str, Option<&str>), moment: Moment, said: &[((End, u64), &[u8])]) -> Option<usize> {
+    /// How much of what clients say and a server answers passes before the trap for this text
+    /// springs.
+    fn passed_before(
+        text: (&str, Option<&str>),
+        moment: Moment,
+        said: &[((End, u64), &[u8])],
+    ) -> Option<usize> {
         let (catch, mut heard, way) = catch();
         let (text, after) = (text.0.to_owned(), text.1.map(str::to_owned));
         let trap = TextTrap { moment, text, after, on: None, said_on: None, catch };
@@ -249,7 +258,8 @@ mod tests {
     }
 
     #[test]
-    fn the_piece_with_a_text_stops_everything_or_the_next_one_of_its_connection_from_the_server_does() {
+    fn the_piece_with_a_text_stops_everything_or_the_next_one_of_its_connection_from_the_server_does()
+     {
         let said: [((End, u64), &[u8]); 5] = [
             ((End::Client, 1), b"Q BEGIN"),
             ((End::Server, 1), b"C COMMIT"),

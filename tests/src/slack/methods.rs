@@ -5,11 +5,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{ANN, APP_TOKEN, BOT, CLIENT_ID, CLIENT_SECRET, DIRECT, File, OTHER_CHANNEL, OTHER_TEAM, Slack, TEAM};
+use super::{
+    ANN, APP_TOKEN, BOT, CLIENT_ID, CLIENT_SECRET, DIRECT, File, OTHER_CHANNEL, OTHER_TEAM, Slack,
+    TEAM,
+};
 
-/// The shortest time between two edits of a message that is not complained about. Slack's own limit is per workspace; the promise is one
-/// a second. The service keeps it by its own clock when it sends; here it is looked at when requests arrive, and on a busy machine the first
-/// of two may be on its way for most of that second. Edits without any pause are still seen.
+/// The shortest time between two edits of a message that is not complained about. Slack's own limit
+/// is per workspace; the promise is one a second. The service keeps it by its own clock when it
+/// sends; here it is looked at when requests arrive, and on a busy machine the first of two may be
+/// on its way for most of that second. Edits without any pause are still seen.
 const EDIT: Duration = Duration::from_millis(200);
 
 /// Characters of all blocks of a message. Slack takes a few more.
@@ -42,7 +46,11 @@ impl Slack {
         let token = authorization.strip_prefix("Bearer ").unwrap_or_default();
         if method == "apps.connections.open" {
             let known = token == APP_TOKEN;
-            return if known { json!({"ok": true, "url": self.socket}) } else { refuse("not_allowed_token_type") };
+            return if known {
+                json!({"ok": true, "url": self.socket})
+            } else {
+                refuse("not_allowed_token_type")
+            };
         }
         if arguments["token"].is_string() {
             self.complain(format!("{method}: the token stands among the arguments"));
@@ -74,7 +82,11 @@ impl Slack {
             }
             "chat.postMessage" => self.post(arguments),
             "chat.update" => self.update(arguments),
-            "chat.postEphemeral" if !self.channels.contains_key(arguments["channel"].as_str().unwrap_or_default()) => {
+            "chat.postEphemeral"
+                if !self
+                    .channels
+                    .contains_key(arguments["channel"].as_str().unwrap_or_default()) =>
+            {
                 refuse("channel_not_found")
             }
             "chat.postEphemeral" => {
@@ -95,7 +107,8 @@ impl Slack {
             },
             "files.getUploadURLExternal" => {
                 let id = format!("F{}", self.files.len());
-                let info = json!({"id": id, "name": arguments["filename"], "length": arguments["length"]});
+                let info =
+                    json!({"id": id, "name": arguments["filename"], "length": arguments["length"]});
                 self.files.insert(id.clone(), File { info, ..File::default() });
                 // https://docs.slack.dev/reference/methods/files.getUploadURLExternal
                 json!({"ok": true, "upload_url": format!("{}/upload/{id}", self.base), "file_id": id})
@@ -103,8 +116,10 @@ impl Slack {
             "files.completeUploadExternal" => self.complete(arguments),
             "files.info" => self.file_info(arguments),
             "views.publish" => {
-                self.home
-                    .insert(arguments["user_id"].as_str().unwrap_or_default().to_owned(), arguments["view"].clone());
+                self.home.insert(
+                    arguments["user_id"].as_str().unwrap_or_default().to_owned(),
+                    arguments["view"].clone(),
+                );
                 json!({"ok": true, "view": view(&arguments["view"], &team, "VHOME")})
             }
             "views.open" => {
@@ -134,7 +149,10 @@ impl Slack {
             return refuse("bad_client_secret");
         }
         let renewed = arguments["grant_type"] == "refresh_token";
-        let given = arguments[if renewed { "refresh_token" } else { "code" }].as_str().unwrap_or_default().to_owned();
+        let given = arguments[if renewed { "refresh_token" } else { "code" }]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
         let known = if renewed { self.refresh.remove(&given) } else { self.codes.remove(&given) };
         let Some(team) = known else {
             return refuse(if renewed { "invalid_refresh_token" } else { "invalid_code" });
@@ -173,7 +191,9 @@ impl Slack {
         let elements = |block: &Value| block["elements"].as_array().cloned().unwrap_or_default();
         let shown = blocks.iter().map(|block| {
             let elements = elements(block);
-            let elements = elements.iter().map(|element| length(&element["text"]) + length(&element["text"]["text"]));
+            let elements = elements
+                .iter()
+                .map(|element| length(&element["text"]) + length(&element["text"]["text"]));
             length(&block["text"]["text"]) + elements.sum::<usize>()
         });
         if shown.sum::<usize>() > CHARACTERS {
@@ -182,7 +202,8 @@ impl Slack {
         for block in &blocks {
             let text = block["text"]["text"].as_str().unwrap_or_default();
             let limit = if block["type"] == "header" { 150 } else { 3000 };
-            let empty = text.is_empty() && matches!(block["type"].as_str(), Some("section" | "header"));
+            let empty =
+                text.is_empty() && matches!(block["type"].as_str(), Some("section" | "header"));
             if empty || text.chars().count() > limit {
                 return Err(refuse("invalid_blocks"));
             }
@@ -227,7 +248,9 @@ impl Slack {
         }
         let ts = arguments["ts"].as_str().unwrap_or_default().to_owned();
         let channel = arguments["channel"].as_str().unwrap_or_default().to_owned();
-        let Some(messages) = self.channels.get_mut(&channel) else { return refuse("channel_not_found") };
+        let Some(messages) = self.channels.get_mut(&channel) else {
+            return refuse("channel_not_found");
+        };
         let Some(message) = messages.iter_mut().find(|message| message["ts"] == ts.as_str()) else {
             return refuse("message_not_found");
         };
@@ -246,7 +269,10 @@ impl Slack {
         let after = message.clone();
         let before = self.edits.insert(ts.clone(), Instant::now());
         if progress && before.is_some_and(|before| before.elapsed() < EDIT) {
-            self.complain(format!("chat.update: {ts} was edited {:?} before", before.map(|before| before.elapsed())));
+            self.complain(format!(
+                "chat.update: {ts} was edited {:?} before",
+                before.map(|before| before.elapsed())
+            ));
         }
         // https://docs.slack.dev/reference/methods/chat.update
         json!({"ok": true, "channel": channel, "ts": ts, "text": arguments["text"], "message": after})
@@ -255,17 +281,22 @@ impl Slack {
     fn replies(&mut self, arguments: &Value) -> Value {
         let text = |name: &str| arguments[name].as_str().unwrap_or_default().to_owned();
         let (thread, oldest, latest) = (text("ts"), text("oldest"), text("latest"));
-        let Some(messages) = self.channels.get(&text("channel")) else { return refuse("channel_not_found") };
+        let Some(messages) = self.channels.get(&text("channel")) else {
+            return refuse("channel_not_found");
+        };
         if !messages.iter().any(|message| message["ts"] == thread.as_str()) {
             return refuse("thread_not_found");
         }
-        let within =
-            |ts: &str| (oldest.is_empty() || ts >= oldest.as_str()) && (latest.is_empty() || ts <= latest.as_str());
+        let within = |ts: &str| {
+            (oldest.is_empty() || ts >= oldest.as_str())
+                && (latest.is_empty() || ts <= latest.as_str())
+        };
         let found: Vec<Value> = messages
             .iter()
             .filter(|message| {
                 let root = message["ts"] == thread.as_str();
-                root || (message["thread_ts"] == thread.as_str() && within(message["ts"].as_str().unwrap_or_default()))
+                root || (message["thread_ts"] == thread.as_str()
+                    && within(message["ts"].as_str().unwrap_or_default()))
             })
             .cloned()
             .collect();
@@ -275,7 +306,12 @@ impl Slack {
     fn history(&mut self, arguments: &Value) -> Value {
         let channel = arguments["channel"].as_str().unwrap_or_default();
         let Some(messages) = self.channels.get(channel) else { return refuse("channel_not_found") };
-        let found = messages.iter().rev().filter(|message| message["thread_ts"].is_null()).cloned().collect();
+        let found = messages
+            .iter()
+            .rev()
+            .filter(|message| message["thread_ts"].is_null())
+            .cloned()
+            .collect();
         page(found, arguments)
     }
 
@@ -305,7 +341,9 @@ impl Slack {
         match self.files.get(arguments["file"].as_str().unwrap_or_default()) {
             Some(file) => {
                 let mut shares = json!({});
-                for (channel, thread) in file.shared.iter().filter_map(|place| place.split_once('.')) {
+                for (channel, thread) in
+                    file.shared.iter().filter_map(|place| place.split_once('.'))
+                {
                     let share = json!({
                         "reply_users": [BOT], "reply_users_count": 1, "reply_count": 1, "ts": thread, "thread_ts": thread,
                         "latest_reply": thread, "channel_name": "general", "team_id": TEAM,
@@ -333,8 +371,10 @@ impl Slack {
 
 /// The messages of a thread, each with what says so (<https://docs.slack.dev/reference/methods/conversations.replies>).
 fn threaded(mut messages: Vec<Value>, thread: &str) -> Vec<Value> {
-    let replies: Vec<Value> = messages.iter().filter(|message| message["ts"] != thread).cloned().collect();
-    let begun_by = messages.iter().find(|message| message["ts"] == thread).map(|root| root["user"].clone());
+    let replies: Vec<Value> =
+        messages.iter().filter(|message| message["ts"] != thread).cloned().collect();
+    let begun_by =
+        messages.iter().find(|message| message["ts"] == thread).map(|root| root["user"].clone());
     for message in &mut messages {
         if message["ts"] != thread {
             message["parent_user_id"] = begun_by.clone().unwrap_or_default();

@@ -32,20 +32,25 @@ impl SlackServer {
     /// The same, of a kind that may be answered at once.
     pub fn ask_over_socket(&self, kind: &str, payload: &Value) -> String {
         let id = self.send_over_socket(kind, payload);
-        if let Some(envelope) = self.slack().outgoing.iter_mut().find(|envelope| envelope["envelope_id"] == id.as_str())
+        if let Some(envelope) =
+            self.slack().outgoing.iter_mut().find(|envelope| envelope["envelope_id"] == id.as_str())
         {
             envelope["accepts_response_payload"] = true.into();
         }
         id
     }
 
-    /// Slack ends a connection of Socket Mode, for this reason (`warning`, `refresh_requested`, `link_disabled`).
+    /// Slack ends a connection of Socket Mode, for this reason (`warning`, `refresh_requested`,
+    /// `link_disabled`).
     pub fn disconnect(&self, reason: &str) {
         let debug = json!({"host": "wss-111.slack.com"});
-        self.slack().outgoing.push_back(json!({"type": "disconnect", "reason": reason, "debug_info": debug}));
+        self.slack()
+            .outgoing
+            .push_back(json!({"type": "disconnect", "reason": reason, "debug_info": debug}));
     }
 
-    /// Sends what is not confirmed once more, as Slack does with events when it has waited long enough.
+    /// Sends what is not confirmed once more, as Slack does with events when it has waited long
+    /// enough.
     pub fn resend_over_socket(&self) {
         self.slack().resend("timeout");
     }
@@ -77,7 +82,8 @@ impl Slack {
         for (_, mut envelope) in std::mem::take(&mut self.unconfirmed) {
             if envelope["type"] == "events_api" {
                 let attempt = envelope["retry_attempt"].as_u64().unwrap_or(0);
-                (envelope["retry_attempt"], envelope["retry_reason"]) = ((attempt + 1).into(), why.into());
+                (envelope["retry_attempt"], envelope["retry_reason"]) =
+                    ((attempt + 1).into(), why.into());
                 self.outgoing.push_back(envelope);
             }
         }
@@ -155,8 +161,12 @@ async fn connection(stream: TcpStream, shared: Arc<Mutex<Slack>>) -> Option<()> 
     }
 }
 
-/// A connection that is to be replaced: it takes what is still confirmed, and nothing is sent over it any more.
-async fn farewell(mut socket: tokio_tungstenite::WebSocketStream<TcpStream>, shared: &Mutex<Slack>) -> Option<()> {
+/// A connection that is to be replaced: it takes what is still confirmed, and nothing is sent over
+/// it any more.
+async fn farewell(
+    mut socket: tokio_tungstenite::WebSocketStream<TcpStream>,
+    shared: &Mutex<Slack>,
+) -> Option<()> {
     loop {
         if let Message::Text(text) = socket.next().await?.ok()? {
             lock(shared).confirm(&serde_json::from_str(&text).unwrap_or_default());

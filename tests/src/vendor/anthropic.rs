@@ -103,7 +103,8 @@ impl Answer {
         }}));
         event(json!({"type": "ping"}));
         for (index, block) in self.blocks.iter().enumerate() {
-            let (mut start, kind, field) = (block.clone(), block["type"].as_str().unwrap_or_default(), field_of(block));
+            let (mut start, kind, field) =
+                (block.clone(), block["type"].as_str().unwrap_or_default(), field_of(block));
             let is_call = kind == "tool_use";
             if let Some(field) = field {
                 start[field] = if is_call { json!({}) } else { json!("") };
@@ -160,7 +161,8 @@ fn field_of(block: &Value) -> Option<&'static str> {
 
 /// An error before the stream, e.g. `(529, "overloaded_error", "Overloaded")`.
 pub fn error(status: u16, kind: &str, message: &str) -> Reply {
-    Reply::json(status, &error_body(kind, message)).header("request-id", "req_018EeWyXxfu5pfWkrYcMdjWG")
+    Reply::json(status, &error_body(kind, message))
+        .header("request-id", "req_018EeWyXxfu5pfWkrYcMdjWG")
 }
 
 /// An error within the stream, on the wire.
@@ -172,8 +174,8 @@ fn error_body(kind: &str, message: &str) -> Value {
     json!({"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_018EeWyXxfu5pfWkrYcMdjWG"})
 }
 
-/// A text with a thinking block before it, recorded as the documentation shows it: with blocks, deltas and events
-/// that a reader who does not know them has to skip.
+/// A text with a thinking block before it, recorded as the documentation shows it: with blocks,
+/// deltas and events that a reader who does not know them has to skip.
 pub const RECORDED_THINKING: &str = include_str!("recorded/anthropic-thinking.sse");
 
 /// The documentation's example of a streamed tool call: `get_weather` for San Francisco.

@@ -14,7 +14,8 @@ pub const CONTENT_TYPE: &str = "application/vnd.amazon.eventstream";
 /// # Panics
 /// When it is larger than four gibibytes.
 pub fn message(headers: &[u8], payload: &[u8]) -> Vec<u8> {
-    let length = |length: usize| u32::try_from(length).expect("no test sends that much").to_be_bytes();
+    let length =
+        |length: usize| u32::try_from(length).expect("no test sends that much").to_be_bytes();
     let mut message = Vec::new();
     message.extend(length(12 + headers.len() + payload.len() + 4));
     message.extend(length(headers.len()));
@@ -39,20 +40,30 @@ fn headers(headers: &[(&str, &str)]) -> Vec<u8> {
 
 /// An event.
 pub fn event(name: &str, payload: &str) -> Vec<u8> {
-    let headers = headers(&[(":event-type", name), (":content-type", "application/json"), (":message-type", "event")]);
+    let headers = headers(&[
+        (":event-type", name),
+        (":content-type", "application/json"),
+        (":message-type", "event"),
+    ]);
     message(&headers, payload.as_bytes())
 }
 
-/// A modelled error within the stream.
+/// A modeled error within the stream.
 pub fn exception(name: &str, payload: &str) -> Vec<u8> {
-    let headers =
-        headers(&[(":exception-type", name), (":content-type", "application/json"), (":message-type", "exception")]);
+    let headers = headers(&[
+        (":exception-type", name),
+        (":content-type", "application/json"),
+        (":message-type", "exception"),
+    ]);
     message(&headers, payload.as_bytes())
 }
 
-/// An error within the stream that is not modelled.
+/// An error within the stream that is not modeled.
 pub fn error(code: &str, text: &str) -> Vec<u8> {
-    message(&headers(&[(":message-type", "error"), (":error-code", code), (":error-message", text)]), b"")
+    message(
+        &headers(&[(":message-type", "error"), (":error-code", code), (":error-message", text)]),
+        b"",
+    )
 }
 
 /// An error before the stream, e.g. `(429, "ThrottlingException", "Too many requests")`.
@@ -76,7 +87,8 @@ impl Answer {
 
     /// An answer without any block.
     pub fn empty() -> Self {
-        Self { blocks: Vec::new(), stop_reason: "end_turn".to_owned(), usage: Value::Null }.using(25, 0, 0, 15)
+        Self { blocks: Vec::new(), stop_reason: "end_turn".to_owned(), usage: Value::Null }
+            .using(25, 0, 0, 15)
     }
 
     /// With more text, as a block of its own.
@@ -121,9 +133,11 @@ impl Answer {
         let mut wire = event("messageStart", r#"{"p":"abcdefgh","role":"assistant"}"#);
         let mut say = |name: &str, payload: Value| wire.extend(event(name, &payload.to_string()));
         for (index, block) in self.blocks.iter().enumerate() {
-            let grown = |delta: Value| json!({"contentBlockIndex": index, "delta": delta, "p": "abc"});
+            let grown =
+                |delta: Value| json!({"contentBlockIndex": index, "delta": delta, "p": "abc"});
             if let Some(call) = block.get("toolUse") {
-                let start = json!({"toolUse": {"toolUseId": call["toolUseId"], "name": call["name"]}});
+                let start =
+                    json!({"toolUse": {"toolUseId": call["toolUseId"], "name": call["name"]}});
                 say("contentBlockStart", json!({"contentBlockIndex": index, "start": start}));
                 for piece in pieces(&call["input"].to_string()) {
                     say("contentBlockDelta", grown(json!({"toolUse": {"input": piece}})));
@@ -132,7 +146,10 @@ impl Answer {
                 for piece in pieces(reasoning["text"].as_str().unwrap_or_default()) {
                     say("contentBlockDelta", grown(json!({"reasoningContent": {"text": piece}})));
                 }
-                say("contentBlockDelta", grown(json!({"reasoningContent": {"signature": reasoning["signature"]}})));
+                say(
+                    "contentBlockDelta",
+                    grown(json!({"reasoningContent": {"signature": reasoning["signature"]}})),
+                );
             } else {
                 for piece in pieces(block["text"].as_str().unwrap_or_default()) {
                     say("contentBlockDelta", grown(json!({"text": piece})));
@@ -157,7 +174,11 @@ impl Answer {
 /// When a line has no payload.
 pub fn recorded(lines: &str) -> Vec<u8> {
     let lines = lines.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines.flat_map(|line| line.split_once(' ').map(|(name, data)| event(name, data)).expect("a payload")).collect()
+    lines
+        .flat_map(|line| {
+            line.split_once(' ').map(|(name, data)| event(name, data)).expect("a payload")
+        })
+        .collect()
 }
 
 /// A text and a call in the form of the user guide's examples.

@@ -1,5 +1,5 @@
-//! What Google's Gemini API answers to `streamGenerateContent?alt=sse`, in the form of its reference
-//! (<https://ai.google.dev/api/generate-content>).
+//! What Google's Gemini API answers to `streamGenerateContent?alt=sse`, in the form of its
+//! reference (<https://ai.google.dev/api/generate-content>).
 
 use std::fmt::Write as _;
 
@@ -23,7 +23,8 @@ impl Answer {
 
     /// An answer without any part.
     pub fn empty() -> Self {
-        let usage = json!({"promptTokenCount": 25, "candidatesTokenCount": 15, "totalTokenCount": 40});
+        let usage =
+            json!({"promptTokenCount": 25, "candidatesTokenCount": 15, "totalTokenCount": 40});
         Self { parts: Vec::new(), finish_reason: "STOP".to_owned(), usage }
     }
 
@@ -37,14 +38,16 @@ impl Answer {
     /// With a summary of what it thought.
     #[must_use]
     pub fn and_thought(mut self, text: &str) -> Self {
-        self.parts.extend(pieces(text).into_iter().map(|piece| json!({"text": piece, "thought": true})));
+        self.parts
+            .extend(pieces(text).into_iter().map(|piece| json!({"text": piece, "thought": true})));
         self
     }
 
     /// With a call of `code_interpreter`; an empty signature is none.
     #[must_use]
     pub fn and_code(mut self, id: &str, code: &str, signature: &str) -> Self {
-        let mut part = json!({"functionCall": {"id": id, "name": "code_interpreter", "args": {"code": code}}});
+        let mut part =
+            json!({"functionCall": {"id": id, "name": "code_interpreter", "args": {"code": code}}});
         if !signature.is_empty() {
             part["thoughtSignature"] = json!(signature);
         }
@@ -115,7 +118,8 @@ fn error_body(status: u16, name: &str, message: &str, details: &[Value]) -> Valu
     json!({"error": {"code": status, "message": message, "status": name, "details": details}})
 }
 
-/// Two parallel calls of which the first carries the signature, as the guide to thought signatures shows it.
+/// Two parallel calls of which the first carries the signature, as the guide to thought signatures
+/// shows it.
 pub const RECORDED_CALLS: &str = include_str!("recorded/gemini-function-calls.sse");
 
 /// What `countTokens` answers (<https://ai.google.dev/api/tokens>).

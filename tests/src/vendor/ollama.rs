@@ -20,13 +20,16 @@ pub struct Answer {
 impl Answer {
     /// An answer that begins with text; it may be empty.
     pub fn text(text: &str) -> Self {
-        Self { messages: Vec::new(), done_reason: "stop".to_owned(), usage: Some((25, 15)) }.and_text(text)
+        Self { messages: Vec::new(), done_reason: "stop".to_owned(), usage: Some((25, 15)) }
+            .and_text(text)
     }
 
     /// With more text.
     #[must_use]
     pub fn and_text(mut self, text: &str) -> Self {
-        self.messages.extend(pieces(text).into_iter().map(|piece| json!({"role": "assistant", "content": piece})));
+        self.messages.extend(
+            pieces(text).into_iter().map(|piece| json!({"role": "assistant", "content": piece})),
+        );
         self
     }
 

@@ -1,5 +1,5 @@
-//! What OpenAI's Chat Completions API answers, in the form its documentation records, and what servers compatible
-//! with it make of that.
+//! What OpenAI's Chat Completions API answers, in the form its documentation records, and what
+//! servers compatible with it make of that.
 
 use std::fmt::Write as _;
 
@@ -33,7 +33,8 @@ impl Answer {
         }
     }
 
-    /// Having thought before, e.g. `{"reasoning_content": "Hm."}`: what stands in a delta of its own.
+    /// Having thought before, e.g. `{"reasoning_content": "Hm."}`: what stands in a delta of its
+    /// own.
     #[must_use]
     pub fn thinking(mut self, delta: Value) -> Self {
         self.thoughts.push(delta);
@@ -99,7 +100,12 @@ impl Answer {
                 Value::Null,
             );
             for piece in pieces(arguments) {
-                event(delta(json!({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})), Value::Null);
+                event(
+                    delta(
+                        json!({"tool_calls": [{"index": index, "function": {"arguments": piece}}]}),
+                    ),
+                    Value::Null,
+                );
             }
         }
         let finish = json!([{"index": 0, "delta": {}, "logprobs": null, "finish_reason": self.finish_reason}]);
@@ -119,17 +125,21 @@ impl Answer {
     }
 }
 
-/// An error before the stream, e.g. `(429, "rate_limit_exceeded", "requests", "Rate limit reached")`.
+/// An error before the stream, e.g. `(429, "rate_limit_exceeded", "requests", "Rate limit
+/// reached")`.
 pub fn error(status: u16, code: &str, kind: &str, message: &str) -> Reply {
     let code = if code.is_empty() { Value::Null } else { json!(code) };
-    Reply::json(status, &json!({"error": {"message": message, "type": kind, "param": null, "code": code}}))
+    Reply::json(
+        status,
+        &json!({"error": {"message": message, "type": kind, "param": null, "code": code}}),
+    )
 }
 
 /// The vendor's own: a text and a call.
 pub const RECORDED_CALL: &str = include_str!("recorded/openai-chat-call.sse");
 
-/// An answer as xAI streams it: what it has used so far with every event, a call whole, and reasoning that is left out of what was written
-/// but not out of the total.
+/// An answer as xAI streams it: what it has used so far with every event, a call whole, and
+/// reasoning that is left out of what was written but not out of the total.
 pub const RECORDED_XAI: &str = include_str!("recorded/xai-reasoning.sse");
 
 /// A call as Ollama streams it: whole in one event, every call with the index 0.
@@ -152,5 +162,8 @@ pub fn vectors(vectors: &[Vec<f32>], tokens: u32) -> Reply {
         .map(|(index, embedding)| json!({"object": "embedding", "index": index, "embedding": embedding}))
         .collect();
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
-    Reply::json(200, &json!({"object": "list", "data": data, "model": "test-model", "usage": usage}))
+    Reply::json(
+        200,
+        &json!({"object": "list", "data": data, "model": "test-model", "usage": usage}),
+    )
 }

@@ -40,8 +40,10 @@ impl Answer {
     #[must_use]
     pub fn and_code(mut self, id: &str, code: &str) -> Self {
         let arguments = json!({"code": code}).to_string();
-        self.items.push(json!({"id": "fc_1", "type": "function_call", "status": "completed", "call_id": id,
-            "name": "code_interpreter", "arguments": arguments}));
+        self.items.push(
+            json!({"id": "fc_1", "type": "function_call", "status": "completed", "call_id": id,
+            "name": "code_interpreter", "arguments": arguments}),
+        );
         self
     }
 
@@ -110,7 +112,10 @@ impl Answer {
                 }
             };
             for piece in pieces(whole.as_str().unwrap_or_default()) {
-                event(delta, json!({"output_index": at, "item_id": item["id"], "content_index": 0, "delta": piece}));
+                event(
+                    delta,
+                    json!({"output_index": at, "item_id": item["id"], "content_index": 0, "delta": piece}),
+                );
             }
             event("response.output_item.done", json!({"output_index": at, "item": item}));
         }
@@ -120,7 +125,8 @@ impl Answer {
         if let Some(reason) = &self.incomplete {
             end["incomplete_details"] = json!({"reason": reason});
         }
-        let name = if self.incomplete.is_some() { "response.incomplete" } else { "response.completed" };
+        let name =
+            if self.incomplete.is_some() { "response.incomplete" } else { "response.completed" };
         event(name, json!({"response": end}));
         wire
     }

@@ -10,8 +10,8 @@ use std::{
 use clap::Args;
 use construct_bus::files::Sha256;
 use construct_proto::v1::{
-    CreateFileRequest, File, FileSpec, FileState, GetFileRequest, ListFilesRequest, PageRequest, UploadPartRequest,
-    list_files_request::Filter,
+    CreateFileRequest, File, FileSpec, FileState, GetFileRequest, ListFilesRequest, PageRequest,
+    UploadPartRequest, list_files_request::Filter,
 };
 use tonic::Code;
 
@@ -76,7 +76,11 @@ pub(crate) fn name(path: &Path) -> String {
 ///
 /// # Errors
 /// When it cannot be read, the gateway does not take it, or stays away.
-pub(crate) async fn upload(gateway: &Gateway, wanted: Wanted<'_>, idempotency_key: String) -> Result<File, Failure> {
+pub(crate) async fn upload(
+    gateway: &Gateway,
+    wanted: Wanted<'_>,
+    idempotency_key: String,
+) -> Result<File, Failure> {
     let Wanted { path, name, media_type, new } = wanted;
     let failed = |error: std::io::Error| Failure::usage(format!("{}: {error}", path.display()));
     let mut source = fs::File::open(path).map_err(failed)?;
@@ -136,15 +140,20 @@ async fn send(gateway: &Gateway, file: File, offset: i64, data: Vec<u8>) -> Resu
     let send = || async {
         let request = UploadPartRequest { file: file.clone(), offset, data: data.clone() };
         match gateway.files().upload_part(request).await {
-            // Somebody else uploads it as well, and is farther; or the answer to this part was lost, perhaps to the last.
-            Err(status) if matches!(status.code(), Code::Aborted | Code::FailedPrecondition) => Ok(Err(status)),
+            // Somebody else uploads it as well, and is farther; or the answer to this part was
+            // lost, perhaps to the last.
+            Err(status) if matches!(status.code(), Code::Aborted | Code::FailedPrecondition) => {
+                Ok(Err(status))
+            }
             sent => sent.map(|sent| Ok(sent.into_inner())),
         }
     };
     match persistently(PATIENCE, send).await? {
         Ok(file) => Ok(file),
         Err(status) => match look(gateway, &file).await? {
-            file if status.code() == Code::FailedPrecondition && state(&file) == FileState::Uploading => {
+            file if status.code() == Code::FailedPrecondition
+                && state(&file) == FileState::Uploading =>
+            {
                 Err(status.into())
             }
             file => Ok(file),
@@ -154,7 +163,10 @@ async fn send(gateway: &Gateway, file: File, offset: i64, data: Vec<u8>) -> Resu
 
 /// What there is of a file by now.
 async fn look(gateway: &Gateway, file: &str) -> Result<File, Failure> {
-    patiently(PATIENCE, || async { gateway.files().get_file(GetFileRequest { file: file.to_owned() }).await }).await
+    patiently(PATIENCE, || async {
+        gateway.files().get_file(GetFileRequest { file: file.to_owned() }).await
+    })
+    .await
 }
 
 fn state(file: &File) -> FileState {

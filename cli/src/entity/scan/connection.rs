@@ -25,7 +25,8 @@ enum Host {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConnectionCommand {
-    /// Remember how a host is reached. A token is asked for, or read from standard input, and never shown again.
+    /// Remember how a host is reached. A token is asked for, or read from standard input, and never
+    /// shown again.
     Create(Create),
     /// List them.
     List {
@@ -99,8 +100,10 @@ impl ConnectionCommand {
                 output.list(&listed.await?)
             }
             Self::Delete { connection, write, output } => {
-                let request =
-                    DeleteScanConnectionRequest { connection: connection.clone(), idempotency_key: write.key() };
+                let request = DeleteScanConnectionRequest {
+                    connection: connection.clone(),
+                    idempotency_key: write.key(),
+                };
                 call(gateway.scans().delete_scan_connection(request)).await?;
                 output.deleted("connection", &connection)
             }
@@ -121,10 +124,16 @@ impl Create {
         let credential = match (self.app, self.key_file, self.token_file) {
             (Some(app_id), Some(key), _) => {
                 let installation_id = self.installation.unwrap_or_default();
-                Credential::App(GitHubApp { app_id, installation_id, private_key: read_text(&key)? })
+                Credential::App(GitHubApp {
+                    app_id,
+                    installation_id,
+                    private_key: read_text(&key)?,
+                })
             }
             (_, _, Some(file)) => Credential::Token(read_text(&file)?.trim().to_owned()),
-            _ => Credential::Token(hidden::read(&format!("token of {}: ", self.name))?.trim().to_owned()),
+            _ => Credential::Token(
+                hidden::read(&format!("token of {}: ", self.name))?.trim().to_owned(),
+            ),
         };
         let host = match self.host {
             Host::Github => ScanHost::Github,
@@ -136,7 +145,8 @@ impl Create {
             base_url: self.base_url,
             credential: Some(credential),
         };
-        let request = CreateScanConnectionRequest { spec: Some(spec), idempotency_key: self.write.key() };
+        let request =
+            CreateScanConnectionRequest { spec: Some(spec), idempotency_key: self.write.key() };
         self.output.one(&call(gateway.scans().create_scan_connection(request)).await?)
     }
 }

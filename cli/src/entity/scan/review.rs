@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use construct_proto::v1::{Candidate, CandidateContent, CandidateState, ListCandidatesRequest, ReviewCandidateRequest};
+use construct_proto::v1::{
+    Candidate, CandidateContent, CandidateState, ListCandidatesRequest, ReviewCandidateRequest,
+};
 use prost_reflect::DynamicMessage;
 use serde_json::Value;
 
@@ -21,8 +23,8 @@ pub(super) struct Review {
     /// Show everything about this candidate, by name or id.
     #[arg(long, value_name = "CANDIDATE", conflicts_with_all = ["accept", "reject", "undecide", "edit"])]
     show: Option<String>,
-    /// Accept this candidate, by name or id; can be given several times. `all`: every one that nobody has decided about, and that is not
-    /// named besides.
+    /// Accept this candidate, by name or id; can be given several times. `all`: every one that
+    /// nobody has decided about, and that is not named besides.
     #[arg(long, value_name = "CANDIDATE")]
     accept: Vec<String>,
     /// Reject this candidate.
@@ -34,8 +36,9 @@ pub(super) struct Review {
     /// Change this candidate, by what `--with` says.
     #[arg(long, value_name = "CANDIDATE", requires = "with")]
     edit: Option<String>,
-    /// A file with a JSON object (`-`: standard input) whose fields replace those of the candidate: name, description, category, score,
-    /// score_reasons, confidence, inputs, outputs, credentials, side_effects, dry_run.
+    /// A file with a JSON object (`-`: standard input) whose fields replace those of the candidate:
+    /// name, description, category, score, score_reasons, confidence, inputs, outputs, credentials,
+    /// side_effects, dry_run.
     #[arg(long, value_name = "FILE", requires = "edit")]
     with: Option<PathBuf>,
     #[command(flatten)]
@@ -46,7 +49,8 @@ pub(super) struct Review {
 
 /// The candidates of a scan.
 async fn all(gateway: &Gateway, scan: &str) -> Result<Vec<Candidate>, Failure> {
-    let request = ListCandidatesRequest { scan: scan.to_owned(), ..ListCandidatesRequest::default() };
+    let request =
+        ListCandidatesRequest { scan: scan.to_owned(), ..ListCandidatesRequest::default() };
     Ok(call(gateway.scans().list_candidates(request)).await?.candidates)
 }
 
@@ -64,7 +68,11 @@ fn find<'a>(candidates: &'a [Candidate], named: &str) -> Result<&'a Candidate, F
 ///
 /// # Errors
 /// When one is none of the scan's.
-pub(super) async fn ids(gateway: &Gateway, scan: &str, named: &[String]) -> Result<Vec<String>, Failure> {
+pub(super) async fn ids(
+    gateway: &Gateway,
+    scan: &str,
+    named: &[String],
+) -> Result<Vec<String>, Failure> {
     if named.is_empty() {
         return Ok(Vec::new());
     }
@@ -88,14 +96,19 @@ impl Review {
         if let (Some(named), Some(file)) = (&self.edit, &self.with) {
             let (content, fields) = edit(&read_text(file)?)?;
             let content = Some(content);
-            requests.push(ReviewCandidateRequest { content, fields, ..request(find(&candidates, named)?) });
+            requests.push(ReviewCandidateRequest {
+                content,
+                fields,
+                ..request(find(&candidates, named)?)
+            });
         }
         let decisions = [
             (CandidateState::Accepted, &self.accept),
             (CandidateState::Rejected, &self.reject),
             (CandidateState::Proposed, &self.undecide),
         ];
-        let mentioned: Vec<&String> = decisions.iter().flat_map(|(_, named)| named.iter()).collect();
+        let mentioned: Vec<&String> =
+            decisions.iter().flat_map(|(_, named)| named.iter()).collect();
         for (state, named) in decisions {
             for named in named {
                 let undecided = |candidate: &&Candidate| {
@@ -106,7 +119,10 @@ impl Review {
                     "all" => candidates.iter().filter(undecided).collect(),
                     named => vec![find(&candidates, named)?],
                 };
-                let decide = |one: &Candidate| ReviewCandidateRequest { state: state.into(), ..request(one) };
+                let decide = |one: &Candidate| ReviewCandidateRequest {
+                    state: state.into(),
+                    ..request(one)
+                };
                 requests.extend(meant.into_iter().map(decide));
             }
         }
@@ -119,15 +135,22 @@ impl Review {
             }
             call(gateway.scans().review_candidate(request)).await?;
         }
-        self.output.list(&Listed { items: all(gateway, &self.scan).await?, next_page_token: String::new() })
+        self.output.list(&Listed {
+            items: all(gateway, &self.scan).await?,
+            next_page_token: String::new(),
+        })
     }
 }
 
 /// What an edit says: the parts that are replaced, and which they are.
 fn edit(text: &str) -> Result<(CandidateContent, Vec<String>), Failure> {
-    let wrong = |error: &dyn std::fmt::Display| Failure::usage(format!("the edit cannot be read: {error}"));
+    let wrong =
+        |error: &dyn std::fmt::Display| Failure::usage(format!("the edit cannot be read: {error}"));
     let value: Value = serde_json::from_str(text).map_err(|error| wrong(&error))?;
-    let fields = value.as_object().map(|fields| fields.keys().cloned().collect::<Vec<_>>()).unwrap_or_default();
+    let fields = value
+        .as_object()
+        .map(|fields| fields.keys().cloned().collect::<Vec<_>>())
+        .unwrap_or_default();
     if fields.is_empty() {
         return Err(wrong(&"it is no JSON object with something in it"));
     }
@@ -135,10 +158,13 @@ fn edit(text: &str) -> Result<(CandidateContent, Vec<String>), Failure> {
     let kind = kind.ok_or_else(|| wrong(&"the contract is not known"))?;
     let names = fields.iter().map(|field| {
         let known = kind.get_field_by_name(field).or_else(|| kind.get_field_by_json_name(field));
-        known.map(|field| field.name().to_owned()).ok_or_else(|| wrong(&format!("there is no field `{field}`")))
+        known
+            .map(|field| field.name().to_owned())
+            .ok_or_else(|| wrong(&format!("there is no field `{field}`")))
     });
     let names = names.collect::<Result<Vec<_>, _>>()?;
-    let message = DynamicMessage::deserialize(kind.clone(), value).map_err(|error| wrong(&error))?;
+    let message =
+        DynamicMessage::deserialize(kind.clone(), value).map_err(|error| wrong(&error))?;
     Ok((message.transcode_to().map_err(|error| wrong(&error))?, names))
 }
 
@@ -148,7 +174,8 @@ mod tests {
 
     #[test]
     fn an_edit_says_what_it_replaces() {
-        let (content, fields) = edit(r#"{"name": "a-tool", "scoreReasons": ["good"], "score": 7}"#).unwrap();
+        let (content, fields) =
+            edit(r#"{"name": "a-tool", "scoreReasons": ["good"], "score": 7}"#).unwrap();
         assert_eq!((content.name.as_str(), content.score), ("a-tool", 7));
         assert_eq!(
             fields,

@@ -1,7 +1,8 @@
 //! Scans and candidates as people read them.
 
 use construct_proto::v1::{
-    Candidate, CandidateState, Scan, ScanConnection, ScanHost, ScanPhase, ScanSpec, scan_spec::Source,
+    Candidate, CandidateState, Scan, ScanConnection, ScanHost, ScanPhase, ScanSpec,
+    scan_spec::Source,
 };
 use jiff::Timestamp;
 
@@ -50,7 +51,8 @@ fn location(spec: &ScanSpec) -> String {
 impl Entity for Scan {
     const NAME: &'static str = "construct.v1.Scan";
     const PLURAL: &'static str = "scans";
-    const COLUMNS: &'static [&'static str] = &["ID", "REPOSITORY", "COMMIT", "PHASE", "CANDIDATES", "COST", "AGE"];
+    const COLUMNS: &'static [&'static str] =
+        &["ID", "REPOSITORY", "COMMIT", "PHASE", "CANDIDATES", "COST", "AGE"];
 
     fn row(&self, now: Timestamp) -> Vec<String> {
         let status = self.status.clone().unwrap_or_default();
@@ -66,9 +68,12 @@ impl Entity for Scan {
     }
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
-        let (spec, status) = (self.spec.clone().unwrap_or_default(), self.status.clone().unwrap_or_default());
+        let (spec, status) =
+            (self.spec.clone().unwrap_or_default(), self.status.clone().unwrap_or_default());
         let at = |at: Option<&prost_types::Timestamp>| {
-            time::read(at).map(|at| format!("{} ({})", time::local(at), time::relative(at, now))).unwrap_or_default()
+            time::read(at)
+                .map(|at| format!("{} ({})", time::local(at), time::relative(at, now)))
+                .unwrap_or_default()
         };
         let is_over = status.next_wake.is_none();
         let mut details = vec![
@@ -76,9 +81,19 @@ impl Entity for Scan {
             ("repository", location(&spec)),
             ("reference", spec.reference.clone()),
             ("commit", status.commit.clone()),
-            ("phase", format!("{} since {}", phase(status.phase()), at(status.phase_since.as_ref()))),
+            (
+                "phase",
+                format!("{} since {}", phase(status.phase()), at(status.phase_since.as_ref())),
+            ),
             ("reason", status.reason.clone()),
-            ("cancel", if status.cancel_requested && !is_over { "is asked for".to_owned() } else { String::new() }),
+            (
+                "cancel",
+                if status.cancel_requested && !is_over {
+                    "is asked for".to_owned()
+                } else {
+                    String::new()
+                },
+            ),
             ("next look", at(status.next_wake.as_ref())),
             ("deadline", if is_over { String::new() } else { at(status.deadline.as_ref()) }),
             ("connection", spec.connection.clone()),
@@ -89,7 +104,14 @@ impl Entity for Scan {
             ("secrets masked", unless_zero(status.secrets_masked)),
             ("candidates", status.candidates.to_string()),
             ("refused", unless_zero(status.refused)),
-            ("cost", format!("{} of {}", money::cost(status.cost_pico_usd), money::cost(spec.budget_pico_usd))),
+            (
+                "cost",
+                format!(
+                    "{} of {}",
+                    money::cost(status.cost_pico_usd),
+                    money::cost(spec.budget_pico_usd)
+                ),
+            ),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details
@@ -99,7 +121,8 @@ impl Entity for Scan {
 impl Entity for Candidate {
     const NAME: &'static str = "construct.v1.Candidate";
     const PLURAL: &'static str = "candidates";
-    const COLUMNS: &'static [&'static str] = &["NAME", "STATE", "SCORE", "CATEGORY", "WHERE", "DESCRIPTION"];
+    const COLUMNS: &'static [&'static str] =
+        &["NAME", "STATE", "SCORE", "CATEGORY", "WHERE", "DESCRIPTION"];
 
     fn row(&self, _: Timestamp) -> Vec<String> {
         let content = self.content.clone().unwrap_or_default();
@@ -127,10 +150,15 @@ impl Entity for Candidate {
             };
             lines(fields.iter().map(field).collect())
         };
-        let evidence = content
-            .evidence
-            .iter()
-            .map(|proof| format!("{}:{}: {}\n    {}", proof.path, proof.line, proof.statement, one_line(&proof.quote)));
+        let evidence = content.evidence.iter().map(|proof| {
+            format!(
+                "{}:{}: {}\n    {}",
+                proof.path,
+                proof.line,
+                proof.statement,
+                one_line(&proof.quote)
+            )
+        });
         let dry_run = content.dry_run.unwrap_or_default();
         let steps = dry_run.steps.iter().cloned().chain([format!("→ {}", dry_run.expected)]);
         let mut details = vec![
@@ -141,7 +169,10 @@ impl Entity for Candidate {
             ("edited", if self.edited { "by a person".to_owned() } else { String::new() }),
             ("hand-over", self.hand_over_id.clone()),
             ("category", content.category),
-            ("score", format!("{} of 100, {:.0} % sure", content.score, content.confidence * 100.0)),
+            (
+                "score",
+                format!("{} of 100, {:.0} % sure", content.score, content.confidence * 100.0),
+            ),
             ("command", entry.command),
             ("where", format!("{}:{} {}", entry.path, entry.line, entry.symbol)),
             ("description", content.description),
@@ -150,11 +181,23 @@ impl Entity for Candidate {
             ("outputs", fields(&content.outputs)),
             (
                 "credentials",
-                lines(content.credentials.iter().map(|one| format!("{}: {}", one.name, one.purpose)).collect()),
+                lines(
+                    content
+                        .credentials
+                        .iter()
+                        .map(|one| format!("{}: {}", one.name, one.purpose))
+                        .collect(),
+                ),
             ),
             (
                 "side effects",
-                lines(content.side_effects.iter().map(|one| format!("{}: {}", one.kind, one.description)).collect()),
+                lines(
+                    content
+                        .side_effects
+                        .iter()
+                        .map(|one| format!("{}: {}", one.kind, one.description))
+                        .collect(),
+                ),
             ),
             ("evidence", lines(evidence.collect())),
             ("dry run", lines(steps.collect())),
@@ -170,13 +213,20 @@ impl Entity for ScanConnection {
     const COLUMNS: &'static [&'static str] = &["NAME", "HOST", "CREDENTIAL", "ADDRESS", "AGE"];
 
     fn row(&self, now: Timestamp) -> Vec<String> {
-        let (spec, status) = (self.spec.clone().unwrap_or_default(), self.status.clone().unwrap_or_default());
+        let (spec, status) =
+            (self.spec.clone().unwrap_or_default(), self.status.clone().unwrap_or_default());
         let host = match spec.host() {
             ScanHost::Github => "github",
             ScanHost::Gitlab => "gitlab",
             ScanHost::Unspecified => "",
         };
-        vec![spec.name, host.to_owned(), status.credential, spec.base_url, age(self.metadata.as_ref(), now)]
+        vec![
+            spec.name,
+            host.to_owned(),
+            status.credential,
+            spec.base_url,
+            age(self.metadata.as_ref(), now),
+        ]
     }
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
@@ -187,7 +237,10 @@ impl Entity for ScanConnection {
             ("id", id(self.metadata.as_ref())),
             ("host", self.row(now).swap_remove(1)),
             ("address", spec.base_url),
-            ("credential", format!("{}, encrypted with {}", status.credential, status.encryption_key_id)),
+            (
+                "credential",
+                format!("{}, encrypted with {}", status.credential, status.encryption_key_id),
+            ),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details
@@ -197,7 +250,8 @@ impl Entity for ScanConnection {
 impl Entity for construct_proto::v1::Repository {
     const NAME: &'static str = "construct.v1.Repository";
     const PLURAL: &'static str = "repositories";
-    const COLUMNS: &'static [&'static str] = &["NAME", "VISIBILITY", "BRANCH", "LAST SCAN", "DESCRIPTION"];
+    const COLUMNS: &'static [&'static str] =
+        &["NAME", "VISIBILITY", "BRANCH", "LAST SCAN", "DESCRIPTION"];
 
     fn row(&self, _: Timestamp) -> Vec<String> {
         vec![

@@ -1,6 +1,8 @@
 //! Following a scan until it is over.
 
-use construct_proto::v1::{GetScanRequest, ListCandidatesRequest, ScanEvent, ScanPhase, WatchScanRequest};
+use construct_proto::v1::{
+    GetScanRequest, ListCandidatesRequest, ScanEvent, ScanPhase, WatchScanRequest,
+};
 
 use super::shown;
 use crate::{
@@ -17,10 +19,15 @@ use crate::{
 ///
 /// # Errors
 /// What the gateway fails with.
-pub(super) async fn follow(gateway: &Gateway, scan: &str, output: OutputArgs) -> Result<Exit, Failure> {
+pub(super) async fn follow(
+    gateway: &Gateway,
+    scan: &str,
+    output: OutputArgs,
+) -> Result<Exit, Failure> {
     let people = output.format() == Format::Table;
-    let open =
-        async |cursor: String| gateway.scans().watch_scan(WatchScanRequest { scan: scan.to_owned(), cursor }).await;
+    let open = async |cursor: String| {
+        gateway.scans().watch_scan(WatchScanRequest { scan: scan.to_owned(), cursor }).await
+    };
     watching::follow(String::new(), End::Over, open, |event: ScanEvent| {
         if people {
             eprintln!("{}", line(&event));
@@ -34,9 +41,14 @@ pub(super) async fn follow(gateway: &Gateway, scan: &str, output: OutputArgs) ->
     let status = found.status.clone().unwrap_or_default();
     if status.phase() != ScanPhase::Review {
         output.one(&found)?;
-        return Ok(if status.phase() == ScanPhase::Cancelled { Exit::Cancelled } else { Exit::Failed });
+        return Ok(if status.phase() == ScanPhase::Cancelled {
+            Exit::Cancelled
+        } else {
+            Exit::Failed
+        });
     }
-    let request = ListCandidatesRequest { scan: scan.to_owned(), ..ListCandidatesRequest::default() };
+    let request =
+        ListCandidatesRequest { scan: scan.to_owned(), ..ListCandidatesRequest::default() };
     let items = call(gateway.scans().list_candidates(request)).await?.candidates;
     if people && items.is_empty() {
         print("nothing in this repository would make a good tool\n")?;
@@ -59,7 +71,11 @@ fn line(event: &ScanEvent) -> String {
         parts.push(money::cost(event.cost_pico_usd));
     }
     let numbers = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
-    let kind = if matches!(event.r#type.as_str(), "phase" | "progress") { "" } else { event.r#type.as_str() };
+    let kind = if matches!(event.r#type.as_str(), "phase" | "progress") {
+        ""
+    } else {
+        event.r#type.as_str()
+    };
     let words = [kind, &one_line(&event.message)]
         .iter()
         .filter(|part| !part.is_empty())

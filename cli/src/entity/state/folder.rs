@@ -23,8 +23,16 @@ use crate::{
 };
 
 /// What documents there are.
-const NAMES: [&str; 8] =
-    ["storage", "settings", "pinned", "designs", "project-settings", "skill-states", "hook-states", "mcp-states"];
+const NAMES: [&str; 8] = [
+    "storage",
+    "settings",
+    "pinned",
+    "designs",
+    "project-settings",
+    "skill-states",
+    "hook-states",
+    "mcp-states",
+];
 /// Where operators keep conversations.
 const SESSIONS: &str = "sessions";
 /// The gateway refuses what is larger.
@@ -65,10 +73,14 @@ impl Export {
     pub(super) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let listed = list(gateway, self.scope).await?;
         let paths = listed.iter().map(|state| file(&self.folder, &state.name));
-        let there: Vec<_> = paths.filter(|path| path.exists()).map(|path| path.display().to_string()).collect();
+        let there: Vec<_> =
+            paths.filter(|path| path.exists()).map(|path| path.display().to_string()).collect();
         if !there.is_empty() && !self.force {
-            return Err(Failure::usage(format!("these files are there already: {}", there.join(", ")))
-                .hint("--force replaces them"));
+            return Err(Failure::usage(format!(
+                "these files are there already: {}",
+                there.join(", ")
+            ))
+            .hint("--force replaces them"));
         }
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         for state in &listed {
@@ -83,8 +95,10 @@ impl Export {
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
     let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
-    let done =
-        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&unfinished, path));
+    let done = file
+        .write_all(text.as_bytes())
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&unfinished, path));
     if done.is_err() {
         _ = fs::remove_file(&unfinished);
     }
@@ -119,15 +133,22 @@ impl Import {
                         same.push(name);
                         continue;
                     }
-                    taken.push(format!("{name} (version {}, by {})", state.version, state.updated_by));
+                    taken.push(format!(
+                        "{name} (version {}, by {})",
+                        state.version, state.updated_by
+                    ));
                     state.version
                 }
             };
             changed.push(Found { name, json, version });
         }
         if !taken.is_empty() && !self.force {
-            let words = format!("nothing was imported, because this would be replaced: {}", taken.join(", "));
-            return Err(Failure::usage(words).hint("--force replaces it; what was there before is kept as a version"));
+            let words = format!(
+                "nothing was imported, because this would be replaced: {}",
+                taken.join(", ")
+            );
+            return Err(Failure::usage(words)
+                .hint("--force replaces it; what was there before is kept as a version"));
         }
         for name in same {
             eprintln!("{name} is the same already");
@@ -141,10 +162,13 @@ impl Import {
 
     /// The documents in the folder, and what is to be said of everything else that is there.
     fn read(&self) -> Result<(Vec<Document>, Vec<String>), Failure> {
-        let unreadable = |error| Failure::usage(format!("{} cannot be read: {error}", self.folder.display()));
+        let unreadable =
+            |error| Failure::usage(format!("{} cannot be read: {error}", self.folder.display()));
         let entries = fs::read_dir(&self.folder).map_err(unreadable)?;
-        let mut files: Vec<OsString> =
-            entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<Result<_, _>>().map_err(unreadable)?;
+        let mut files: Vec<OsString> = entries
+            .map(|entry| entry.map(|entry| entry.file_name()))
+            .collect::<Result<_, _>>()
+            .map_err(unreadable)?;
         files.sort();
         let (mut documents, mut others) = (Vec::new(), Vec::new());
         for name in NAMES {
@@ -152,12 +176,20 @@ impl Import {
             match fs::metadata(&path) {
                 Ok(_) => documents.push((name, document(&path)?)),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(Failure::usage(format!("{} cannot be read: {error}", path.display()))),
+                Err(error) => {
+                    return Err(Failure::usage(format!(
+                        "{} cannot be read: {error}",
+                        path.display()
+                    )));
+                }
             }
         }
         for file in files.iter().map(|file| file.to_string_lossy()) {
             if file == SESSIONS {
-                others.push("sessions is left out: conversations are tasks here, and not taken over".to_owned());
+                others.push(
+                    "sessions is left out: conversations are tasks here, and not taken over"
+                        .to_owned(),
+                );
             } else if !NAMES.iter().any(|name| file.strip_suffix(".json") == Some(*name)) {
                 others.push(printable(&format!("{file} is left out: it is none of the documents")));
             }
@@ -179,8 +211,9 @@ fn document(path: &Path) -> Result<String, Failure> {
         return Err(wrong("has more than 1 MiB".to_owned()));
     }
     // What cannot be read is not quoted: it may be a key.
-    serde_json::from_str::<IgnoredAny>(&text)
-        .map_err(|error| wrong(format!("is not JSON, as line {}, column {} shows", error.line(), error.column())))?;
+    serde_json::from_str::<IgnoredAny>(&text).map_err(|error| {
+        wrong(format!("is not JSON, as line {}, column {} shows", error.line(), error.column()))
+    })?;
     if !text.trim_start().starts_with('{') {
         return Err(wrong("is not a JSON object".to_owned()));
     }
@@ -220,8 +253,10 @@ mod tests {
             assert_eq!(document(&path).unwrap(), text);
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         }
-        for (text, why) in [("[]", "is not a JSON object"), ("{sk-hunter2}", "is not JSON, as line 1, column 2 shows")]
-        {
+        for (text, why) in [
+            ("[]", "is not a JSON object"),
+            ("{sk-hunter2}", "is not JSON, as line 1, column 2 shows"),
+        ] {
             fs::write(&path, text).unwrap();
             let refused = document(&path).unwrap_err().to_string();
             assert!(refused.contains(why) && !refused.contains("hunter2"), "{refused}");
@@ -229,12 +264,19 @@ mod tests {
         fs::write(&path, "{}").unwrap();
         fs::write(folder.join("notes.txt"), "").unwrap();
         fs::create_dir(folder.join("sessions")).unwrap();
-        let import =
-            Import { folder: folder.clone(), force: false, scope: ScopeArgs { shared: false }, output: output() };
+        let import = Import {
+            folder: folder.clone(),
+            force: false,
+            scope: ScopeArgs { shared: false },
+            output: output(),
+        };
         let (documents, others) = import.read().unwrap();
         assert_eq!(documents, [("settings", "{}".to_owned())]);
         assert_eq!(others.len(), 2);
-        assert!(others[0].starts_with("notes.txt is left out") && others[1].starts_with("sessions is left out"));
+        assert!(
+            others[0].starts_with("notes.txt is left out")
+                && others[1].starts_with("sessions is left out")
+        );
         fs::remove_file(&path).unwrap();
         assert!(import.read().unwrap_err().to_string().contains("has none of storage.json"));
         fs::remove_dir_all(folder).unwrap();

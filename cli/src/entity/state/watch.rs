@@ -48,7 +48,15 @@ fn show(output: OutputArgs, event: &StateEvent) -> Result<(), Failure> {
         return print(&format!("{}\n", json::message("construct.v1.StateEvent", event)));
     }
     let state = event.state.clone().unwrap_or_default();
-    let what = if state.deleted { "is deleted".to_owned() } else { format!("{} bytes", thousands(state.bytes)) };
-    let by = if state.updated_by.is_empty() { String::new() } else { format!("  by {}", state.updated_by) };
+    let what = if state.deleted {
+        "is deleted".to_owned()
+    } else {
+        format!("{} bytes", thousands(state.bytes))
+    };
+    let by = if state.updated_by.is_empty() {
+        String::new()
+    } else {
+        format!("  by {}", state.updated_by)
+    };
     print(&printable(&format!("{}  version {}  {what}{by}\n", state.name, state.version)))
 }

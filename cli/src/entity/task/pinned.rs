@@ -8,7 +8,8 @@ use crate::{
     gateway::{Gateway, bounded, call, idempotency_key},
 };
 
-/// How often a change is made anew because somebody else has changed the task meanwhile, as everything does that goes on in it.
+/// How often a change is made anew because somebody else has changed the task meanwhile, as
+/// everything does that goes on in it.
 const TRIES: u32 = 20;
 
 /// Pins a fact, unless it is pinned already.
@@ -33,11 +34,13 @@ pub(super) async fn pin(gateway: &Gateway, task: &str, fact: &str) -> Result<Tas
 pub(super) async fn unpin(gateway: &Gateway, task: &str, fact: &str) -> Result<Task, Failure> {
     let mut named: Option<String> = None;
     change(gateway, task, |facts| {
-        // A number says which fact as they stood first: others may have taken one away meanwhile, perhaps this one.
+        // A number says which fact as they stood first: others may have taken one away meanwhile,
+        // perhaps this one.
         let found = match &named {
             Some(named) => facts.iter().position(|pinned| pinned == named),
             None => Some(place(facts, fact).ok_or_else(|| {
-                Failure::failed(format!("nothing is pinned as {fact}")).hint("construct task get says what is pinned")
+                Failure::failed(format!("nothing is pinned as {fact}"))
+                    .hint("construct task get says what is pinned")
             })?),
         };
         if let Some(place) = found {
@@ -50,13 +53,17 @@ pub(super) async fn unpin(gateway: &Gateway, task: &str, fact: &str) -> Result<T
 
 /// What is pinned, with the numbers by which it can be taken away.
 pub(super) fn words(facts: &[String]) -> String {
-    let numbered = facts.iter().zip(1_u32..).map(|(fact, number)| format!("{number}. {}", fact.replace('\n', "\n   ")));
+    let numbered = facts
+        .iter()
+        .zip(1_u32..)
+        .map(|(fact, number)| format!("{number}. {}", fact.replace('\n', "\n   ")));
     numbered.collect::<Vec<_>>().join("\n")
 }
 
 /// The place of a fact, by its words or its number.
 fn place(facts: &[String], fact: &str) -> Option<usize> {
-    let by_number = || fact.parse::<usize>().ok()?.checked_sub(1).filter(|place| *place < facts.len());
+    let by_number =
+        || fact.parse::<usize>().ok()?.checked_sub(1).filter(|place| *place < facts.len());
     facts.iter().position(|pinned| pinned == fact).or_else(by_number)
 }
 
@@ -95,7 +102,14 @@ mod tests {
     #[test]
     fn a_fact_is_named_by_its_words_or_its_number() {
         let facts = ["It rains.", "1", "Port 8080\nis taken."].map(str::to_owned);
-        let cases = [("It rains.", Some(0)), ("1", Some(1)), ("2", Some(1)), ("3", Some(2)), ("0", None), ("4", None)];
+        let cases = [
+            ("It rains.", Some(0)),
+            ("1", Some(1)),
+            ("2", Some(1)),
+            ("3", Some(2)),
+            ("0", None),
+            ("4", None),
+        ];
         for (fact, expected) in cases {
             assert_eq!(place(&facts, fact), expected, "{fact}");
         }

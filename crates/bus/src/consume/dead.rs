@@ -1,5 +1,6 @@
-//! What becomes of a message that cannot be read, or that nothing can be done about: a letter that says why, and then no more deliveries. Of a
-//! command that cannot be read, its task is told before.
+//! What becomes of a message that cannot be read, or that nothing can be done about: a letter that
+//! says why, and then no more deliveries. Of a command that cannot be read, its task is told
+//! before.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -8,7 +9,9 @@ use async_nats::{
     jetstream::{AckKind, stream::LastRawMessageErrorKind},
 };
 use construct_domain::{OrganizationId, StepId, TaskId};
-use construct_proto::mesh::v1::{DeadLetter, Failure, FailureClass, StepRef, StepResult, step_result};
+use construct_proto::mesh::v1::{
+    DeadLetter, Failure, FailureClass, StepRef, StepResult, step_result,
+};
 use jiff::Timestamp;
 
 use super::{Acker, Handle, Inbound, Origin, Receipt};
@@ -19,7 +22,8 @@ use crate::{
     topology::Stream,
 };
 
-/// How often a message is delivered again when its payload could not be fetched, before it is given up.
+/// How often a message is delivered again when its payload could not be fetched, before it is given
+/// up.
 const FETCH_ATTEMPTS: u32 = 4;
 
 /// The pause between these.
@@ -53,12 +57,19 @@ pub(super) async fn give_up<T: Inbound>(
         return put_off(&handle.acker, &error).await;
     }
     let letter = letter(subject, headers, &message.payload);
-    post(&bus, &handle.acker, stream, DeadLetter { deliveries, reason: chain(&error), ..letter }).await;
+    post(&bus, &handle.acker, stream, DeadLetter { deliveries, reason: chain(&error), ..letter })
+        .await;
 }
 
-/// What became of the step of a command that cannot be read, from its headers alone: it has failed, and nobody waits for its deadline. None of a
-/// command without them, which somebody has published by hand, or a reconciler of an earlier version.
-fn unread(task: TaskId, headers: &HeaderMap, deliveries: u32, error: &OpenError) -> Option<StepResult> {
+/// What became of the step of a command that cannot be read, from its headers alone: it has failed,
+/// and nobody waits for its deadline. None of a command without them, which somebody has published
+/// by hand, or a reconciler of an earlier version.
+fn unread(
+    task: TaskId,
+    headers: &HeaderMap,
+    deliveries: u32,
+    error: &OpenError,
+) -> Option<StepResult> {
     let text = |name| headers.get(name).map(HeaderValue::as_str);
     let organization: OrganizationId = text(ORGANIZATION)?.parse().ok()?;
     let step: StepId = text(STEP)?.parse().ok()?;
@@ -71,18 +82,25 @@ fn unread(task: TaskId, headers: &HeaderMap, deliveries: u32, error: &OpenError)
         deadline: None,
     };
     let reason: String = chain(error).chars().take(MAX_REASON_CHARS).collect();
-    let message =
-        format!("a worker could not read its command, which is a dead letter now (`construct dead list`): {reason}");
-    // Of what only could not be fetched another command may do better. That counts as a call, so that it has an end.
-    let (class, tries) = if error.is_retryable() { (FailureClass::Transient, 1) } else { (FailureClass::Internal, 0) };
+    let message = format!(
+        "a worker could not read its command, which is a dead letter now (`construct dead list`): {reason}"
+    );
+    // Of what only could not be fetched another command may do better. That counts as a call, so
+    // that it has an end.
+    let (class, tries) = if error.is_retryable() {
+        (FailureClass::Transient, 1)
+    } else {
+        (FailureClass::Internal, 0)
+    };
     let failure = Failure { class: class.into(), message, tries, ..Failure::default() };
     let outcome = Some(step_result::Outcome::Failed(failure));
     Some(StepResult { step: Some(step), delivery: deliveries, outcome, ..StepResult::default() })
 }
 
 impl Bus {
-    /// Gives up a message that could be read, and that nothing can be done about: it becomes a dead letter, which can be published again
-    /// ([`Bus::redrive`]). Where that fails it is delivered again.
+    /// Gives up a message that could be read, and that nothing can be done about: it becomes a dead
+    /// letter, which can be published again ([`Bus::redrive`]). Where that fails it is delivered
+    /// again.
     pub async fn bury(&self, receipt: Receipt, reason: &str) {
         let Origin { stream, sequence, deliveries } = receipt.origin;
         let found = match self.inner.jetstream.get_stream_no_info(stream.name()).await {
@@ -123,7 +141,12 @@ async fn post(bus: &Bus, acker: &Acker, stream: Stream, letter: DeadLetter) {
     match bus.publish(&subject::Dead { stream }, &letter).await {
         Ok(_) => {
             let DeadLetter { subject, deliveries, reason, .. } = letter;
-            tracing::warn!(subject, deliveries, reason, "a message is given up; it is a dead letter now");
+            tracing::warn!(
+                subject,
+                deliveries,
+                reason,
+                "a message is given up; it is a dead letter now"
+            );
             metrics::dead(stream);
             acker.send(AckKind::Term).await;
         }

@@ -23,7 +23,8 @@ pub(super) trait Inbound: Sized + Send + 'static {
         payload: Bytes,
     ) -> impl Future<Output = Result<(TaskId, Self), OpenError>> + Send;
 
-    /// The task that a message of this subject commands a step of: somebody waits for what becomes of it. None where these are no commands.
+    /// The task that a message of this subject commands a step of: somebody waits for what becomes
+    /// of it. None where these are no commands.
     fn commanded(_subject: &str) -> Option<TaskId> {
         None
     }

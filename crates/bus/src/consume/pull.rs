@@ -1,10 +1,11 @@
 //! The task behind a consumer.
 //!
-//! It keeps as many messages requested as there are free slots, on one inbox for as long as all is well. The server
-//! sends heartbeats while a request waits, so silence means that the request is lost: then, and after every reconnect,
-//! refusal or idle expiry, the consumer is ensured anew and requested from on a new inbox. A request that expired while
-//! messages were pending is the stall seen in the wild (nats-server#4736); it is counted, said, and ended by making the
-//! consumer anew when nobody holds any of its messages.
+//! It keeps as many messages requested as there are free slots, on one inbox for as long as all is
+//! well. The server sends heartbeats while a request waits, so silence means that the request is
+//! lost: then, and after every reconnect, refusal or idle expiry, the consumer is ensured anew and
+//! requested from on a new inbox. A request that expired while messages were pending is the stall
+//! seen in the wild (nats-server#4736); it is counted, said, and ended by making the consumer anew
+//! when nobody holds any of its messages.
 
 use std::time::Duration;
 
@@ -136,7 +137,9 @@ impl<T: Inbound> Puller<T> {
         };
         let consumer = match found {
             Ok(consumer) => consumer,
-            Err(topology::Error::Consumer { source, .. } | topology::Error::Stream { source, .. }) => {
+            Err(
+                topology::Error::Consumer { source, .. } | topology::Error::Stream { source, .. },
+            ) => {
                 return End::Failed(source.to_string());
             }
         };
@@ -148,7 +151,8 @@ impl<T: Inbound> Puller<T> {
             Ok(messages) => messages,
             Err(error) => return End::Failed(error.to_string()),
         };
-        let (stop, output, slots) = (self.stop.clone(), self.output.clone(), SharedSlots::clone(&self.slots));
+        let (stop, output, slots) =
+            (self.stop.clone(), self.output.clone(), SharedSlots::clone(&self.slots));
         let mut requested = 0_usize;
         let mut silence = Instant::now() + SILENCE;
         loop {
@@ -195,7 +199,8 @@ impl<T: Inbound> Puller<T> {
                             let left = message.headers.as_ref().and_then(|headers| headers.get("Nats-Pending-Messages"));
                             let left = left.and_then(|left| left.as_str().parse::<usize>().ok()).unwrap_or(requested);
                             requested = requested.saturating_sub(left);
-                            // Nothing more can be on its way to this inbox, so leaving it loses nothing.
+                            // Nothing more can be on its way to this inbox, so leaving it loses
+                            // nothing.
                             if requested == 0 {
                                 return End::Idle;
                             }
@@ -215,29 +220,39 @@ impl<T: Inbound> Puller<T> {
         }
     }
 
-    /// Notices a consumer that has messages but does not deliver them. Looked at only when a session begins, with what
-    /// ensuring the consumer told anyway.
+    /// Notices a consumer that has messages but does not deliver them. Looked at only when a
+    /// session begins, with what ensuring the consumer told anyway.
     async fn check_stall(&mut self, consumer: &Consumer<Config>) -> Option<End> {
         let info = consumer.cached_info();
         metrics::pending(&self.row, info.num_pending);
-        let deliverable = info.num_pending > 0 && (info.num_ack_pending as i64) < self.row.max_ack_pending;
+        let deliverable =
+            info.num_pending > 0 && (info.num_ack_pending as i64) < self.row.max_ack_pending;
         if !deliverable || self.slots.free() == 0 {
             self.stalls = 0;
             return None;
         }
-        // The first session after a start or a reconnect finds pending messages as a matter of course; they arrive and
-        // reset the count.
+        // The first session after a start or a reconnect finds pending messages as a matter of
+        // course; they arrive and reset the count.
         self.stalls += 1;
         if self.stalls <= STALLS {
             return None;
         }
         let consumer = &self.row.durable;
-        tracing::warn!(consumer, pending = info.num_pending, "the consumer has messages but does not deliver them");
+        tracing::warn!(
+            consumer,
+            pending = info.num_pending,
+            "the consumer has messages but does not deliver them"
+        );
         if info.num_ack_pending > 0 || !self.may_make() {
             return None;
         }
         self.stalls = 0;
-        let deleted = self.bus.inner.jetstream.delete_consumer_from_stream(consumer, self.row.stream.name()).await;
+        let deleted = self
+            .bus
+            .inner
+            .jetstream
+            .delete_consumer_from_stream(consumer, self.row.stream.name())
+            .await;
         Some(End::Failed(match deleted {
             Ok(_) => "the consumer stalled and was removed, to be made anew".to_owned(),
             Err(error) => error.to_string(),
@@ -258,16 +273,21 @@ impl<T: Inbound> Puller<T> {
         let (delivery, sequence, published) = match message.info() {
             Ok(info) => {
                 let delivered = u32::try_from(info.delivered).unwrap_or(u32::MAX);
-                let published = i64::try_from(info.published.unix_timestamp_nanos()).unwrap_or_default();
+                let published =
+                    i64::try_from(info.published.unix_timestamp_nanos()).unwrap_or_default();
                 metrics::pending(&self.row, info.pending);
                 (delivered, info.stream_sequence, published)
             }
-            Err(error) => return tracing::debug!(%error, "a message without delivery information was ignored"),
+            Err(error) => {
+                return tracing::debug!(%error, "a message without delivery information was ignored");
+            }
         };
         let slot = match self.slots.take((sequence, published)) {
             Ok(slot) => slot,
             // More than was asked for: an old request was answered late.
-            Err(NoSlot::Full) => return acker.send(async_nats::jetstream::AckKind::Nak(None)).await,
+            Err(NoSlot::Full) => {
+                return acker.send(async_nats::jetstream::AckKind::Nak(None)).await;
+            }
             // Whoever is at it settles it; until then nobody else shall have it.
             Err(NoSlot::Held) => return acker.send(async_nats::jetstream::AckKind::Progress).await,
         };
@@ -282,13 +302,23 @@ impl<T: Inbound> Puller<T> {
                 let delivery = Delivery { message: opened, task, delivery, sequence, receipt };
                 // There are as many places as slots; an error means that the consumer was dropped.
                 if self.output.try_send(delivery).is_err() {
-                    tracing::debug!("a message came after its consumer was dropped; it is delivered again later");
+                    tracing::debug!(
+                        "a message came after its consumer was dropped; it is delivered again later"
+                    );
                 }
             }
             Err(error) => {
                 let bus = self.bus.clone();
-                // In its own task: publishing the letter may take long, and others' messages must not wait for it.
-                tokio::spawn(dead::give_up::<T>(bus, self.row.stream, message, delivery, handle, error));
+                // In its own task: publishing the letter may take long, and others' messages must
+                // not wait for it.
+                tokio::spawn(dead::give_up::<T>(
+                    bus,
+                    self.row.stream,
+                    message,
+                    delivery,
+                    handle,
+                    error,
+                ));
             }
         }
     }

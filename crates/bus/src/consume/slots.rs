@@ -10,8 +10,8 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// A message of a stream: its sequence, and when it was published (in nanoseconds), which tells it from the one that has the
-/// same sequence in a stream that was made anew.
+/// A message of a stream: its sequence, and when it was published (in nanoseconds), which tells it
+/// from the one that has the same sequence in a stream that was made anew.
 pub(super) type Held = (u64, i64);
 
 /// Counts receipts that do not exist yet.
@@ -35,13 +35,19 @@ pub(super) struct Slot {
 pub(super) enum NoSlot {
     /// All are taken.
     Full,
-    /// This process is at the message already: the server has not heard of that for too long, and delivers it again.
+    /// This process is at the message already: the server has not heard of that for too long, and
+    /// delivers it again.
     Held,
 }
 
 impl Slots {
     pub(super) fn new(total: usize) -> Arc<Self> {
-        Arc::new(Self { free: AtomicUsize::new(total), freed: Notify::new(), held: Mutex::default(), total })
+        Arc::new(Self {
+            free: AtomicUsize::new(total),
+            freed: Notify::new(),
+            held: Mutex::default(),
+            total,
+        })
     }
 
     pub(super) fn free(&self) -> usize {
@@ -54,7 +60,8 @@ impl Slots {
         if held.contains(&message) {
             return Err(NoSlot::Held);
         }
-        let taken = self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| free.checked_sub(1));
+        let taken =
+            self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| free.checked_sub(1));
         taken.map_err(|_| NoSlot::Full)?;
         held.insert(message);
         Ok(Slot { slots: Arc::clone(self), held: message })

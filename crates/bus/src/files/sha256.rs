@@ -26,7 +26,8 @@ impl Sha256 {
         Self(sha2::Sha256::digest(content).into())
     }
 
-    /// That of what a reader gives, with its length. Reads it in pieces, on a thread that may block.
+    /// That of what a reader gives, with its length. Reads it in pieces, on a thread that may
+    /// block.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -69,7 +70,8 @@ impl FromStr for Sha256 {
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let wrong = || Invalid::new("not a SHA-256", text);
         let mut bytes = [0; 32];
-        if text.len() != 64 || !text.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
+        if text.len() != 64 || !text.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+        {
             return Err(wrong());
         }
         for (index, byte) in bytes.iter_mut().enumerate() {

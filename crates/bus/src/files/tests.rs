@@ -17,28 +17,38 @@ fn store() -> (TempDir, Store) {
 async fn file(store: &Store, parts: &[&[u8]]) -> Stored {
     let mut names = Vec::new();
     for part in parts {
-        names.push(store.put_part(ORGANIZATION, FILE, Bytes::copy_from_slice(part)).await.expect("put"));
+        names.push(
+            store.put_part(ORGANIZATION, FILE, Bytes::copy_from_slice(part)).await.expect("put"),
+        );
     }
     let whole = store.assemble(ORGANIZATION, FILE, &names).await.expect("assembled");
     store.place(ORGANIZATION, whole).await.expect("placed")
 }
 
 async fn read(store: &Store, sha256: &Sha256, range: Option<Range<u64>>) -> (Vec<u8>, usize) {
-    let pieces: Vec<_> =
-        store.read(ORGANIZATION, sha256, range).await.expect("there").try_collect().await.expect("read");
+    let pieces: Vec<_> = store
+        .read(ORGANIZATION, sha256, range)
+        .await
+        .expect("there")
+        .try_collect()
+        .await
+        .expect("read");
     (pieces.concat(), pieces.len())
 }
 
 fn names(folder: &std::path::Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name")).collect()
+    entries
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"))
+        .collect()
 }
 
 #[tokio::test]
 async fn parts_become_a_file_that_is_read_whole_and_in_ranges() {
     let (folder, store) = store();
     let content: Vec<u8> = (0..=255).cycle().take(3 * PIECE + 17).collect();
-    let stored = file(&store, &[&content[..10], &content[10..PIECE + 20], &content[PIECE + 20..]]).await;
+    let stored =
+        file(&store, &[&content[..10], &content[10..PIECE + 20], &content[PIECE + 20..]]).await;
     assert_eq!(stored, Stored { sha256: Sha256::digest(&content), size: content.len() as u64 });
     assert_eq!(store.head(ORGANIZATION, &stored.sha256).await.expect("looked"), Some(stored.size));
     let (whole, pieces) = read(&store, &stored.sha256, None).await;
@@ -51,14 +61,19 @@ async fn parts_become_a_file_that_is_read_whole_and_in_ranges() {
         (end..end + 1, &[][..]),
         (end + 7..end + 9, &[][..]),
     ] {
-        assert_eq!(read(&store, &stored.sha256, Some(range.clone())).await.0, expected, "{range:?}");
+        assert_eq!(
+            read(&store, &stored.sha256, Some(range.clone())).await.0,
+            expected,
+            "{range:?}"
+        );
     }
     assert_eq!(store.get(ORGANIZATION, &stored.sha256, end).await.expect("read"), content);
     assert!(
         matches!(store.get(ORGANIZATION, &stored.sha256, end - 1).await, Err(Error::TooLarge(size)) if size == end)
     );
     let digits = stored.sha256.to_string();
-    let path = folder.path().join(format!("files/{ORGANIZATION}/{}/{}", &digits[..2], &digits[2..]));
+    let path =
+        folder.path().join(format!("files/{ORGANIZATION}/{}/{}", &digits[..2], &digits[2..]));
     assert_eq!(std::fs::read(path).expect("it lies where the documents say"), content);
 }
 
@@ -72,14 +87,19 @@ async fn nothing_is_a_file_before_it_is_placed_and_a_damaged_one_is_healed() {
     assert!(matches!(store.get(ORGANIZATION, &sha256, 5).await, Err(Error::Missing)));
     assert_eq!(std::io::read_to_string(whole.open().expect("opened")).expect("read"), "words");
     store.place(ORGANIZATION, whole).await.expect("placed");
-    let path = store.files.path_to_filesystem(&content_path(ORGANIZATION, &sha256)).expect("a path");
+    let path =
+        store.files.path_to_filesystem(&content_path(ORGANIZATION, &sha256)).expect("a path");
     std::fs::write(&path, "Words").expect("damaged");
     assert!(matches!(store.get(ORGANIZATION, &sha256, 5).await, Err(Error::Corrupt)));
     file(&store, &[b"wor", b"ds"]).await;
     assert_eq!(store.get(ORGANIZATION, &sha256, 5).await.expect("healed"), "words");
     assert!(!names(&folder.path().join(format!("files/{ORGANIZATION}/uploads/{FILE}"))).is_empty());
     // What the storage itself does not list is removed too.
-    let begun = store.files.put_multipart(&upload(ORGANIZATION, FILE).join("whole-x")).await.expect("begun");
+    let begun = store
+        .files
+        .put_multipart(&upload(ORGANIZATION, FILE).join("whole-x"))
+        .await
+        .expect("begun");
     std::mem::forget(begun);
     for _ in 0..2 {
         store.remove_upload(ORGANIZATION, FILE).await.expect("removed, or gone already");
@@ -93,7 +113,10 @@ async fn nothing_is_a_file_before_it_is_placed_and_a_damaged_one_is_healed() {
 async fn the_file_of_nothing_has_its_hash() {
     let (_folder, store) = store();
     let stored = file(&store, &[]).await;
-    assert_eq!(stored.sha256.to_string(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    assert_eq!(
+        stored.sha256.to_string(),
+        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    );
     assert_eq!(read(&store, &stored.sha256, None).await, (Vec::new(), 0));
 }
 
@@ -108,8 +131,14 @@ async fn organizations_have_files_of_their_own() {
     let mut open = Box::pin(store.read(ORGANIZATION, &stored.sha256, None).await.expect("there"));
     store.remove_organization(ORGANIZATION).await.expect("removed");
     assert_eq!(names(&folder.path().join("files")), [""; 0]);
-    assert_eq!(open.try_next().await.expect("who reads goes on"), Some(Bytes::from_static(b"secret")));
-    assert!(matches!(store.read(ORGANIZATION, &stored.sha256, None).await.err(), Some(Error::Missing)));
+    assert_eq!(
+        open.try_next().await.expect("who reads goes on"),
+        Some(Bytes::from_static(b"secret"))
+    );
+    assert!(matches!(
+        store.read(ORGANIZATION, &stored.sha256, None).await.err(),
+        Some(Error::Missing)
+    ));
 }
 
 #[tokio::test]
@@ -122,9 +151,15 @@ async fn the_sweep_of_blobs_leaves_files_alone() {
     let old = jiff::Timestamp::now() - blob::KEPT * 3;
     for path in [content_path(ORGANIZATION, &stored.sha256), part_path(ORGANIZATION, FILE, part)] {
         let path = store.files.path_to_filesystem(&path).expect("a path");
-        File::options().append(true).open(path).expect("there").set_modified(old.into()).expect("a time");
+        File::options()
+            .append(true)
+            .open(path)
+            .expect("there")
+            .set_modified(old.into())
+            .expect("a time");
     }
-    let removed = blobs.remove_older_than(jiff::Timestamp::now() - blob::KEPT).await.expect("cleaned");
+    let removed =
+        blobs.remove_older_than(jiff::Timestamp::now() - blob::KEPT).await.expect("cleaned");
     assert_eq!(removed, blob::Removed::default());
     assert_eq!(store.get(ORGANIZATION, &stored.sha256, 4).await.expect("kept"), "kept");
     store.assemble(ORGANIZATION, FILE, &[part]).await.expect("the part is there");
@@ -137,10 +172,18 @@ fn a_hash_has_one_spelling() {
     assert_eq!((hash, hash.to_string().as_str()), (Sha256::digest(b""), text));
     assert_eq!(Sha256::from_bytes(*hash.as_bytes()), hash);
     let long = vec![7; PIECE + 1];
-    assert_eq!(Sha256::read(&mut &long[..]).expect("read"), (Sha256::digest(&long), PIECE as u64 + 1));
-    for wrong in
-        ["", &text[1..], &text.to_uppercase(), &format!("{text}0"), &format!("sha256:{}", &text[7..]), &"é".repeat(32)]
-    {
+    assert_eq!(
+        Sha256::read(&mut &long[..]).expect("read"),
+        (Sha256::digest(&long), PIECE as u64 + 1)
+    );
+    for wrong in [
+        "",
+        &text[1..],
+        &text.to_uppercase(),
+        &format!("{text}0"),
+        &format!("sha256:{}", &text[7..]),
+        &"é".repeat(32),
+    ] {
         assert!(wrong.parse::<Sha256>().is_err(), "{wrong}");
     }
 }

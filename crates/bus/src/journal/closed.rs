@@ -13,8 +13,9 @@ use jiff::Timestamp;
 use super::{Error, Journal};
 use crate::topology::Stream;
 
-/// How long the end of a closed journal is kept. It keeps those out who still run the execution or would begin it again; by
-/// then no command for it is worked on, and one that comes late is refused because its deadline has passed.
+/// How long the end of a closed journal is kept. It keeps those out who still run the execution or
+/// would begin it again; by then no command for it is worked on, and one that comes late is refused
+/// because its deadline has passed.
 pub const CLOSED_KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// Marks the last entry of a closed journal, so that it is found without being opened.
@@ -32,18 +33,20 @@ const BATCH_TIME: Duration = Duration::from_secs(2);
 /// After how much inactivity the server forgets the reader, should we die before saying so.
 const FORGOTTEN: Duration = Duration::from_secs(30);
 
-/// Makes an entry the last of its journal, which the server keeps in place of all that were before it.
+/// Makes an entry the last of its journal, which the server keeps in place of all that were before
+/// it.
 pub(super) fn mark(headers: &mut HeaderMap) {
     headers.insert(CLOSED, "1");
     headers.insert(NATS_ROLLUP, ROLLUP_SUBJECT);
 }
 
 impl Journal {
-    /// Removes the ends of journals that were closed before a time, and says how many. The journals of open executions
-    /// stay, however old. Safe to run in any number of processes.
+    /// Removes the ends of journals that were closed before a time, and says how many. The journals
+    /// of open executions stay, however old. Safe to run in any number of processes.
     ///
     /// # Errors
-    /// [`Error::Purge`] when the server cannot be reached; what was removed until then stays removed.
+    /// [`Error::Purge`] when the server cannot be reached; what was removed until then stays
+    /// removed.
     pub async fn remove_closed(&self, before: Timestamp) -> Result<u64, Error> {
         let stream = self.stream().await.map_err(|error| Error::Purge(error.into()))?;
         let config = pull::Config {
@@ -66,8 +69,11 @@ impl Journal {
                     for sequence in closed {
                         match stream.delete_message(sequence).await {
                             Ok(_) => removed += 1,
-                            // Another process was first, or the server is away, which the next batch will say.
-                            Err(error) => tracing::debug!(%error, sequence, "the end of a journal was not removed"),
+                            // Another process was first, or the server is away, which the next
+                            // batch will say.
+                            Err(error) => {
+                                tracing::debug!(%error, sequence, "the end of a journal was not removed")
+                            }
                         }
                     }
                     if !more {
@@ -77,8 +83,9 @@ impl Journal {
             }
         };
         // Best effort: the server forgets it anyway.
-        if let Err(error) =
-            jetstream.delete_consumer_from_stream(&reader.cached_info().name, Stream::Journal.name()).await
+        if let Err(error) = jetstream
+            .delete_consumer_from_stream(&reader.cached_info().name, Stream::Journal.name())
+            .await
         {
             tracing::debug!(%error, "a reader could not be removed");
         }
@@ -94,7 +101,10 @@ struct Found {
 }
 
 /// Looks at the next batch.
-async fn closed_before(reader: &Consumer<pull::Config>, before: Timestamp) -> Result<Found, async_nats::Error> {
+async fn closed_before(
+    reader: &Consumer<pull::Config>,
+    before: Timestamp,
+) -> Result<Found, async_nats::Error> {
     let mut closed = Vec::new();
     let mut last = None;
     let mut batch = reader.fetch().max_messages(BATCH).expires(BATCH_TIME).messages().await?;

@@ -27,8 +27,14 @@ impl Rules {
     pub(super) fn new(user: User) -> Self {
         // Publishing to oneself is how the end of what the server has seen is found.
         let own = format!("{}.>", user.inbox());
-        let permissions = Permissions { publish: vec![own.clone()], never: Vec::new(), subscribe: vec![own] };
-        Self { permissions, asked: BTreeSet::new(), answered: BTreeSet::new(), streams: BTreeSet::new() }
+        let permissions =
+            Permissions { publish: vec![own.clone()], never: Vec::new(), subscribe: vec![own] };
+        Self {
+            permissions,
+            asked: BTreeSet::new(),
+            answered: BTreeSet::new(),
+            streams: BTreeSet::new(),
+        }
     }
 
     /// Says something that is not kept.
@@ -79,7 +85,8 @@ impl Rules {
         self.hears(Q::pattern())
     }
 
-    /// Takes from a stream's consumer, makes it where `filter` says of what, and puts aside what cannot be read.
+    /// Takes from a stream's consumer, makes it where `filter` says of what, and puts aside what
+    /// cannot be read.
     pub(super) fn takes(mut self, stream: Stream, durable: &str, filter: Option<&str>) -> Self {
         let name = stream.name();
         self.api(format!("CONSUMER.INFO.{name}.{durable}"));

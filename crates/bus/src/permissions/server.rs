@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use super::User;
 
-/// The `users` of the server's `authorization`, each with what it is allowed. Passwords are environment variables of the server
-/// ([`User::password_variable`]), which must begin with a letter: the server reads their values as configuration.
+/// The `users` of the server's `authorization`, each with what it is allowed. Passwords are
+/// environment variables of the server ([`User::password_variable`]), which must begin with a
+/// letter: the server reads their values as configuration.
 pub fn config() -> String {
     let mut text = String::from(
         "# Who may do what at NATS. Made from crates/bus/src/permissions.rs: UPDATE_DOCS=1 ./dev test -E 'test(permissions_are_committed)'\n\

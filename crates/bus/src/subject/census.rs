@@ -31,7 +31,10 @@ impl Address for Census {
 
     fn check(&self, census: &mesh::TaskCensus) -> Result<(), Invalid> {
         if census.task_ids.len() > ASKED_AT_ONCE {
-            return Err(Invalid::new("too many tasks are asked about at once", census.task_ids.len().to_string()));
+            return Err(Invalid::new(
+                "too many tasks are asked about at once",
+                census.task_ids.len().to_string(),
+            ));
         }
         Ok(())
     }

@@ -8,13 +8,15 @@ use construct_proto::mesh::v1 as mesh;
 use super::{Address, Command, Commanded, Invalid, Stored, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
-/// Look at this task again. Never coalesced: a wake that arrives while an earlier one is being handled must not be lost.
+/// Look at this task again. Never coalesced: a wake that arrives while an earlier one is being
+/// handled must not be lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskWake {
     task: TaskId,
 }
 
-/// What became of a step. Every publish is a message of its own: whether a result is new is decided by whoever stores it.
+/// What became of a step. Every publish is a message of its own: whether a result is new is decided
+/// by whoever stores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskResult {
     task: TaskId,
@@ -63,10 +65,12 @@ macro_rules! partitioned {
 
             fn check(&self, $payload: &$message) -> Result<(), Invalid> {
                 let ids: Option<(&str, &str)> = $ids;
-                let (organization, task) = ids.ok_or_else(|| Invalid::new("the payload names no step", ""))?;
+                let (organization, task) =
+                    ids.ok_or_else(|| Invalid::new("the payload names no step", ""))?;
                 check_organization(organization)?;
                 if let Some(step) = <Self as Stored>::step($payload) {
-                    step.parse::<StepId>().map_err(|_| Invalid::new("the payload names no step", step))?;
+                    step.parse::<StepId>()
+                        .map_err(|_| Invalid::new("the payload names no step", step))?;
                 }
                 agree("the payload is about another task", self.task, task)
             }
@@ -82,12 +86,21 @@ macro_rules! partitioned {
     };
 }
 
-partitioned!(TaskWake, "wake", mesh::TaskWake, |wake| Some((&wake.organization_id, &wake.task_id)), |_wake| None);
+partitioned!(
+    TaskWake,
+    "wake",
+    mesh::TaskWake,
+    |wake| Some((&wake.organization_id, &wake.task_id)),
+    |_wake| None
+);
 partitioned!(
     TaskResult,
     "result",
     mesh::StepResult,
-    |result| result.step.as_ref().map(|step| (step.organization_id.as_str(), step.task_id.as_str())),
+    |result| result
+        .step
+        .as_ref()
+        .map(|step| (step.organization_id.as_str(), step.task_id.as_str())),
     |result| result.step.as_ref().map(|step| step.step_id.as_str())
 );
 
@@ -149,11 +162,14 @@ macro_rules! pooled {
             }
 
             fn check(&self, message: &$message) -> Result<(), Invalid> {
-                let step = message.step.as_ref().ok_or_else(|| Invalid::new("the payload names no step", ""))?;
+                let step = message
+                    .step
+                    .as_ref()
+                    .ok_or_else(|| Invalid::new("the payload names no step", ""))?;
                 check_organization(&step.organization_id)?;
-                step.step_id
-                    .parse::<construct_domain::StepId>()
-                    .map_err(|_| Invalid::new("the payload's step id is malformed", &step.step_id))?;
+                step.step_id.parse::<construct_domain::StepId>().map_err(|_| {
+                    Invalid::new("the payload's step id is malformed", &step.step_id)
+                })?;
                 agree("the payload is about another task", self.task, &step.task_id)?;
                 let $payload = message;
                 match $pool {
@@ -189,7 +205,9 @@ macro_rules! pooled {
 
 // Model calls name no pool: there is one. Neither did scripts in earlier versions.
 pooled!(ModelInvoke, "model.invoke", Stream::Model, mesh::ModelInvoke, |_invoke| "");
-pooled!(CodeExecute, "code.execute", Stream::Code, mesh::CodeExecute, |execute| execute.compute.as_str());
+pooled!(CodeExecute, "code.execute", Stream::Code, mesh::CodeExecute, |execute| execute
+    .compute
+    .as_str());
 
 fn check_organization(organization: &str) -> Result<(), Invalid> {
     match organization.parse::<construct_domain::OrganizationId>() {
@@ -209,7 +227,11 @@ impl Pool {
     /// When the name could not stand in a subject.
     pub fn new(name: impl Into<String>) -> Result<Self, Invalid> {
         let name = name.into();
-        if compute::is_name(&name) { Ok(Self(name)) } else { Err(Invalid::new("not a pool's name", name)) }
+        if compute::is_name(&name) {
+            Ok(Self(name))
+        } else {
+            Err(Invalid::new("not a pool's name", name))
+        }
     }
 
     /// Where model calls go unless something else is said.

@@ -59,7 +59,8 @@ pub enum Service {
 
 impl Service {
     /// Every service, alphabetically.
-    pub const ALL: [Self; 4] = [Self::Gateway, Self::Interpreter, Self::Providers, Self::Reconciler];
+    pub const ALL: [Self; 4] =
+        [Self::Gateway, Self::Interpreter, Self::Providers, Self::Reconciler];
 
     /// As it stands in subjects.
     pub const fn name(self) -> &'static str {
@@ -72,7 +73,8 @@ impl Service {
     }
 }
 
-/// Stop working on a step, said to every process of a service. Not kept: who is not there has nothing to stop.
+/// Stop working on a step, said to every process of a service. Not kept: who is not there has
+/// nothing to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cancel {
     /// Who is told.
@@ -97,7 +99,10 @@ impl Address for Cancel {
         tokens.word("cancel")?;
         tokens.end()?;
         let service = Service::ALL.into_iter().find(|service| service.name() == name);
-        Ok(Self { service: service.ok_or_else(|| Invalid::new("the subject names no service", subject))? })
+        Ok(Self {
+            service: service
+                .ok_or_else(|| Invalid::new("the subject names no service", subject))?,
+        })
     }
 
     fn check(&self, cancel: &mesh::CancelStep) -> Result<(), Invalid> {
@@ -108,7 +113,7 @@ impl Address for Cancel {
     }
 }
 
-/// Asks any one interpreter of a pool for its tools; the answer is a `ToolCatalogue`.
+/// Asks any one interpreter of a pool for its tools; the answer is a `ToolCatalog`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tools {
     /// Whose tools.
@@ -116,7 +121,7 @@ pub struct Tools {
 }
 
 impl Address for Tools {
-    type Message = mesh::ToolCatalogueRequest;
+    type Message = mesh::ToolCatalogRequest;
 
     fn subject(&self) -> String {
         format!("{ROOT}.ctl.interpreter.pool.{}.tools", self.pool)
@@ -134,13 +139,13 @@ impl Address for Tools {
         Ok(Self { pool })
     }
 
-    fn check(&self, _request: &mesh::ToolCatalogueRequest) -> Result<(), Invalid> {
+    fn check(&self, _request: &mesh::ToolCatalogRequest) -> Result<(), Invalid> {
         Ok(())
     }
 }
 
 impl Question for Tools {
-    type Answer = mesh::ToolCatalogue;
+    type Answer = mesh::ToolCatalog;
 
     const GROUP: Option<&'static str> = Some("tools");
 }
@@ -168,7 +173,9 @@ impl Address for Dead {
         let name = tokens.next()?;
         tokens.end()?;
         let stream = Stream::ALL.into_iter().find(|stream| stream.name() == name);
-        Ok(Self { stream: stream.ok_or_else(|| Invalid::new("the subject names no stream", subject))? })
+        Ok(Self {
+            stream: stream.ok_or_else(|| Invalid::new("the subject names no stream", subject))?,
+        })
     }
 
     fn check(&self, letter: &mesh::DeadLetter) -> Result<(), Invalid> {

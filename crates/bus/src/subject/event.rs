@@ -39,7 +39,7 @@ pub struct Delta {
     pub task: TaskId,
 }
 
-/// An entity that belongs to the organisation itself and not to a task.
+/// An entity that belongs to the organization itself and not to a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Entity {
     /// An agent's configuration.
@@ -52,7 +52,8 @@ pub enum Entity {
     Provider(ModelProviderId),
 }
 
-/// The type of an event: one or two words of `a-z` and `_`, joined by a dot; each word is a token of the subject.
+/// The type of an event: one or two words of `a-z` and `_`, joined by a dot; each word is a token
+/// of the subject.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventType(String);
 
@@ -64,7 +65,8 @@ impl EventType {
     pub fn new(name: impl Into<String>) -> Result<Self, Invalid> {
         let name = name.into();
         let word = |word: &str| {
-            (1..=32).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+            (1..=32).contains(&word.len())
+                && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
         };
         let fits = match name.split_once('.') {
             Some((first, second)) => word(first) && word(second),
@@ -93,7 +95,7 @@ impl FromStr for EventType {
     }
 }
 
-/// Everything that streams hold of an organisation for whoever watches it.
+/// Everything that streams hold of an organization for whoever watches it.
 pub(crate) fn of_organization(organization: OrganizationId) -> [(Stream, String); 2] {
     [
         (Stream::Events, format!("{ROOT}.evt.{organization}.>")),
@@ -114,7 +116,8 @@ impl TaskEvent {
 
     /// What a task's scripts call, and what comes back.
     pub(crate) fn tools(organization: OrganizationId, task: TaskId) -> [String; 2] {
-        ["called", "result"].map(|what| format!("{ROOT}.evt.{organization}.task.{task}.tool.{what}"))
+        ["called", "result"]
+            .map(|what| format!("{ROOT}.evt.{organization}.task.{task}.tool.{what}"))
     }
 }
 
@@ -137,7 +140,11 @@ impl Address for TaskEvent {
     }
 
     fn check(&self, event: &Event) -> Result<(), Invalid> {
-        agree("the event belongs to another organization", self.organization, &event.organization_id)?;
+        agree(
+            "the event belongs to another organization",
+            self.organization,
+            &event.organization_id,
+        )?;
         agree("the event is about another task", self.task, &event.task_id)?;
         agree("the event is of another type", &self.event, &event.r#type)
     }
@@ -152,12 +159,12 @@ impl Stored for TaskEvent {
 }
 
 impl EntityEvent {
-    /// Matches everything about the organisation's agents, budgets, models or providers.
+    /// Matches everything about the organization's agents, budgets, models or providers.
     pub(crate) fn all(organization: OrganizationId, kind: &str) -> String {
         format!("{ROOT}.evt.{organization}.{kind}.>")
     }
 
-    /// Matches everything about any organisation's entities of a kind.
+    /// Matches everything about any organization's entities of a kind.
     pub(crate) fn any(kind: &str) -> String {
         format!("{ROOT}.evt.*.{kind}.>")
     }
@@ -197,7 +204,11 @@ impl Address for EntityEvent {
     }
 
     fn check(&self, event: &Event) -> Result<(), Invalid> {
-        agree("the event belongs to another organization", self.organization, &event.organization_id)?;
+        agree(
+            "the event belongs to another organization",
+            self.organization,
+            &event.organization_id,
+        )?;
         agree("the event is of another type", &self.event, &event.r#type)?;
         match entity_of(event)? {
             entity if entity == self.entity => Ok(()),
@@ -240,7 +251,11 @@ impl Address for Delta {
     }
 
     fn check(&self, event: &Event) -> Result<(), Invalid> {
-        agree("the event belongs to another organization", self.organization, &event.organization_id)?;
+        agree(
+            "the event belongs to another organization",
+            self.organization,
+            &event.organization_id,
+        )?;
         agree("the event is about another task", self.task, &event.task_id)?;
         if Self::TYPES.contains(&event.r#type.as_str()) {
             Ok(())
@@ -250,7 +265,8 @@ impl Address for Delta {
     }
 }
 
-/// No key of its own: receivers drop repeated pieces by step and index, and a table of every piece would cost memory.
+/// No key of its own: receivers drop repeated pieces by step and index, and a table of every piece
+/// would cost memory.
 impl Stored for Delta {
     const STREAM: Stream = Stream::Deltas;
 }
@@ -265,16 +281,21 @@ pub(crate) enum EventAddress {
 
 impl EventAddress {
     pub(crate) fn of(event: &Event) -> Result<Self, Invalid> {
-        let organization = event
-            .organization_id
-            .parse()
-            .map_err(|_| Invalid::new("the event's organization id is malformed", &event.organization_id))?;
+        let organization = event.organization_id.parse().map_err(|_| {
+            Invalid::new("the event's organization id is malformed", &event.organization_id)
+        })?;
         let kind = EventType::new(&event.r#type)?;
         if event.task_id.is_empty() {
-            return Ok(Self::Entity(EntityEvent { organization, entity: entity_of(event)?, event: kind }));
+            return Ok(Self::Entity(EntityEvent {
+                organization,
+                entity: entity_of(event)?,
+                event: kind,
+            }));
         }
-        let task =
-            event.task_id.parse().map_err(|_| Invalid::new("the event's task id is malformed", &event.task_id))?;
+        let task = event
+            .task_id
+            .parse()
+            .map_err(|_| Invalid::new("the event's task id is malformed", &event.task_id))?;
         if Delta::TYPES.contains(&kind.as_str()) {
             return Ok(Self::Delta(Delta { organization, task }));
         }
@@ -283,12 +304,17 @@ impl EventAddress {
 }
 
 fn entity_of(event: &Event) -> Result<Entity, Invalid> {
-    let missing = || Invalid::new("the event is about no agent, budget, model or provider", &event.r#type);
+    let missing =
+        || Invalid::new("the event is about no agent, budget, model or provider", &event.r#type);
     let id = match &event.payload {
         Some(Payload::Agent(agent)) => agent.metadata.as_ref().map(|metadata| metadata.id.as_str()),
-        Some(Payload::Budget(budget)) => budget.metadata.as_ref().map(|metadata| metadata.id.as_str()),
+        Some(Payload::Budget(budget)) => {
+            budget.metadata.as_ref().map(|metadata| metadata.id.as_str())
+        }
         Some(Payload::Model(model)) => model.metadata.as_ref().map(|metadata| metadata.id.as_str()),
-        Some(Payload::ModelProvider(provider)) => provider.metadata.as_ref().map(|metadata| metadata.id.as_str()),
+        Some(Payload::ModelProvider(provider)) => {
+            provider.metadata.as_ref().map(|metadata| metadata.id.as_str())
+        }
         Some(Payload::Deleted(deleted)) => Some(deleted.id.as_str()),
         _ => None,
     }

@@ -6,7 +6,8 @@ use super::{Address, Invalid, agree, tokens::ROOT, tokens::Tokens};
 
 const PREFIX: &str = "ctl.reconciler";
 
-/// One process of the reconciler service says that it lives. Not kept: who is not heard does not count.
+/// One process of the reconciler service says that it lives. Not kept: who is not heard does not
+/// count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReconcilerBeat {
     /// Whose; one token.

@@ -1,4 +1,5 @@
-//! Scans of repositories: that one is to be gone on with, what happens in it, what becomes of its candidates, and what connections reach.
+//! Scans of repositories: that one is to be gone on with, what happens in it, what becomes of its
+//! candidates, and what connections reach.
 
 use construct_domain::{OrganizationId, ScanId};
 use construct_proto::{mesh::v1 as mesh, v1};
@@ -113,7 +114,11 @@ impl Address for ScanNews {
     }
 
     fn check(&self, event: &v1::ScanEvent) -> Result<(), Invalid> {
-        agree("the event belongs to another organization", self.organization, &event.organization_id)?;
+        agree(
+            "the event belongs to another organization",
+            self.organization,
+            &event.organization_id,
+        )?;
         agree("the event is about another scan", self.scan, &event.scan_id)
     }
 }
@@ -151,9 +156,12 @@ impl Address for ListRepositories {
 
     fn check(&self, question: &mesh::RepositoriesQuestion) -> Result<(), Invalid> {
         let organization: Result<OrganizationId, _> = question.organization_id.parse();
-        organization
-            .map(drop)
-            .map_err(|_| Invalid::new("the payload's organisation id is malformed", question.organization_id.clone()))
+        organization.map(drop).map_err(|_| {
+            Invalid::new(
+                "the payload's organization id is malformed",
+                question.organization_id.clone(),
+            )
+        })
     }
 }
 

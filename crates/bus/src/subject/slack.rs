@@ -62,7 +62,8 @@ impl SlackDelivery {
     /// # Errors
     /// When `team` is not made of 1 to 32 letters and digits.
     pub fn new(kind: SlackKind, team: &str) -> Result<Self, Invalid> {
-        let valid = (1..=MAX_TEAM).contains(&team.len()) && team.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let valid = (1..=MAX_TEAM).contains(&team.len())
+            && team.bytes().all(|byte| byte.is_ascii_alphanumeric());
         if !valid {
             return Err(Invalid::new("the id of a Slack workspace is malformed", team));
         }

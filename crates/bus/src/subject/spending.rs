@@ -98,7 +98,11 @@ impl Address for Spending {
     }
 
     fn check(&self, report: &mesh::SpendingReport) -> Result<(), Invalid> {
-        agree("the report is about another organisation", self.organization, &report.organization_id)
+        agree(
+            "the report is about another organization",
+            self.organization,
+            &report.organization_id,
+        )
     }
 }
 
@@ -111,5 +115,5 @@ impl Stored for Spending {
 }
 
 fn organization(id: &str) -> Result<OrganizationId, Invalid> {
-    id.parse().map_err(|_| Invalid::new("the payload's organisation id is malformed", id))
+    id.parse().map_err(|_| Invalid::new("the payload's organization id is malformed", id))
 }

@@ -7,7 +7,8 @@ use super::{Address, Invalid, agree, tokens::ROOT, tokens::Tokens};
 
 const PREFIX: &str = "ctl.gateway";
 
-/// A document of an organisation, or of one of its members, has changed. Not kept: the row says what it is now.
+/// A document of an organization, or of one of its members, has changed. Not kept: the row says
+/// what it is now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateNews {
     /// Whose.
@@ -34,6 +35,10 @@ impl Address for StateNews {
     }
 
     fn check(&self, changed: &mesh::StateChanged) -> Result<(), Invalid> {
-        agree("the document belongs to another organization", self.organization, &changed.organization_id)
+        agree(
+            "the document belongs to another organization",
+            self.organization,
+            &changed.organization_id,
+        )
     }
 }

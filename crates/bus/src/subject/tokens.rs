@@ -47,7 +47,11 @@ impl<'a> Tokens<'a> {
 
     /// The next token must be this word.
     pub(super) fn word(&mut self, word: &str) -> Result<(), Invalid> {
-        if self.next()? == word { Ok(()) } else { Err(self.wrong("the subject has an unexpected word")) }
+        if self.next()? == word {
+            Ok(())
+        } else {
+            Err(self.wrong("the subject has an unexpected word"))
+        }
     }
 
     /// The next token as a typed value.

@@ -5,8 +5,9 @@ use construct_proto::mesh::v1 as mesh;
 
 use super::{Address, Invalid, Pool, Question, tokens::ROOT, tokens::Tokens};
 
-/// Asks the reconciler that looks after a task where the command of its step is, and whether its looks at it fail; the answer is a
-/// `Whereabouts`. Those that look after other tasks hear it too, and say nothing.
+/// Asks the reconciler that looks after a task where the command of its step is, and whether its
+/// looks at it fail; the answer is a `Whereabouts`. Those that look after other tasks hear it too,
+/// and say nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Whereabouts;
 
@@ -30,7 +31,10 @@ impl Address for Whereabouts {
 
     fn check(&self, question: &mesh::WhereaboutsQuestion) -> Result<(), Invalid> {
         let wrong = |id: &str| Invalid::new("an id of the question is malformed", id);
-        question.organization_id.parse::<OrganizationId>().map_err(|_| wrong(&question.organization_id))?;
+        question
+            .organization_id
+            .parse::<OrganizationId>()
+            .map_err(|_| wrong(&question.organization_id))?;
         question.task_id.parse::<TaskId>().map_err(|_| wrong(&question.task_id))?;
         if !question.step_id.is_empty() {
             question.step_id.parse::<StepId>().map_err(|_| wrong(&question.step_id))?;

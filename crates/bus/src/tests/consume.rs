@@ -10,12 +10,16 @@ use std::{
 use async_nats::jetstream::AckKind;
 use bytes::Bytes;
 use construct_domain::partition;
-use construct_proto::mesh::v1::{DeadLetter, Failure, FailureClass, StepRef, StepResult, TaskWake, step_result};
+use construct_proto::mesh::v1::{
+    DeadLetter, Failure, FailureClass, StepRef, StepResult, TaskWake, step_result,
+};
 use futures::StreamExt as _;
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
 
-use super::{execute, invoke, next, options, result, step_ref, task, tasks_of_first_partition, wake, within};
+use super::{
+    execute, invoke, next, options, result, step_ref, task, tasks_of_first_partition, wake, within,
+};
 use crate::{
     Address as _, Bus, ConnectOptions, ConsumeOptions, Consumer, Pool, TaskMessage,
     envelope::TYPE,
@@ -29,14 +33,18 @@ async fn a_partition_gets_the_wakes_and_results_of_its_tasks_only() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let task = tasks_of_first_partition().next().expect("there are many");
-    let other = super::task((1..).find(|&n| partition::of(super::task(n)) == 1).expect("there are many"));
+    let other =
+        super::task((1..).find(|&n| partition::of(super::task(n)) == 1).expect("there are many"));
     let mut consumer = bus.consume_tasks(0, options(8));
     bus.publish(&subject::TaskWake::new(other), &wake(other, "other")).await.expect("sent");
     bus.publish(&subject::TaskWake::new(task), &wake(task, "one")).await.expect("sent");
     bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
 
     let first = next(&mut consumer).await;
-    assert_eq!((first.message, first.task, first.delivery), (TaskMessage::Wake(wake(task, "one")), task, 1));
+    assert_eq!(
+        (first.message, first.task, first.delivery),
+        (TaskMessage::Wake(wake(task, "one")), task, 1)
+    );
     let second = next(&mut consumer).await;
     assert_eq!(second.message, TaskMessage::Result(result(task, 1).into()));
     assert!(second.sequence > first.sequence);
@@ -126,7 +134,10 @@ async fn a_command_that_is_kept_alive_is_not_delivered_again() {
     };
     tokio::pin!(stolen);
     let longer = ACK_WAIT + Duration::from_secs(3);
-    assert!(tokio::time::timeout(longer, &mut stolen).await.is_err(), "delivered again although it was kept alive");
+    assert!(
+        tokio::time::timeout(longer, &mut stolen).await.is_err(),
+        "delivered again although it was kept alive"
+    );
     // And the other way round: without the guard it is.
     drop(alive);
     drop(delivery);
@@ -144,7 +155,11 @@ async fn what_is_given_back_comes_again_after_the_delay() {
     let began = Instant::now();
     delivery.receipt.nak(Duration::from_millis(300)).await;
     assert_eq!(next(&mut consumer).await.delivery, 2);
-    assert!((Duration::from_millis(290)..ACK_WAIT).contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert!(
+        (Duration::from_millis(290)..ACK_WAIT).contains(&began.elapsed()),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 #[tokio::test]
@@ -156,7 +171,8 @@ async fn a_stopped_consumer_hands_back_what_it_had_taken() {
         bus.publish_once(&address, &invoke(task(number), 1)).await.expect("sent");
     }
     let stop = CancellationToken::new();
-    let mut consumer = bus.consume_model(&Pool::model_default(), ConsumeOptions::new(8, stop.clone()));
+    let mut consumer =
+        bus.consume_model(&Pool::model_default(), ConsumeOptions::new(8, stop.clone()));
     next(&mut consumer).await.receipt.ack().await;
     stop.cancel();
     let began = Instant::now();
@@ -170,7 +186,11 @@ async fn a_stopped_consumer_hands_back_what_it_had_taken() {
         seen.insert(delivery.task);
         delivery.receipt.ack().await;
     }
-    assert!(began.elapsed() < ACK_WAIT, "they were waited for instead of handed back: {:?}", began.elapsed());
+    assert!(
+        began.elapsed() < ACK_WAIT,
+        "they were waited for instead of handed back: {:?}",
+        began.elapsed()
+    );
 }
 
 /// Waits until every message of a work queue is settled.
@@ -192,7 +212,8 @@ async fn publish_raw(bus: &Bus, subject: String, type_name: Option<&str>, payloa
         headers.insert(TYPE, type_name);
     }
     let payload = Bytes::copy_from_slice(payload);
-    let sent = bus.inner.jetstream.publish_with_headers(subject, headers, payload).await.expect("sent");
+    let sent =
+        bus.inner.jetstream.publish_with_headers(subject, headers, payload).await.expect("sent");
     sent.await.expect("accepted");
 }
 
@@ -204,9 +225,11 @@ async fn what_cannot_be_read_becomes_a_dead_letter_once_and_does_not_hold_up_the
     let task = tasks_of_first_partition().next().expect("there are many");
     let subject = subject::TaskWake::new(task).subject();
     let right = wake(task, "right").encode_to_vec();
-    publish_raw(&bus, subject.clone(), Some("construct.mesh.v1.TaskWake"), &[0xff, 0xff, 0xff]).await;
+    publish_raw(&bus, subject.clone(), Some("construct.mesh.v1.TaskWake"), &[0xff, 0xff, 0xff])
+        .await;
     publish_raw(&bus, subject.clone(), Some("construct.v1.Event"), &right).await;
-    publish_raw(&bus, subject.clone(), None, &wake(super::task(7), "another's").encode_to_vec()).await;
+    publish_raw(&bus, subject.clone(), None, &wake(super::task(7), "another's").encode_to_vec())
+        .await;
     publish_raw(&bus, subject.replace(".wake.", ".wink."), None, &right).await;
     publish_raw(&bus, subject.replace("task_", "tusk_"), None, &right).await;
     // By hand, without any header: that is fine.
@@ -252,7 +275,10 @@ async fn what_nothing_can_be_done_about_is_a_dead_letter_and_can_be_published_ag
         (letter.stream.as_str(), letter.subject.clone()),
         ("CONSTRUCT_TASK", subject::TaskResult::new(task).subject())
     );
-    assert!(letter.time.is_some() && letter.message_type == "construct.mesh.v1.StepResult", "{letter:?}");
+    assert!(
+        letter.time.is_some() && letter.message_type == "construct.mesh.v1.StepResult",
+        "{letter:?}"
+    );
     empty(&bus, Stream::Task).await;
 
     bus.redrive(letters[0].number).await.expect("published again");
@@ -280,16 +306,20 @@ async fn the_step_of_a_command_that_cannot_be_read_fails_at_once_by_its_headers(
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let task = tasks_of_first_partition().next().expect("there are many");
-    let (model, code) =
-        (subject::ModelInvoke::new(Pool::model_default(), task), subject::CodeExecute::new(Pool::code_default(), task));
+    let (model, code) = (
+        subject::ModelInvoke::new(Pool::model_default(), task),
+        subject::CodeExecute::new(Pool::code_default(), task),
+    );
     let mut round = execute(task, 4);
     round.step.as_mut().expect("it names one").round = 2;
     bus.publish_unreadable(&model, &invoke(task, 3)).await.expect("sent");
     bus.publish_unreadable(&code, &round).await.expect("sent");
     // By hand: nobody can say whose step it was.
     publish_raw(&bus, model.subject(), None, &[0xff; 3]).await;
-    let (_models, _scripts) =
-        (bus.consume_model(&Pool::model_default(), options(1)), bus.consume_code(&Pool::code_default(), options(1)));
+    let (_models, _scripts) = (
+        bus.consume_model(&Pool::model_default(), options(1)),
+        bus.consume_code(&Pool::code_default(), options(1)),
+    );
 
     let mut results = bus.consume_tasks(0, options(2));
     let mut told = vec![failed(&mut results).await, failed(&mut results).await];
@@ -297,7 +327,10 @@ async fn the_step_of_a_command_that_cannot_be_read_fails_at_once_by_its_headers(
     let steps: Vec<_> = told.iter().filter_map(|(result, _)| result.step.clone()).collect();
     assert_eq!(steps, [step_ref(task, 3), StepRef { round: 2, ..step_ref(task, 4) }]);
     for (result, failure) in told {
-        assert_eq!((result.delivery, failure.class(), failure.tries), (1, FailureClass::Internal, 0));
+        assert_eq!(
+            (result.delivery, failure.class(), failure.tries),
+            (1, FailureClass::Internal, 0)
+        );
         assert!(failure.message.contains("the payload cannot be decoded"), "{}", failure.message);
     }
     empty(&bus, Stream::Model).await;
@@ -325,7 +358,10 @@ async fn a_missing_blob_is_given_time_and_then_up() {
     assert!(letter.deliveries > 1);
     // Another command has its payload stored anew, but not without end.
     let (result, failure) = failed(&mut bus.consume_tasks(0, options(1))).await;
-    assert_eq!((result.delivery, failure.class(), failure.tries), (letter.deliveries, FailureClass::Transient, 1));
+    assert_eq!(
+        (result.delivery, failure.class(), failure.tries),
+        (letter.deliveries, FailureClass::Transient, 1)
+    );
 }
 
 #[tokio::test]
@@ -337,7 +373,8 @@ async fn a_consumer_that_is_deleted_is_made_anew() {
     bus.publish_once(&address(1), &execute(task(1), 1)).await.expect("sent");
     next(&mut consumer).await.receipt.ack().await;
     empty(&bus, Stream::Code).await;
-    let deleted = bus.inner.jetstream.delete_consumer_from_stream("code-cpu-2", Stream::Code.name()).await;
+    let deleted =
+        bus.inner.jetstream.delete_consumer_from_stream("code-cpu-2", Stream::Code.name()).await;
     assert!(deleted.expect("deleted").success);
     bus.publish_once(&address(2), &execute(task(2), 1)).await.expect("sent");
     assert_eq!(next(&mut consumer).await.task, task(2));
@@ -371,7 +408,10 @@ async fn a_server_killed_while_publishing_and_consuming_loses_nothing() {
                     break;
                 }
                 let wake = wake(task, number.to_string());
-                sender.publish(&subject::TaskWake::new(task), &wake).await.expect("accepted in the end");
+                sender
+                    .publish(&subject::TaskWake::new(task), &wake)
+                    .await
+                    .expect("accepted in the end");
                 accepted.insert(wake.reason);
             }
             accepted

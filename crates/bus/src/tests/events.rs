@@ -3,7 +3,8 @@ use futures::StreamExt as _;
 
 use super::{ORGANIZATION, event, task, within};
 use crate::{
-    Address as _, Bookmark, Bus, Connection, Position, Replay, Watch, Written, subject::Delta, testing::NatsServer,
+    Address as _, Bookmark, Bus, Connection, Position, Replay, Watch, Written, subject::Delta,
+    testing::NatsServer,
 };
 
 fn watch_task() -> Watch {
@@ -48,12 +49,15 @@ async fn live_text_and_events_come_in_one_flow_in_order() {
 async fn entities_are_watched_apart_from_tasks() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
-    let mut live = bus.live(&Watch::Entities { organization: ORGANIZATION }).await.expect("subscribed");
+    let mut live =
+        bus.live(&Watch::Entities { organization: ORGANIZATION }).await.expect("subscribed");
     bus.publish_event(&event(task(1), "task.created", 0, 0)).await.expect("sent");
     let deleted = Event {
         r#type: "model.deleted".to_owned(),
         organization_id: ORGANIZATION.to_string(),
-        payload: Some(Payload::Deleted(Deleted { id: "model_00000000-0000-0000-0000-000000000007".to_owned() })),
+        payload: Some(Payload::Deleted(Deleted {
+            id: "model_00000000-0000-0000-0000-000000000007".to_owned(),
+        })),
         ..Default::default()
     };
     bus.publish_event(&deleted).await.expect("sent");
@@ -70,7 +74,9 @@ async fn retained_progress_is_replayed_sorted_and_once_after_a_position() {
     let bus = server.bus().await;
     assert_eq!(replayed(&bus, None, Bookmark::default()).await.events, []);
     let mut progress = bus.progress();
-    for (kind, step) in [("tool.called", 2), ("message.delta", 3), ("message.delta", 1), ("message.delta", 1)] {
+    for (kind, step) in
+        [("tool.called", 2), ("message.delta", 3), ("message.delta", 1), ("message.delta", 1)]
+    {
         for index in 1..=300 {
             progress.send(&event(task(1), kind, step, index)).await.expect("a right event");
         }
@@ -89,7 +95,8 @@ async fn retained_progress_is_replayed_sorted_and_once_after_a_position() {
         }
     })
     .await;
-    let expected: Vec<(u64, u64)> = (1..=3).flat_map(|step| (1..=300).map(move |index| (step, index))).collect();
+    let expected: Vec<(u64, u64)> =
+        (1..=3).flat_map(|step| (1..=300).map(move |index| (step, index))).collect();
     assert_eq!(positions(&all.events), expected);
     let after = Position { step: 2, index: 299 };
     let rest = replayed(&bus, Some(after), Bookmark::default()).await;
@@ -119,7 +126,8 @@ async fn what_was_read_of_progress_is_not_read_again_until_the_connection_is_ano
 
     let mut connection = bus.connection();
     server.restart().await;
-    let again = |state: &Connection| matches!(state, Connection::Up { generation } if *generation > 1);
+    let again =
+        |state: &Connection| matches!(state, Connection::Up { generation } if *generation > 1);
     within("the connection", connection.wait_for(again)).await.expect("alive");
     assert_eq!(positions(&replayed(&bus, None, until).await.events), all);
 }
@@ -131,20 +139,32 @@ async fn of_much_progress_the_newest_is_replayed() {
     let mut progress = bus.progress();
     let shown = "x".repeat(8 * 1024);
     for index in 1..=1_000 {
-        let called = ToolCalled { name: "grep".to_owned(), arguments: shown.clone(), ..Default::default() };
-        let called = Event { payload: Some(Payload::ToolCalled(called)), ..event(task(1), "tool.called", 1, index) };
+        let called =
+            ToolCalled { name: "grep".to_owned(), arguments: shown.clone(), ..Default::default() };
+        let called = Event {
+            payload: Some(Payload::ToolCalled(called)),
+            ..event(task(1), "tool.called", 1, index)
+        };
         progress.send(&called).await.expect("a right event");
         progress.send(&event(task(1), "message.delta", 2, index)).await.expect("a right event");
     }
     assert_eq!(progress.finish().await.lost, 0);
     let replay = replayed(&bus, None, Bookmark::default()).await;
-    let (calls, text): (Vec<_>, Vec<_>) = positions(&replay.events).into_iter().partition(|(step, _)| *step == 1);
+    let (calls, text): (Vec<_>, Vec<_>) =
+        positions(&replay.events).into_iter().partition(|(step, _)| *step == 1);
     assert_eq!(text.len(), 1_000, "other subjects have room of their own");
     // Each takes a little more than what it shows.
     assert!((400..=512).contains(&calls.len()), "{}", calls.len());
-    assert!(calls.iter().map(|(_, index)| *index).eq(1_001 - calls.len() as u64..=1_000), "not the newest: {calls:?}");
+    assert!(
+        calls.iter().map(|(_, index)| *index).eq(1_001 - calls.len() as u64..=1_000),
+        "not the newest: {calls:?}"
+    );
     assert!((4_000_000..5_000_000).contains(&replay.bytes), "{}", replay.bytes);
-    assert_eq!(replayed(&bus, None, replay.until).await.events, [], "what was left out is not read again");
+    assert_eq!(
+        replayed(&bus, None, replay.until).await.events,
+        [],
+        "what was left out is not read again"
+    );
 }
 
 #[tokio::test]
@@ -159,7 +179,10 @@ async fn behind_the_end_of_progress_stands_what_comes_later() {
             bus.publish_event(&event(task(2), kind, step, index)).await.expect("sent");
             bus.publish_event(&event(task(1), kind, step, index)).await.expect("sent");
         }
-        assert_eq!(positions(&replayed(&bus, None, end).await.events), [(step, 1), (step, 2), (step, 3)]);
+        assert_eq!(
+            positions(&replayed(&bus, None, end).await.events),
+            [(step, 1), (step, 2), (step, 3)]
+        );
     }
 }
 
@@ -169,11 +192,15 @@ async fn progress_is_dropped_and_counted_while_nats_is_away() {
     let bus = server.bus().await;
     let mut progress = bus.progress();
     progress.send(&event(task(1), "message.delta", 1, 1)).await.expect("a right event");
-    within("the first event", async { while replayed(&bus, None, Bookmark::default()).await.events.is_empty() {} })
-        .await;
+    within("the first event", async {
+        while replayed(&bus, None, Bookmark::default()).await.events.is_empty() {}
+    })
+    .await;
     server.kill();
     let mut connection = bus.connection();
-    within("the loss to be noticed", connection.wait_for(|state| *state == Connection::Down)).await.expect("alive");
+    within("the loss to be noticed", connection.wait_for(|state| *state == Connection::Down))
+        .await
+        .expect("alive");
     progress.send(&event(task(1), "message.delta", 1, 2)).await.expect("a right event");
     assert!(progress.send(&event(task(1), "Wrong.Type", 1, 2)).await.is_err());
     // Nothing was heard of the first one before the connection broke.

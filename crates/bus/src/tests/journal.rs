@@ -6,11 +6,19 @@ use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use super::step;
-use crate::{Journal, User, envelope::INLINE_LIMIT, journal, publish, testing::NatsServer, topology::Stream};
+use crate::{
+    Journal, User, envelope::INLINE_LIMIT, journal, publish, testing::NatsServer, topology::Stream,
+};
 
 fn entry(step: StepId, call: u32) -> JournalEntry {
-    let completed = JournalCompleted { name: "grep".to_owned(), succeeded: true, ..Default::default() };
-    JournalEntry { step_id: step.to_string(), script: 0, call, entry: Some(Entry::Completed(completed)) }
+    let completed =
+        JournalCompleted { name: "grep".to_owned(), succeeded: true, ..Default::default() };
+    JournalEntry {
+        step_id: step.to_string(),
+        script: 0,
+        call,
+        entry: Some(Entry::Completed(completed)),
+    }
 }
 
 /// All entries of a journal without holes.
@@ -37,7 +45,11 @@ async fn a_journal_is_read_back_complete_and_in_order() {
         if call % 100 == 0 {
             let theirs = journal.load(step(2)).await.expect("readable").last;
             journal
-                .append(step(2), &JournalEntry { step_id: step(2).to_string(), ..entry.clone() }, theirs)
+                .append(
+                    step(2),
+                    &JournalEntry { step_id: step(2).to_string(), ..entry.clone() },
+                    theirs,
+                )
                 .await
                 .expect("appended");
         }
@@ -48,8 +60,14 @@ async fn a_journal_is_read_back_complete_and_in_order() {
     assert_eq!(entries(&journal, step(2)).await.len(), 6);
     journal.close(step(1)).await.expect("closed");
     let left = entries(&journal, step(1)).await;
-    assert!(matches!(left.as_slice(), [JournalEntry { entry: Some(Entry::Closed(_)), .. }]), "{left:?}");
-    let error = journal.append(step(1), &entry(step(1), 7), last).await.expect_err("who still runs it is fenced");
+    assert!(
+        matches!(left.as_slice(), [JournalEntry { entry: Some(Entry::Closed(_)), .. }]),
+        "{left:?}"
+    );
+    let error = journal
+        .append(step(1), &entry(step(1), 7), last)
+        .await
+        .expect_err("who still runs it is fenced");
     assert!(matches!(error, journal::Error::Conflict), "{error:?}");
     assert_eq!(entries(&journal, step(2)).await.len(), 6);
 }
@@ -75,7 +93,10 @@ async fn a_journal_that_is_lost_is_told_from_one_that_another_process_has() {
     let before = journal.kept_since().await.expect("known");
     server.lose(Stream::Journal).await;
     assert!(journal.kept_since().await.expect("known") > before);
-    let error = journal.append(step(1), &entry(step(1), 2), last).await.expect_err("there is nothing to go on from");
+    let error = journal
+        .append(step(1), &entry(step(1), 2), last)
+        .await
+        .expect_err("there is nothing to go on from");
     assert!(matches!(error, journal::Error::Lost), "{error:?}");
     assert!(!error.is_retryable());
 }
@@ -96,19 +117,22 @@ async fn an_entry_is_tried_again_until_the_server_is_back_or_it_is_given_up() {
     assert_eq!(entries(&journal, step(1)).await, std::slice::from_ref(&first), "once");
     server.pause();
     give_up.cancel();
-    let error = journal.append_while(step(1), &entry(step(1), 2), last, &give_up).await.expect_err("given up");
+    let error = journal
+        .append_while(step(1), &entry(step(1), 2), last, &give_up)
+        .await
+        .expect_err("given up");
     assert!(error.is_retryable(), "{error:?}");
     server.resume();
 }
 
 #[tokio::test]
-async fn an_entry_whose_acknowledgement_was_lost_is_recognised() {
+async fn an_entry_whose_acknowledgement_was_lost_is_recognized() {
     let server = NatsServer::start().await;
     let journal = server.bus().await.journal();
     let entry = entry(step(1), 1);
     let try_once = || journal.append_as(step(1), &entry, 0, "lost");
     let first = try_once().await.expect("accepted");
-    assert_eq!(try_once().await.expect("recognised"), first);
+    assert_eq!(try_once().await.expect("recognized"), first);
     // Another's entry in the same place is not ours.
     let error = journal.append(step(1), &entry, 0).await.expect_err("fenced");
     assert!(matches!(error, journal::Error::Conflict), "{error:?}");
@@ -154,7 +178,10 @@ async fn ends_of_closed_journals_go_and_open_journals_stay() {
     assert_eq!(journal.remove_closed(Timestamp::now()).await.expect("removed"), 299);
     assert_eq!(entries(&journal, step(7)).await.len(), 1);
     assert_eq!(entries(&journal, step(8)).await, []);
-    let error = journal.append(step(8), &entry(step(8), 2), 8).await.expect_err("who still runs it stays fenced");
+    let error = journal
+        .append(step(8), &entry(step(8), 2), 8)
+        .await
+        .expect_err("who still runs it stays fenced");
     assert!(matches!(error, journal::Error::Lost), "{error:?}");
     assert_eq!(journal.remove_closed(Timestamp::now()).await.expect("nothing is left"), 0);
 }
@@ -162,7 +189,8 @@ async fn ends_of_closed_journals_go_and_open_journals_stay() {
 #[tokio::test]
 async fn a_journal_in_a_full_stream_is_closed_and_gives_its_room_back() {
     let server = NatsServer::start().await;
-    let (journal, theirs) = (server.bus().await.journal(), server.bus_of(User::Reconciler).await.journal());
+    let (journal, theirs) =
+        (server.bus().await.journal(), server.bus_of(User::Reconciler).await.journal());
     server.bound(Stream::Journal, 8192).await;
     let (mut first, mut second) = (0, 0);
     let error = loop {
@@ -178,8 +206,14 @@ async fn a_journal_in_a_full_stream_is_closed_and_gives_its_room_back() {
     assert!(matches!(error, journal::Error::Publish(publish::Error::Full)), "{error:?}");
     theirs.close(step(1)).await.expect("closed");
     let left = entries(&journal, step(1)).await;
-    assert!(matches!(left.as_slice(), [JournalEntry { entry: Some(Entry::Closed(_)), .. }]), "{left:?}");
-    let error = journal.append(step(1), &entry(step(1), 11), first).await.expect_err("who still runs it is fenced");
+    assert!(
+        matches!(left.as_slice(), [JournalEntry { entry: Some(Entry::Closed(_)), .. }]),
+        "{left:?}"
+    );
+    let error = journal
+        .append(step(1), &entry(step(1), 11), first)
+        .await
+        .expect_err("who still runs it is fenced");
     assert!(matches!(error, journal::Error::Conflict), "{error:?}");
     journal.append(step(2), &entry(step(2), 11), second).await.expect("others go on");
 }

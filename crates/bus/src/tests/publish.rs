@@ -1,11 +1,15 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Duration};
 
-use construct_proto::mesh::v1::{CancelStep, ToolCatalogue, ToolCatalogueRequest, Whereabouts, WhereaboutsQuestion};
+use construct_proto::mesh::v1::{
+    CancelStep, ToolCatalog, ToolCatalogRequest, Whereabouts, WhereaboutsQuestion,
+};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{ORGANIZATION, event, execute, invoke, next, options, result, step, step_ref, task, within};
+use super::{
+    ORGANIZATION, event, execute, invoke, next, options, result, step, step_ref, task, within,
+};
 use crate::{
     Address as _, Bus, ConnectOptions, Dispatch, Pool, Service, TaskMessage,
     control::{ANSWERS, CONFIRM},
@@ -37,8 +41,14 @@ async fn a_command_is_queued_once_until_it_is_acknowledged() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
-    assert_eq!(bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent"), Dispatch::Published);
-    assert_eq!(bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent"), Dispatch::AlreadyQueued);
+    assert_eq!(
+        bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent"),
+        Dispatch::Published
+    );
+    assert_eq!(
+        bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent"),
+        Dispatch::AlreadyQueued
+    );
 
     let row = topology::model_consumer(&Pool::model_default());
     let place = bus.queued_at(&address, step(3), 0).await.expect("asked").expect("it stands there");
@@ -50,7 +60,10 @@ async fn a_command_is_queued_once_until_it_is_acknowledged() {
     let mut consumer = bus.consume_model(&Pool::model_default(), options(1));
     let delivery = next(&mut consumer).await;
     assert_eq!(delivery.message, invoke(task(1), 3));
-    assert_eq!(bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent"), Dispatch::AlreadyQueued);
+    assert_eq!(
+        bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent"),
+        Dispatch::AlreadyQueued
+    );
 
     // How far the queue was handed out tells which of its commands a worker has.
     let behind = subject::ModelInvoke::new(Pool::model_default(), task(2));
@@ -67,7 +80,9 @@ async fn a_command_is_queued_once_until_it_is_acknowledged() {
     // Acknowledged, the place is free, even for the same step and within the duplicate window.
     delivery.receipt.ack().await;
     within("the place to become free", async {
-        while bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent") != Dispatch::Published {}
+        while bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent")
+            != Dispatch::Published
+        {}
     })
     .await;
     assert_eq!(next(&mut consumer).await.delivery, 1);
@@ -86,8 +101,14 @@ async fn a_later_round_supersedes_what_an_earlier_one_left_and_never_the_other_w
     bus.publish_once(&address, &of_round(0)).await.expect("sent");
     let superseded = Dispatch::Superseded { step_id: step(3).to_string() };
     assert_eq!(bus.publish_once(&address, &of_round(1)).await.expect("sent"), superseded);
-    assert_eq!(bus.publish_once(&address, &of_round(1)).await.expect("sent"), Dispatch::AlreadyQueued);
-    assert_eq!(bus.publish_once(&address, &of_round(0)).await.expect("sent"), Dispatch::Stale { number: 3 });
+    assert_eq!(
+        bus.publish_once(&address, &of_round(1)).await.expect("sent"),
+        Dispatch::AlreadyQueued
+    );
+    assert_eq!(
+        bus.publish_once(&address, &of_round(0)).await.expect("sent"),
+        Dispatch::Stale { number: 3 }
+    );
     let mut consumer = bus.consume_code(&Pool::code_default(), options(4));
     assert_eq!(next(&mut consumer).await.message, of_round(1));
 }
@@ -100,10 +121,16 @@ async fn a_later_step_supersedes_what_an_earlier_one_left_and_never_the_other_wa
     bus.publish_once(&address, &execute(task(1), 3)).await.expect("sent");
     let superseded = Dispatch::Superseded { step_id: step(3).to_string() };
     assert_eq!(bus.publish_once(&address, &execute(task(1), 5)).await.expect("sent"), superseded);
-    assert_eq!(bus.publish_once(&address, &execute(task(1), 4)).await.expect("sent"), Dispatch::Stale { number: 5 });
+    assert_eq!(
+        bus.publish_once(&address, &execute(task(1), 4)).await.expect("sent"),
+        Dispatch::Stale { number: 5 }
+    );
     // Another task's or pool's command is none of its business.
     let other = subject::CodeExecute::new(Pool::code_default(), task(2));
-    assert_eq!(bus.publish_once(&other, &execute(task(2), 1)).await.expect("sent"), Dispatch::Published);
+    assert_eq!(
+        bus.publish_once(&other, &execute(task(2), 1)).await.expect("sent"),
+        Dispatch::Published
+    );
 
     let mut consumer = bus.consume_code(&Pool::code_default(), options(4));
     assert_eq!(next(&mut consumer).await.message, execute(task(1), 5));
@@ -116,8 +143,10 @@ async fn many_dispatchers_at_once_queue_one_command() {
     let bus = server.bus().await;
     let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
     let command = invoke(task(1), 1);
-    let sent = futures::future::join_all((0..20).map(|_| bus.publish_once(&address, &command))).await;
-    let published = sent.iter().filter(|outcome| matches!(outcome, Ok(Dispatch::Published))).count();
+    let sent =
+        futures::future::join_all((0..20).map(|_| bus.publish_once(&address, &command))).await;
+    let published =
+        sent.iter().filter(|outcome| matches!(outcome, Ok(Dispatch::Published))).count();
     assert_eq!(published, 1, "{sent:?}");
     assert!(sent.iter().all(Result::is_ok), "{sent:?}");
 }
@@ -152,7 +181,10 @@ async fn a_large_payload_travels_as_a_blob_and_nobody_notices() {
     let other = subject::ModelInvoke::new(Pool::new("other").expect("a name"), task(1));
     bus.publish_once(&other, &command).await.expect("sent");
     assert_eq!(blob_files(&server).len(), 1);
-    assert_eq!(fs::metadata(server.blobs()).expect("it is there").permissions().mode() & 0o777, 0o700);
+    assert_eq!(
+        fs::metadata(server.blobs()).expect("it is there").permissions().mode() & 0o777,
+        0o700
+    );
 
     let tapped = within("the tapped message", tap.next()).await.expect("tapped");
     assert_eq!(tapped.subject, address.subject());
@@ -170,7 +202,8 @@ async fn a_payload_beyond_all_limits_is_refused_with_its_size() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
-    let error = bus.publish_once(&address, &large(task(1), PAYLOAD_LIMIT)).await.expect_err("too large");
+    let error =
+        bus.publish_once(&address, &large(task(1), PAYLOAD_LIMIT)).await.expect_err("too large");
     assert!(
         matches!(error, publish::Error::TooLarge { size, limit: PAYLOAD_LIMIT } if size > PAYLOAD_LIMIT),
         "{error}"
@@ -178,7 +211,8 @@ async fn a_payload_beyond_all_limits_is_refused_with_its_size() {
     assert!(!error.is_retryable());
 
     let without = Bus::connect(server.url(), ConnectOptions::new("test")).await.expect("connected");
-    let error = without.publish_once(&address, &large(task(1), INLINE_LIMIT)).await.expect_err("too large");
+    let error =
+        without.publish_once(&address, &large(task(1), INLINE_LIMIT)).await.expect_err("too large");
     assert!(matches!(error, publish::Error::TooLarge { limit: INLINE_LIMIT, .. }), "{error}");
 }
 
@@ -200,7 +234,8 @@ async fn a_damaged_blob_becomes_a_dead_letter_and_publishing_again_heals_it() {
         letter = within("the dead letter", dead.next()) => letter.expect("tapped"),
         delivery = consumer.next() => panic!("delivered in spite of the damage: {:?}", delivery.map(|it| it.delivery)),
     };
-    let letter: construct_proto::mesh::v1::DeadLetter = prost::Message::decode(letter.payload).expect("a letter");
+    let letter: construct_proto::mesh::v1::DeadLetter =
+        prost::Message::decode(letter.payload).expect("a letter");
     assert!(letter.reason.contains("corrupt"), "{}", letter.reason);
     assert_eq!(letter.subject, address.subject());
 
@@ -217,17 +252,20 @@ async fn without_a_stream_or_a_server_publishing_fails_in_time_and_says_so() {
     let bus = Bus::connect(server.url(), ConnectOptions::new("test")).await.expect("connected");
     let address = subject::TaskResult::new(task(1));
     let short = Duration::from_millis(500);
-    let error = bus.publish_within(&address, &result(task(1), 1), short).await.expect_err("no stream");
+    let error =
+        bus.publish_within(&address, &result(task(1), 1), short).await.expect_err("no stream");
     assert!(matches!(error, publish::Error::NoStream { .. }), "{error:?}");
     assert!(error.is_retryable());
 
     server.kill();
     let began = std::time::Instant::now();
-    let error = bus.publish_within(&address, &result(task(1), 1), short).await.expect_err("no server");
+    let error =
+        bus.publish_within(&address, &result(task(1), 1), short).await.expect_err("no server");
     assert!(error.is_retryable(), "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 
-    let error = Bus::connect(server.url(), ConnectOptions::new("test")).await.expect_err("no server");
+    let error =
+        Bus::connect(server.url(), ConnectOptions::new("test")).await.expect_err("no server");
     assert!(error.is_retryable(), "{error:?}");
 }
 
@@ -263,9 +301,17 @@ async fn who_listens_for_cancels_waits_for_a_server_that_hangs() {
     tokio::time::sleep(CONFIRM + Duration::from_millis(500)).await;
     assert!(!listening.is_finished());
     server.resume();
-    let mut heard = within("the subscription", listening).await.expect("no panic").expect("subscribed");
-    let cancel = CancelStep { task_id: task(1).to_string(), step_id: step(1).to_string(), ..CancelStep::default() };
-    sender.broadcast(&subject::Cancel { service: Service::Interpreter }, &cancel).await.expect("sent");
+    let mut heard =
+        within("the subscription", listening).await.expect("no panic").expect("subscribed");
+    let cancel = CancelStep {
+        task_id: task(1).to_string(),
+        step_id: step(1).to_string(),
+        ..CancelStep::default()
+    };
+    sender
+        .broadcast(&subject::Cancel { service: Service::Interpreter }, &cancel)
+        .await
+        .expect("sent");
     assert_eq!(within("the cancellation", heard.next()).await, Some(cancel));
 }
 
@@ -274,10 +320,18 @@ async fn a_result_waits_for_the_step_that_it_is_of() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     for number in [1, 2] {
-        bus.publish(&subject::TaskResult::new(task(1)), &result(task(1), number)).await.expect("sent");
+        bus.publish(&subject::TaskResult::new(task(1)), &result(task(1), number))
+            .await
+            .expect("sent");
     }
-    for (of, number, waits) in [(task(1), 1, true), (task(1), 2, true), (task(1), 3, false), (task(2), 1, false)] {
-        assert_eq!(bus.result_waits(of, step(number)).await.expect("the server says"), waits, "{number}");
+    for (of, number, waits) in
+        [(task(1), 1, true), (task(1), 2, true), (task(1), 3, false), (task(2), 1, false)]
+    {
+        assert_eq!(
+            bus.result_waits(of, step(number)).await.expect("the server says"),
+            waits,
+            "{number}"
+        );
     }
 }
 
@@ -286,8 +340,11 @@ async fn tools_are_answered_by_any_interpreter_of_the_pool_or_by_nobody() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let (pool, other) = (Pool::code_default(), Pool::new("cpu-8").expect("a name"));
-    let question = ToolCatalogueRequest { workspace: "/srv/w".to_owned() };
-    let error = bus.request_tools(&pool, &question, Duration::from_secs(5)).await.expect_err("nobody there");
+    let question = ToolCatalogRequest { workspace: "/srv/w".to_owned() };
+    let error = bus
+        .request_tools(&pool, &question, Duration::from_secs(5))
+        .await
+        .expect_err("nobody there");
     assert!(matches!(error, request::Error::NoResponders), "{error:?}");
 
     let stop = CancellationToken::new();
@@ -297,7 +354,7 @@ async fn tools_are_answered_by_any_interpreter_of_the_pool_or_by_nobody() {
         async move {
             interpreter
                 .serve_tools(&pool, stop, |question| async move {
-                    ToolCatalogue { facts: question.workspace, ..Default::default() }
+                    ToolCatalog { facts: question.workspace, ..Default::default() }
                 })
                 .await
         }
@@ -429,8 +486,9 @@ async fn a_question_without_a_group_is_answered_by_the_one_that_knows() {
     let stop = CancellationToken::new();
     let answers = |bus: Bus, sequence: Option<u64>| {
         let stop = stop.clone();
-        let answer =
-            move |_| async move { sequence.map(|sequence| Whereabouts { sequence, ..Whereabouts::default() }) };
+        let answer = move |_| async move {
+            sequence.map(|sequence| Whereabouts { sequence, ..Whereabouts::default() })
+        };
         tokio::spawn(async move { bus.answer(&subject::Whereabouts, stop, answer).await })
     };
     let serving = [answers(knows, Some(7)), answers(other, None)];
@@ -463,7 +521,9 @@ async fn headers_tell_a_passer_by_what_a_message_is() {
     let mut tap = bus.tap("construct.v1.cmd.task.>").await.expect("tapped");
     bus.publish(&subject::TaskResult::new(task(1)), &result(task(1), 4)).await.expect("sent");
     let message = within("the tapped message", tap.next()).await.expect("tapped");
-    let header = |name: &str| message.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
+    let header = |name: &str| {
+        message.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    };
     assert_eq!(header(TYPE), Some("construct.mesh.v1.StepResult"));
     assert_eq!(header(STEP), Some(step_ref(task(1), 4).step_id.as_str()));
     assert!(header("Nats-Msg-Id").is_some());

@@ -11,8 +11,9 @@ use super::{ORGANIZATION, event, execute, invoke, matches, step, task, wake};
 use crate::{
     Address, Entity, EventType, Pool, Service,
     subject::{
-        self, BreakerCensus, BreakerNews, BreakerState, Cancel, CheckProvider, CodeExecute, CountTokens, Dead, Delta,
-        EntityEvent, EventAddress, Journal, ListVendorModels, ModelInvoke, TaskEvent, TaskResult, TaskWake, Tools,
+        self, BreakerCensus, BreakerNews, BreakerState, Cancel, CheckProvider, CodeExecute,
+        CountTokens, Dead, Delta, EntityEvent, EventAddress, Journal, ListVendorModels,
+        ModelInvoke, TaskEvent, TaskResult, TaskWake, Tools,
     },
     topology::Stream,
 };
@@ -39,8 +40,14 @@ const ORG: &str = "org_00000000-0000-7000-8000-000000000001";
 #[test]
 fn every_subject_is_what_people_tap_and_reads_back() {
     let partition = partition::of(task(7));
-    reads_back(&TaskWake::new(task(7)), &format!("construct.v1.cmd.task.wake.{partition:02}.{TASK}"));
-    reads_back(&TaskResult::new(task(7)), &format!("construct.v1.cmd.task.result.{partition:02}.{TASK}"));
+    reads_back(
+        &TaskWake::new(task(7)),
+        &format!("construct.v1.cmd.task.wake.{partition:02}.{TASK}"),
+    );
+    reads_back(
+        &TaskResult::new(task(7)),
+        &format!("construct.v1.cmd.task.result.{partition:02}.{TASK}"),
+    );
     reads_back(
         &ModelInvoke::new(Pool::model_default(), task(7)),
         &format!("construct.v1.cmd.model.invoke.default.{TASK}"),
@@ -49,11 +56,23 @@ fn every_subject_is_what_people_tap_and_reads_back() {
         &CodeExecute::new(Pool::code_default(), task(7)),
         &format!("construct.v1.cmd.code.execute.cpu-2.{TASK}"),
     );
-    reads_back(&Delta { organization: ORGANIZATION, task: task(7) }, &format!("construct.v1.delta.{ORG}.task.{TASK}"));
-    reads_back(&Journal { step: step(7) }, "construct.v1.journal.step_00000000-0000-0000-0000-000000000007");
+    reads_back(
+        &Delta { organization: ORGANIZATION, task: task(7) },
+        &format!("construct.v1.delta.{ORG}.task.{TASK}"),
+    );
+    reads_back(
+        &Journal { step: step(7) },
+        "construct.v1.journal.step_00000000-0000-0000-0000-000000000007",
+    );
     reads_back(&Cancel { service: Service::Providers }, "construct.v1.ctl.providers.all.cancel");
-    reads_back(&Tools { pool: Pool::code_default() }, "construct.v1.ctl.interpreter.pool.cpu-2.tools");
-    reads_back(&BreakerNews { instance: "providers-1".into() }, "construct.v1.ctl.providers.providers-1.breaker");
+    reads_back(
+        &Tools { pool: Pool::code_default() },
+        "construct.v1.ctl.interpreter.pool.cpu-2.tools",
+    );
+    reads_back(
+        &BreakerNews { instance: "providers-1".into() },
+        "construct.v1.ctl.providers.providers-1.breaker",
+    );
     reads_back(&BreakerCensus, "construct.v1.ctl.providers.all.breakers");
     reads_back(&BreakerState, "construct.v1.ctl.providers.any.state");
     reads_back(&CheckProvider, "construct.v1.ctl.providers.any.check");
@@ -69,7 +88,8 @@ fn every_subject_is_what_people_tap_and_reads_back() {
     reads_back(&subject::Whereabouts, "construct.v1.ctl.reconciler.whereabouts");
     let spending = subject::Spending { organization: ORGANIZATION };
     reads_back(&spending, &format!("construct.v1.cmd.spending.{ORGANIZATION}"));
-    let slack = subject::SlackDelivery::new(subject::SlackKind::Action, "T0123").expect("it is a team");
+    let slack =
+        subject::SlackDelivery::new(subject::SlackKind::Action, "T0123").expect("it is a team");
     reads_back(&slack, "construct.v1.cmd.slack.action.T0123");
     let scan = construct_domain::ScanId::from_uuid(Uuid::from_u128(7));
     let id = "scan_00000000-0000-0000-0000-000000000007";
@@ -77,18 +97,32 @@ fn every_subject_is_what_people_tap_and_reads_back() {
         &subject::ScanRun { organization: ORGANIZATION, scan },
         &format!("construct.v1.cmd.scan.run.{ORG}.{id}"),
     );
-    reads_back(&subject::ScanNews { organization: ORGANIZATION, scan }, &format!("construct.v1.evt.{ORG}.scan.{id}"));
-    reads_back(&subject::ToolCreate { organization: ORGANIZATION }, &format!("construct.v1.cmd.tool.create.{ORG}"));
-    reads_back(&subject::StateNews { organization: ORGANIZATION }, &format!("construct.v1.ctl.gateway.{ORG}.state"));
+    reads_back(
+        &subject::ScanNews { organization: ORGANIZATION, scan },
+        &format!("construct.v1.evt.{ORG}.scan.{id}"),
+    );
+    reads_back(
+        &subject::ToolCreate { organization: ORGANIZATION },
+        &format!("construct.v1.cmd.tool.create.{ORG}"),
+    );
+    reads_back(
+        &subject::StateNews { organization: ORGANIZATION },
+        &format!("construct.v1.ctl.gateway.{ORG}.state"),
+    );
     reads_back(&subject::ListRepositories, "construct.v1.ctl.scanner.any.repositories");
     for (kind, entity) in [
         ("agent", Entity::Agent(AgentId::from_uuid(Uuid::from_u128(7)))),
         ("model", Entity::Model(ModelId::from_uuid(Uuid::from_u128(7)))),
         ("provider", Entity::Provider(ModelProviderId::from_uuid(Uuid::from_u128(7)))),
     ] {
-        let address = EntityEvent { organization: ORGANIZATION, entity, event: kind_of(&format!("{kind}.updated")) };
-        let subject =
-            format!("construct.v1.evt.{ORG}.{kind}.{kind}_00000000-0000-0000-0000-000000000007.{kind}.updated");
+        let address = EntityEvent {
+            organization: ORGANIZATION,
+            entity,
+            event: kind_of(&format!("{kind}.updated")),
+        };
+        let subject = format!(
+            "construct.v1.evt.{ORG}.{kind}.{kind}_00000000-0000-0000-0000-000000000007.{kind}.updated"
+        );
         assert_eq!(address.subject(), subject);
         assert_eq!(EntityEvent::parse(&subject), Ok(address));
     }
@@ -137,7 +171,10 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
     refuses(&TaskWake::new(task(7)), &wake(task(8), ""));
     refuses(&TaskWake::new(task(7)), &construct_proto::mesh::v1::TaskWake::default());
     refuses(&ModelInvoke::new(Pool::model_default(), task(7)), &invoke(task(8), 1));
-    let elsewhere = construct_proto::mesh::v1::CodeExecute { compute: "cpu-8".to_owned(), ..execute(task(7), 1) };
+    let elsewhere = construct_proto::mesh::v1::CodeExecute {
+        compute: "cpu-8".to_owned(),
+        ..execute(task(7), 1)
+    };
     refuses(&CodeExecute::new(Pool::code_default(), task(7)), &elsewhere);
     refuses(&TaskResult::new(task(7)), &Default::default());
     refuses(&BreakerNews { instance: "one".into() }, &Default::default());
@@ -150,11 +187,16 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
         task_id: task(7).to_string(),
         ..Default::default()
     };
-    let of = |step_id: &str| WhereaboutsQuestion { step_id: step_id.to_owned(), ..question.clone() };
+    let of =
+        |step_id: &str| WhereaboutsQuestion { step_id: step_id.to_owned(), ..question.clone() };
     assert!(subject::Whereabouts.check(&of("")).is_ok(), "no step is asked about");
     refuses(&subject::Whereabouts, &of("step_1"));
-    refuses(&Delta { organization: ORGANIZATION, task: task(7) }, &event(task(7), "message.created", 0, 0));
-    let address = TaskEvent { organization: ORGANIZATION, task: task(7), event: kind_of("message.created") };
+    refuses(
+        &Delta { organization: ORGANIZATION, task: task(7) },
+        &event(task(7), "message.created", 0, 0),
+    );
+    let address =
+        TaskEvent { organization: ORGANIZATION, task: task(7), event: kind_of("message.created") };
     refuses(&address, &event(task(7), "message.updated", 0, 0));
 }
 
@@ -166,9 +208,18 @@ fn an_event_finds_its_own_subject() {
         Ok(EventAddress::Delta(address)) => address.subject(),
         Err(error) => error.to_string(),
     };
-    assert_eq!(of(&event(task(7), "message.delta", 1, 1)), format!("construct.v1.delta.{ORG}.task.{TASK}"));
-    assert_eq!(of(&event(task(7), "message.restarted", 1, 1)), format!("construct.v1.delta.{ORG}.task.{TASK}"));
-    assert_eq!(of(&event(task(7), "tool.called", 1, 1)), format!("construct.v1.evt.{ORG}.task.{TASK}.tool.called"));
+    assert_eq!(
+        of(&event(task(7), "message.delta", 1, 1)),
+        format!("construct.v1.delta.{ORG}.task.{TASK}")
+    );
+    assert_eq!(
+        of(&event(task(7), "message.restarted", 1, 1)),
+        format!("construct.v1.delta.{ORG}.task.{TASK}")
+    );
+    assert_eq!(
+        of(&event(task(7), "tool.called", 1, 1)),
+        format!("construct.v1.evt.{ORG}.task.{TASK}.tool.called")
+    );
     let agent = "agent_00000000-0000-0000-0000-000000000007".to_owned();
     let about = |kind: &str, payload| Event {
         r#type: kind.to_owned(),

@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair,
+};
 use tempfile::TempDir;
 
 use super::{task, wake};
@@ -22,12 +25,16 @@ impl Authority {
 
     /// Puts `name.crt`, `name.key` into the folder, and who vouches for it as `name-ca.crt`.
     fn vouch(&self, folder: &Path, name: &str) {
-        let mut params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).expect("names");
+        let mut params =
+            CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])
+                .expect("names");
         params.distinguished_name.push(DnType::CommonName, name);
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.0).expect("it is signed");
-        let put = |file: String, text: String| fs::write(folder.join(file), text).expect("it is written");
+        let put =
+            |file: String, text: String| fs::write(folder.join(file), text).expect("it is written");
         put(format!("{name}.crt"), certificate.pem());
         put(format!("{name}.key"), key.serialize_pem());
         put(format!("{name}-ca.crt"), self.0.pem());
@@ -43,7 +50,11 @@ fn folder() -> TempDir {
     folder
 }
 
-async fn connect(server: &NatsServer, scheme: &str, tls: Tls) -> Result<Bus, crate::connect::Error> {
+async fn connect(
+    server: &NatsServer,
+    scheme: &str,
+    tls: Tls,
+) -> Result<Bus, crate::connect::Error> {
     let url = server.url_of(User::Reconciler).replace("nats://", scheme);
     Bus::connect(&url, ConnectOptions::new("test").user(User::Reconciler).tls(tls)).await
 }
@@ -57,18 +68,29 @@ async fn works(bus: &Bus) {
 async fn a_server_is_trusted_when_the_named_authority_vouches_for_it() {
     let folder = folder();
     let file = |name: &str| folder.path().join(name);
-    let lines = format!("tls {{ cert_file: {:?}, key_file: {:?} }}", file("server.crt"), file("server.key"));
+    let lines = format!(
+        "tls {{ cert_file: {:?}, key_file: {:?} }}",
+        file("server.crt"),
+        file("server.key")
+    );
     let server = NatsServer::start_configured(&lines).await;
     let trusting = |ca: &str| Tls { ca: Some(file(ca)), certificate: None };
     for scheme in ["tls://", "nats://"] {
-        works(&connect(&server, scheme, trusting("server-ca.crt")).await.expect("it is trusted")).await;
+        works(&connect(&server, scheme, trusting("server-ca.crt")).await.expect("it is trusted"))
+            .await;
     }
-    connect(&server, "tls://", trusting("stranger-ca.crt")).await.expect_err("a stranger vouches for it");
-    connect(&server, "tls://", Tls::default()).await.expect_err("nobody whom the system trusts vouches for it");
-    let missing = connect(&server, "tls://", trusting("none.crt")).await.expect_err("there is no such file");
+    connect(&server, "tls://", trusting("stranger-ca.crt"))
+        .await
+        .expect_err("a stranger vouches for it");
+    connect(&server, "tls://", Tls::default())
+        .await
+        .expect_err("nobody whom the system trusts vouches for it");
+    let missing =
+        connect(&server, "tls://", trusting("none.crt")).await.expect_err("there is no such file");
     assert!(!missing.is_retryable() && missing.to_string().contains("none.crt"), "{missing:?}");
     fs::write(file("empty.crt"), "nothing").expect("it is written");
-    let empty = connect(&server, "tls://", trusting("empty.crt")).await.expect_err("it is no certificate");
+    let empty =
+        connect(&server, "tls://", trusting("empty.crt")).await.expect_err("it is no certificate");
     assert!(!empty.is_retryable() && empty.to_string().contains("empty.crt"), "{empty:?}");
 }
 
@@ -86,7 +108,9 @@ async fn a_server_may_ask_for_a_certificate() {
     let showing = |certificate| Tls { ca: Some(file("server-ca.crt")), certificate };
     let own = |name: &str| Some((file(&format!("{name}.crt")), file(&format!("{name}.key"))));
     works(&connect(&server, "tls://", showing(own("client"))).await.expect("it is let in")).await;
-    connect(&server, "tls://", showing(own("stranger"))).await.expect_err("a stranger vouches for it");
+    connect(&server, "tls://", showing(own("stranger")))
+        .await
+        .expect_err("a stranger vouches for it");
     connect(&server, "tls://", showing(None)).await.expect_err("it shows none");
 }
 

@@ -25,7 +25,8 @@ fn stored<A: Stored>(address: &A) -> (Stream, String) {
 #[test]
 fn a_journal_is_kept_longer_than_a_script_can_wait_for_people_and_what_it_refers_to_longer_still() {
     use construct_domain::{approval::APPROVAL_LIMIT, decide::CODE_DEADLINE};
-    let journal = streams().iter().find(|row| row.stream == Stream::Journal).expect("there is one").max_age;
+    let journal =
+        streams().iter().find(|row| row.stream == Stream::Journal).expect("there is one").max_age;
     // A script that is gone on with at the last moment runs once more.
     assert!(journal > APPROVAL_LIMIT + 2 * CODE_DEADLINE);
     assert!(blob::KEPT > journal);
@@ -40,7 +41,11 @@ fn every_stored_message_has_exactly_the_stream_its_type_names() {
         stored(&subject::TaskResult::new(task(1))),
         stored(&subject::ModelInvoke::new(Pool::model_default(), task(1))),
         stored(&subject::CodeExecute::new(Pool::code_default(), task(1))),
-        stored(&subject::TaskEvent { organization: ORGANIZATION, task: task(1), event: event("error") }),
+        stored(&subject::TaskEvent {
+            organization: ORGANIZATION,
+            task: task(1),
+            event: event("error"),
+        }),
         stored(&subject::EntityEvent {
             organization: ORGANIZATION,
             entity: subject::Entity::Agent(agent),
@@ -50,15 +55,20 @@ fn every_stored_message_has_exactly_the_stream_its_type_names() {
         stored(&subject::Journal { step: step(1) }),
         stored(&subject::Dead { stream: Stream::Task }),
         stored(&subject::Spending { organization: ORGANIZATION }),
-        stored(&subject::SlackDelivery::new(subject::SlackKind::Event, "T0123").expect("it is a team")),
+        stored(
+            &subject::SlackDelivery::new(subject::SlackKind::Event, "T0123").expect("it is a team"),
+        ),
         stored(&subject::ScanRun { organization: ORGANIZATION, scan: scan() }),
         stored(&subject::ScanNews { organization: ORGANIZATION, scan: scan() }),
         stored(&subject::ToolCreate { organization: ORGANIZATION }),
     ];
     let mut used = BTreeSet::new();
     for (stream, subject) in all {
-        let found: Vec<Stream> =
-            streams().iter().filter(|row| matches(row.subject, &subject)).map(|row| row.stream).collect();
+        let found: Vec<Stream> = streams()
+            .iter()
+            .filter(|row| matches(row.subject, &subject))
+            .map(|row| row.stream)
+            .collect();
         assert_eq!(found, [stream], "{subject}");
         used.insert(stream.name());
     }
@@ -79,7 +89,10 @@ fn every_command_has_exactly_one_consumer() {
             stored(&subject::CodeExecute::new(middle.clone(), task)),
             stored(&subject::CodeExecute::new(large.clone(), task)),
             stored(&subject::Spending { organization: ORGANIZATION }),
-            stored(&subject::SlackDelivery::new(subject::SlackKind::Command, "T0123").expect("it is a team")),
+            stored(
+                &subject::SlackDelivery::new(subject::SlackKind::Command, "T0123")
+                    .expect("it is a team"),
+            ),
             stored(&subject::ScanRun { organization: ORGANIZATION, scan: scan() }),
             stored(&subject::ToolCreate { organization: ORGANIZATION }),
         ]
@@ -87,7 +100,10 @@ fn every_command_has_exactly_one_consumer() {
     let rows = consumers();
     let mut used = BTreeSet::new();
     for (stream, subject) in commands {
-        let found: Vec<_> = rows.iter().filter(|row| row.stream == stream && matches(&row.filter, &subject)).collect();
+        let found: Vec<_> = rows
+            .iter()
+            .filter(|row| row.stream == stream && matches(&row.filter, &subject))
+            .collect();
         assert_eq!(found.len(), 1, "{subject}: {found:?}");
         used.insert(found[0].durable.clone());
     }
@@ -97,7 +113,10 @@ fn every_command_has_exactly_one_consumer() {
 
 #[test]
 fn only_work_queues_have_consumers() {
-    let queues = streams().iter().filter(|row| row.retention == Retention::WorkQueue).map(|row| row.stream.name());
+    let queues = streams()
+        .iter()
+        .filter(|row| row.retention == Retention::WorkQueue)
+        .map(|row| row.stream.name());
     let consumed: BTreeSet<&str> = consumers().iter().map(|row| row.stream.name()).collect();
     assert_eq!(queues.collect::<BTreeSet<_>>(), consumed);
 }
@@ -105,13 +124,22 @@ fn only_work_queues_have_consumers() {
 #[tokio::test]
 async fn services_that_start_at_once_agree_on_the_topology() {
     let server = NatsServer::start().await;
-    let buses = join_all((0..6).map(|n| Bus::connect(server.url(), ConnectOptions::new(format!("service {n}"))))).await;
-    let buses: Vec<Bus> = buses.into_iter().map(|bus| bus.expect("the server accepts connections")).collect();
+    let buses = join_all(
+        (0..6).map(|n| Bus::connect(server.url(), ConnectOptions::new(format!("service {n}")))),
+    )
+    .await;
+    let buses: Vec<Bus> =
+        buses.into_iter().map(|bus| bus.expect("the server accepts connections")).collect();
     for outcome in join_all(buses.iter().map(Bus::ensure_topology)).await {
         outcome.expect("every service succeeds");
     }
     for row in consumers() {
-        let stream = buses[0].inner.jetstream.get_stream(row.stream.name()).await.expect("the stream is there");
+        let stream = buses[0]
+            .inner
+            .jetstream
+            .get_stream(row.stream.name())
+            .await
+            .expect("the stream is there");
         let info = stream.consumer_info(&row.durable).await.expect("the consumer is there");
         assert_eq!(info.config.filter_subject, row.filter);
     }
@@ -123,7 +151,8 @@ async fn a_stream_that_differs_is_brought_back_and_keeps_what_is_the_operators()
     let bus = server.bus().await;
     let jetstream = &bus.inner.jetstream;
     let name = Stream::Deltas.name();
-    let config = |stream: &async_nats::jetstream::stream::Stream| stream.cached_info().config.clone();
+    let config =
+        |stream: &async_nats::jetstream::stream::Stream| stream.cached_info().config.clone();
     let right = config(&jetstream.get_stream(name).await.expect("it is there"));
     let changed = Config { max_bytes: 12_345, allow_direct: true, ..right.clone() };
     jetstream.update_stream(changed).await.expect("the server takes it");
@@ -137,7 +166,9 @@ async fn a_stream_that_differs_is_brought_back_and_keeps_what_is_the_operators()
 #[tokio::test]
 async fn a_topology_that_cannot_be_changed_in_place_is_an_error_that_names_the_stream() {
     let server = NatsServer::start().await;
-    let bus = Bus::connect(server.url(), ConnectOptions::new("test")).await.expect("the server accepts connections");
+    let bus = Bus::connect(server.url(), ConnectOptions::new("test"))
+        .await
+        .expect("the server accepts connections");
     let wrong = Config {
         name: Stream::Task.name().to_owned(),
         subjects: vec!["construct.v1.cmd.task.>".to_owned()],
@@ -153,7 +184,9 @@ async fn a_topology_that_cannot_be_changed_in_place_is_an_error_that_names_the_s
 async fn a_stream_that_somebody_took_away_is_made_again_by_a_reconciler() {
     let server = NatsServer::start().await;
     let options = ConnectOptions::new("reconciler").user(User::Reconciler);
-    let bus = Bus::connect(&server.url_of(User::Reconciler), options).await.expect("the user may connect");
+    let bus = Bus::connect(&server.url_of(User::Reconciler), options)
+        .await
+        .expect("the user may connect");
     bus.ensure_topology().await.expect("the server accepts the topology");
     let stop = CancellationToken::new();
     let keeping = tokio::spawn(bus.clone().keep_topology(stop.clone()));
@@ -163,7 +196,13 @@ async fn a_stream_that_somebody_took_away_is_made_again_by_a_reconciler() {
     tokio::time::advance(Duration::from_secs(60)).await;
     tokio::time::resume();
     within("the stream to be there", async {
-        while bus.inspect_streams().await.expect("the server answers").iter().any(|(_, state)| state.is_none()) {
+        while bus
+            .inspect_streams()
+            .await
+            .expect("the server answers")
+            .iter()
+            .any(|(_, state)| state.is_none())
+        {
             tokio::task::yield_now().await;
         }
     })
@@ -179,7 +218,8 @@ async fn cluster() -> Vec<NatsServer> {
     let ports = free.map(|listener| listener.local_addr().expect("it has one").port());
     let routes = ports.map(|port| format!("nats://127.0.0.1:{port}")).join(", ");
     let launched = ports.into_iter().enumerate().map(async |(number, port)| {
-        let cluster = format!("cluster {{ name: test, listen: \"127.0.0.1:{port}\", routes: [{routes}] }}");
+        let cluster =
+            format!("cluster {{ name: test, listen: \"127.0.0.1:{port}\", routes: [{routes}] }}");
         NatsServer::start_configured(&format!("server_name: server-{number}\n{cluster}")).await
     });
     join_all(launched).await
@@ -190,8 +230,11 @@ async fn streams_are_kept_by_as_many_servers_as_wanted_and_survive_one() {
     let mut servers = cluster().await;
     let urls: Vec<&str> = servers.iter().map(NatsServer::url).collect();
     let connect = async |replicas: usize| {
-        let options = ConnectOptions::new("test").blobs(servers[0].blobs()).replicas(NonZeroUsize::new(replicas));
-        let bus = Bus::connect(&urls.join(","), options).await.expect("the servers accept connections");
+        let options = ConnectOptions::new("test")
+            .blobs(servers[0].blobs())
+            .replicas(NonZeroUsize::new(replicas));
+        let bus =
+            Bus::connect(&urls.join(","), options).await.expect("the servers accept connections");
         // They elect a leader first, and one for each stream.
         within("the topology", async {
             while let Err(error) = bus.ensure_topology().await {

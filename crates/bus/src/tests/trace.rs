@@ -18,14 +18,18 @@ async fn the_consumers_span_continues_the_publishers_trace() {
     let bus = server.bus().await;
     let publisher = tracing::info_span!("publisher");
     let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
-    bus.publish_once(&address, &invoke(task(1), 1)).instrument(publisher.clone()).await.expect("sent");
+    bus.publish_once(&address, &invoke(task(1), 1))
+        .instrument(publisher.clone())
+        .await
+        .expect("sent");
 
     let mut consumer = bus.consume_model(&Pool::model_default(), options(1));
     let delivery = next(&mut consumer).await;
     let span = tracing::info_span!("consumer");
     delivery.receipt.continue_trace(&span);
     let (published, consumed) = (publisher.context(), span.context());
-    let (published, consumed) = (published.span().span_context().clone(), consumed.span().span_context().clone());
+    let (published, consumed) =
+        (published.span().span_context().clone(), consumed.span().span_context().clone());
     assert!(published.is_valid());
     assert_eq!(consumed.trace_id(), published.trace_id());
     assert_ne!(consumed.span_id(), published.span_id());

@@ -26,7 +26,8 @@ impl Kept {
     /// What a stream has now; the server is stopped for it.
     async fn of(server: &mut NatsServer, stream: Stream) -> Self {
         server.stop();
-        let messages = folder(&server.store(), stream.name()).expect("the stream has a folder").join("msgs");
+        let messages =
+            folder(&server.store(), stream.name()).expect("the stream has a folder").join("msgs");
         let mut copies = (0..).map(|number| server.dir().join(format!("kept-{number}")));
         let copy = copies.find(|copy| !copy.exists()).expect("numbers do not end");
         copy_files(&messages, &copy);
@@ -44,11 +45,15 @@ impl Kept {
 }
 
 fn folder(within: &Path, name: &str) -> Option<PathBuf> {
-    let folders = fs::read_dir(within).ok()?.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
-    folders
-        .collect::<Vec<_>>()
-        .into_iter()
-        .find_map(|path| if path.file_name().is_some_and(|own| own == name) { Some(path) } else { folder(&path, name) })
+    let folders =
+        fs::read_dir(within).ok()?.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    folders.collect::<Vec<_>>().into_iter().find_map(|path| {
+        if path.file_name().is_some_and(|own| own == name) {
+            Some(path)
+        } else {
+            folder(&path, name)
+        }
+    })
 }
 
 fn copy_files(from: &Path, to: &Path) {
@@ -58,10 +63,12 @@ fn copy_files(from: &Path, to: &Path) {
     }
 }
 
-/// Takes a message out of the file that it stands in, as a disk does that is full for a moment: the server has given it a number.
+/// Takes a message out of the file that it stands in, as a disk does that is full for a moment: the
+/// server has given it a number.
 async fn cut_out(server: &mut NatsServer, stream: Stream, number: u64) {
     server.stop();
-    let messages = folder(&server.store(), stream.name()).expect("the stream has a folder").join("msgs");
+    let messages =
+        folder(&server.store(), stream.name()).expect("the stream has a folder").join("msgs");
     for file in fs::read_dir(messages).unwrap().map(|entry| entry.unwrap().path()) {
         if file.extension().is_none_or(|extension| extension != "blk") {
             // It is made again from the messages.
@@ -71,7 +78,8 @@ async fn cut_out(server: &mut NatsServer, stream: Stream, number: u64) {
         let (mut rest, mut kept) = (&*fs::read(&file).unwrap(), Vec::new());
         while let Some((length, _)) = rest.split_first_chunk() {
             // The highest bit says whether it has headers.
-            let (record, others) = rest.split_at((u32::from_le_bytes(*length) & !(1 << 31)) as usize);
+            let (record, others) =
+                rest.split_at((u32::from_le_bytes(*length) & !(1 << 31)) as usize);
             if record[4..12] != number.to_le_bytes() {
                 kept.extend_from_slice(record);
             }
@@ -122,7 +130,10 @@ async fn commands_that_are_stored_where_lost_ones_were_are_delivered() {
     kept.bring_back(&mut server).await;
 
     let bus = connected(&server).await;
-    assert_eq!(bus.publish_once(&model(7), &invoke(task(7), 1)).await.expect("sent"), Dispatch::Published);
+    assert_eq!(
+        bus.publish_once(&model(7), &invoke(task(7), 1)).await.expect("sent"),
+        Dispatch::Published
+    );
     let mut consumer = bus.consume_model(&Pool::model_default(), options(4));
     let nothing = tokio::time::timeout(Duration::from_millis(500), consumer.next()).await;
     assert!(nothing.is_err(), "the server got better: {nothing:?}");
@@ -145,17 +156,26 @@ async fn a_command_that_came_back_after_it_was_settled_makes_way_for_the_next() 
     for number in [5, 6] {
         bus.publish_once(&model(number), &invoke(task(number), 1)).await.expect("sent");
     }
-    assert_eq!(bus.publish_once(&model(1), &invoke(task(1), 1)).await.expect("sent"), Dispatch::AlreadyQueued);
+    assert_eq!(
+        bus.publish_once(&model(1), &invoke(task(1), 1)).await.expect("sent"),
+        Dispatch::AlreadyQueued
+    );
     let mut consumer = bus.consume_model(&Pool::model_default(), options(4));
     // One of the two stands where another one had been.
     let delivery = next(&mut consumer).await;
     assert_eq!(delivery.task, task(6));
 
     look_twice(&bus).await;
-    assert_eq!(bus.publish_once(&model(1), &invoke(task(1), 1)).await.expect("sent"), Dispatch::Published);
+    assert_eq!(
+        bus.publish_once(&model(1), &invoke(task(1), 1)).await.expect("sent"),
+        Dispatch::Published
+    );
     assert_eq!(next(&mut consumer).await.task, task(1));
     // All of them were found.
-    assert_eq!(bus.publish_once(&model(5), &invoke(task(5), 1)).await.expect("sent"), Dispatch::Published);
+    assert_eq!(
+        bus.publish_once(&model(5), &invoke(task(5), 1)).await.expect("sent"),
+        Dispatch::Published
+    );
     assert_eq!(next(&mut consumer).await.task, task(5));
     // What is being worked on was left alone.
     assert!(bus.is_queued(&model(6), super::step(1), 0).await.expect("the server says"));
@@ -217,7 +237,8 @@ async fn a_consumer_whose_folder_is_gone_is_made_anew() {
     next(&mut consumer).await.receipt.ack().await;
 }
 
-/// Takes the consumer of a partition away, and has the server refuse to make another one in its place.
+/// Takes the consumer of a partition away, and has the server refuse to make another one in its
+/// place.
 async fn refuse(server: &NatsServer, bus: &Bus, partition: u16) -> String {
     let durable = topology::task_consumer(partition).durable;
     let folder = of_consumer(server, &durable);
@@ -267,7 +288,10 @@ async fn a_consumer_that_cannot_be_made_keeps_no_message_of_another_one_from_bei
 
 /// Where the server keeps what it knows of a consumer of tasks.
 fn of_consumer(server: &NatsServer, durable: &str) -> PathBuf {
-    folder(&server.store(), Stream::Task.name()).expect("the stream has a folder").join("obs").join(durable)
+    folder(&server.store(), Stream::Task.name())
+        .expect("the stream has a folder")
+        .join("obs")
+        .join(durable)
 }
 
 #[tokio::test]
@@ -275,7 +299,9 @@ async fn commands_that_cannot_be_read_make_way_for_others() {
     let mut server = NatsServer::start().await;
     let bus = server.bus().await;
     let (pool, other) = (Pool::code_default(), Pool::new("cpu-8").expect("a name"));
-    topology::ensure_consumer(&bus.inner.jetstream, &topology::code_consumer(&other)).await.expect("it is made");
+    topology::ensure_consumer(&bus.inner.jetstream, &topology::code_consumer(&other))
+        .await
+        .expect("it is made");
     let code = |number| subject::CodeExecute::new(pool.clone(), task(number));
     for number in 1..=4 {
         bus.publish_once(&code(number), &execute(task(number), 1)).await.expect("sent");
@@ -289,7 +315,10 @@ async fn commands_that_cannot_be_read_make_way_for_others() {
     assert!(nothing.is_err(), "the server got better: {nothing:?}");
     // As who looks: it may.
     look_twice(&server.bus_of(User::Reconciler).await).await;
-    assert_eq!(bus.publish_once(&code(3), &execute(task(3), 1)).await.expect("sent"), Dispatch::Published);
+    assert_eq!(
+        bus.publish_once(&code(3), &execute(task(3), 1)).await.expect("sent"),
+        Dispatch::Published
+    );
     assert_eq!(next(&mut consumer).await.task, task(3));
 }
 
@@ -318,7 +347,8 @@ async fn a_result_that_cannot_be_read_makes_way_for_others_that_can() {
     next(&mut consumer).await.receipt.ack().await;
 }
 
-/// A queue with the second of these messages, that its consumer takes for settled. It takes the others for under way, which are gone.
+/// A queue with the second of these messages, that its consumer takes for settled. It takes the
+/// others for under way, which are gone.
 async fn among_lost_ones(server: &mut NatsServer, messages: usize) -> (Bus, TaskId) {
     let bus = server.bus().await;
     let tasks: Vec<_> = super::tasks_of_first_partition().take(messages).collect();
@@ -383,7 +413,8 @@ async fn a_result_that_nobody_gets_is_delivered_also_where_others_seem_to_be_und
     again.receipt.ack().await;
 }
 
-/// What the server does not have cannot be made here; what is done about it takes nothing else along.
+/// What the server does not have cannot be made here; what is done about it takes nothing else
+/// along.
 #[tokio::test]
 async fn a_command_that_cannot_be_removed_is_skipped_when_it_is_the_first_and_no_other_is() {
     let server = NatsServer::start().await;
@@ -391,11 +422,16 @@ async fn a_command_that_cannot_be_removed_is_skipped_when_it_is_the_first_and_no
     for number in 1..=3 {
         bus.publish_once(&model(number), &invoke(task(number), 1)).await.expect("sent");
     }
-    let row = topology::streams().iter().find(|row| row.stream == Stream::Model).expect("it is one of them");
+    let row = topology::streams()
+        .iter()
+        .find(|row| row.stream == Stream::Model)
+        .expect("it is one of them");
     let queued = async || {
         let mut queued = Vec::new();
         for number in 1..=3 {
-            queued.push(bus.is_queued(&model(number), super::step(1), 0).await.expect("the server says"));
+            queued.push(
+                bus.is_queued(&model(number), super::step(1), 0).await.expect("the server says"),
+            );
         }
         queued
     };
@@ -408,5 +444,8 @@ async fn a_command_that_cannot_be_removed_is_skipped_when_it_is_the_first_and_no
         topology::skip(&bus.inner.jetstream, row, sequence).await.expect("the server answers");
     }
     assert_eq!(queued().await, [false, false, false]);
-    assert_eq!(bus.publish_once(&model(3), &invoke(task(3), 2)).await.expect("sent"), Dispatch::Published);
+    assert_eq!(
+        bus.publish_once(&model(3), &invoke(task(3), 2)).await.expect("sent"),
+        Dispatch::Published
+    );
 }

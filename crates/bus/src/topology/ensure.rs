@@ -1,5 +1,6 @@
-//! Makes the server's streams and consumers what the table says. Idempotent, and safe when several services start at
-//! once: creating something that exists with the same configuration succeeds, and a lost race is answered by looking again.
+//! Makes the server's streams and consumers what the table says. Idempotent, and safe when several
+//! services start at once: creating something that exists with the same configuration succeeds, and
+//! a lost race is answered by looking again.
 
 use std::{num::NonZeroUsize, time::Duration};
 
@@ -7,13 +8,15 @@ use async_nats::jetstream::{
     self,
     consumer::{AckPolicy, Consumer, DeliverPolicy, ReplayPolicy, pull},
     context::{CreateStreamErrorKind, GetStreamErrorKind},
-    stream::{Config, ConsumerError, ConsumerErrorKind, DiscardPolicy, RetentionPolicy, StorageType},
+    stream::{
+        Config, ConsumerError, ConsumerErrorKind, DiscardPolicy, RetentionPolicy, StorageType,
+    },
 };
 use futures::TryStreamExt as _;
 
 use super::{
-    ACK_WAIT, ConsumerRow, DUPLICATE_WINDOW, Retention, Stream, StreamRow, WhenFull, code_consumer, consumers, streams,
-    unseen::keep_behind,
+    ACK_WAIT, ConsumerRow, DUPLICATE_WINDOW, Retention, Stream, StreamRow, WhenFull, code_consumer,
+    consumers, streams, unseen::keep_behind,
 };
 use crate::subject::Pool;
 
@@ -70,7 +73,10 @@ impl Error {
     }
 }
 
-pub(crate) async fn ensure(jetstream: &jetstream::Context, replicas: Option<NonZeroUsize>) -> Result<(), Error> {
+pub(crate) async fn ensure(
+    jetstream: &jetstream::Context,
+    replicas: Option<NonZeroUsize>,
+) -> Result<(), Error> {
     for row in streams() {
         ensure_stream(jetstream, row, replicas).await?;
     }
@@ -89,12 +95,16 @@ pub(crate) async fn ensure(jetstream: &jetstream::Context, replicas: Option<NonZ
     refused
 }
 
-/// The table of consumers, and those of the pools that somebody has named: their interpreters have made them.
-pub(super) async fn all_consumers(jetstream: &jetstream::Context) -> Result<Vec<ConsumerRow>, Error> {
+/// The table of consumers, and those of the pools that somebody has named: their interpreters have
+/// made them.
+pub(super) async fn all_consumers(
+    jetstream: &jetstream::Context,
+) -> Result<Vec<ConsumerRow>, Error> {
     let stream = Stream::Code.name();
     let failed = |source: Source| Error::Stream { stream, retryable: true, source };
     let codes = jetstream.get_stream_no_info(stream).await.map_err(|error| failed(error.into()))?;
-    let names: Vec<String> = codes.consumer_names().try_collect().await.map_err(|error| failed(error.into()))?;
+    let names: Vec<String> =
+        codes.consumer_names().try_collect().await.map_err(|error| failed(error.into()))?;
     let mut rows = consumers();
     for name in names.iter().filter_map(|name| name.strip_prefix("code-")) {
         let Ok(pool) = Pool::new(name) else { continue };
@@ -150,19 +160,28 @@ async fn ensure_stream(
                 GetStreamErrorKind::JetStream(error)
                     if error.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND =>
                 {
-                    jetstream.create_stream(stream_config(row, replicas, Config::default())).await.map(drop)
+                    jetstream
+                        .create_stream(stream_config(row, replicas, Config::default()))
+                        .await
+                        .map(drop)
                 }
                 GetStreamErrorKind::JetStream(error) => {
-                    return Err(Error::Stream { stream, retryable: error.code() == 503, source: error.into() });
+                    return Err(Error::Stream {
+                        stream,
+                        retryable: error.code() == 503,
+                        source: error.into(),
+                    });
                 }
                 _ => return Err(Error::Stream { stream, retryable: true, source: error.into() }),
             },
         };
         let Err(error) = outcome else { return Ok(()) };
         let (raced, retryable) = match error.kind() {
-            // While somebody else makes it, its subjects are taken before its name is. They may be another stream's, too.
+            // While somebody else makes it, its subjects are taken before its name is. They may be
+            // another stream's, too.
             CreateStreamErrorKind::JetStream(error)
-                if error.error_code() == jetstream::ErrorCode::STREAM_SUBJECT_OVERLAP && attempt < ATTEMPTS =>
+                if error.error_code() == jetstream::ErrorCode::STREAM_SUBJECT_OVERLAP
+                    && attempt < ATTEMPTS =>
             {
                 tokio::time::sleep(BEING_MADE).await;
                 continue;
@@ -178,12 +197,17 @@ async fn ensure_stream(
             _ => (false, false),
         };
         if !raced || attempt >= ATTEMPTS {
-            return Err(Error::Stream { stream, retryable: raced || retryable, source: error.into() });
+            return Err(Error::Stream {
+                stream,
+                retryable: raced || retryable,
+                source: error.into(),
+            });
         }
     }
 }
 
-/// Lays our settings over `base`, so that what an operator set beyond them (placement, replicas where we are not told) stays.
+/// Lays our settings over `base`, so that what an operator set beyond them (placement, replicas
+/// where we are not told) stays.
 fn stream_config(row: &StreamRow, replicas: Option<NonZeroUsize>, base: Config) -> Config {
     Config {
         name: row.stream.name().to_owned(),
@@ -219,11 +243,16 @@ pub(crate) async fn find_consumer(
     row: &ConsumerRow,
 ) -> Result<Consumer<pull::Config>, Error> {
     let found = jetstream.get_consumer_from_stream(&row.durable, row.stream.name()).await;
-    found.map_err(|error| Error::Consumer { consumer: row.durable.clone(), retryable: true, source: error.into() })
+    found.map_err(|error| Error::Consumer {
+        consumer: row.durable.clone(),
+        retryable: true,
+        source: error.into(),
+    })
 }
 
-/// What the server says of a consumer whose folder it has removed: one that was made while another of its name was being removed, as happens when
-/// several make a consumer anew. It takes up from where that other one was, can never be changed, and is gone when the server is started anew.
+/// What the server says of a consumer whose folder it has removed: one that was made while another
+/// of its name was being removed, as happens when several make a consumer anew. It takes up from
+/// where that other one was, can never be changed, and is gone when the server is started anew.
 const NO_FOLDER: &str = "no such file or directory";
 
 /// Makes or updates one consumer.
@@ -254,23 +283,33 @@ pub(crate) async fn ensure_consumer(
                         // Somebody else may be about to make it anew.
                         if attempt > 1 {
                             let consumer = &row.durable;
-                            tracing::warn!(consumer, "the consumer's folder is gone; making it anew");
+                            tracing::warn!(
+                                consumer,
+                                "the consumer's folder is gone; making it anew"
+                            );
                             // Whether it was removed the next attempt tells.
-                            let _ = jetstream.delete_consumer_from_stream(consumer, row.stream.name()).await;
+                            let _ = jetstream
+                                .delete_consumer_from_stream(consumer, row.stream.name())
+                                .await;
                         } else {
                             tokio::time::sleep(BEING_MADE).await;
                         }
                         (true, true)
                     }
                     ConsumerErrorKind::TimedOut | ConsumerErrorKind::Request => (false, true),
-                    ConsumerErrorKind::JetStream(error) => {
-                        (error.error_code() == jetstream::ErrorCode::CONSUMER_NAME_EXIST, error.code() == 503)
-                    }
+                    ConsumerErrorKind::JetStream(error) => (
+                        error.error_code() == jetstream::ErrorCode::CONSUMER_NAME_EXIST,
+                        error.code() == 503,
+                    ),
                     _ => (false, false),
                 };
                 if !raced || attempt >= ATTEMPTS {
                     let consumer = row.durable.clone();
-                    return Err(Error::Consumer { consumer, retryable: raced || retryable, source: error.into() });
+                    return Err(Error::Consumer {
+                        consumer,
+                        retryable: raced || retryable,
+                        source: error.into(),
+                    });
                 }
             }
         }

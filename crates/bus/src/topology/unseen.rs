@@ -1,12 +1,15 @@
 //! Messages of work queues that nobody gets, although they are there.
 //!
-//! A server that was killed, or whose disk was full, can come back with a stream and a consumer of different times: nats-server 2.9 stores them
-//! independently, each some time after it has said that it did. Then the consumer takes messages for delivered and settled that are not:
-//! one that was settled and is there again, or one that was stored under a number that another one had before. The server notices neither, and a
-//! work queue lets go of a message only when it is settled. Such a message would stand for ever, and keep out others of its subject.
+//! A server that was killed, or whose disk was full, can come back with a stream and a consumer of
+//! different times: nats-server 2.9 stores them independently, each some time after it has said
+//! that it did. Then the consumer takes messages for delivered and settled that are not: one that
+//! was settled and is there again, or one that was stored under a number that another one had
+//! before. The server notices neither, and a work queue lets go of a message only when it is
+//! settled. Such a message would stand for ever, and keep out others of its subject.
 //!
-//! And a disk that was full may leave a gap in a file of messages. From there on that server finds none of them by its number, nor those that it adds
-//! to the file later, which it confirms all the same (`indexCacheBuf` and `cacheLookup` in its `filestore.go`): to start it anew does not help.
+//! And a disk that was full may leave a gap in a file of messages. From there on that server finds
+//! none of them by its number, nor those that it adds to the file later, which it confirms all the
+//! same (`indexCacheBuf` and `cacheLookup` in its `filestore.go`): to start it anew does not help.
 
 use std::{
     collections::HashMap,
@@ -25,7 +28,8 @@ use super::{
     streams,
 };
 
-/// How long a result, or something else that is soon done with, may be under way. Messages that only seem to be are so for ever.
+/// How long a result, or something else that is soon done with, may be under way. Messages that
+/// only seem to be are so for ever.
 const UNDER_WAY: Duration = Duration::from_secs(60);
 
 /// What the last look found, by consumer.
@@ -60,7 +64,12 @@ struct Found {
 
 impl Default for Unseen {
     fn default() -> Self {
-        Self { under_way: UNDER_WAY, found: HashMap::new(), taken: HashMap::new(), unreadable: HashMap::new() }
+        Self {
+            under_way: UNDER_WAY,
+            found: HashMap::new(),
+            taken: HashMap::new(),
+            unreadable: HashMap::new(),
+        }
     }
 }
 
@@ -70,13 +79,16 @@ impl Unseen {
         Self { under_way, ..Self::default() }
     }
 
-    /// Looks for messages that their consumers take for settled, and does something about those that were there the last time.
+    /// Looks for messages that their consumers take for settled, and does something about those
+    /// that were there the last time.
     ///
-    /// A command is removed: whether it is wanted is in its task's row, from which it is published again. Other messages are had delivered once
-    /// more, with everything that stands in the queue, by making the consumer anew.
+    /// A command is removed: whether it is wanted is in its task's row, from which it is published
+    /// again. Other messages are had delivered once more, with everything that stands in the queue,
+    /// by making the consumer anew.
     ///
     /// # Errors
-    /// The first of those that came up. All others are looked through: a queue that the server cannot read any more keeps nothing else from being found.
+    /// The first of those that came up. All others are looked through: a queue that the server
+    /// cannot read any more keeps nothing else from being found.
     pub(crate) async fn look(&mut self, jetstream: &jetstream::Context) -> Result<(), Error> {
         let rows = all_consumers(jetstream).await?;
         // What is not come to is looked at twice again.
@@ -91,7 +103,8 @@ impl Unseen {
                     continue;
                 }
             }
-            let of_stream: Vec<_> = rows.iter().filter(|consumer| consumer.stream == row.stream).collect();
+            let of_stream: Vec<_> =
+                rows.iter().filter(|consumer| consumer.stream == row.stream).collect();
             for consumer in &of_stream {
                 let of = Of { stream: row, consumer, is_only: of_stream.len() == 1 };
                 if let Err(error) = self.look_at(jetstream, &of, &before).await {
@@ -107,11 +120,17 @@ impl Unseen {
         failed.map_or(Ok(()), Err)
     }
 
-    async fn look_at(&mut self, jetstream: &jetstream::Context, of: &Of<'_>, before: &Self) -> Result<(), Error> {
+    async fn look_at(
+        &mut self,
+        jetstream: &jetstream::Context,
+        of: &Of<'_>,
+        before: &Self,
+    ) -> Result<(), Error> {
         let durable = &of.consumer.durable;
         // In this order: what is settled was removed from the stream by the time it is looked at.
         let state = ensure_consumer(jetstream, of.consumer).await?;
-        let (settled, delivered) = (settled(state.cached_info()), state.cached_info().delivered.stream_sequence);
+        let (settled, delivered) =
+            (settled(state.cached_info()), state.cached_info().delivered.stream_sequence);
         let Some(oldest) = oldest(jetstream, of).await? else { return Ok(()) };
         if oldest <= settled {
             return match before.found.get(durable).filter(|before| before.oldest == oldest) {
@@ -133,15 +152,18 @@ impl Unseen {
         Ok(())
     }
 
-    /// Looks whether a queue begins with what cannot be read. It is emptied then, if it stays so: of commands those that are wanted are sent again; of
-    /// others nothing is lost that could still be read, because that is settled first.
+    /// Looks whether a queue begins with what cannot be read. It is emptied then, if it stays so:
+    /// of commands those that are wanted are sent again; of others nothing is lost that could still
+    /// be read, because that is settled first.
     async fn look_for_unreadable(
         &mut self,
         jetstream: &jetstream::Context,
         row: &StreamRow,
         before: &Self,
     ) -> Result<(), Error> {
-        let Some(Unreadable { sequence, is_all }) = unreadable(jetstream, row).await? else { return Ok(()) };
+        let Some(Unreadable { sequence, is_all }) = unreadable(jetstream, row).await? else {
+            return Ok(());
+        };
         let stays = before.unreadable.get(row.stream.name()) == Some(&sequence);
         if stays && (is_all || is_commands(row.stream)) {
             return empty(jetstream, row).await;
@@ -156,10 +178,15 @@ impl Unseen {
     }
 }
 
-/// Up to where a consumer takes everything for settled. It counts messages as under way that its stream has lost, and when it lets go of
-/// them it does not go on counting from there until it is told of another one.
+/// Up to where a consumer takes everything for settled. It counts messages as under way that its
+/// stream has lost, and when it lets go of them it does not go on counting from there until it is
+/// told of another one.
 const fn settled(info: &Info) -> u64 {
-    if info.num_ack_pending == 0 { info.delivered.stream_sequence } else { info.ack_floor.stream_sequence }
+    if info.num_ack_pending == 0 {
+        info.delivered.stream_sequence
+    } else {
+        info.ack_floor.stream_sequence
+    }
 }
 
 /// Whether who looks may read what it has: of others it is not their business.
@@ -172,12 +199,14 @@ const fn is_commands(stream: Stream) -> bool {
     matches!(stream, Stream::Model | Stream::Code)
 }
 
-/// Whether its messages are soon done with, however much there is to do about them, and may be delivered again.
+/// Whether its messages are soon done with, however much there is to do about them, and may be
+/// delivered again.
 const fn is_soon_done(stream: Stream) -> bool {
     matches!(stream, Stream::Task | Stream::Spending | Stream::Slack)
 }
 
-/// Makes a consumer anew that has delivered what its stream does not have yet: it would leave out as many messages as it is ahead.
+/// Makes a consumer anew that has delivered what its stream does not have yet: it would leave out
+/// as many messages as it is ahead.
 pub(crate) async fn keep_behind(
     jetstream: &jetstream::Context,
     row: &ConsumerRow,
@@ -191,7 +220,8 @@ pub(crate) async fn keep_behind(
     if delivered <= last {
         return Ok(());
     }
-    // Others do the same after a reconnect: what has been made anew already is not taken from who works through it.
+    // Others do the same after a reconnect: what has been made anew already is not taken from who
+    // works through it.
     let made = consumer.cached_info().created;
     if ensure_consumer(jetstream, row).await?.cached_info().created != made {
         return Ok(());
@@ -255,13 +285,20 @@ struct Unreadable {
     is_all: bool,
 }
 
-/// Looks for it. A message that is the first before and after it was asked for was there all the time.
-async fn unreadable(jetstream: &jetstream::Context, row: &StreamRow) -> Result<Option<Unreadable>, Error> {
+/// Looks for it. A message that is the first before and after it was asked for was there all the
+/// time.
+async fn unreadable(
+    jetstream: &jetstream::Context,
+    row: &StreamRow,
+) -> Result<Option<Unreadable>, Error> {
     let before = state(jetstream, row).await?;
     if before.messages == 0 {
         return Ok(None);
     }
-    let found = jetstream.get_stream_no_info(row.stream.name()).await.map_err(|error| failed(row, error))?;
+    let found = jetstream
+        .get_stream_no_info(row.stream.name())
+        .await
+        .map_err(|error| failed(row, error))?;
     let read = match found.get_first_raw_message_by_subject(">", 1).await {
         Ok(message) => Some(message.sequence),
         Err(error) => match error.kind() {
@@ -275,23 +312,35 @@ async fn unreadable(jetstream: &jetstream::Context, row: &StreamRow) -> Result<O
     Ok((stays && read != Some(sequence)).then_some(Unreadable { sequence, is_all: read.is_none() }))
 }
 
-/// Takes everything out of a queue, also what cannot be read: its next messages are stored in another file.
+/// Takes everything out of a queue, also what cannot be read: its next messages are stored in
+/// another file.
 async fn empty(jetstream: &jetstream::Context, row: &StreamRow) -> Result<(), Error> {
     tracing::warn!(
         stream = row.stream.name(),
         "the queue has messages that NATS cannot read any more, as after its disk was full; it is emptied"
     );
-    let found = jetstream.get_stream_no_info(row.stream.name()).await.map_err(|error| failed(row, error))?;
+    let found = jetstream
+        .get_stream_no_info(row.stream.name())
+        .await
+        .map_err(|error| failed(row, error))?;
     found.purge().await.map(drop).map_err(|error| failed(row, error))
 }
 
-/// Empties a stream up to a message that is its first and cannot be removed: a server that was killed may count one that is not there
-/// (<https://github.com/nats-io/nats-server/issues/3996>), and would refuse others of its subject.
-pub(crate) async fn skip(jetstream: &jetstream::Context, row: &StreamRow, sequence: u64) -> Result<(), Error> {
+/// Empties a stream up to a message that is its first and cannot be removed: a server that was
+/// killed may count one that is not there (<https://github.com/nats-io/nats-server/issues/3996>),
+/// and would refuse others of its subject.
+pub(crate) async fn skip(
+    jetstream: &jetstream::Context,
+    row: &StreamRow,
+    sequence: u64,
+) -> Result<(), Error> {
     if state(jetstream, row).await?.first_sequence != sequence {
         return Ok(());
     }
-    let found = jetstream.get_stream_no_info(row.stream.name()).await.map_err(|error| failed(row, error))?;
+    let found = jetstream
+        .get_stream_no_info(row.stream.name())
+        .await
+        .map_err(|error| failed(row, error))?;
     found.purge().sequence(sequence + 1).await.map(drop).map_err(|error| failed(row, error))
 }
 
@@ -310,7 +359,8 @@ fn failed(row: &StreamRow, source: impl Into<Box<dyn std::error::Error + Send + 
 }
 
 async fn state(jetstream: &jetstream::Context, row: &StreamRow) -> Result<State, Error> {
-    let found = jetstream.get_stream(row.stream.name()).await.map_err(|error| failed(row, error))?;
+    let found =
+        jetstream.get_stream(row.stream.name()).await.map_err(|error| failed(row, error))?;
     Ok(found.cached_info().state.clone())
 }
 

@@ -11,7 +11,8 @@ fn entry(position: i64, source: Source, results: bool, tokens: i64) -> Entry {
 /// Exchanges of a question, so many scripts with their results, and an answer.
 fn outline(exchanges: &[usize], tokens: i64) -> Outline {
     let mut shown = Vec::new();
-    let mut add = |source, results| shown.push(entry(shown.len() as i64 + 1, source, results, tokens));
+    let mut add =
+        |source, results| shown.push(entry(shown.len() as i64 + 1, source, results, tokens));
     for scripts in exchanges {
         add(Source::User, false);
         for _ in 0..*scripts {
@@ -53,7 +54,9 @@ fn a_conversation_is_full_at_its_agents_share_of_the_room() {
     context.compact_at = 50;
     assert!(!context.is_full(499) && context.is_full(500));
     // Of what tools and instructions leave it has to fill twice what is kept.
-    for (base, compact_at, full) in [(100, 80, 800), (700, 80, 880), (900, 80, 960), (700, 50, 850), (100, 20, 280)] {
+    for (base, compact_at, full) in
+        [(100, 80, 800), (700, 80, 880), (900, 80, 960), (700, 50, 850), (100, 20, 280)]
+    {
         (context.base, context.compact_at) = (base, compact_at);
         assert!(!context.is_full(full - 1) && context.is_full(full), "{base} {compact_at}");
     }
@@ -61,7 +64,10 @@ fn a_conversation_is_full_at_its_agents_share_of_the_room() {
     assert!(!context.is_full(2_000), "a summary would not help");
     (context.base, context.room) = (0, 0);
     assert!(!context.is_full(i64::MAX), "nothing is known of the model");
-    assert_eq!((Context::room_of(200_000, 8_000), Context::room_of(8_000, 8_000)), (192_000, 4_000));
+    assert_eq!(
+        (Context::room_of(200_000, 8_000), Context::room_of(8_000, 8_000)),
+        (192_000, 4_000)
+    );
 }
 
 #[test]
@@ -70,7 +76,11 @@ fn what_is_left_out_without_a_summary_are_whole_exchanges() {
     let answered = outline.shown[18].message;
     let context = context(2_400);
     let summed = context.cut(&outline, answered, Keep::Summary).expect("a cut");
-    assert_eq!((summed.through, summed.kept.as_slice()), (17, [1].as_slice()), "720 tokens are kept, in whole pairs");
+    assert_eq!(
+        (summed.through, summed.kept.as_slice()),
+        (17, [1].as_slice()),
+        "720 tokens are kept, in whole pairs"
+    );
     let dropped = context.cut(&outline, answered, Keep::Newest).expect("a cut");
     assert_eq!((dropped.through, dropped.messages, dropped.replaced), (12, 11, 1_100));
 }
@@ -91,8 +101,8 @@ fn nothing_is_cut_where_nothing_would_be_left_out() {
 }
 
 proptest! {
-    /// Wherever it is cut: scripts and their results stay together, the question stays, something is left out, and something
-    /// of the newest stays.
+    /// Wherever it is cut: scripts and their results stay together, the question stays, something
+    /// is left out, and something of the newest stays.
     #[test]
     fn a_cut_parts_no_script_from_its_results(
         exchanges in prop::collection::vec(0..6_usize, 1..8),

@@ -1,4 +1,5 @@
-//! Scripts that wait for people or subtasks: put away, gone on with, or ended, and what becomes of the questions.
+//! Scripts that wait for people or subtasks: put away, gone on with, or ended, and what becomes of
+//! the questions.
 
 use super::{CODE_DEADLINE, Draft, Effect, FIRST_CHECK};
 use crate::{
@@ -10,8 +11,8 @@ use crate::{
 };
 
 impl Draft<'_> {
-    /// The scripts wait for people or subtasks. If they are not wanted any more, or have used up the time for decisions already, what
-    /// is known of them is their result.
+    /// The scripts wait for people or subtasks. If they are not wanted any more, or have used up
+    /// the time for decisions already, what is known of them is their result.
     pub(super) fn parked(
         &mut self,
         step: Step,
@@ -20,30 +21,46 @@ impl Draft<'_> {
         awaits: Vec<AwaitedCall>,
         results: Vec<CodeResult>,
     ) {
-        if matches!(step.state, StepState::Cancelling { .. }) || self.now >= step.approvals_expire() {
+        if matches!(step.state, StepState::Cancelling { .. }) || self.now >= step.approvals_expire()
+        {
             return self.end_parked(step.id, calls, results);
         }
         let waits: Vec<AskedCall> = asked.iter().map(|asked| asked.call.clone()).collect();
         let known = &self.d.task.approvals;
-        self.d.asked = asked.into_iter().filter(|asked| !known.iter().any(|known| known.call == asked.call)).collect();
-        // A subtask may have ended since its parent was last looked at, and that have been noticed by somebody for whom the scripts still
-        // ran. So it is looked at again when it stands in the row that they wait.
+        self.d.asked = asked
+            .into_iter()
+            .filter(|asked| !known.iter().any(|known| known.call == asked.call))
+            .collect();
+        // A subtask may have ended since its parent was last looked at, and that have been noticed
+        // by somebody for whom the scripts still ran. So it is looked at again when it stands in
+        // the row that they wait.
         self.d.task.subtasks = None;
-        self.d.task.step = Some(Step { state: StepState::Parked { waits, awaits, results }, ..step });
+        self.d.task.step =
+            Some(Step { state: StepState::Parked { waits, awaits, results }, ..step });
     }
 
     /// Goes on with scripts that are put away, when something they wait for has come.
-    pub(super) fn settle_parked(&mut self, step: Step, waits: &[AskedCall], awaits: &[AwaitedCall]) {
+    pub(super) fn settle_parked(
+        &mut self,
+        step: Step,
+        waits: &[AskedCall],
+        awaits: &[AwaitedCall],
+    ) {
         let is_decided = |call: &AskedCall| {
             let mut known = self.d.task.approvals.iter().filter(|approval| approval.call == *call);
             known.any(|approval| approval.state != ApprovalState::Pending)
         };
         let at_work = self.d.task.subtasks.as_deref();
-        let is_over = |call: &AwaitedCall| at_work.is_some_and(|at_work| call.is_over(at_work, self.now));
-        if waits.iter().any(is_decided) || awaits.iter().any(is_over) || self.now >= step.approvals_expire() {
+        let is_over =
+            |call: &AwaitedCall| at_work.is_some_and(|at_work| call.is_over(at_work, self.now));
+        if waits.iter().any(is_decided)
+            || awaits.iter().any(is_over)
+            || self.now >= step.approvals_expire()
+        {
             return self.resume_step(step);
         }
-        self.d.task.phase = if waits.is_empty() { Phase::AwaitSubtasks } else { Phase::AwaitApproval };
+        self.d.task.phase =
+            if waits.is_empty() { Phase::AwaitSubtasks } else { Phase::AwaitApproval };
         let until = awaits.iter().map(|call| call.until).min();
         self.d.task.next_wake = match until {
             Some(_) if at_work.is_none() => Some(self.now),
@@ -59,7 +76,8 @@ impl Draft<'_> {
         self.append_results(calls, results, "cancelled while it waited; the script was not begun");
     }
 
-    /// Ends the questions that nobody needs to answer any more. `before` is the step the questions are of.
+    /// Ends the questions that nobody needs to answer any more. `before` is the step the questions
+    /// are of.
     pub(super) fn close_approvals(&mut self, before: Option<&Step>) {
         let Some(before) = before else { return };
         let expired = self.now >= before.approvals_expire();
@@ -77,12 +95,20 @@ impl Draft<'_> {
         } else {
             "the script is over".to_owned()
         };
-        let pending = self.d.task.approvals.iter().filter(|approval| approval.state == ApprovalState::Pending);
+        let pending = self
+            .d
+            .task
+            .approvals
+            .iter()
+            .filter(|approval| approval.state == ApprovalState::Pending);
         let closed = pending.filter(|approval| over(&approval.call));
-        self.d.closed = closed.map(|approval| Closed { id: approval.id, state, words: words.clone() }).collect();
+        self.d.closed = closed
+            .map(|approval| Closed { id: approval.id, state, words: words.clone() })
+            .collect();
     }
 
-    /// Has scripts gone on with that waited for people or subtasks. It stays the same step, because its journal is known by that.
+    /// Has scripts gone on with that waited for people or subtasks. It stays the same step, because
+    /// its journal is known by that.
     pub(super) fn resume_step(&mut self, step: Step) {
         let state = StepState::InFlight { deadline: self.now + CODE_DEADLINE };
         let step = Step { round: step.round + 1, resumed: Some(self.now), state, ..step };

@@ -1,8 +1,9 @@
-//! A conversation that no longer fits its model: the older part is summed up by a call of its own, or, where that does not
-//! succeed, left out.
+//! A conversation that no longer fits its model: the older part is summed up by a call of its own,
+//! or, where that does not succeed, left out.
 //!
-//! It is bounded: between two answers of the model at most two cuts are made, the second without a call, and at most
-//! [`SUMMARIES`] summaries are asked for. After that the model is asked with what there is, and its vendor has the last word.
+//! It is bounded: between two answers of the model at most two cuts are made, the second without a
+//! call, and at most [`SUMMARIES`] summaries are asked for. After that the model is asked with what
+//! there is, and its vendor has the last word.
 
 use super::{Draft, Effect, MODEL_DEADLINE};
 use crate::{
@@ -57,11 +58,16 @@ impl Draft<'_> {
             return false;
         }
         if turn.room.cuts > 0 && !turn.room.too_long && need <= context.room {
-            // A cut was made, and what is left fits: it is not cut further only because it is still much.
+            // A cut was made, and what is left fits: it is not cut further only because it is still
+            // much.
             return false;
         }
         let d = &self.d;
-        if d.admitted.is_some() || !d.appended.is_empty() || d.ended.is_some() || d.compacted.is_some() {
+        if d.admitted.is_some()
+            || !d.appended.is_empty()
+            || d.ended.is_some()
+            || d.compacted.is_some()
+        {
             // What is cut must be in the transcript. The next decision finds it there.
             self.d.task.next_wake = Some(self.now);
             return true;
@@ -98,7 +104,8 @@ impl Draft<'_> {
         true
     }
 
-    /// Nothing more can be left out. What the vendor has refused already would be refused again; otherwise it is asked.
+    /// Nothing more can be left out. What the vendor has refused already would be refused again;
+    /// otherwise it is asked.
     fn no_room(&mut self, turn: &Turn) -> bool {
         if !turn.room.too_long {
             return false;
@@ -123,16 +130,18 @@ impl Draft<'_> {
         }
     }
 
-    /// Takes in a summary. One that is empty, cut off, or no shorter than what it stands for is not taken, and one without its sections only
-    /// when it is the last that is asked for: it says more than that something was left out.
-    pub(super) fn summarised(&mut self, cut: Cut, blocks: &[Block], stop: Stop) {
+    /// Takes in a summary. One that is empty, cut off, or no shorter than what it stands for is not
+    /// taken, and one without its sections only when it is the last that is asked for: it says more
+    /// than that something was left out.
+    pub(super) fn summarized(&mut self, cut: Cut, blocks: &[Block], stop: Stop) {
         self.set_stage(Stage::Model);
         let texts = blocks.iter().filter_map(|block| match block {
             Block::Text(text) => Some(text.trim()),
             _ => None,
         });
         let summary = texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n\n");
-        let last = self.d.task.turn.as_ref().is_some_and(|turn| turn.room.summaries + 1 >= SUMMARIES);
+        let last =
+            self.d.task.turn.as_ref().is_some_and(|turn| turn.room.summaries + 1 >= SUMMARIES);
         let whole = stop == Stop::Done && !summary.is_empty() && (last || is_structured(&summary));
         let text = format!(
             "The conversation so far, up to its message {}, was summed up, because it no longer fitted. This is the summary; \
@@ -160,7 +169,10 @@ impl Draft<'_> {
     /// A vendor refused a call as too long. True when something can be done about that.
     pub(super) fn was_too_long(&mut self) -> bool {
         let known = self.d.task.context.room > 0;
-        let Some(turn) = self.d.task.turn.as_mut().filter(|turn| known && turn.room.cuts < CUTS) else { return false };
+        let Some(turn) = self.d.task.turn.as_mut().filter(|turn| known && turn.room.cuts < CUTS)
+        else {
+            return false;
+        };
         turn.room.too_long = true;
         self.d.task.context.learn_too_long();
         self.unanswered();
@@ -184,14 +196,16 @@ impl Draft<'_> {
             turn.room.too_long = false;
         }
         let Cut { through, kept, replaced, .. } = cut;
-        self.d.compacted = Some(Compacted { through, kept, text, tokens, replaced, summary, before, after });
+        self.d.compacted =
+            Some(Compacted { through, kept, text, tokens, replaced, summary, before, after });
         true
     }
 
     /// Estimate of what this decision adds to the transcript.
     pub(super) fn added(&self) -> i64 {
         let appended = self.d.appended.iter();
-        let appended = appended.map(|message| tokens_of_content(&Content { blocks: message.blocks.clone() }));
+        let appended =
+            appended.map(|message| tokens_of_content(&Content { blocks: message.blocks.clone() }));
         let admitted = if self.d.admitted.is_some() { self.d.task.context.queued } else { 0 };
         appended.fold(admitted, i64::saturating_add)
     }

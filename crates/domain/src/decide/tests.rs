@@ -23,7 +23,8 @@ mod repeats;
 mod subtasks;
 mod turns;
 
-/// A task with everything around it that the shell would hold: the queue, the transcript, the workers.
+/// A task with everything around it that the shell would hold: the queue, the transcript, the
+/// workers.
 struct World {
     task: Task,
     /// Each with the count of what was asked for when it was accepted.
@@ -142,7 +143,8 @@ impl World {
         self.rewind_to(place, false)
     }
 
-    /// Asks for the transcript to be put aside from this place on, or from the one after it, if the model sees it, as the store does.
+    /// Asks for the transcript to be put aside from this place on, or from the one after it, if the
+    /// model sees it, as the store does.
     fn rewind_to(&mut self, place: i64, keep: bool) -> bool {
         let at = usize::try_from(place - 1).expect("places begin with 1");
         let Some((_, blocks)) = self.transcript.get(at) else { return false };
@@ -165,7 +167,9 @@ impl World {
     fn places(&self) -> impl Iterator<Item = usize> {
         let is_shown = |at: &usize| {
             let place = *at as i64 + 1;
-            let stays = |compacted: &Compacted| place > compacted.through || compacted.kept.contains(&place);
+            let stays = |compacted: &Compacted| {
+                place > compacted.through || compacted.kept.contains(&place)
+            };
             !self.aside[*at] && self.compacted.last().is_none_or(stays)
         };
         (0..self.transcript.len()).filter(is_shown)
@@ -228,10 +232,17 @@ impl World {
             decision = decide_without_money(&self.task, queued, event, self.now, fresh, "no money");
             assert!(!decision.effects.iter().any(begins), "{decision:?}");
             let ended = decision.ended.as_ref().map(|ended| ended.message);
-            assert!(ended.is_none() || ended != decision.admitted.map(|(message, _)| message), "{decision:?}");
+            assert!(
+                ended.is_none() || ended != decision.admitted.map(|(message, _)| message),
+                "{decision:?}"
+            );
         }
         if let Some((message, position)) = decision.admitted {
-            assert_eq!(queued.map(|queued| queued.message), Some(message), "messages are admitted in their order");
+            assert_eq!(
+                queued.map(|queued| queued.message),
+                Some(message),
+                "messages are admitted in their order"
+            );
             self.queue.retain(|(queued, _)| queued.message != message);
             self.transcript.push((Source::User, vec![Block::Text(message.to_string())]));
             self.aside.push(false);
@@ -257,19 +268,29 @@ impl World {
             let from = usize::try_from(from - 1).expect("places begin with 1");
             self.aside[from..].fill(true);
             self.compacted.retain(|compacted| compacted.through <= from as i64);
-            decision.task.context.through = self.compacted.last().map_or(0, |compacted| compacted.through);
+            decision.task.context.through =
+                self.compacted.last().map_or(0, |compacted| compacted.through);
         }
         if let Some(compacted) = &decision.compacted {
             let before = self.size();
             self.compacted.push(compacted.clone());
-            assert!(self.size() < before && compacted.tokens < compacted.replaced, "it became smaller");
+            assert!(
+                self.size() < before && compacted.tokens < compacted.replaced,
+                "it became smaller"
+            );
             assert_eq!(before - self.size(), compacted.replaced - compacted.tokens);
         }
         self.ended.extend(decision.ended.clone());
         for effect in &decision.effects {
-            if let Effect::InvokeModel(step) | Effect::Compact(step) | Effect::ExecuteCode(step) = effect {
+            if let Effect::InvokeModel(step) | Effect::Compact(step) | Effect::ExecuteCode(step) =
+                effect
+            {
                 *self.commanded.entry(step.id).or_default() += 1;
-                assert_eq!(command(&decision.task).as_ref(), Some(effect), "it follows from the task");
+                assert_eq!(
+                    command(&decision.task).as_ref(),
+                    Some(effect),
+                    "it follows from the task"
+                );
                 if matches!(effect, Effect::ExecuteCode(_)) && !self.code_steps.contains(&step.id) {
                     self.code_steps.push(step.id);
                 }
@@ -278,7 +299,10 @@ impl World {
         for asked in &decision.asked {
             let step = asking.expect("only a step asks");
             let id = ApprovalId::from_uuid(self.uuid());
-            assert!(!self.approvals.iter().any(|(of, known)| *of == step && known.call == asked.call), "asked once");
+            assert!(
+                !self.approvals.iter().any(|(of, known)| *of == step && known.call == asked.call),
+                "asked once"
+            );
             let approval = Approval { id, call: asked.call.clone(), state: ApprovalState::Pending };
             self.approvals.push((step, approval));
         }
@@ -296,7 +320,8 @@ impl World {
     /// A person decides about the oldest question that is open.
     fn say(&mut self, state: ApprovalState) -> bool {
         let pending = |approval: &Approval| approval.state == ApprovalState::Pending;
-        let Some((_, approval)) = self.approvals.iter_mut().find(|(_, approval)| pending(approval)) else {
+        let Some((_, approval)) = self.approvals.iter_mut().find(|(_, approval)| pending(approval))
+        else {
             return false;
         };
         approval.state = state;
@@ -329,21 +354,36 @@ impl World {
             assert!(!self.open_calls(), "a turn never ends with an unanswered call");
         }
         match (&task.turn, task.phase) {
-            (Some(Turn { stage: Stage::Code { .. }, .. }), Phase::ExecuteTools | Phase::Suspended)
-            | (Some(Turn { stage: Stage::Code { .. }, .. }), Phase::AwaitApproval | Phase::AwaitSubtasks)
-            | (Some(Turn { stage: Stage::Model | Stage::Compact { .. }, .. }), Phase::InvokeModel | Phase::Suspended)
+            (
+                Some(Turn { stage: Stage::Code { .. }, .. }),
+                Phase::ExecuteTools | Phase::Suspended,
+            )
+            | (
+                Some(Turn { stage: Stage::Code { .. }, .. }),
+                Phase::AwaitApproval | Phase::AwaitSubtasks,
+            )
+            | (
+                Some(Turn { stage: Stage::Model | Stage::Compact { .. }, .. }),
+                Phase::InvokeModel | Phase::Suspended,
+            )
             | (None, Phase::AwaitInput | Phase::Suspended) => {}
             other => panic!("phase and stage disagree: {other:?}"),
         }
-        let is_parked = task.step.as_ref().is_some_and(|step| matches!(step.state, StepState::Parked { .. }));
+        let is_parked =
+            task.step.as_ref().is_some_and(|step| matches!(step.state, StepState::Parked { .. }));
         if task.phase != Phase::Suspended {
-            assert_eq!(is_parked, matches!(task.phase, Phase::AwaitApproval | Phase::AwaitSubtasks));
+            assert_eq!(
+                is_parked,
+                matches!(task.phase, Phase::AwaitApproval | Phase::AwaitSubtasks)
+            );
         }
         let open = |(step, approval): &(StepId, Approval)| {
-            approval.state == ApprovalState::Pending && task.step.as_ref().is_none_or(|now| now.id != *step)
+            approval.state == ApprovalState::Pending
+                && task.step.as_ref().is_none_or(|now| now.id != *step)
         };
         assert!(!self.approvals.iter().any(open), "nobody is asked about a script that is over");
-        // Calls and results pair up: an assistant message with calls is followed by exactly their results.
+        // Calls and results pair up: an assistant message with calls is followed by exactly their
+        // results.
         for pair in self.shown().windows(2) {
             let calls: Vec<&str> = code_calls(&pair[0].1).map(|call| call.id.as_str()).collect();
             let results: Vec<&str> = pair[1]
@@ -370,7 +410,9 @@ impl World {
             let outputs: Vec<String> = given
                 .iter()
                 .filter_map(|block| match block {
-                    Block::CodeInterpreterResult(result) => Some(format!("{}/{}", result.output, result.error)),
+                    Block::CodeInterpreterResult(result) => {
+                        Some(format!("{}/{}", result.output, result.error))
+                    }
                     _ => None,
                 })
                 .collect();
@@ -415,14 +457,18 @@ fn text(text: &str) -> Outcome {
 fn calls(ids: &[&str]) -> Outcome {
     Outcome::Model(
         ids.iter()
-            .map(|id| Block::CodeInterpreterCall(CodeCall { id: (*id).to_owned(), code: "1".to_owned() }))
+            .map(|id| {
+                Block::CodeInterpreterCall(CodeCall { id: (*id).to_owned(), code: "1".to_owned() })
+            })
             .collect(),
         Stop::Done,
     )
 }
 
 fn results(ids: &[&str]) -> Outcome {
-    Outcome::Code(ids.iter().map(|id| CodeResult { id: (*id).to_owned(), ..CodeResult::default() }).collect())
+    Outcome::Code(
+        ids.iter().map(|id| CodeResult { id: (*id).to_owned(), ..CodeResult::default() }).collect(),
+    )
 }
 
 fn park(numbers: &[u32]) -> Outcome {
@@ -437,7 +483,8 @@ fn park_for(numbers: &[u32], awaits: Vec<AwaitedCall>) -> Outcome {
         arguments_size: 2,
         reason: String::new(),
     });
-    let waited = CodeResult { id: "a".to_owned(), error: "it waited".to_owned(), ..CodeResult::default() };
+    let waited =
+        CodeResult { id: "a".to_owned(), error: "it waited".to_owned(), ..CodeResult::default() };
     Outcome::Parked { asked: asked.collect(), awaits, results: vec![waited] }
 }
 

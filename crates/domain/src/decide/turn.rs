@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use super::{
-    BUDGET_EXHAUSTED, CANCEL_GRACE, CANCEL_REPEAT, CODE_DEADLINE, Draft, Effect, FIRST_CHECK, LAST_CHECK,
-    MODEL_DEADLINE,
+    BUDGET_EXHAUSTED, CANCEL_GRACE, CANCEL_REPEAT, CODE_DEADLINE, Draft, Effect, FIRST_CHECK,
+    LAST_CHECK, MODEL_DEADLINE,
 };
-use crate::task::{Failure, FailureClass, Phase, Queued, Stage, Step, StepState, Turn, TurnOutcome};
+use crate::task::{
+    Failure, FailureClass, Phase, Queued, Stage, Step, StepState, Turn, TurnOutcome,
+};
 use jiff::Timestamp;
 
 impl Draft<'_> {
@@ -51,7 +53,10 @@ impl Draft<'_> {
         let Some(step) = self.d.task.step.clone() else {
             if turn.calls >= self.d.task.max_turns {
                 let limit = self.d.task.max_turns;
-                self.fail("MAX_TURNS", format!("the limit of {limit} model calls for one message is reached"));
+                self.fail(
+                    "MAX_TURNS",
+                    format!("the limit of {limit} model calls for one message is reached"),
+                );
                 self.end_turn(TurnOutcome::MaxTurns);
                 self.settle_running();
                 return;
@@ -79,18 +84,28 @@ impl Draft<'_> {
             }
             StepState::Backoff { until } => self.d.task.next_wake = Some(until),
             StepState::InFlight { deadline } if self.now >= deadline => {
-                self.d.effects.push(Effect::CancelModel(step.id, "its deadline has passed".to_owned()));
+                self.d
+                    .effects
+                    .push(Effect::CancelModel(step.id, "its deadline has passed".to_owned()));
                 self.d.task.step = None;
-                // Whoever took it may have called the vendor. Of a call that nobody has taken the shell says so, as its result.
-                let message = format!("the model did not answer within {} s", MODEL_DEADLINE.as_secs());
+                // Whoever took it may have called the vendor. Of a call that nobody has taken the
+                // shell says so, as its result.
+                let message =
+                    format!("the model did not answer within {} s", MODEL_DEADLINE.as_secs());
                 self.model_failed(
                     &step,
-                    Failure { class: FailureClass::DeadlineExceeded, message, retry_at: None, tries: 1 },
+                    Failure {
+                        class: FailureClass::DeadlineExceeded,
+                        message,
+                        retry_at: None,
+                        tries: 1,
+                    },
                 );
                 self.settle_running();
             }
             StepState::InFlight { deadline } => self.check_step(&step, deadline, effect),
-            // What it was stopped for is not wanted any more: as soon as it has stopped it is asked for again.
+            // What it was stopped for is not wanted any more: as soon as it has stopped it is asked
+            // for again.
             StepState::Cancelling { deadline } => {
                 if !self.await_last_words(&step, deadline) {
                     self.settle_running();
@@ -109,7 +124,8 @@ impl Draft<'_> {
     pub(super) fn refuse_for_money(&mut self) -> bool {
         let Some(exhausted) = self.exhausted else { return false };
         if self.d.admitted.is_some() || self.d.ended.is_some() {
-            // One commit tells of one turn, and of a message one thing: the next decision asks for the money again.
+            // One commit tells of one turn, and of a message one thing: the next decision asks for
+            // the money again.
             self.d.task.next_wake = Some(self.now);
             return true;
         }
@@ -128,11 +144,15 @@ impl Draft<'_> {
         match step.state {
             StepState::InFlight { deadline } if self.now >= deadline => {
                 let deadline = self.now + CANCEL_GRACE;
-                self.d.effects.push(Effect::CancelCode(step.id, "its deadline has passed".to_owned()));
+                self.d
+                    .effects
+                    .push(Effect::CancelCode(step.id, "its deadline has passed".to_owned()));
                 self.d.task.step = Some(Step { state: StepState::Cancelling { deadline }, ..step });
                 self.d.task.next_wake = Some(self.now + CANCEL_REPEAT);
             }
-            StepState::InFlight { deadline } => self.check_step(&step, deadline, Effect::ExecuteCode),
+            StepState::InFlight { deadline } => {
+                self.check_step(&step, deadline, Effect::ExecuteCode)
+            }
             StepState::Cancelling { deadline } => {
                 if !self.await_last_words(&step, deadline) {
                     self.settle_running();
@@ -166,8 +186,8 @@ impl Draft<'_> {
         self.d.effects.push(effect(step));
     }
 
-    /// A step in flight needs nothing, unless its command was lost: then the same command is sent again, which the bus
-    /// refuses while the first one is still queued or being worked on.
+    /// A step in flight needs nothing, unless its command was lost: then the same command is sent
+    /// again, which the bus refuses while the first one is still queued or being worked on.
     fn check_step(&mut self, step: &Step, deadline: Timestamp, effect: fn(Step) -> Effect) {
         if self.d.task.next_wake.is_some_and(|wake| self.now < wake) {
             return;

@@ -45,16 +45,27 @@ fn what_is_cached_costs_what_input_costs_where_it_has_no_price_of_its_own() {
 fn a_call_costs_its_own_price_once_and_nothing_when_nothing_was_used() {
     let prices = Prices { request: 5_000, ..Prices::default() };
     assert_eq!(Usage::default().priced(&prices).cost_pico_usd, 0);
-    assert_eq!(Usage { input_tokens: 1, ..Usage::default() }.priced(&prices).cost_pico_usd, 5_000 * PICO_PER_MICRO);
+    assert_eq!(
+        Usage { input_tokens: 1, ..Usage::default() }.priced(&prices).cost_pico_usd,
+        5_000 * PICO_PER_MICRO
+    );
 }
 
 #[test]
 fn a_long_input_has_its_own_prices_for_all_of_the_call() {
-    let rates =
-        Rates { input: 6_000_000, output: 22_500_000, cache_read: 600_000, cache_write: 7_500_000, thinking: 0 };
-    let prices = Prices { long_context: Some(LongContext { above_input_tokens: 200_000, rates }), ..PRICES };
+    let rates = Rates {
+        input: 6_000_000,
+        output: 22_500_000,
+        cache_read: 600_000,
+        cache_write: 7_500_000,
+        thinking: 0,
+    };
+    let prices =
+        Prices { long_context: Some(LongContext { above_input_tokens: 200_000, rates }), ..PRICES };
     let at = |input_tokens, cache_read_tokens| {
-        Usage { input_tokens, cache_read_tokens, output_tokens: 10, ..Usage::default() }.priced(&prices).cost_pico_usd
+        Usage { input_tokens, cache_read_tokens, output_tokens: 10, ..Usage::default() }
+            .priced(&prices)
+            .cost_pico_usd
     };
     assert_eq!(at(150_000, 50_000), 150_000 * 3_000_000 + 50_000 * 300_000 + 10 * 15_000_000);
     assert_eq!(at(150_001, 50_000), 150_001 * 6_000_000 + 50_000 * 600_000 + 10 * 22_500_000);
@@ -62,7 +73,8 @@ fn a_long_input_has_its_own_prices_for_all_of_the_call() {
 
 #[test]
 fn amounts_read_as_dollars_and_nothing_spent_reads_as_free() {
-    let shown = [5_000_000_000_000, 4_980_000_000_000, 123_456_000_000, 1, 0, -2_500_000_000_000].map(dollars);
+    let shown = [5_000_000_000_000, 4_980_000_000_000, 123_456_000_000, 1, 0, -2_500_000_000_000]
+        .map(dollars);
     assert_eq!(shown, ["$5.00", "$4.98", "$0.123456", "$0.000001", "$0.00", "-$2.50"]);
 }
 
@@ -88,7 +100,8 @@ fn a_file_counts_for_what_a_model_is_shown_of_it() {
     let file = |media_type: &str, size: u64| {
         let id = "file_01890a5d-ac96-774b-bcce-b302099a8057".parse().expect("an id");
         let file = Some(AttachedFile { id, sha256: "0f".repeat(32), size });
-        let attachment = Attachment { media_type: media_type.into(), file, ..Attachment::default() };
+        let attachment =
+            Attachment { media_type: media_type.into(), file, ..Attachment::default() };
         tokens_of_content(&Content { blocks: vec![Block::Attachment(attachment)] })
     };
     assert_eq!(file("image/png", 10_000_000), 6_550);
@@ -122,28 +135,39 @@ fn amount() -> impl Strategy<Value = i64> {
 }
 
 fn rates() -> impl Strategy<Value = Rates> {
-    [amount(), amount(), amount(), amount(), amount()].prop_map(|[input, output, cache_read, cache_write, thinking]| {
-        Rates { input, output, cache_read, cache_write, thinking }
-    })
+    [amount(), amount(), amount(), amount(), amount()].prop_map(
+        |[input, output, cache_read, cache_write, thinking]| Rates {
+            input,
+            output,
+            cache_read,
+            cache_write,
+            thinking,
+        },
+    )
 }
 
 fn prices() -> impl Strategy<Value = Prices> {
-    (rates(), amount(), proptest::option::of((amount(), rates()))).prop_map(|(rates, request, long)| {
-        let Rates { input, output, cache_read, cache_write, thinking } = rates;
-        let long_context = long.map(|(above_input_tokens, rates)| LongContext { above_input_tokens, rates });
-        Prices { input, output, cache_read, cache_write, thinking, request, long_context }
-    })
+    (rates(), amount(), proptest::option::of((amount(), rates()))).prop_map(
+        |(rates, request, long)| {
+            let Rates { input, output, cache_read, cache_write, thinking } = rates;
+            let long_context =
+                long.map(|(above_input_tokens, rates)| LongContext { above_input_tokens, rates });
+            Prices { input, output, cache_read, cache_write, thinking, request, long_context }
+        },
+    )
 }
 
 fn usage() -> impl Strategy<Value = Usage> {
     [amount(), amount(), amount(), amount(), amount()].prop_map(
-        |[input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens]| Usage {
-            input_tokens,
-            output_tokens,
-            cache_read_tokens,
-            cache_write_tokens,
-            thinking_tokens,
-            cost_pico_usd: 0,
+        |[input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens]| {
+            Usage {
+                input_tokens,
+                output_tokens,
+                cache_read_tokens,
+                cache_write_tokens,
+                thinking_tokens,
+                cost_pico_usd: 0,
+            }
         },
     )
 }
@@ -151,8 +175,11 @@ fn usage() -> impl Strategy<Value = Usage> {
 /// The same sum in numbers that cannot overflow.
 fn exactly(usage: &Usage, prices: &Prices) -> i128 {
     let wide = i128::from;
-    let input = wide(usage.input_tokens) + wide(usage.cache_read_tokens) + wide(usage.cache_write_tokens);
-    let long = prices.long_context.filter(|long| input.min(wide(i64::MAX)) > wide(long.above_input_tokens));
+    let input =
+        wide(usage.input_tokens) + wide(usage.cache_read_tokens) + wide(usage.cache_write_tokens);
+    let long = prices
+        .long_context
+        .filter(|long| input.min(wide(i64::MAX)) > wide(long.above_input_tokens));
     let short = Rates {
         input: prices.input,
         output: prices.output,

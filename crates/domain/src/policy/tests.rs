@@ -79,14 +79,34 @@ fn rules_match_tools_paths_commands_hosts_methods_and_agents() {
         (vec![paths(&["docs", "docs/**/c"], Allow), rule(Deny)], "grep", tree("docs"), Deny),
         // What holds for a part does not hide what holds for another one.
         (vec![paths(&["docs/a/**"], Ask), paths(&["docs/b/**"], Deny)], "grep", tree("docs"), Deny),
-        (vec![paths(&["docs/a/**"], Ask), paths(&["docs/**"], Allow), rule(Deny)], "grep", tree("docs"), Ask),
-        (vec![paths(&["docs/**"], Allow), paths(&["docs/b/**"], Deny)], "grep", tree("docs"), Allow),
+        (
+            vec![paths(&["docs/a/**"], Ask), paths(&["docs/**"], Allow), rule(Deny)],
+            "grep",
+            tree("docs"),
+            Ask,
+        ),
+        (
+            vec![paths(&["docs/**"], Allow), paths(&["docs/b/**"], Deny)],
+            "grep",
+            tree("docs"),
+            Allow,
+        ),
         (vec![paths(&["**"], Ask)], "execute_command", command("ls"), Allow),
-        (vec![commands(&["echo hi!", "a!b!c"], Deny)], "execute_command", command("echo hi!"), Deny),
+        (
+            vec![commands(&["echo hi!", "a!b!c"], Deny)],
+            "execute_command",
+            command("echo hi!"),
+            Deny,
+        ),
         (vec![commands(&["a!b!c"], Deny)], "execute_command", command("a!b!c"), Deny),
         (vec![commands(&["a!b!c"], Deny)], "execute_command", command("aXc"), Allow),
         (vec![commands(&["rm ?"], Deny)], "execute_command", command("rm é"), Deny),
-        (vec![hosts(&["example.com.", "[2001:DB8::1]"], Deny)], "fetch", request("GET", "example.com"), Deny),
+        (
+            vec![hosts(&["example.com.", "[2001:DB8::1]"], Deny)],
+            "fetch",
+            request("GET", "example.com"),
+            Deny,
+        ),
         (vec![hosts(&["2001:db8::1"], Deny)], "fetch", request("GET", "[2001:db8::1]"), Deny),
         (vec![commands(&["git *"], Deny)], "execute_command", command("git push origin a/b"), Deny),
         (vec![commands(&["git *"], Deny)], "execute_command", command("  git push  "), Deny),
@@ -108,15 +128,35 @@ fn rules_match_tools_paths_commands_hosts_methods_and_agents() {
         (vec![agents(&["*"], Deny)], "tasks.spawn", agent(""), Deny),
         (vec![agents(&["*"], Deny)], "tasks.send", Subject::None, Allow),
         (vec![agents(&["ls"], Deny)], "execute_command", command("ls"), Allow),
-        (vec![agents(&["reader"], Allow), tools(&["tasks.*"], Ask)], "tasks.spawn", agent("lawyer"), Ask),
-        (vec![agents(&["reader"], Allow), tools(&["tasks.*"], Ask)], "tasks.spawn", agent("reader"), Allow),
+        (
+            vec![agents(&["reader"], Allow), tools(&["tasks.*"], Ask)],
+            "tasks.spawn",
+            agent("lawyer"),
+            Ask,
+        ),
+        (
+            vec![agents(&["reader"], Allow), tools(&["tasks.*"], Ask)],
+            "tasks.spawn",
+            agent("reader"),
+            Allow,
+        ),
         (vec![hosts(&["*"], Deny)], "tasks.spawn", agent("reader"), Allow),
         // The first one decides.
         (vec![tools(&["read_file"], Allow), rule(Deny)], "read_file", path("a"), Allow),
         (vec![rule(Deny), tools(&["read_file"], Allow)], "read_file", path("a"), Deny),
         // Everything that is given must hold.
-        (vec![Rule { paths: strings(&["a/**"]), ..tools(&["read_file"], Deny) }], "edit_file", path("a/b"), Allow),
-        (vec![Rule { methods: strings(&["GET"]), ..hosts(&["a.com"], Deny) }], "fetch", request("PUT", "a.com"), Allow),
+        (
+            vec![Rule { paths: strings(&["a/**"]), ..tools(&["read_file"], Deny) }],
+            "edit_file",
+            path("a/b"),
+            Allow,
+        ),
+        (
+            vec![Rule { methods: strings(&["GET"]), ..hosts(&["a.com"], Deny) }],
+            "fetch",
+            request("PUT", "a.com"),
+            Allow,
+        ),
     ];
     for (rules, tool, subject, expected) in table {
         assert_eq!(judged(&rules, tool, &subject), expected, "{rules:?} {tool} {subject:?}");
@@ -152,14 +192,20 @@ fn a_file_with_two_names_is_judged_by_the_one_that_is_held_back() {
     let both = Subject::Path(strings(&["harmless/key", "secrets/key"]));
     let secrets = |action| Rule { paths: strings(&["secrets/**"]), ..rule(action) };
     assert_eq!(judged(&[secrets(Action::Ask)], "read_file", &both), Action::Ask);
-    assert_eq!(judged(&[secrets(Action::Allow), rule(Action::Deny)], "read_file", &both), Action::Deny);
+    assert_eq!(
+        judged(&[secrets(Action::Allow), rule(Action::Deny)], "read_file", &both),
+        Action::Deny
+    );
 }
 
 #[test]
 fn of_several_names_and_forms_the_strictest_answer_holds() {
     let paths = |glob: &str, action| Rule { paths: strings(&[glob]), ..rule(action) };
     let both = Subject::Path(strings(&["a/link", "b/key"]));
-    assert_eq!(judged(&[paths("a/**", Action::Ask), paths("b/**", Action::Deny)], "read_file", &both), Action::Deny);
+    assert_eq!(
+        judged(&[paths("a/**", Action::Ask), paths("b/**", Action::Deny)], "read_file", &both),
+        Action::Deny
+    );
     let status = Rule { commands: strings(&["git status"]), ..rule(Action::Allow) };
     let forms = Subject::Command(strings(&["git status", "PATH='x' git status"]));
     assert_eq!(judged(&[status, rule(Action::Deny)], "execute_command", &forms), Action::Deny);
@@ -187,17 +233,30 @@ fn what_is_no_pattern_is_named() {
         tools: strings(&["ok", "{a"]),
         paths: strings(&["[z-a]"]),
         commands: strings(&["[anything {goes"]),
-        hosts: strings(&["*.example.com", "münchen.de", "example.com:8080", "2001:db8::1", "https://a.com"]),
+        hosts: strings(&[
+            "*.example.com",
+            "münchen.de",
+            "example.com:8080",
+            "2001:db8::1",
+            "https://a.com",
+        ]),
         ..rule(Action::Ask)
     };
     let fields: Vec<String> = invalid_patterns(&bad).into_iter().map(|(field, _)| field).collect();
     assert_eq!(fields, ["tools[1]", "paths[0]", "hosts[1]", "hosts[2]", "hosts[4]"]);
-    assert_eq!(judged(&[bad], "x", &Subject::None), Action::Ask, "what cannot be read is not let pass");
+    assert_eq!(
+        judged(&[bad], "x", &Subject::None),
+        Action::Ask,
+        "what cannot be read is not let pass"
+    );
 }
 
 #[test]
 fn a_rule_is_stored_in_the_form_people_write() {
     let read: Rule = serde_json::from_str(r#"{"action":"ask","tools":["fetch"]}"#).expect("a rule");
     assert_eq!(read, Rule { tools: strings(&["fetch"]), ..rule(Action::Ask) });
-    assert_eq!(serde_json::to_string(&read).expect("JSON"), r#"{"action":"ask","tools":["fetch"]}"#);
+    assert_eq!(
+        serde_json::to_string(&read).expect("JSON"),
+        r#"{"action":"ask","tools":["fetch"]}"#
+    );
 }

@@ -32,7 +32,11 @@ fn a_run_whose_hour_comes_twice_happens_once() {
     let timing = cron("30 2 * * *", "Europe/Berlin");
     let expected = ["2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"];
     assert_eq!(next(&timing, 2, "2026-10-24T12:00:00Z"), expected);
-    assert_eq!(next(&timing, 1, "2026-10-25T01:10:00Z"), ["2026-10-26T01:30:00Z"], "the second time is not meant");
+    assert_eq!(
+        next(&timing, 1, "2026-10-25T01:10:00Z"),
+        ["2026-10-26T01:30:00Z"],
+        "the second time is not meant"
+    );
 }
 
 #[test]
@@ -55,20 +59,30 @@ fn days_and_names_are_those_of_the_time_zone() {
     let timing = cron("0 9 * * MON-FRI", "Asia/Kolkata");
     let expected = ["2026-01-02T03:30:00Z", "2026-01-05T03:30:00Z"];
     assert_eq!(next(&timing, 2, "2026-01-01T12:00:00Z"), expected);
-    assert_eq!(next(&cron("0 0 29 2 *", "UTC"), 1, "2025-01-01T00:00:00Z"), ["2028-02-29T00:00:00Z"]);
+    assert_eq!(
+        next(&cron("0 0 29 2 *", "UTC"), 1, "2025-01-01T00:00:00Z"),
+        ["2028-02-29T00:00:00Z"]
+    );
 }
 
 #[test]
 fn what_cannot_be_read_is_refused_with_the_reason_and_what_never_comes_is_over() {
-    for pattern in ["", "* * * *", "* * * * * *", "61 * * * *", "0 25 * * *", "@daily", "H * * * *"] {
+    for pattern in ["", "* * * *", "* * * * * *", "61 * * * *", "0 25 * * *", "@daily", "H * * * *"]
+    {
         assert!(
-            matches!(cron(pattern, "UTC").after(at("2026-01-01T00:00:00Z")), Err(Invalid::Pattern(_))),
+            matches!(
+                cron(pattern, "UTC").after(at("2026-01-01T00:00:00Z")),
+                Err(Invalid::Pattern(_))
+            ),
             "{pattern}"
         );
     }
     for zone in ["", "Europe/Atlantis", "+01:00 0"] {
         assert!(
-            matches!(cron("* * * * *", zone).after(at("2026-01-01T00:00:00Z")), Err(Invalid::TimeZone(_))),
+            matches!(
+                cron("* * * * *", zone).after(at("2026-01-01T00:00:00Z")),
+                Err(Invalid::TimeZone(_))
+            ),
             "{zone}"
         );
     }
@@ -97,7 +111,10 @@ fn missed_runs_are_treated_as_wanted_and_never_without_bound() {
     let upcoming = Some(at("2026-01-01T06:00:00Z"));
     assert_eq!(plan(Missed::Skip), Plan { make: vec![], passed_over: Some(due), next: upcoming });
     let newest = at("2026-01-01T05:00:00Z");
-    assert_eq!(plan(Missed::Once), Plan { make: vec![newest], passed_over: Some(due), next: upcoming });
+    assert_eq!(
+        plan(Missed::Once),
+        Plan { make: vec![newest], passed_over: Some(due), next: upcoming }
+    );
     let all = plan(Missed::All);
     assert_eq!((all.make.len(), all.make[0], all.passed_over), (6, due, None));
 

@@ -17,20 +17,22 @@ use crate::{master_key::MasterKeys, telemetry::Chain};
 pub struct Common {
     /// Address of the NATS server.
     pub nats_url: SecretUrl,
-    /// Certificates of those who vouch for the NATS server, in PEM, for an address that begins with `tls://`. Not set: those that the
-    /// system trusts.
+    /// Certificates of those who vouch for the NATS server, in PEM, for an address that begins with
+    /// `tls://`. Not set: those that the system trusts.
     pub nats_ca_file: Option<PathBuf>,
     /// The certificate that the service shows to the NATS server, in PEM.
     pub nats_certificate_file: Option<PathBuf>,
     /// The key of that certificate, in PEM.
     pub nats_key_file: Option<PathBuf>,
-    /// Address of the PostgreSQL database. Only services that use it need it; see [`Common::database_url`].
+    /// Address of the PostgreSQL database. Only services that use it need it; see
+    /// [`Common::database_url`].
     pub database_url: Option<SecretUrl>,
     /// Folder for [blobs](Common::blob_dir) and [caches](Common::cache_dir).
     pub data_dir: PathBuf,
     /// Where `/healthz`, `/readyz` and `/metrics` are served. Not set: nowhere.
     pub health_listen: Option<SocketAddr>,
-    /// Filter of log lines and spans, in the syntax of `tracing`: `info`, `warn,construct_bus=debug`.
+    /// Filter of log lines and spans, in the syntax of `tracing`: `info`,
+    /// `warn,construct_bus=debug`.
     pub log: String,
     /// Form of log lines.
     pub log_format: LogFormat,
@@ -43,12 +45,13 @@ pub struct Common {
     pub master_key: Option<Secret>,
     /// File with master keys, which only its owner may read.
     pub master_key_file: Option<PathBuf>,
-    /// Keys that encrypt the secrets of scripts, in the form of `master_key`. None of them is a master key.
+    /// Keys that encrypt the secrets of scripts, in the form of `master_key`. None of them is a
+    /// master key.
     pub secrets_key: Option<Secret>,
     /// File with such keys, which only its owner may read.
     pub secrets_key_file: Option<PathBuf>,
-    /// Keys that sign the tokens by which scripts and programs reach models, in the form of `master_key`. None of them is a
-    /// master key.
+    /// Keys that sign the tokens by which scripts and programs reach models, in the form of
+    /// `master_key`. None of them is a master key.
     pub token_key: Option<Secret>,
     /// File with such keys, which only its owner may read.
     pub token_key_file: Option<PathBuf>,
@@ -58,7 +61,7 @@ pub struct Common {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// One line for people, coloured on a terminal.
+    /// One line for people, colored on a terminal.
     Text,
     /// One JSON object per line.
     Json,
@@ -97,10 +100,12 @@ impl Common {
         self.database_url.as_ref().ok_or_else(|| Invalid::missing("database_url"))
     }
 
-    /// The master keys from `CONSTRUCT_MASTER_KEY` or the file that `CONSTRUCT_MASTER_KEY_FILE` names.
+    /// The master keys from `CONSTRUCT_MASTER_KEY` or the file that `CONSTRUCT_MASTER_KEY_FILE`
+    /// names.
     ///
     /// # Errors
-    /// Neither or both are set, the file is unreadable or readable by others, or the text is malformed.
+    /// Neither or both are set, the file is unreadable or readable by others, or the text is
+    /// malformed.
     pub fn master_keys(&self) -> Result<MasterKeys, Invalid> {
         keys(["master_key", "master_key_file"], self.master_key.as_ref(), self.master_key_file.as_deref())?.ok_or_else(
             || {
@@ -113,28 +118,38 @@ impl Common {
         )
     }
 
-    /// The keys of scripts' secrets, from `CONSTRUCT_SECRETS_KEY` or the file that `CONSTRUCT_SECRETS_KEY_FILE` names; none
-    /// when neither is set. They are keys of their own: the interpreter has them, and no master key.
+    /// The keys of scripts' secrets, from `CONSTRUCT_SECRETS_KEY` or the file that
+    /// `CONSTRUCT_SECRETS_KEY_FILE` names; none when neither is set. They are keys of their own:
+    /// the interpreter has them, and no master key.
     ///
     /// # Errors
-    /// Both are set, the file is unreadable or readable by others, the text is malformed, or one of them is a master key
-    /// that is configured here as well.
+    /// Both are set, the file is unreadable or readable by others, the text is malformed, or one of
+    /// them is a master key that is configured here as well.
     pub fn secrets_keys(&self) -> Result<Option<MasterKeys>, Invalid> {
-        let found =
-            keys(["secrets_key", "secrets_key_file"], self.secrets_key.as_ref(), self.secrets_key_file.as_deref())?;
-        let reason = "is also a master key: it must be a key of its own, because the interpreter has it";
+        let found = keys(
+            ["secrets_key", "secrets_key_file"],
+            self.secrets_key.as_ref(),
+            self.secrets_key_file.as_deref(),
+        )?;
+        let reason =
+            "is also a master key: it must be a key of its own, because the interpreter has it";
         self.no_master_key("secrets_key", found, reason)
     }
 
-    /// The keys that sign [`crate::ModelToken`]s, from `CONSTRUCT_TOKEN_KEY` or the file that `CONSTRUCT_TOKEN_KEY_FILE` names;
-    /// none when neither is set: then no tokens are issued or accepted. They are keys of their own: the reconciler has
-    /// them, and no master key.
+    /// The keys that sign [`crate::ModelToken`]s, from `CONSTRUCT_TOKEN_KEY` or the file that
+    /// `CONSTRUCT_TOKEN_KEY_FILE` names; none when neither is set: then no tokens are issued or
+    /// accepted. They are keys of their own: the reconciler has them, and no master key.
     ///
     /// # Errors
     /// As [`Common::secrets_keys`].
     pub fn token_keys(&self) -> Result<Option<MasterKeys>, Invalid> {
-        let found = keys(["token_key", "token_key_file"], self.token_key.as_ref(), self.token_key_file.as_deref())?;
-        let reason = "is also a master key: it must be a key of its own, because the reconciler has it";
+        let found = keys(
+            ["token_key", "token_key_file"],
+            self.token_key.as_ref(),
+            self.token_key_file.as_deref(),
+        )?;
+        let reason =
+            "is also a master key: it must be a key of its own, because the reconciler has it";
         self.no_master_key("token_key", found, reason)
     }
 
@@ -144,8 +159,11 @@ impl Common {
         found: Option<MasterKeys>,
         reason: &str,
     ) -> Result<Option<MasterKeys>, Invalid> {
-        let masters =
-            keys(["master_key", "master_key_file"], self.master_key.as_ref(), self.master_key_file.as_deref())?;
+        let masters = keys(
+            ["master_key", "master_key_file"],
+            self.master_key.as_ref(),
+            self.master_key_file.as_deref(),
+        )?;
         if let (Some(found), Some(masters)) = (&found, &masters)
             && found.iter().any(|key| masters.iter().any(|master| master.expose() == key.expose()))
         {
@@ -159,7 +177,8 @@ impl Common {
         self.nats_certificate_file.clone().zip(self.nats_key_file.clone())
     }
 
-    /// Folder of content-addressed payloads that are too large for the bus. All services of a mesh share it.
+    /// Folder of content-addressed payloads that are too large for the bus. All services of a mesh
+    /// share it.
     pub fn blob_dir(&self) -> PathBuf {
         self.data_dir.join("blobs")
     }
@@ -183,9 +202,11 @@ impl Common {
         if self.data_dir == Path::new("") {
             return Err(Invalid::missing("data_dir"));
         }
-        crate::telemetry::check_filter(&self.log).map_err(|message| Invalid::new("log", message))?;
+        crate::telemetry::check_filter(&self.log)
+            .map_err(|message| Invalid::new("log", message))?;
         let is_token = |id: &str| {
-            (1..=64).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+            (1..=64).contains(&id.len())
+                && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
         };
         match &self.instance_id {
             // The id is a part of subjects, where a dot or a wildcard would address something else.
@@ -207,14 +228,16 @@ fn keys(
     match (text.filter(|text| !text.expose().is_empty()), file) {
         (Some(_), Some(_)) => Err(Invalid::new(
             key,
-            format!("is set together with `{key_file}`: set one of them, so that it is clear which keys hold"),
+            format!(
+                "is set together with `{key_file}`: set one of them, so that it is clear which keys hold"
+            ),
         )),
-        (Some(text), None) => {
-            MasterKeys::parse(text.expose()).map(Some).map_err(|error| Invalid::new(key, error.to_string()))
-        }
-        (None, Some(path)) => {
-            MasterKeys::read(path).map(Some).map_err(|error| Invalid::new(key_file, Chain(&error).to_string()))
-        }
+        (Some(text), None) => MasterKeys::parse(text.expose())
+            .map(Some)
+            .map_err(|error| Invalid::new(key, error.to_string())),
+        (None, Some(path)) => MasterKeys::read(path)
+            .map(Some)
+            .map_err(|error| Invalid::new(key_file, Chain(&error).to_string())),
         (None, None) => Ok(None),
     }
 }

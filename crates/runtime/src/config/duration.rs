@@ -1,4 +1,5 @@
-//! Durations in configuration: `5s`, `250ms`, `1m 30s`. To be used with `#[serde(with = "…::config::duration")]`.
+//! Durations in configuration: `5s`, `250ms`, `1m 30s`. To be used with `#[serde(with =
+//! "…::config::duration")]`.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S:
     serializer.collect_str(&format_args!("{duration:#}"))
 }
 
-/// Reads a duration with its unit. A bare number is refused, because it does not say whether it means seconds.
+/// Reads a duration with its unit. A bare number is refused, because it does not say whether it
+/// means seconds.
 ///
 /// # Errors
 /// Text that is no duration, has no unit, or is negative.
@@ -55,7 +57,14 @@ mod tests {
 
     #[test]
     fn duration_without_unit_or_below_zero_is_refused() {
-        for bad in [serde_json::json!(5), "5".into(), "-5s".into(), "soon".into(), "".into(), serde_json::json!([1])] {
+        for bad in [
+            serde_json::json!(5),
+            "5".into(),
+            "-5s".into(),
+            "soon".into(),
+            "".into(),
+            serde_json::json!([1]),
+        ] {
             let error = parse(bad).unwrap_err();
             assert!(error.contains("such as 5s"), "{error}");
         }
@@ -63,7 +72,8 @@ mod tests {
 
     #[test]
     fn written_duration_is_read_back() {
-        let written = serialize(&Duration::from_millis(90_250), serde_json::value::Serializer).unwrap();
+        let written =
+            serialize(&Duration::from_millis(90_250), serde_json::value::Serializer).unwrap();
         assert_eq!(parse(written), Ok(Duration::from_millis(90_250)));
     }
 }

@@ -1,4 +1,5 @@
-//! Strings that must not be shown: masked in `Debug` and when serialized, wiped from memory when dropped.
+//! Strings that must not be shown: masked in `Debug` and when serialized, wiped from memory when
+//! dropped.
 
 use std::fmt;
 
@@ -21,10 +22,11 @@ impl Secret {
     }
 }
 
-/// An address that may contain credentials: everything before its last `@` is masked when it is shown.
+/// An address that may contain credentials: everything before its last `@` is masked when it is
+/// shown.
 ///
-/// A list of addresses is cut after the last `@` as well, so its earlier hosts are hidden too: a password may contain
-/// any of the characters at which one could cut it more precisely.
+/// A list of addresses is cut after the last `@` as well, so its earlier hosts are hidden too: a
+/// password may contain any of the characters at which one could cut it more precisely.
 #[derive(Clone, Default)]
 pub struct SecretUrl(SecretString);
 
@@ -39,14 +41,16 @@ impl fmt::Display for SecretUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let url = self.expose();
         let Some((scheme, rest)) = url.split_once("://") else {
-            // Without a scheme there is no telling what the parts are; `host:port` has no credentials to hide.
+            // Without a scheme there is no telling what the parts are; `host:port` has no
+            // credentials to hide.
             return if url.contains('@') { f.write_str(MASK) } else { f.write_str(url) };
         };
         let (credentials, shown) = match rest.rsplit_once('@') {
             Some((_, shown)) => ("***@", shown),
             None => ("", rest),
         };
-        // Parameters may hold a password as well (`?password=…`), and only the client knows their names.
+        // Parameters may hold a password as well (`?password=…`), and only the client knows their
+        // names.
         match shown.split_once('?') {
             Some((shown, _)) => write!(f, "{scheme}://{credentials}{shown}?{MASK}"),
             None => write!(f, "{scheme}://{credentials}{shown}"),
@@ -114,7 +118,8 @@ impl<'de> Deserialize<'de> for SecretUrl {
     }
 }
 
-/// Accepts a string and says about anything else only that it is none: the usual error repeats the value.
+/// Accepts a string and says about anything else only that it is none: the usual error repeats the
+/// value.
 struct Silent;
 
 impl Silent {

@@ -19,16 +19,19 @@ use serde_json::Value as Json;
 
 use super::{Error, Invalid, Origin, PREFIX, variable_of};
 
-/// The configuration file and the environment, read once, from which any number of structs can be loaded.
+/// The configuration file and the environment, read once, from which any number of structs can be
+/// loaded.
 #[derive(Clone)]
 pub struct Sources {
     file: Option<(PathBuf, Dict)>,
-    /// By key, with the prefix removed and in lower case. Variables that are set to nothing are left out.
+    /// By key, with the prefix removed and in lower case. Variables that are set to nothing are
+    /// left out.
     environment: BTreeMap<String, OsString>,
 }
 
 impl Sources {
-    /// Reads the environment of the process, and `file` or else the file that `CONSTRUCT_CONFIG` names.
+    /// Reads the environment of the process, and `file` or else the file that `CONSTRUCT_CONFIG`
+    /// names.
     ///
     /// # Errors
     /// A file that was named cannot be read, or is not TOML.
@@ -45,11 +48,13 @@ impl Sources {
             .into_iter()
             .filter_map(|(name, value)| {
                 let key = name.to_str()?.strip_prefix(PREFIX)?;
-                // Compose files and charts pass `NAME=` for what was not set; it must not mean "the empty string".
+                // Compose files and charts pass `NAME=` for what was not set; it must not mean "the
+                // empty string".
                 (!value.is_empty()).then(|| (key.to_lowercase(), value))
             })
             .collect();
-        let path = file.map(Path::to_owned).or_else(|| environment.get("config").map(PathBuf::from));
+        let path =
+            file.map(Path::to_owned).or_else(|| environment.get("config").map(PathBuf::from));
         let file = path.map(|path| read_file(&path).map(|dict| (path, dict))).transpose()?;
         Ok(Self { file, environment })
     }
@@ -62,7 +67,11 @@ impl Sources {
         let shape = shape::<T>()?;
         let mut layer = Dict::new();
         if let Some((_, file)) = &self.file {
-            layer.extend(file.iter().filter(|(key, _)| shape.contains_key(*key)).map(|(k, v)| (k.clone(), v.clone())));
+            layer.extend(
+                file.iter()
+                    .filter(|(key, _)| shape.contains_key(*key))
+                    .map(|(k, v)| (k.clone(), v.clone())),
+            );
         }
         for (key, default) in &shape {
             let Some(value) = self.environment.get(key) else { continue };
@@ -72,7 +81,8 @@ impl Sources {
             })?;
             layer.insert(key.clone(), typed(value, default));
         }
-        // Lossy: a field without a default value to learn its type from arrives as text, and "8" may mean a number.
+        // Lossy: a field without a default value to learn its type from arrives as text, and "8"
+        // may mean a number.
         Figment::from(Layer(layer)).extract_lossy().map_err(|error| self.explain(error))
     }
 
@@ -82,7 +92,9 @@ impl Sources {
             return Origin::Environment(variable_of(key));
         }
         match &self.file {
-            Some((path, dict)) if dict.contains_key(key) => Origin::File { key: key.to_owned(), path: path.clone() },
+            Some((path, dict)) if dict.contains_key(key) => {
+                Origin::File { key: key.to_owned(), path: path.clone() }
+            }
             _ => Origin::Default,
         }
     }
@@ -92,7 +104,8 @@ impl Sources {
         Error::Refused { origin: self.origin(invalid.key), invalid }
     }
 
-    /// Keys of the file that are in none of the given structs: misspelt, or meant for another service.
+    /// Keys of the file that are in none of the given structs: misspelt, or meant for another
+    /// service.
     pub(crate) fn unknown_keys(&self, known: &BTreeSet<String>) -> Vec<String> {
         let Some((_, dict)) = &self.file else { return Vec::new() };
         dict.keys().filter(|key| !known.contains(*key)).cloned().collect()
@@ -138,23 +151,26 @@ fn to_object(config: &impl Serialize) -> Result<serde_json::Map<String, Json>, E
     }
 }
 
-/// Gives the text of a variable the type that the default of its key has. Guessing the type from the text instead
-/// would make a number of a password that happens to consist of digits.
+/// Gives the text of a variable the type that the default of its key has. Guessing the type from
+/// the text instead would make a number of a password that happens to consist of digits.
 fn typed(text: &str, default: &Json) -> Value {
     match default {
         Json::Null | Json::String(_) => Value::from(text),
         Json::Array(_) if !text.trim_start().starts_with('[') => {
             Value::from(text.split(',').map(|part| Value::from(part.trim())).collect::<Vec<_>>())
         }
-        Json::Bool(_) | Json::Number(_) | Json::Array(_) | Json::Object(_) => match text.trim().parse() {
-            Ok(value) => value,
-            Err(never) => match never {},
-        },
+        Json::Bool(_) | Json::Number(_) | Json::Array(_) | Json::Object(_) => {
+            match text.trim().parse() {
+                Ok(value) => value,
+                Err(never) => match never {},
+            }
+        }
     }
 }
 
 fn read_file(path: &Path) -> Result<Dict, Error> {
-    let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let text =
+        fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     Figment::from(Toml::string(&text))
         .extract()
         .map_err(|error| Error::Syntax { path: path.to_owned(), message: error.kind.to_string() })

@@ -38,7 +38,10 @@ async fn readiness_lists_what_is_missing_until_every_latch_is_set() {
     let missing = |name: &str, reason: &str| json!({ "name": name, "reason": reason });
     let (status, body) = get_json(address, "/readyz").await;
     assert_eq!(status, 503);
-    assert_eq!(body["waiting"], json!([missing("nats", "starting"), missing("postgres", "starting")]));
+    assert_eq!(
+        body["waiting"],
+        json!([missing("nats", "starting"), missing("postgres", "starting")])
+    );
 
     nats.set_ready();
     postgres.set_not_ready("connection refused");

@@ -6,12 +6,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Lifecycle;
 
-/// Hands SIGTERM and SIGINT to the lifecycle, from the moment this returns until the runtime is shut down.
+/// Hands SIGTERM and SIGINT to the lifecycle, from the moment this returns until the runtime is
+/// shut down.
 ///
 /// # Errors
 /// The operating system refuses the handlers.
 pub(crate) fn watch(lifecycle: &Lifecycle) -> io::Result<()> {
-    for (kind, name) in [(SignalKind::terminate(), "SIGTERM"), (SignalKind::interrupt(), "SIGINT")] {
+    for (kind, name) in [(SignalKind::terminate(), "SIGTERM"), (SignalKind::interrupt(), "SIGINT")]
+    {
         let signals = signal(kind)?;
         tokio::spawn(forward(signals, name, lifecycle.clone()));
     }

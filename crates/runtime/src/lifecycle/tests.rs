@@ -84,7 +84,8 @@ async fn grace_period_ends_in_a_hard_stop() {
 
 #[tokio::test]
 async fn task_that_never_yields_does_not_keep_the_process() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let lifecycle = Lifecycle::new(Duration::from_millis(20));
     let (release, held) = std::sync::mpsc::channel::<()>();
     let (entered, is_in) = oneshot::channel();
@@ -106,7 +107,7 @@ async fn task_that_never_yields_does_not_keep_the_process() {
 #[tokio::test]
 async fn panic_of_an_essential_task_stops_the_others_and_is_named() {
     let lifecycle = Lifecycle::new(AMPLE);
-    spawn_obedient(&lifecycle, "neighbour");
+    spawn_obedient(&lifecycle, "neighbor");
     lifecycle.spawn("sweep", async {
         let cause = "row";
         assert!(cause.is_empty(), "lost a {cause}");
@@ -174,7 +175,10 @@ async fn failed_start_stops_what_was_already_started() {
         Err(anyhow!("address in use"))
     };
     let outcome = time::timeout(TOO_LONG, lifecycle.run_until_stopped(start)).await.unwrap();
-    assert_eq!(Chain(&outcome.failure.unwrap()).to_string(), "the service could not start: address in use");
+    assert_eq!(
+        Chain(&outcome.failure.unwrap()).to_string(),
+        "the service could not start: address in use"
+    );
 }
 
 #[tokio::test]
@@ -190,7 +194,8 @@ async fn start_that_gives_up_because_of_a_signal_is_no_failure() {
 async fn start_that_hangs_is_cut_off_after_the_grace_period() {
     let lifecycle = Lifecycle::new(Duration::from_millis(20));
     lifecycle.stop("test");
-    let outcome = time::timeout(TOO_LONG, lifecycle.run_until_stopped(std::future::pending())).await.unwrap();
+    let outcome =
+        time::timeout(TOO_LONG, lifecycle.run_until_stopped(std::future::pending())).await.unwrap();
     assert_eq!(outcome.cut_off, ["start"]);
 }
 
@@ -199,7 +204,8 @@ async fn real_signal_reaches_the_lifecycle() {
     let lifecycle = Lifecycle::new(AMPLE);
     watch_signals(&lifecycle).unwrap();
     spawn_obedient(&lifecycle, "intake");
-    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM).unwrap();
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)
+        .unwrap();
     let outcome = ends(&lifecycle).await;
     assert!(outcome.failure.is_none() && outcome.cut_off.is_empty(), "{outcome:?}");
 }

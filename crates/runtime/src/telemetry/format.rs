@@ -17,15 +17,21 @@ pub(super) struct Annotated<F> {
     json: F,
     /// `,"service":"…","instance":"…"`
     constant: String,
-    /// The dispatcher all this belongs to. It has to be handed in: while an event is being dispatched,
-    /// tracing does not give out the current one.
+    /// The dispatcher all this belongs to. It has to be handed in: while an event is being
+    /// dispatched, tracing does not give out the current one.
     dispatch: Arc<OnceLock<WeakDispatch>>,
 }
 
 impl<F> Annotated<F> {
-    pub(super) fn new(json: F, service: &str, instance_id: &str, dispatch: Arc<OnceLock<WeakDispatch>>) -> Self {
+    pub(super) fn new(
+        json: F,
+        service: &str,
+        instance_id: &str,
+        dispatch: Arc<OnceLock<WeakDispatch>>,
+    ) -> Self {
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
-        let constant = format!(",\"service\":{},\"instance\":{}", quoted(service), quoted(instance_id));
+        let constant =
+            format!(",\"service\":{},\"instance\":{}", quoted(service), quoted(instance_id));
         Self { json, constant, dispatch }
     }
 }
@@ -36,7 +42,12 @@ where
     N: for<'w> FormatFields<'w> + 'static,
     F: FormatEvent<S, N>,
 {
-    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
         let mut line = String::new();
         self.json.format_event(context, Writer::new(&mut line), event)?;
         let Some(open) = line.trim_end().strip_suffix('}') else {
@@ -52,7 +63,12 @@ where
             let span = otel.span();
             let ids = span.span_context();
             if ids.is_valid() {
-                write!(writer, ",\"trace_id\":\"{}\",\"span_id\":\"{}\"", ids.trace_id(), ids.span_id())?;
+                write!(
+                    writer,
+                    ",\"trace_id\":\"{}\",\"span_id\":\"{}\"",
+                    ids.trace_id(),
+                    ids.span_id()
+                )?;
             }
         }
         writer.write_str("}\n")

@@ -19,11 +19,13 @@ impl io::Write for Buffer {
 }
 
 fn logged(format: LogFormat, filter: &str, work: impl FnOnce()) -> String {
-    let options = Options { service: "sample", instance_id: "sample-1", version: "0", log: filter, format };
+    let options =
+        Options { service: "sample", instance_id: "sample-1", version: "0", log: filter, format };
     let buffer = Buffer::default();
     let writer = buffer.clone();
     let provider = SdkTracerProvider::builder().with_sampler(Sampler::AlwaysOff).build();
-    let dispatch = dispatch(&options, parse_filter(filter).unwrap(), &provider, move || writer.clone(), false);
+    let dispatch =
+        dispatch(&options, parse_filter(filter).unwrap(), &provider, move || writer.clone(), false);
     dispatcher::with_default(&dispatch, work);
     let bytes = buffer.0.lock().unwrap().clone();
     String::from_utf8(bytes).unwrap()
@@ -54,8 +56,11 @@ fn json_line_has_service_instance_fields_and_ids_of_its_trace() {
 #[test]
 fn text_line_has_level_and_message() {
     let text = logged(LogFormat::Text, "info", || tracing::warn!(to = "nats", "cannot connect"));
-    assert!(text.contains("WARN") && text.contains("cannot connect") && text.contains("to=\"nats\""), "{text}");
-    assert!(!text.contains('\u{1b}'), "colour without a terminal: {text}");
+    assert!(
+        text.contains("WARN") && text.contains("cannot connect") && text.contains("to=\"nats\""),
+        "{text}"
+    );
+    assert!(!text.contains('\u{1b}'), "color without a terminal: {text}");
 }
 
 #[test]

@@ -26,11 +26,11 @@ pub enum Removed {
     Content([u8; 32]),
     /// What was uploaded for a file.
     Upload(FileId),
-    /// Everything of an organisation.
+    /// Everything of an organization.
     Everything,
 }
 
-/// A content of an organisation that nobody else puts into its place, or removes, meanwhile.
+/// A content of an organization that nobody else puts into its place, or removes, meanwhile.
 #[derive(Debug)]
 pub struct FileContent {
     transaction: Transaction<'static, Postgres>,
@@ -44,7 +44,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_content(&self, organization: OrganizationId, sha256: [u8; 32]) -> Result<FileContent, Error> {
+    pub async fn file_content(
+        &self,
+        organization: OrganizationId,
+        sha256: [u8; 32],
+    ) -> Result<FileContent, Error> {
         let mut transaction = self.pool.begin().await?;
         lock(&mut transaction, organization.uuid(), &sha256).await?;
         Ok(FileContent { transaction, organization, sha256 })
@@ -79,7 +83,9 @@ impl Store {
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn file_removed(&self, removal: Uuid) -> Result<(), Error> {
-        sqlx::query!("DELETE FROM file_removals WHERE id = $1", removal).execute(&self.pool).await?;
+        sqlx::query!("DELETE FROM file_removals WHERE id = $1", removal)
+            .execute(&self.pool)
+            .await?;
         Ok(())
     }
 }
@@ -104,15 +110,23 @@ impl FileContent {
     /// # Errors
     /// [`Error::Unavailable`].
     pub async fn settled(mut self, removal: Uuid) -> Result<(), Error> {
-        sqlx::query!("DELETE FROM file_removals WHERE id = $1", removal).execute(&mut *self.transaction).await?;
+        sqlx::query!("DELETE FROM file_removals WHERE id = $1", removal)
+            .execute(&mut *self.transaction)
+            .await?;
         Ok(self.transaction.commit().await?)
     }
 
-    /// It lies in its place: the file is ready. False when it was deleted meanwhile; then the content has to go again, which is noted.
+    /// It lies in its place: the file is ready. False when it was deleted meanwhile; then the
+    /// content has to go again, which is noted.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    pub async fn ready(mut self, file: FileId, media_type: &str, now: Timestamp) -> Result<bool, Error> {
+    pub async fn ready(
+        mut self,
+        file: FileId,
+        media_type: &str,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
         let done = sqlx::query!(
             "UPDATE files SET state = 'ready', sha256 = $2, media_type = $3, expires_at = NULL, claimed_until = NULL,
                  revision = revision + 1, updated_at = $4
@@ -139,7 +153,11 @@ impl FileContent {
 }
 
 /// Held until the end of the transaction.
-pub(super) async fn lock(connection: &mut PgConnection, organization: Uuid, sha256: &[u8; 32]) -> Result<(), Error> {
+pub(super) async fn lock(
+    connection: &mut PgConnection,
+    organization: Uuid,
+    sha256: &[u8; 32],
+) -> Result<(), Error> {
     let name: String = sha256.iter().map(|byte| format!("{byte:02x}")).collect();
     sqlx::query_scalar!(
         r#"SELECT pg_advisory_xact_lock(hashtextextended($1::text, 35))::text AS "done""#,
@@ -151,7 +169,11 @@ pub(super) async fn lock(connection: &mut PgConnection, organization: Uuid, sha2
 }
 
 /// Notes what there may be of a file.
-pub(super) async fn note(connection: &mut PgConnection, file: &File, now: Timestamp) -> Result<(), Error> {
+pub(super) async fn note(
+    connection: &mut PgConnection,
+    file: &File,
+    now: Timestamp,
+) -> Result<(), Error> {
     match &file.sha256 {
         Some(sha256) => insert(connection, file.organization, Some(sha256), None, now).await,
         None => note_upload(connection, file.organization, file.id, now).await,
@@ -167,7 +189,7 @@ pub(super) async fn note_upload(
     insert(connection, organization, None, Some(file), now).await
 }
 
-/// Notes that everything of an organisation has to go.
+/// Notes that everything of an organization has to go.
 pub(crate) async fn note_everything(
     connection: &mut PgConnection,
     organization: OrganizationId,

@@ -7,7 +7,8 @@ use uuid::Uuid;
 use super::{File, FileState, PARTS, Row, WHAT, reload, removal, select};
 use crate::{Error, Rendered, Store, Write, time};
 
-/// How long a gateway may be at a file before another takes it for dead. Longer than a look at the largest may take.
+/// How long a gateway may be at a file before another takes it for dead. Longer than a look at the
+/// largest may take.
 const CLAIM: SignedDuration = SignedDuration::from_mins(5);
 
 /// A part that lies in the folder.
@@ -52,8 +53,8 @@ impl Store {
     /// Takes a part of a file.
     ///
     /// # Errors
-    /// [`Error::WrongOffset`] when the file is somewhere else, [`Error::NotUploading`] when nothing is missing of it,
-    /// [`Error::TooManyParts`], [`Error::NotFound`].
+    /// [`Error::WrongOffset`] when the file is somewhere else, [`Error::NotUploading`] when nothing
+    /// is missing of it, [`Error::TooManyParts`], [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn file_part(
         &self,
@@ -71,8 +72,13 @@ impl Store {
             writer.organization(),
             id.uuid(),
         );
-        let row = row.fetch_optional(&mut *writer.transaction).await?.ok_or(Error::NotFound { what: WHAT })?;
-        if new.position.checked_add(new.size) == Some(row.received) && row.state != FileState::Refused.as_str() {
+        let row = row
+            .fetch_optional(&mut *writer.transaction)
+            .await?
+            .ok_or(Error::NotFound { what: WHAT })?;
+        if new.position.checked_add(new.size) == Some(row.received)
+            && row.state != FileState::Refused.as_str()
+        {
             let last = sqlx::query_scalar!(
                 "SELECT sha256 FROM file_parts WHERE file_id = $1 AND position = $2 AND size = $3",
                 id.uuid(),
@@ -80,7 +86,8 @@ impl Store {
                 new.size,
             );
             let last = last.fetch_optional(&mut *writer.transaction).await?;
-            // Of a file that is ready the parts are gone, and its last one cannot be told from another.
+            // Of a file that is ready the parts are gone, and its last one cannot be told from
+            // another.
             if last.is_some_and(|last| last == new.sha256) {
                 let file = reload(&mut writer, id).await?;
                 let response = render(&file).response;
@@ -129,7 +136,8 @@ impl Store {
         Ok(Taken::Next(file))
     }
 
-    /// Takes a file whose parts are all there, to put it together. None: somebody else is at it, or it is done.
+    /// Takes a file whose parts are all there, to put it together. None: somebody else is at it, or
+    /// it is done.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -146,8 +154,11 @@ impl Store {
             return Ok(None);
         }
         let row = select!(["WHERE f.id = $1"], id.uuid()).fetch_one(&mut *transaction).await?;
-        let parts =
-            sqlx::query_as!(Part, "SELECT part FROM file_parts WHERE file_id = $1 ORDER BY position", id.uuid());
+        let parts = sqlx::query_as!(
+            Part,
+            "SELECT part FROM file_parts WHERE file_id = $1 ORDER BY position",
+            id.uuid()
+        );
         let parts = parts.fetch_all(&mut *transaction).await?;
         transaction.commit().await?;
         Ok(Some(Claimed { file: row.try_into()?, parts }))
@@ -202,12 +213,15 @@ impl Store {
         )
         .execute(&mut *transaction)
         .await?;
-        sqlx::query!("DELETE FROM file_parts WHERE file_id = $1", id.uuid()).execute(&mut *transaction).await?;
+        sqlx::query!("DELETE FROM file_parts WHERE file_id = $1", id.uuid())
+            .execute(&mut *transaction)
+            .await?;
         removal::note(&mut transaction, &file, now).await?;
         Ok(transaction.commit().await?)
     }
 
-    /// Removes the rows of files that did not become ready in time, and of refusals that were long enough to be read. Says how many.
+    /// Removes the rows of files that did not become ready in time, and of refusals that were long
+    /// enough to be read. Says how many.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -221,11 +235,14 @@ impl Store {
         );
         let files = rows.fetch_all(&mut *transaction).await?;
         for row in &files {
-            let (owner, file) = (OrganizationId::from_uuid(row.organization_id), FileId::from_uuid(row.id));
+            let (owner, file) =
+                (OrganizationId::from_uuid(row.organization_id), FileId::from_uuid(row.id));
             removal::note_upload(&mut transaction, owner, file, now).await?;
         }
         let ids: Vec<Uuid> = files.iter().map(|row| row.id).collect();
-        sqlx::query!("DELETE FROM files WHERE id = ANY ($1)", &ids).execute(&mut *transaction).await?;
+        sqlx::query!("DELETE FROM files WHERE id = ANY ($1)", &ids)
+            .execute(&mut *transaction)
+            .await?;
         transaction.commit().await?;
         Ok(ids.len())
     }

@@ -1,5 +1,6 @@
-//! Erasing an organisation that was deleted (docs/adr/0035-erasure.md): part by part, each in a transaction of its own that also counts what
-//! it has removed. Nothing else is remembered, so that whoever comes next goes on where the last one was killed.
+//! Erasing an organization that was deleted (docs/adr/0035-erasure.md): part by part, each in a
+//! transaction of its own that also counts what it has removed. Nothing else is remembered, so that
+//! whoever comes next goes on where the last one was killed.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,8 @@ use crate::{
     time::{self, sql},
 };
 
-/// What is emptied when there is no task any more, in an order that keeps the references between tables, and by what rows are found.
+/// What is emptied when there is no task any more, in an order that keeps the references between
+/// tables, and by what rows are found.
 pub(crate) const TABLES: [(&str, &str); 40] = [
     ("scan_candidates", OWN),
     ("scan_hand_overs", OWN),
@@ -60,12 +62,14 @@ pub(crate) const TABLES: [(&str, &str); 40] = [
     ("quotas", OWN),
 ];
 
-/// Gone with the last task, by which they are found; nothing is looked for in tables that are large for everybody.
+/// Gone with the last task, by which they are found; nothing is looked for in tables that are large
+/// for everybody.
 const WITH_TASKS: &str = "";
 const OWN: &str = "organization_id = $1";
 const TEAMS: &str = "team IN (SELECT team FROM slack_installations WHERE organization_id = $1)";
 
-/// How long the scanner has to end scans and to remove their files. Where there is none any more, nobody would.
+/// How long the scanner has to end scans and to remove their files. Where there is none any more,
+/// nobody would.
 const SCANS_END: SignedDuration = SignedDuration::from_hours(1);
 /// How long the reconciler has to purge a task that cannot be looked at.
 const TASKS_END: SignedDuration = SignedDuration::from_mins(1);
@@ -96,9 +100,10 @@ struct Row {
 type Counts = BTreeMap<String, i64>;
 
 impl Store {
-    /// Removes the next part of an organisation that is to be erased, `at_once` rows at most: the one that was looked at longest ago. None
-    /// when there is none, or others are at all of them. `record` is what the trail of the operator's organisation says when nothing is left,
-    /// without its objects.
+    /// Removes the next part of an organization that is to be erased, `at_once` rows at most: the
+    /// one that was looked at longest ago. None when there is none, or others are at all of them.
+    /// `record` is what the trail of the operator's organization says when nothing is left, without
+    /// its objects.
     ///
     /// # Errors
     /// [`Error::Unavailable`]; what was removed before stays removed.
@@ -126,9 +131,13 @@ impl Store {
         let erased = self.erase_part(transaction, row, record, at_once, now).await;
         if erased.is_err() {
             // It stands behind the others, so that what keeps failing does not keep them.
-            sqlx::query!("UPDATE organizations SET erasing_looked_at = $2 WHERE id = $1", id, sql(now) as _)
-                .execute(&self.pool)
-                .await?;
+            sqlx::query!(
+                "UPDATE organizations SET erasing_looked_at = $2 WHERE id = $1",
+                id,
+                sql(now) as _
+            )
+            .execute(&self.pool)
+            .await?;
         }
         erased
     }
@@ -142,12 +151,15 @@ impl Store {
         now: Timestamp,
     ) -> Result<Option<Erasing>, Error> {
         let organization = OrganizationId::from_uuid(row.id);
-        let mut counts: Counts = serde_json::from_value(row.erased.clone()).map_err(Error::internal)?;
+        let mut counts: Counts =
+            serde_json::from_value(row.erased.clone()).map_err(Error::internal)?;
         let part = Part { organization: row.id, at_once: i64::from(at_once), now };
         let connection = &mut *transaction;
         part.cancel_scans(connection).await?;
         let goes = part.delete_tasks(connection, &mut counts).await?;
-        let waits = !goes && (part.tasks_are_left(connection).await? || part.scans_are_left(connection, &row).await?);
+        let waits = !goes
+            && (part.tasks_are_left(connection).await?
+                || part.scans_are_left(connection, &row).await?);
         let goes = goes || !waits && part.events(connection, &mut counts).await?;
         let goes = goes || !waits && part.tables(connection, &mut counts).await?;
         if goes || waits {
@@ -160,7 +172,11 @@ impl Store {
             .execute(&mut *connection)
             .await?;
             transaction.commit().await?;
-            return Ok(Some(if waits { Erasing::Waits(organization) } else { Erasing::Goes(organization) }));
+            return Ok(Some(if waits {
+                Erasing::Waits(organization)
+            } else {
+                Erasing::Goes(organization)
+            }));
         }
         sqlx::query!("DELETE FROM erased_tasks WHERE erased_at < $1", sql(now - KNOWN) as _)
             .execute(&mut *connection)
@@ -171,13 +187,16 @@ impl Store {
         record.objects = vec![organization.to_string(), row.name];
         record.objects.extend(counts.iter().map(|(what, count)| format!("{what}={count}")));
         audit::insert(&mut *connection, audit::rows(&[record])?).await?;
-        let removed = sqlx::query!("DELETE FROM organizations WHERE id = $1", row.id).execute(&mut *connection).await;
+        let removed = sqlx::query!("DELETE FROM organizations WHERE id = $1", row.id)
+            .execute(&mut *connection)
+            .await;
         match removed {
             Ok(_) => {
                 transaction.commit().await?;
                 Ok(Some(Erasing::Done(organization)))
             }
-            // Something was written meanwhile by a service that did not know yet; it is removed the next time.
+            // Something was written meanwhile by a service that did not know yet; it is removed the
+            // next time.
             Err(error) if violated(&error).is_some() => {
                 transaction.rollback().await?;
                 Ok(Some(Erasing::Goes(organization)))
@@ -208,8 +227,13 @@ impl Part {
         Ok(())
     }
 
-    /// Deletes tasks as a person would. What runs is stopped by the reconciler, which then purges them. Whether there were any.
-    async fn delete_tasks(&self, connection: &mut PgConnection, counts: &mut Counts) -> Result<bool, Error> {
+    /// Deletes tasks as a person would. What runs is stopped by the reconciler, which then purges
+    /// them. Whether there were any.
+    async fn delete_tasks(
+        &self,
+        connection: &mut PgConnection,
+        counts: &mut Counts,
+    ) -> Result<bool, Error> {
         // A task is older than what is below it: by time, locks are taken from the root downwards.
         let tasks = sqlx::query_scalar!(
             "UPDATE tasks SET
@@ -239,16 +263,19 @@ impl Part {
         )
         .execute(&mut *connection)
         .await?;
-        let messages =
-            sqlx::query_scalar!(r#"SELECT count(*) AS "count!" FROM messages WHERE task_id = ANY ($1)"#, &tasks)
-                .fetch_one(&mut *connection)
-                .await?;
+        let messages = sqlx::query_scalar!(
+            r#"SELECT count(*) AS "count!" FROM messages WHERE task_id = ANY ($1)"#,
+            &tasks
+        )
+        .fetch_one(&mut *connection)
+        .await?;
         add(counts, "tasks", i64::try_from(tasks.len()).unwrap_or(i64::MAX));
         add(counts, "messages", messages);
         Ok(true)
     }
 
-    /// Whether the reconciler has not purged all of them yet. Those that it cannot look at are removed here.
+    /// Whether the reconciler has not purged all of them yet. Those that it cannot look at are
+    /// removed here.
     async fn tasks_are_left(&self, connection: &mut PgConnection) -> Result<bool, Error> {
         sqlx::query!(
             "DELETE FROM tasks WHERE id IN (
@@ -269,7 +296,11 @@ impl Part {
         .await?)
     }
 
-    async fn scans_are_left(&self, connection: &mut PgConnection, row: &Row) -> Result<bool, Error> {
+    async fn scans_are_left(
+        &self,
+        connection: &mut PgConnection,
+        row: &Row,
+    ) -> Result<bool, Error> {
         if row.erasing_since + SCANS_END < self.now {
             return Ok(false);
         }
@@ -282,8 +313,12 @@ impl Part {
         .await?)
     }
 
-    /// The streams of tasks, and the organisation's own. Whether there was anything.
-    async fn events(&self, connection: &mut PgConnection, counts: &mut Counts) -> Result<bool, Error> {
+    /// The streams of tasks, and the organization's own. Whether there was anything.
+    async fn events(
+        &self,
+        connection: &mut PgConnection,
+        counts: &mut Counts,
+    ) -> Result<bool, Error> {
         // Tasks that were deleted before.
         sqlx::query!(
             "INSERT INTO erased_tasks (id, organization_id, erased_at)
@@ -332,10 +367,16 @@ impl Part {
     }
 
     /// Rows of the first tables that still have any. Whether there was one.
-    async fn tables(&self, connection: &mut PgConnection, counts: &mut Counts) -> Result<bool, Error> {
+    async fn tables(
+        &self,
+        connection: &mut PgConnection,
+        counts: &mut Counts,
+    ) -> Result<bool, Error> {
         let mut left = self.at_once;
-        for (table, found_by) in TABLES.into_iter().filter(|(_, found_by)| *found_by != WITH_TASKS) {
-            // Names of this file: there is one statement for all tables, which no database can check beforehand.
+        for (table, found_by) in TABLES.into_iter().filter(|(_, found_by)| *found_by != WITH_TASKS)
+        {
+            // Names of this file: there is one statement for all tables, which no database can
+            // check beforehand.
             let cost = if table == "step_usage" { "cost_pico_usd" } else { "0" };
             let statement = format!(
                 "WITH gone AS (

@@ -17,7 +17,7 @@ const WHAT: &str = "invitation";
 pub struct Invitation {
     /// Its id.
     pub id: InvitationId,
-    /// Into which organisation.
+    /// Into which organization.
     pub organization: OrganizationId,
     /// Whom; in lower case.
     pub email: String,
@@ -123,12 +123,16 @@ macro_rules! select {
 }
 
 impl Store {
-    /// A page of an organisation's invitations, by time.
+    /// A page of an organization's invitations, by time.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn invitation_list(&self, organization: OrganizationId, page: &Page) -> Result<Vec<Invitation>, Error> {
+    pub async fn invitation_list(
+        &self,
+        organization: OrganizationId,
+        page: &Page,
+    ) -> Result<Vec<Invitation>, Error> {
         let rows = by_time!(
             self,
             select,

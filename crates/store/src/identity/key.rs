@@ -1,4 +1,5 @@
-//! API keys, and the codes that are exchanged for one. What opens a door is stored as its SHA-256 only.
+//! API keys, and the codes that are exchanged for one. What opens a door is stored as its SHA-256
+//! only.
 
 use construct_domain::{
     ApiKeyId, OrganizationId, UserId,
@@ -10,14 +11,16 @@ use uuid::Uuid;
 
 use super::{by_time, role, scope_words, scopes};
 use crate::{
-    Audit, AuditEntry, Cursor, Error, Key, Limits, Page, Rendered, Store, Write, Written, audit, text,
+    Audit, AuditEntry, Cursor, Error, Key, Limits, Page, Rendered, Store, Write, Written, audit,
+    text,
     time::{self, option, sql_option},
     write::{Writer, begin},
 };
 
 const WHAT: &str = "API key";
 
-/// How old the note of a key's last use may get. A note with every request would be a write with every read.
+/// How old the note of a key's last use may get. A note with every request would be a write with
+/// every read.
 const USE_NOTED: SignedDuration = SignedDuration::from_secs(60);
 
 /// A key, without what opens the door.
@@ -39,7 +42,8 @@ pub struct ApiKey {
     pub user: UserId,
     /// Until when; none: until it is revoked.
     pub expires_at: Option<Timestamp>,
-    /// How much may be done with it: what is in [`Limits`] of requests, tasks, runs, tokens and money.
+    /// How much may be done with it: what is in [`Limits`] of requests, tasks, runs, tokens and
+    /// money.
     pub limits: Limits,
     /// Since when it is worth nothing.
     pub revoked_at: Option<Timestamp>,
@@ -191,12 +195,17 @@ macro_rules! select {
 }
 
 impl Store {
-    /// Who holds the key with this hash, when it is valid. Known, unknown, expired and revoked keys cost the same look into one index.
+    /// Who holds the key with this hash, when it is valid. Known, unknown, expired and revoked keys
+    /// cost the same look into one index.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn api_key_holder(&self, hash: &[u8; 32], now: Timestamp) -> Result<Option<KeyHolder>, Error> {
+    pub async fn api_key_holder(
+        &self,
+        hash: &[u8; 32],
+        now: Timestamp,
+    ) -> Result<Option<KeyHolder>, Error> {
         let row = sqlx::query!(
             r#"SELECT k.id, k.organization_id, k.user_id, k.role, k.scopes, k.expires_at, k.last_used_at, k.limits, m.role AS member_role
                FROM api_keys k
@@ -251,7 +260,7 @@ impl Store {
         .await?)
     }
 
-    /// A page of an organisation's keys, by time; those of one user, or all.
+    /// A page of an organization's keys, by time; those of one user, or all.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -275,7 +284,7 @@ impl Store {
         rows.into_iter().map(ApiKey::try_from).collect()
     }
 
-    /// A key, of one user or of anybody in the organisation.
+    /// A key, of one user or of anybody in the organization.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -298,11 +307,11 @@ impl Store {
         .try_into()
     }
 
-    /// Puts other limits in the place of a key's, of one user or of anybody in the organisation.
+    /// Puts other limits in the place of a key's, of one user or of anybody in the organization.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Above`] when the key may more than `by`; [`Error::Conflict`] when it has another revision than expected;
-    /// those of every write.
+    /// [`Error::NotFound`]; [`Error::Above`] when the key may more than `by`; [`Error::Conflict`]
+    /// when it has another revision than expected; those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn api_key_limit(
         &self,
@@ -366,13 +375,18 @@ impl Store {
         })
     }
 
-    /// Makes an owner's key of the operator's organisation, when it has none that is valid. Gives whether it was made; then `entry` is in
-    /// the audit trail.
+    /// Makes an owner's key of the operator's organization, when it has none that is valid. Gives
+    /// whether it was made; then `entry` is in the audit trail.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn api_key_first(&self, new: &NewApiKey, entry: AuditEntry, now: Timestamp) -> Result<bool, Error> {
+    pub async fn api_key_first(
+        &self,
+        new: &NewApiKey,
+        entry: AuditEntry,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
         let local = OrganizationId::LOCAL;
         let mut transaction = self.pool.begin().await?;
         // Two that ask at once ask one after the other.
@@ -398,8 +412,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Makes a key worthless, of one user or of anybody in the organisation, and the codes that were made with it. Nothing happens to one
-    /// that is so already.
+    /// Makes a key worthless, of one user or of anybody in the organization, and the codes that
+    /// were made with it. Nothing happens to one that is so already.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Above`] when the key may more than `by`; those of every write.
@@ -427,7 +441,9 @@ impl Store {
         if entity.role > by {
             return Err(Error::Above);
         }
-        sqlx::query!("DELETE FROM setup_codes WHERE made_by = $1", id.uuid()).execute(&mut *writer.transaction).await?;
+        sqlx::query!("DELETE FROM setup_codes WHERE made_by = $1", id.uuid())
+            .execute(&mut *writer.transaction)
+            .await?;
         writer.finish_unchanged(entity, render).await
     }
 
@@ -446,9 +462,10 @@ impl Store {
         Ok(())
     }
 
-    /// Exchanges a code for a key, once: of several who try at the same time one succeeds. Nothing when there is no such code, it has
-    /// expired or was exchanged, or whom it acts for is no member any more. `audit` is stored in the trail of the key's organisation, as
-    /// done by whom the key acts for.
+    /// Exchanges a code for a key, once: of several who try at the same time one succeeds. Nothing
+    /// when there is no such code, it has expired or was exchanged, or whom it acts for is no
+    /// member any more. `audit` is stored in the trail of the key's organization, as done by whom
+    /// the key acts for.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -485,8 +502,12 @@ impl Store {
         let Some(key) = row.map(ApiKey::try_from).transpose()? else { return Ok(None) };
         if let Some(audit) = audit {
             let objects = vec![key.id.to_string()];
-            let entry =
-                AuditEntry { organization: key.organization, user: Some(key.user), objects, ..audit.entry.clone() };
+            let entry = AuditEntry {
+                organization: key.organization,
+                user: Some(key.user),
+                objects,
+                ..audit.entry.clone()
+            };
             audit::insert(&mut transaction, audit::rows(&[entry])?).await?;
         }
         transaction.commit().await?;
@@ -498,7 +519,11 @@ impl Store {
 }
 
 /// The key as it is, within a write.
-async fn reload(writer: &mut Writer<'_>, id: ApiKeyId, user: Option<UserId>) -> Result<ApiKey, Error> {
+async fn reload(
+    writer: &mut Writer<'_>,
+    id: ApiKeyId,
+    user: Option<UserId>,
+) -> Result<ApiKey, Error> {
     select!(
         ["k.organization_id = $1 AND k.id = $2 AND ($3::uuid IS NULL OR k.user_id = $3)"],
         writer.organization(),

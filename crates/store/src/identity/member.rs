@@ -1,4 +1,4 @@
-//! Who belongs to an organisation.
+//! Who belongs to an organization.
 
 use construct_domain::{OrganizationId, UserId, access::Role};
 use jiff::Timestamp;
@@ -12,7 +12,7 @@ use crate::{
 
 const WHAT: &str = "member";
 
-/// A person in an organisation.
+/// A person in an organization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// Where.
@@ -80,12 +80,16 @@ macro_rules! select {
 }
 
 impl Store {
-    /// A page of an organisation's members, by time.
+    /// A page of an organization's members, by time.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn member_list(&self, organization: OrganizationId, page: &Page) -> Result<Vec<Member>, Error> {
+    pub async fn member_list(
+        &self,
+        organization: OrganizationId,
+        page: &Page,
+    ) -> Result<Vec<Member>, Error> {
         let rows = by_time!(
             self,
             select,
@@ -99,7 +103,8 @@ impl Store {
         rows.into_iter().map(Member::try_from).collect()
     }
 
-    /// Gives a member another role. `by` is what the caller is: nobody gives or takes what is above them.
+    /// Gives a member another role. `by` is what the caller is: nobody gives or takes what is above
+    /// them.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Above`], [`Error::LastOwner`], [`Error::Conflict`].
@@ -130,7 +135,8 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Removes a member. The keys and codes that act in their name are worth nothing from then on. The entity in the result is what it was.
+    /// Removes a member. The keys and codes that act in their name are worth nothing from then on.
+    /// The entity in the result is what it was.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Above`], [`Error::LastOwner`].
@@ -171,8 +177,14 @@ impl Store {
     }
 }
 
-/// The member, when the change may be made. Owners are locked in one order, so that two of them cannot remove each other.
-async fn member_guarded(writer: &mut Writer<'_>, user: UserId, to: Option<Role>, by: Role) -> Result<Member, Error> {
+/// The member, when the change may be made. Owners are locked in one order, so that two of them
+/// cannot remove each other.
+async fn member_guarded(
+    writer: &mut Writer<'_>,
+    user: UserId,
+    to: Option<Role>,
+    by: Role,
+) -> Result<Member, Error> {
     let owners = sqlx::query_scalar!(
         "SELECT user_id FROM members WHERE organization_id = $1 AND role = 'owner' ORDER BY user_id FOR UPDATE",
         writer.organization(),
@@ -183,7 +195,8 @@ async fn member_guarded(writer: &mut Writer<'_>, user: UserId, to: Option<Role>,
     if member.role > by || to > Some(by) {
         return Err(Error::Above);
     }
-    // The operator is owner of their organisation also where nobody asks the database (local mode): the two must not differ.
+    // The operator is owner of their organization also where nobody asks the database (local mode):
+    // the two must not differ.
     let operator = (writer.organization(), user) == (OrganizationId::LOCAL.uuid(), UserId::LOCAL);
     if to != Some(Role::Owner) && (operator || owners == [user.uuid()]) {
         return Err(Error::LastOwner);

@@ -1,4 +1,4 @@
-//! Organisations: tenants.
+//! Organizations: tenants.
 
 use construct_domain::{OrganizationId, UserId, access::Role};
 use jiff::Timestamp;
@@ -35,7 +35,7 @@ pub struct Organization {
     pub updated_at: Timestamp,
 }
 
-/// Whose an organisation is.
+/// Whose an organization is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OrganizationKind {
     /// One person's, made when they first came.
@@ -44,7 +44,7 @@ pub enum OrganizationKind {
     Team,
 }
 
-/// An organisation to create.
+/// An organization to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewOrganization {
     /// Its id.
@@ -59,7 +59,7 @@ pub struct NewOrganization {
     pub owner: UserId,
 }
 
-/// What changes of an organisation: what is `Some`.
+/// What changes of an organization: what is `Some`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OrganizationChanges {
     /// For people.
@@ -95,7 +95,11 @@ impl TryFrom<Row> for Organization {
     fn try_from(row: Row) -> Result<Self, Error> {
         Ok(Self {
             id: OrganizationId::from_uuid(row.id),
-            kind: if row.kind == "personal" { OrganizationKind::Personal } else { OrganizationKind::Team },
+            kind: if row.kind == "personal" {
+                OrganizationKind::Personal
+            } else {
+                OrganizationKind::Team
+            },
             name: row.name,
             slug: row.slug,
             avatar_url: row.avatar_url,
@@ -120,12 +124,16 @@ macro_rules! select {
 }
 
 impl Store {
-    /// An organisation of a user, by id or slug.
+    /// An organization of a user, by id or slug.
     ///
     /// # Errors
     /// [`Error::NotFound`], also when the user does not belong to it.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn organization_find(&self, user: UserId, slug_or_id: &str) -> Result<Organization, Error> {
+    pub async fn organization_find(
+        &self,
+        user: UserId,
+        slug_or_id: &str,
+    ) -> Result<Organization, Error> {
         let id = slug_or_id.parse::<OrganizationId>().ok().map(OrganizationId::uuid);
         select!(["m.user_id = $1 AND (o.id = $2 OR o.slug = $3)"], user.uuid(), id as _, slug_or_id)
             .fetch_optional(&self.pool)
@@ -134,22 +142,36 @@ impl Store {
             .try_into()
     }
 
-    /// A page of a user's organisations, by time.
+    /// A page of a user's organizations, by time.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn organization_list(&self, user: UserId, page: &Page) -> Result<Vec<Organization>, Error> {
-        let rows =
-            by_time!(self, select, "m.user_id = $1", "o.created_at", "o.id", page, [user.uuid()], ("2", "3", "4"));
+    pub async fn organization_list(
+        &self,
+        user: UserId,
+        page: &Page,
+    ) -> Result<Vec<Organization>, Error> {
+        let rows = by_time!(
+            self,
+            select,
+            "m.user_id = $1",
+            "o.created_at",
+            "o.id",
+            page,
+            [user.uuid()],
+            ("2", "3", "4")
+        );
         rows.into_iter().map(Organization::try_from).collect()
     }
 
-    /// Creates a team organisation with its first owner. The write belongs to the organisation that the caller works in, which
-    /// keeps its idempotency key. A `code` lets a program in that cannot enter otherwise. Where a `limit` is given, the owner may own as many.
+    /// Creates a team organization with its first owner. The write belongs to the organization that
+    /// the caller works in, which keeps its idempotency key. A `code` lets a program in that cannot
+    /// enter otherwise. Where a `limit` is given, the owner may own as many.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the slug is taken; [`Error::TooManyOrganizations`]; those of every write.
+    /// [`Error::AlreadyExists`] when the slug is taken; [`Error::TooManyOrganizations`]; those of
+    /// every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn organization_create(
         &self,
@@ -203,10 +225,11 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Changes the organisation of the write, for a member of it.
+    /// Changes the organization of the write, for a member of it.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
+    /// revision than expected.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn organization_update(
         &self,
@@ -239,7 +262,8 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// The organisation of this slug or id, for the operator: also one that is closed and was not erased.
+    /// The organization of this slug or id, for the operator: also one that is closed and was not
+    /// erased.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -257,8 +281,9 @@ impl Store {
         .ok_or(Error::NotFound { what: WHAT })
     }
 
-    /// Deletes an organisation: from then on it opens to nobody and nothing begins in it, its schedules, keys and invitations are gone,
-    /// and its slug is free. What is left is removed by [`Store::organization_erase`]. The write is the organisation's own, or the operator's.
+    /// Deletes an organization: from then on it opens to nobody and nothing begins in it, its
+    /// schedules, keys and invitations are gone, and its slug is free. What is left is removed by
+    /// [`Store::organization_erase`]. The write is the organization's own, or the operator's.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Kept`] for a personal one and the operator's.
@@ -270,7 +295,8 @@ impl Store {
         render: impl FnOnce(&Organization) -> Rendered + Send,
     ) -> Result<Written<Organization>, Error> {
         let mut transaction = self.pool.begin().await?;
-        // Before the write shares it with others: of two that delete it at once, each would wait for the other to let go of its share.
+        // Before the write shares it with others: of two that delete it at once, each would wait
+        // for the other to let go of its share.
         sqlx::query_scalar!("SELECT id FROM organizations WHERE id = $1 FOR UPDATE", target.uuid())
             .fetch_optional(&mut *transaction)
             .await?;
@@ -284,8 +310,11 @@ impl Store {
                FROM organizations o WHERE o.id = $1 AND o.erasing_since IS NULL"#,
             target.uuid(),
         );
-        let entity: Organization =
-            row.fetch_optional(&mut *writer.transaction).await?.ok_or(Error::NotFound { what: WHAT })?.try_into()?;
+        let entity: Organization = row
+            .fetch_optional(&mut *writer.transaction)
+            .await?
+            .ok_or(Error::NotFound { what: WHAT })?
+            .try_into()?;
         if entity.kind == OrganizationKind::Personal || entity.id == OrganizationId::LOCAL {
             return Err(Error::Kept);
         }
@@ -323,7 +352,11 @@ impl Store {
     }
 }
 
-async fn organization_reload(writer: &mut Writer<'_>, id: OrganizationId, user: UserId) -> Result<Organization, Error> {
+async fn organization_reload(
+    writer: &mut Writer<'_>,
+    id: OrganizationId,
+    user: UserId,
+) -> Result<Organization, Error> {
     select!(["o.id = $1 AND m.user_id = $2"], id.uuid(), user.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?

@@ -39,9 +39,10 @@ pub struct Profile {
 }
 
 impl Store {
-    /// Takes in a person who has proved who they are: remembers them, makes their personal organisation at the first time, and accepts
-    /// the invitations for their address if it is verified. Writes nothing when there is nothing new. `entry` is stored in the trail of each
-    /// organisation that they came into.
+    /// Takes in a person who has proved who they are: remembers them, makes their personal
+    /// organization at the first time, and accepts the invitations for their address if it is
+    /// verified. Writes nothing when there is nothing new. `entry` is stored in the trail of each
+    /// organization that they came into.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -66,10 +67,12 @@ impl Store {
         .await?;
         let mut profile = profile.clone();
         profile.name = text::clean(&profile.name).into_owned();
-        // What a token leaves out, another of the same person has said: access tokens often have less in them than those that say who logs in.
+        // What a token leaves out, another of the same person has said: access tokens often have
+        // less in them than those that say who logs in.
         if let Some(known) = &known {
             if profile.email.is_empty() {
-                (profile.email, profile.email_verified) = (known.email.clone(), known.email_verified);
+                (profile.email, profile.email_verified) =
+                    (known.email.clone(), known.email_verified);
             }
             if profile.name.is_empty() {
                 profile.name.clone_from(&known.name);
@@ -161,12 +164,16 @@ impl Store {
         Ok((UserId::from_uuid(user), OrganizationId::from_uuid(personal)))
     }
 
-    /// What a person is in an organisation; nothing when they don't belong to it or it was deleted.
+    /// What a person is in an organization; nothing when they don't belong to it or it was deleted.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn user_role(&self, user: UserId, organization: OrganizationId) -> Result<Option<Role>, Error> {
+    pub async fn user_role(
+        &self,
+        user: UserId,
+        organization: OrganizationId,
+    ) -> Result<Option<Role>, Error> {
         let word = sqlx::query_scalar!(
             "SELECT m.role FROM members m JOIN organizations o ON o.id = m.organization_id
              WHERE m.user_id = $1 AND m.organization_id = $2 AND o.deleted_at IS NULL",
@@ -184,11 +191,13 @@ impl Store {
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn user_get(&self, user: UserId) -> Result<User, Error> {
-        let row =
-            sqlx::query!("SELECT issuer, subject, email, email_verified, name FROM users WHERE id = $1", user.uuid(),)
-                .fetch_optional(&self.pool)
-                .await?
-                .ok_or(Error::NotFound { what: "user" })?;
+        let row = sqlx::query!(
+            "SELECT issuer, subject, email, email_verified, name FROM users WHERE id = $1",
+            user.uuid(),
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: "user" })?;
         Ok(User {
             id: user,
             issuer: row.issuer,

@@ -16,11 +16,13 @@ use crate::{
 };
 
 impl Store {
-    /// Asks for the transcript to be put aside from a user's message on, and accepts another one, with the id `new`, that is
-    /// answered then. Both are one intent after the other: what waited before goes with the rewind, the new message does not.
+    /// Asks for the transcript to be put aside from a user's message on, and accepts another one,
+    /// with the id `new`, that is answered then. Both are one intent after the other: what waited
+    /// before goes with the rewind, the new message does not.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NotInTranscript`], also of a message that is not a user's; those of every write.
+    /// [`Error::NotFound`], [`Error::NotInTranscript`], also of a message that is not a user's;
+    /// those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn message_edit(
         &self,
@@ -74,7 +76,8 @@ impl Store {
         .await
         .map_err(Error::of_write)?;
         let new = NewUserMessage { id: new, task, content, interrupts: false };
-        let entity = StoredMessage { replaces: Some(id), ..accepted(write, new, row.intents, json)? };
+        let entity =
+            StoredMessage { replaces: Some(id), ..accepted(write, new, row.intents, json)? };
         writer.finish_on_task(task, unsigned(row.event_sequence), entity, render).await
     }
 }

@@ -1,7 +1,7 @@
 //! What people do with messages: send them, and change or take back those that still wait.
 //!
-//! Each of these locks the task's row first. So messages of one task are accepted one after another, and a commit of
-//! the reconciler is either wholly before or wholly after.
+//! Each of these locks the task's row first. So messages of one task are accepted one after
+//! another, and a commit of the reconciler is either wholly before or wholly after.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -22,8 +22,9 @@ use crate::{
 };
 
 impl Store {
-    /// Accepts a user's message: it will be answered after those that were accepted before it, and those that interrupt
-    /// before the others. What is given to `render` has no arrival yet: that is counted by the statement that stores the event too.
+    /// Accepts a user's message: it will be answered after those that were accepted before it, and
+    /// those that interrupt before the others. What is given to `render` has no arrival yet: that
+    /// is counted by the statement that stores the event too.
     ///
     /// # Errors
     /// [`Error::NotFound`] when there is no such task, [`Error::QueueFull`]; those of every write.
@@ -47,7 +48,8 @@ impl Store {
         }
         let mut writer = begin!(self, write);
         // The entry of the audit trail goes with the answer.
-        let written = insert(&mut *writer.transaction, write, entity, content, event, none()).await?;
+        let written =
+            insert(&mut *writer.transaction, write, entity, content, event, none()).await?;
         writer.commit(&response).await?;
         Ok(written)
     }
@@ -55,7 +57,8 @@ impl Store {
     /// Changes what a message says that still waits for its turn.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NotQueued`], [`Error::Conflict`] when it has another revision than expected.
+    /// [`Error::NotFound`], [`Error::NotQueued`], [`Error::Conflict`] when it has another revision
+    /// than expected.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn message_update(
         &self,
@@ -105,7 +108,9 @@ impl Store {
         let mut writer = begin!(self, write);
         let (task, sequence) = message_lock(&mut writer, id).await?;
         let entity = message_queued(&mut writer, id).await?;
-        sqlx::query!("DELETE FROM messages WHERE id = $1", id.uuid()).execute(&mut *writer.transaction).await?;
+        sqlx::query!("DELETE FROM messages WHERE id = $1", id.uuid())
+            .execute(&mut *writer.transaction)
+            .await?;
         writer.finish_on_task(task, sequence, entity, render).await
     }
 }
@@ -153,9 +158,11 @@ pub(super) fn accepted(
     })
 }
 
-/// Stores a message with its event in one statement: one round trip, all or nothing. One that is accepted in the moment in which its organisation is closed is
-/// answered all the same: a lock against that would be taken by every message. Messages that are accepted at the same moment
-/// do not count each other: the queue may become longer than its limit by as many as there are connections.
+/// Stores a message with its event in one statement: one round trip, all or nothing. One that is
+/// accepted in the moment in which its organization is closed is answered all the same: a lock
+/// against that would be taken by every message. Messages that are accepted at the same moment do
+/// not count each other: the queue may become longer than its limit by as many as there are
+/// connections.
 async fn insert(
     executor: impl PgExecutor<'_>,
     write: &Write,
@@ -216,8 +223,9 @@ async fn insert(
     Ok(Written::Applied { entity: StoredMessage { arrival, ..entity }, event: Some(event) })
 }
 
-/// Locks the message's task for a change of its queue, and counts the event. The version rises too: a commit that is on its way may
-/// have counted on the message, and what it says may be read beside that.
+/// Locks the message's task for a change of its queue, and counts the event. The version rises too:
+/// a commit that is on its way may have counted on the message, and what it says may be read beside
+/// that.
 async fn message_lock(writer: &mut Writer<'_>, id: MessageId) -> Result<(TaskId, u64), Error> {
     let task = sqlx::query!(
         "UPDATE tasks t SET
@@ -242,15 +250,22 @@ async fn message_lock(writer: &mut Writer<'_>, id: MessageId) -> Result<(TaskId,
     Ok((TaskId::from_uuid(task.id), unsigned(task.event_sequence)))
 }
 
-/// The message, when it still waits. Read after its task was locked: before, it could change between reading and
-/// writing.
+/// The message, when it still waits. Read after its task was locked: before, it could change
+/// between reading and writing.
 async fn message_queued(writer: &mut Writer<'_>, id: MessageId) -> Result<StoredMessage, Error> {
     let message = message_by_id(writer, id).await?;
-    if message.position.is_some() || message.processed_at.is_some() { Err(Error::NotQueued) } else { Ok(message) }
+    if message.position.is_some() || message.processed_at.is_some() {
+        Err(Error::NotQueued)
+    } else {
+        Ok(message)
+    }
 }
 
 /// The message, within a write.
-pub(crate) async fn message_by_id(writer: &mut Writer<'_>, id: MessageId) -> Result<StoredMessage, Error> {
+pub(crate) async fn message_by_id(
+    writer: &mut Writer<'_>,
+    id: MessageId,
+) -> Result<StoredMessage, Error> {
     select!(["WHERE m.organization_id = $1 AND m.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?

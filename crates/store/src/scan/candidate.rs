@@ -165,7 +165,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn candidate_get(&self, organization: OrganizationId, id: CandidateId) -> Result<Candidate, Error> {
+    pub async fn candidate_get(
+        &self,
+        organization: OrganizationId,
+        id: CandidateId,
+    ) -> Result<Candidate, Error> {
         candidates!(
             ["SELECT"],
             ["FROM scan_candidates c WHERE c.organization_id = $1 AND c.id = $2"],
@@ -181,8 +185,8 @@ impl Store {
     /// Decides about a candidate, or changes what it says.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Conflict`] when it has another revision than expected, [`Error::HandedOver`],
-    /// [`Error::AlreadyExists`] when another one of the scan has the name.
+    /// [`Error::NotFound`], [`Error::Conflict`] when it has another revision than expected,
+    /// [`Error::HandedOver`], [`Error::AlreadyExists`] when another one of the scan has the name.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn candidate_review(
         &self,
@@ -229,18 +233,19 @@ impl Store {
             review.by,
             now as _,
         );
-        let entity = row.fetch_one(&mut *writer.transaction).await.map_err(Error::of_write)?.try_into()?;
+        let entity =
+            row.fetch_one(&mut *writer.transaction).await.map_err(Error::of_write)?.try_into()?;
         let response = render(&entity).response;
         writer.commit(&response).await?;
         Ok(Written::Applied { entity, event: None })
     }
 
-    /// Hands accepted candidates of a scan over, all or those named, but for what was handed over before. Whoever is told of it is
-    /// told until [`Store::hand_over_told`].
+    /// Hands accepted candidates of a scan over, all or those named, but for what was handed over
+    /// before. Whoever is told of it is told until [`Store::hand_over_told`].
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such scan, or one of those named is none of its; [`Error::NotAccepted`] when one of those
-    /// named is not accepted.
+    /// [`Error::NotFound`] when there is no such scan, or one of those named is none of its;
+    /// [`Error::NotAccepted`] when one of those named is not accepted.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn candidates_hand_over(
         &self,
@@ -274,7 +279,8 @@ impl Store {
         if named.iter().any(|id| found.iter().all(|candidate| candidate.id.uuid() != *id)) {
             return Err(Error::NotFound { what: WHAT });
         }
-        let undecided = |state| matches!(state, CandidateState::Proposed | CandidateState::Rejected);
+        let undecided =
+            |state| matches!(state, CandidateState::Proposed | CandidateState::Rejected);
         if !named.is_empty() && found.iter().any(|candidate| undecided(candidate.state)) {
             return Err(Error::NotAccepted);
         }
@@ -307,7 +313,8 @@ impl Store {
             );
             let rows = rows.fetch_all(&mut *writer.transaction).await?;
             entity.id = Some(id);
-            entity.candidates = rows.into_iter().map(TryInto::try_into).collect::<Result<_, Error>>()?;
+            entity.candidates =
+                rows.into_iter().map(TryInto::try_into).collect::<Result<_, Error>>()?;
         }
         let response = render(&entity).response;
         writer.commit(&response).await?;
@@ -319,7 +326,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn hand_overs_untold(&self, before: Timestamp, limit: i64) -> Result<Vec<HandOver>, Error> {
+    pub async fn hand_overs_untold(
+        &self,
+        before: Timestamp,
+        limit: i64,
+    ) -> Result<Vec<HandOver>, Error> {
         let rows = sqlx::query!(
             "SELECT id, organization_id, scan_id FROM scan_hand_overs WHERE told_at IS NULL AND created_at < $1
              ORDER BY created_at LIMIT $2",
@@ -334,7 +345,11 @@ impl Store {
                 row.organization_id,
                 row.scan_id
             );
-            let scan = scan.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: SCAN })?.try_into()?;
+            let scan = scan
+                .fetch_optional(&self.pool)
+                .await?
+                .ok_or(Error::NotFound { what: SCAN })?
+                .try_into()?;
             let candidates = candidates!(
                 ["SELECT"],
                 [
@@ -343,7 +358,8 @@ impl Store {
                 row.organization_id,
                 row.id,
             );
-            let candidates = candidates.fetch_all(&self.pool).await?.into_iter().map(TryInto::try_into);
+            let candidates =
+                candidates.fetch_all(&self.pool).await?.into_iter().map(TryInto::try_into);
             let candidates = candidates.collect::<Result<_, Error>>()?;
             hand_overs.push(HandOver { id: HandOverId::from_uuid(row.id), scan, candidates });
         }

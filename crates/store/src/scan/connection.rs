@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use super::{ScanCredential, ScanHost};
 use crate::{
-    Cursor, Error, Key, Keyring, Page, Rendered, Resealed, SealError, SealedSecret, Store, Write, Written,
-    model_provider::reseal, time, write::begin,
+    Cursor, Error, Key, Keyring, Page, Rendered, Resealed, SealError, SealedSecret, Store, Write,
+    Written, model_provider::reseal, time, write::begin,
 };
 
 const WHAT: &str = "connection";
@@ -19,7 +19,7 @@ pub struct ScanConnection {
     pub id: ScanConnectionId,
     /// Whose.
     pub organization: OrganizationId,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: String,
     /// Which host.
     pub host: ScanHost,
@@ -49,7 +49,7 @@ impl ScanConnection {
 pub struct NewScanConnection {
     /// Its id.
     pub id: ScanConnectionId,
-    /// Unique in the organisation.
+    /// Unique in the organization.
     pub name: String,
     /// Which host.
     pub host: ScanHost,
@@ -87,7 +87,11 @@ impl TryFrom<Row> for ScanConnection {
             host: ScanHost::stored(&row.host)?,
             base_url: row.base_url,
             credential: ScanCredential::stored(&row.credential)?,
-            sealed: SealedSecret { key_id: row.key_id, nonce: row.key_nonce, ciphertext: row.key_ciphertext },
+            sealed: SealedSecret {
+                key_id: row.key_id,
+                nonce: row.key_nonce,
+                ciphertext: row.key_ciphertext,
+            },
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -158,12 +162,24 @@ impl Store {
         page: &Page,
     ) -> Result<Vec<ScanConnection>, Error> {
         let rows = match (page.order.key, page.order.descending) {
-            (Key::CreatedAt, false) => list!(self, organization, page, page.after_time(), "c.created_at", ">", ""),
-            (Key::CreatedAt, true) => list!(self, organization, page, page.after_time(), "c.created_at", "<", " DESC"),
-            (Key::UpdatedAt, false) => list!(self, organization, page, page.after_time(), "c.updated_at", ">", ""),
-            (Key::UpdatedAt, true) => list!(self, organization, page, page.after_time(), "c.updated_at", "<", " DESC"),
-            (Key::Name, false) => list!(self, organization, page, page.after_name(), "c.name", ">", ""),
-            (Key::Name, true) => list!(self, organization, page, page.after_name(), "c.name", "<", " DESC"),
+            (Key::CreatedAt, false) => {
+                list!(self, organization, page, page.after_time(), "c.created_at", ">", "")
+            }
+            (Key::CreatedAt, true) => {
+                list!(self, organization, page, page.after_time(), "c.created_at", "<", " DESC")
+            }
+            (Key::UpdatedAt, false) => {
+                list!(self, organization, page, page.after_time(), "c.updated_at", ">", "")
+            }
+            (Key::UpdatedAt, true) => {
+                list!(self, organization, page, page.after_time(), "c.updated_at", "<", " DESC")
+            }
+            (Key::Name, false) => {
+                list!(self, organization, page, page.after_name(), "c.name", ">", "")
+            }
+            (Key::Name, true) => {
+                list!(self, organization, page, page.after_name(), "c.name", "<", " DESC")
+            }
         };
         rows.into_iter().map(TryInto::try_into).collect()
     }
@@ -198,7 +214,11 @@ impl Store {
         .execute(&mut *writer.transaction)
         .await
         .map_err(Error::of_write)?;
-        let row = select!(["WHERE c.organization_id = $1 AND c.id = $2"], writer.organization(), new.id.uuid());
+        let row = select!(
+            ["WHERE c.organization_id = $1 AND c.id = $2"],
+            writer.organization(),
+            new.id.uuid()
+        );
         let entity = row.fetch_one(&mut *writer.transaction).await?.try_into()?;
         let response = render(&entity).response;
         writer.commit(&response).await?;
@@ -218,8 +238,15 @@ impl Store {
     ) -> Result<Written<ScanConnection>, Error> {
         let mut writer = begin!(self, write);
         // Whoever makes a scan with it waits until this is over, and finds it gone.
-        let row = select!(["WHERE c.organization_id = $1 AND c.id = $2 FOR UPDATE"], writer.organization(), id.uuid());
-        let row = row.fetch_optional(&mut *writer.transaction).await?.ok_or(Error::NotFound { what: WHAT })?;
+        let row = select!(
+            ["WHERE c.organization_id = $1 AND c.id = $2 FOR UPDATE"],
+            writer.organization(),
+            id.uuid()
+        );
+        let row = row
+            .fetch_optional(&mut *writer.transaction)
+            .await?
+            .ok_or(Error::NotFound { what: WHAT })?;
         let used = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT 1 FROM scans WHERE organization_id = $1 AND connection_id = $2 AND next_wake IS NOT NULL)
                    AS "used!""#,
@@ -245,7 +272,8 @@ impl Store {
         Ok(Written::Applied { entity, event: None })
     }
 
-    /// Seals what opens connections anew where it is not under the keyring's active key, in all organisations. May be repeated.
+    /// Seals what opens connections anew where it is not under the keyring's active key, in all
+    /// organizations. May be repeated.
     ///
     /// # Errors
     /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system gives no randomness.
@@ -255,7 +283,9 @@ impl Store {
         keyring: &Keyring,
         now: Timestamp,
     ) -> Result<Resealed<ScanConnectionId>, Error> {
-        let rows = select!(["WHERE c.key_id <> $1 ORDER BY c.id"], keyring.active()).fetch_all(&self.pool).await?;
+        let rows = select!(["WHERE c.key_id <> $1 ORDER BY c.id"], keyring.active())
+            .fetch_all(&self.pool)
+            .await?;
         let mut report = Resealed { resealed: 0, failed: Vec::new() };
         for row in rows {
             let ScanConnection { id, sealed: old, .. } = row.try_into()?;

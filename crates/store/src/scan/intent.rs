@@ -9,7 +9,7 @@ use crate::{
     write::{Writer, begin},
 };
 
-/// Scans of an organisation that are under way or wait.
+/// Scans of an organization that are under way or wait.
 pub const OPEN_SCANS: u32 = 20;
 
 /// A scan to create.
@@ -75,7 +75,8 @@ impl Store {
     /// Creates a scan, to be begun now; its first event is number 1.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when the connection is gone, [`Error::TooManyScans`]; those of every write.
+    /// [`Error::NotFound`] when the connection is gone, [`Error::TooManyScans`]; those of every
+    /// write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_create(
         &self,
@@ -85,9 +86,12 @@ impl Store {
     ) -> Result<Written<Scan>, Error> {
         let mut writer = begin!(self, write);
         // One after the other, so that they are counted right.
-        sqlx::query_scalar!("SELECT id FROM organizations WHERE id = $1 FOR NO KEY UPDATE", writer.organization())
-            .fetch_one(&mut *writer.transaction)
-            .await?;
+        sqlx::query_scalar!(
+            "SELECT id FROM organizations WHERE id = $1 FOR NO KEY UPDATE",
+            writer.organization()
+        )
+        .fetch_one(&mut *writer.transaction)
+        .await?;
         let open = sqlx::query_scalar!(
             r#"SELECT count(*) AS "open!" FROM scans WHERE organization_id = $1 AND next_wake IS NOT NULL"#,
             writer.organization(),
@@ -171,11 +175,16 @@ impl Store {
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_get(&self, organization: OrganizationId, id: ScanId) -> Result<Scan, Error> {
-        scans!(["SELECT"], ["FROM scans s WHERE s.organization_id = $1 AND s.id = $2"], organization.uuid(), id.uuid())
-            .fetch_optional(&self.pool)
-            .await?
-            .ok_or(Error::NotFound { what: WHAT })?
-            .try_into()
+        scans!(
+            ["SELECT"],
+            ["FROM scans s WHERE s.organization_id = $1 AND s.id = $2"],
+            organization.uuid(),
+            id.uuid()
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
     }
 
     /// Who has made a scan that is under way or waits. None when it is over, or there is none.
@@ -183,7 +192,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_open_by(&self, organization: OrganizationId, id: ScanId) -> Result<Option<String>, Error> {
+    pub async fn scan_open_by(
+        &self,
+        organization: OrganizationId,
+        id: ScanId,
+    ) -> Result<Option<String>, Error> {
         let open = sqlx::query_scalar!(
             "SELECT s.created_by FROM scans s JOIN organizations o ON o.id = s.organization_id
              WHERE s.organization_id = $1 AND s.id = $2 AND s.next_wake IS NOT NULL AND o.deleted_at IS NULL",
@@ -205,10 +218,18 @@ impl Store {
         page: &Page,
     ) -> Result<Vec<Scan>, Error> {
         let rows = match (page.order.key, page.order.descending) {
-            (Key::CreatedAt | Key::Name, false) => list!(self, organization, filter, page, "s.created_at", ">", ""),
-            (Key::CreatedAt | Key::Name, true) => list!(self, organization, filter, page, "s.created_at", "<", " DESC"),
-            (Key::UpdatedAt, false) => list!(self, organization, filter, page, "s.updated_at", ">", ""),
-            (Key::UpdatedAt, true) => list!(self, organization, filter, page, "s.updated_at", "<", " DESC"),
+            (Key::CreatedAt | Key::Name, false) => {
+                list!(self, organization, filter, page, "s.created_at", ">", "")
+            }
+            (Key::CreatedAt | Key::Name, true) => {
+                list!(self, organization, filter, page, "s.created_at", "<", " DESC")
+            }
+            (Key::UpdatedAt, false) => {
+                list!(self, organization, filter, page, "s.updated_at", ">", "")
+            }
+            (Key::UpdatedAt, true) => {
+                list!(self, organization, filter, page, "s.updated_at", "<", " DESC")
+            }
         };
         rows.into_iter().map(TryInto::try_into).collect()
     }
@@ -304,7 +325,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_manifest(&self, organization: OrganizationId, id: ScanId) -> Result<String, Error> {
+    pub async fn scan_manifest(
+        &self,
+        organization: OrganizationId,
+        id: ScanId,
+    ) -> Result<String, Error> {
         let manifest = sqlx::query_scalar!(
             "SELECT manifest FROM scan_manifests WHERE organization_id = $1 AND scan_id = $2",
             organization.uuid(),
@@ -315,9 +340,14 @@ impl Store {
 }
 
 pub(super) async fn scan_reload(writer: &mut Writer<'_>, id: ScanId) -> Result<Scan, Error> {
-    scans!(["SELECT"], ["FROM scans s WHERE s.organization_id = $1 AND s.id = $2"], writer.organization(), id.uuid())
-        .fetch_optional(&mut *writer.transaction)
-        .await?
-        .ok_or(Error::NotFound { what: WHAT })?
-        .try_into()
+    scans!(
+        ["SELECT"],
+        ["FROM scans s WHERE s.organization_id = $1 AND s.id = $2"],
+        writer.organization(),
+        id.uuid()
+    )
+    .fetch_optional(&mut *writer.transaction)
+    .await?
+    .ok_or(Error::NotFound { what: WHAT })?
+    .try_into()
 }

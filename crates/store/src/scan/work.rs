@@ -46,9 +46,10 @@ pub enum Held {
 }
 
 impl Store {
-    /// Takes scans on which there is work to do and that nobody is at, for as long as the lease lasts. Whose turn it is: of each organisation
-    /// the first, then the second of each, those that are worked on counted; of several organisations the one that is not among `served`,
-    /// or stands further ahead in it.
+    /// Takes scans on which there is work to do and that nobody is at, for as long as the lease
+    /// lasts. Whose turn it is: of each organization the first, then the second of each, those that
+    /// are worked on counted; of several organizations the one that is not among `served`, or
+    /// stands further ahead in it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -86,12 +87,18 @@ impl Store {
         rows.fetch_all(&self.pool).await?.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// Takes scans of which it only has to be looked how their task is doing, or that have to be ended, for as long as the lease lasts.
+    /// Takes scans of which it only has to be looked how their task is doing, or that have to be
+    /// ended, for as long as the lease lasts.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scans_look(&self, limit: i64, lease: Duration, now: Timestamp) -> Result<Vec<Scan>, Error> {
+    pub async fn scans_look(
+        &self,
+        limit: i64,
+        lease: Duration,
+        now: Timestamp,
+    ) -> Result<Vec<Scan>, Error> {
         let rows = scans!(
             ["UPDATE scans s SET lease = s.lease + 1, leased_until = $2
               FROM (SELECT organization_id, id FROM scans
@@ -112,9 +119,15 @@ impl Store {
     /// # Errors
     /// [`Error::Conflict`] when somebody else is at it by now, or it is over.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_let_go(&self, scan: &Scan, wake: Timestamp, now: Timestamp) -> Result<(), Error> {
+    pub async fn scan_let_go(
+        &self,
+        scan: &Scan,
+        wake: Timestamp,
+        now: Timestamp,
+    ) -> Result<(), Error> {
         let done = sqlx::query!(
-            // Another lease, so that a statement that is still to hold it for longer comes too late.
+            // Another lease, so that a statement that is still to hold it for longer comes too
+            // late.
             "UPDATE scans SET lease = lease + 1, leased_until = $5, failures = 0,
                  -- What is asked for meanwhile is not slept over.
                  next_wake = CASE WHEN cancel_requested_at IS NOT NULL THEN least($4::timestamptz, $5) ELSE $4::timestamptz END
@@ -166,7 +179,8 @@ impl Store {
         })
     }
 
-    /// Writes down how far a scan has come, with what happened. Gives the events as they were written.
+    /// Writes down how far a scan has come, with what happened. Gives the events as they were
+    /// written.
     ///
     /// # Errors
     /// [`Error::Conflict`] when somebody else is at it by now, or it is over. Nothing was written.
@@ -313,18 +327,28 @@ impl Store {
         self.scan_connection_find(organization, &id.to_string()).await
     }
 
-    /// Scans that ended before a time, whose files are there still, with the archives that were sent for them.
+    /// Scans that ended before a time, whose files are there still, with the archives that were
+    /// sent for them.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scans_to_clean(&self, before: Timestamp, limit: i64) -> Result<Vec<(ScanId, Option<String>)>, Error> {
+    pub async fn scans_to_clean(
+        &self,
+        before: Timestamp,
+        limit: i64,
+    ) -> Result<Vec<(ScanId, Option<String>)>, Error> {
         let ended = sqlx::query!(
             "SELECT id, archive FROM scans WHERE ended_at <= $1 AND cleaned_at IS NULL ORDER BY ended_at LIMIT $2",
             time::sql(before) as _,
             limit,
         );
-        Ok(ended.fetch_all(&self.pool).await?.into_iter().map(|row| (ScanId::from_uuid(row.id), row.archive)).collect())
+        Ok(ended
+            .fetch_all(&self.pool)
+            .await?
+            .into_iter()
+            .map(|row| (ScanId::from_uuid(row.id), row.archive))
+            .collect())
     }
 
     /// Notes that a scan's files are gone.
@@ -333,9 +357,13 @@ impl Store {
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_cleaned(&self, id: ScanId, now: Timestamp) -> Result<(), Error> {
-        sqlx::query!("UPDATE scans SET cleaned_at = $2 WHERE id = $1", id.uuid(), time::sql(now) as _)
-            .execute(&self.pool)
-            .await?;
+        sqlx::query!(
+            "UPDATE scans SET cleaned_at = $2 WHERE id = $1",
+            id.uuid(),
+            time::sql(now) as _
+        )
+        .execute(&self.pool)
+        .await?;
         Ok(())
     }
 
@@ -346,7 +374,10 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scans_with_files(&self, ids: &[ScanId]) -> Result<Vec<ScanId>, Error> {
         let ids: Vec<_> = ids.iter().map(|id| id.uuid()).collect();
-        let found = sqlx::query_scalar!("SELECT id FROM scans WHERE id = ANY($1) AND cleaned_at IS NULL", &ids);
+        let found = sqlx::query_scalar!(
+            "SELECT id FROM scans WHERE id = ANY($1) AND cleaned_at IS NULL",
+            &ids
+        );
         Ok(found.fetch_all(&self.pool).await?.into_iter().map(ScanId::from_uuid).collect())
     }
 }

@@ -1,4 +1,5 @@
-//! Making the runs of a schedule that is due: with their messages, the tasks they begin and the memory of them, in one transaction.
+//! Making the runs of a schedule that is due: with their messages, the tasks they begin and the
+//! memory of them, in one transaction.
 
 use construct_domain::{
     ApiKeyId, MessageId, OrganizationId, ScheduleId, TaskId,
@@ -51,15 +52,18 @@ pub struct Told {
 }
 
 impl Store {
-    /// Makes the runs of the first schedule that is due, behind `after` where that is one. None when none is due that nobody else is at.
-    /// `after` becomes the schedule that was looked at, also when that has failed, so that whoever goes on gets to the others.
+    /// Makes the runs of the first schedule that is due, behind `after` where that is one. None
+    /// when none is due that nobody else is at. `after` becomes the schedule that was looked at,
+    /// also when that has failed, so that whoever goes on gets to the others.
     ///
-    /// The row is locked until everything is committed, others pass it by, and each run has its own row by which it is known: so it is
-    /// made once, whoever dies whenever. A run whose message cannot be accepted, or for which the quotas have no room, is remembered as
-    /// failed, and not tried again.
+    /// The row is locked until everything is committed, others pass it by, and each run has its own
+    /// row by which it is known: so it is made once, whoever dies whenever. A run whose message
+    /// cannot be accepted, or for which the quotas have no room, is remembered as failed, and not
+    /// tried again.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], and the schedule stays due. One that cannot be read is stopped, with that as its last error.
+    /// [`Error::Unavailable`], and the schedule stays due. One that cannot be read is stopped, with
+    /// that as its last error.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_fire(
         &self,
@@ -98,18 +102,21 @@ impl Store {
                 return Ok(None);
             }
         };
-        let mut fired = Fired { events: Vec::new(), tasks: Vec::new(), failures: Vec::new(), schedule };
+        let mut fired =
+            Fired { events: Vec::new(), tasks: Vec::new(), failures: Vec::new(), schedule };
         let due = fired.schedule.next_run.unwrap_or(now);
         let plan = match fired.schedule.timing.plan(fired.schedule.missed, due, now) {
             Ok(plan) => plan,
-            // It could be read when it was stored, so that a time zone is gone: a person must look at it.
+            // It could be read when it was stored, so that a time zone is gone: a person must look
+            // at it.
             Err(error @ (Invalid::Pattern(_) | Invalid::TimeZone(_))) => {
                 fired.failures.push(error.to_string());
                 Plan { passed_over: Some(due), ..Plan::default() }
             }
         };
         if let Some(first) = plan.passed_over {
-            remember(&mut transaction, &fired.schedule, first, RunOutcome::PassedOver, None, now).await?;
+            remember(&mut transaction, &fired.schedule, first, RunOutcome::PassedOver, None, now)
+                .await?;
         }
         for run in &plan.make {
             make(&mut transaction, &mut fired, *run, now, told).await?;
@@ -186,7 +193,12 @@ async fn make(
 }
 
 /// Takes down that a run failed.
-async fn fail(connection: &mut PgConnection, schedule: &Schedule, due: Timestamp, words: &str) -> Result<(), Error> {
+async fn fail(
+    connection: &mut PgConnection,
+    schedule: &Schedule,
+    due: Timestamp,
+    words: &str,
+) -> Result<(), Error> {
     sqlx::query!(
         "UPDATE schedule_runs SET outcome = 'failed', error = $3 WHERE schedule_id = $1 AND due = $2",
         schedule.id.uuid(),
@@ -228,7 +240,12 @@ struct Sent {
 }
 
 /// Accepts the message as a person's, for the task there is or for a new one.
-async fn send(connection: &mut PgConnection, schedule: &Schedule, now: Timestamp, told: Told) -> Result<Sent, Error> {
+async fn send(
+    connection: &mut PgConnection,
+    schedule: &Schedule,
+    now: Timestamp,
+    told: Told,
+) -> Result<Sent, Error> {
     let (organization, key) = (schedule.organization, schedule.key.map(ApiKeyId::uuid));
     let mut events = Vec::new();
     let task = match schedule.target {
@@ -253,7 +270,17 @@ async fn send(connection: &mut PgConnection, schedule: &Schedule, now: Timestamp
             .await
             .map_err(Error::of_write)?;
             let stored = task_read(connection, organization.uuid(), id).await?;
-            events.push(record(connection, organization, id, stored.event_sequence, (told.task)(&stored), now).await?);
+            events.push(
+                record(
+                    connection,
+                    organization,
+                    id,
+                    stored.event_sequence,
+                    (told.task)(&stored),
+                    now,
+                )
+                .await?,
+            );
             id
         }
     };
@@ -316,7 +343,9 @@ async fn send(connection: &mut PgConnection, schedule: &Schedule, now: Timestamp
     .await
     .map_err(Error::of_write)?;
     let sequence = unsigned(row.event_sequence);
-    events.push(record(connection, organization, task, sequence, (told.message)(&message), now).await?);
+    events.push(
+        record(connection, organization, task, sequence, (told.message)(&message), now).await?,
+    );
     Ok(Sent { task, message: message.id, events })
 }
 
@@ -341,5 +370,13 @@ async fn record(
     )
     .execute(connection)
     .await?;
-    Ok(StoredEvent { organization, stream: task.uuid(), sequence, kind, payload, step, created_at: now })
+    Ok(StoredEvent {
+        organization,
+        stream: task.uuid(),
+        sequence,
+        kind,
+        payload,
+        step,
+        created_at: now,
+    })
 }

@@ -1,4 +1,5 @@
-//! Whether the quotas of a schedule's organisation, and of the key it was made with, have room for a run (docs/quotas.md).
+//! Whether the quotas of a schedule's organization, and of the key it was made with, have room for
+//! a run (docs/quotas.md).
 
 use construct_domain::{ApiKeyId, OrganizationId};
 use jiff::Timestamp;
@@ -17,7 +18,8 @@ pub(super) async fn missing(
 ) -> Result<Option<String>, Error> {
     let organization = schedule.organization;
     let key = schedule.key.map(ApiKeyId::uuid);
-    // What the operator has said of the organisation stands in the place of its tier's, and a tier that is gone is that of everybody.
+    // What the operator has said of the organization stands in the place of its tier's, and a tier
+    // that is gone is that of everybody.
     let row = sqlx::query!(
         r#"SELECT coalesce(t.limits, '{}') || jsonb_strip_nulls(jsonb_build_object(
                       'tasks_per_day', q.tasks_per_day, 'runs_per_day', q.runs_per_day, 'tokens_per_day', q.tokens_per_day,
@@ -43,7 +45,9 @@ pub(super) async fn missing(
         let counted = asked(&limits, schedule);
         if counted != Counted::default() {
             let done = counts_of_keys(&mut *connection, organization, counted, &periods).await?;
-            if let Some(quota) = exceeded(&limits, counted, &done.get(&id).copied().unwrap_or_default()) {
+            if let Some(quota) =
+                exceeded(&limits, counted, &done.get(&id).copied().unwrap_or_default())
+            {
                 return Ok(Some(format!("key_{quota} of the API key it was made with is used up")));
             }
         }
@@ -54,13 +58,18 @@ pub(super) async fn missing(
         return Ok(None);
     }
     let done = counts(&mut *connection, organization, counted, &periods).await?;
-    Ok(exceeded(&limits, counted, &done).map(|quota| format!("{quota} of the organization is used up")))
+    Ok(exceeded(&limits, counted, &done)
+        .map(|quota| format!("{quota} of the organization is used up")))
 }
 
 /// What a run adds to, of what is limited.
 fn asked(limits: &Limits, schedule: &Schedule) -> Counted {
     let all = Counted::of(limits);
-    Counted { tasks: all.tasks && matches!(schedule.target, Target::Agent(_)), storage: false, ..all }
+    Counted {
+        tasks: all.tasks && matches!(schedule.target, Target::Agent(_)),
+        storage: false,
+        ..all
+    }
 }
 
 fn exceeded(limits: &Limits, counted: Counted, done: &Counts) -> Option<&'static str> {

@@ -18,8 +18,8 @@ impl Store {
     /// Creates a schedule.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when whom it is for is not there; those of every
-    /// write.
+    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when whom it is for is
+    /// not there; those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_create(
         &self,
@@ -75,7 +75,8 @@ impl Store {
     /// Changes a schedule.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
+    /// revision than expected.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_update(
         &self,
@@ -87,7 +88,8 @@ impl Store {
     ) -> Result<Written<Schedule>, Error> {
         let mut writer = begin!(self, write);
         let content = changes.content.as_ref().map(text::json).transpose()?;
-        let (timing, next) = changes.timing.map_or((None, None), |(timing, next)| (Some(timing), next));
+        let (timing, next) =
+            changes.timing.map_or((None, None), |(timing, next)| (Some(timing), next));
         let (at, cron, zone) = timing.as_ref().map_or((None, None, ""), parts);
         let done = sqlx::query!(
             "UPDATE schedules SET
@@ -126,11 +128,12 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Pauses a schedule, or lets it go on with the run `next`, which was found from the schedule as it was at revision `read`. Nothing
-    /// happens when it is so already.
+    /// Pauses a schedule, or lets it go on with the run `next`, which was found from the schedule
+    /// as it was at revision `read`. Nothing happens when it is so already.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Conflict`] when it has changed since it was read; those of every write.
+    /// [`Error::NotFound`]; [`Error::Conflict`] when it has changed since it was read; those of
+    /// every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_pause(
         &self,

@@ -61,7 +61,8 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        let grant = |channel, user, agent| Grant { team: team.to_owned(), channel, user, agent, may };
+        let grant =
+            |channel, user, agent| Grant { team: team.to_owned(), channel, user, agent, may };
         Ok(rows.into_iter().map(|row| grant(row.channel, row.user_id, row.agent)).collect())
     }
 

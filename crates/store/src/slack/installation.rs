@@ -21,7 +21,8 @@ pub struct Installation {
     pub installed_by: String,
     /// The agent that answers where nothing else is said.
     pub agent: String,
-    /// The bot's token and what it is renewed with, sealed for [`Installation::record`]. None after the app was removed.
+    /// The bot's token and what it is renewed with, sealed for [`Installation::record`]. None after
+    /// the app was removed.
     pub tokens: Option<SealedSecret>,
     /// When the token has to be renewed.
     pub expires_at: Option<Timestamp>,
@@ -91,7 +92,9 @@ struct Row {
 impl From<Row> for Installation {
     fn from(row: Row) -> Self {
         let tokens = match (row.key_id, row.key_nonce, row.key_ciphertext) {
-            (Some(key_id), Some(nonce), Some(ciphertext)) => Some(SealedSecret { key_id, nonce, ciphertext }),
+            (Some(key_id), Some(nonce), Some(ciphertext)) => {
+                Some(SealedSecret { key_id, nonce, ciphertext })
+            }
             _ => None,
         };
         Self {
@@ -146,18 +149,26 @@ impl Store {
         Ok(rows.into_iter().map(Installation::from).collect())
     }
 
-    /// Notes an installation. One that was there is replaced. False, and nothing is changed, when the workspace is another organisation's: whose it is
-    /// changes only after the app was removed. What was kept of it for that one (its threads' tasks, who people are, who may do what) is forgotten then.
+    /// Notes an installation. One that was there is replaced. False, and nothing is changed, when
+    /// the workspace is another organization's: whose it is changes only after the app was removed.
+    /// What was kept of it for that one (its threads' tasks, who people are, who may do what) is
+    /// forgotten then.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_install(&self, new: &NewInstallation, now: Timestamp) -> Result<bool, Error> {
+    pub async fn slack_install(
+        &self,
+        new: &NewInstallation,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
         let mut transaction = self.pool.begin().await?;
-        let before =
-            sqlx::query_scalar!("SELECT organization_id FROM slack_installations WHERE team = $1 FOR UPDATE", new.team)
-                .fetch_optional(&mut *transaction)
-                .await?;
+        let before = sqlx::query_scalar!(
+            "SELECT organization_id FROM slack_installations WHERE team = $1 FOR UPDATE",
+            new.team
+        )
+        .fetch_optional(&mut *transaction)
+        .await?;
         let done = sqlx::query!(
             "INSERT INTO slack_installations (team, organization_id, team_name, app, bot_user, installed_by, agent, scopes,
                  key_id, key_nonce, key_ciphertext, expires_at, installed_at, created_at, updated_at)
@@ -186,7 +197,7 @@ impl Store {
         if done.rows_affected() == 0 {
             return Ok(false);
         }
-        // Where there was no row, one of an organisation that was erased may have left something.
+        // Where there was no row, one of an organization that was erased may have left something.
         if before != Some(new.organization.uuid()) {
             sqlx::query!(
                 "UPDATE slack_threads SET organization_id = $2, task = NULL, generation = generation + 1 WHERE team = $1",
@@ -195,9 +206,13 @@ impl Store {
             )
             .execute(&mut *transaction)
             .await?;
-            sqlx::query!("DELETE FROM slack_members WHERE team = $1", new.team).execute(&mut *transaction).await?;
-            // Permissions name agents, and another organisation's may be called alike.
-            sqlx::query!("DELETE FROM slack_grants WHERE team = $1", new.team).execute(&mut *transaction).await?;
+            sqlx::query!("DELETE FROM slack_members WHERE team = $1", new.team)
+                .execute(&mut *transaction)
+                .await?;
+            // Permissions name agents, and another organization's may be called alike.
+            sqlx::query!("DELETE FROM slack_grants WHERE team = $1", new.team)
+                .execute(&mut *transaction)
+                .await?;
         }
         transaction.commit().await?;
         Ok(true)
@@ -233,13 +248,19 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Forgets the tokens of a workspace that has removed the app at that time, who people are there and what they have asked; what is unfinished is
-    /// over. False, and nothing is changed, when the app has been installed (again) since then.
+    /// Forgets the tokens of a workspace that has removed the app at that time, who people are
+    /// there and what they have asked; what is unfinished is over. False, and nothing is changed,
+    /// when the app has been installed (again) since then.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_uninstall(&self, team: &str, at: Timestamp, now: Timestamp) -> Result<bool, Error> {
+    pub async fn slack_uninstall(
+        &self,
+        team: &str,
+        at: Timestamp,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
         let mut transaction = self.pool.begin().await?;
         let done = sqlx::query!(
             "UPDATE slack_installations SET key_id = NULL, key_nonce = NULL, key_ciphertext = NULL, expires_at = NULL,
@@ -264,7 +285,9 @@ impl Store {
         )
         .execute(&mut *transaction)
         .await?;
-        sqlx::query!("DELETE FROM slack_members WHERE team = $1", team).execute(&mut *transaction).await?;
+        sqlx::query!("DELETE FROM slack_members WHERE team = $1", team)
+            .execute(&mut *transaction)
+            .await?;
         transaction.commit().await?;
         Ok(true)
     }
@@ -275,7 +298,9 @@ impl Store {
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_state_put(&self, new: &NewState, now: Timestamp) -> Result<(), Error> {
-        sqlx::query!("DELETE FROM slack_states WHERE expires_at < $1", time::sql(now) as _).execute(&self.pool).await?;
+        sqlx::query!("DELETE FROM slack_states WHERE expires_at < $1", time::sql(now) as _)
+            .execute(&self.pool)
+            .await?;
         sqlx::query!(
             "INSERT INTO slack_states (state, organization_id, agent, expires_at) VALUES ($1, $2, $3, $4)",
             new.state.as_slice(),
@@ -294,7 +319,11 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`] when there is none, it was taken before, or its time is over.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_state_take(&self, state: &[u8; 32], now: Timestamp) -> Result<(OrganizationId, String), Error> {
+    pub async fn slack_state_take(
+        &self,
+        state: &[u8; 32],
+        now: Timestamp,
+    ) -> Result<(OrganizationId, String), Error> {
         let row = sqlx::query!(
             "DELETE FROM slack_states WHERE state = $1 RETURNING organization_id, agent, expires_at > $2 AS \"valid!\"",
             state.as_slice(),

@@ -13,7 +13,7 @@ pub struct Member {
     pub team: String,
     /// As Slack knows them.
     pub slack_user: String,
-    /// The organisation that the key opens.
+    /// The organization that the key opens.
     pub organization: OrganizationId,
     /// As Construct knows them (`user_…`).
     pub user: String,
@@ -49,7 +49,11 @@ impl From<Row> for Member {
             organization: OrganizationId::from_uuid(row.organization_id),
             user: row.user_id,
             name: row.name,
-            key: SealedSecret { key_id: row.key_id, nonce: row.key_nonce, ciphertext: row.key_ciphertext },
+            key: SealedSecret {
+                key_id: row.key_id,
+                nonce: row.key_nonce,
+                ciphertext: row.key_ciphertext,
+            },
         }
     }
 }
@@ -60,7 +64,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_member(&self, team: &str, slack_user: &str) -> Result<Option<Member>, Error> {
+    pub async fn slack_member(
+        &self,
+        team: &str,
+        slack_user: &str,
+    ) -> Result<Option<Member>, Error> {
         let row = sqlx::query_as!(
             Row,
             "SELECT team, slack_user, organization_id, user_id, name, key_id, key_nonce, key_ciphertext
@@ -106,9 +114,13 @@ impl Store {
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_member_remove(&self, team: &str, slack_user: &str) -> Result<bool, Error> {
-        let done = sqlx::query!("DELETE FROM slack_members WHERE team = $1 AND slack_user = $2", team, slack_user)
-            .execute(&self.pool)
-            .await?;
+        let done = sqlx::query!(
+            "DELETE FROM slack_members WHERE team = $1 AND slack_user = $2",
+            team,
+            slack_user
+        )
+        .execute(&self.pool)
+        .await?;
         Ok(done.rows_affected() > 0)
     }
 
@@ -117,7 +129,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_members_sealed_otherwise(&self, key_id: &str, limit: i64) -> Result<Vec<Member>, Error> {
+    pub async fn slack_members_sealed_otherwise(
+        &self,
+        key_id: &str,
+        limit: i64,
+    ) -> Result<Vec<Member>, Error> {
         let rows = sqlx::query_as!(
             Row,
             "SELECT team, slack_user, organization_id, user_id, name, key_id, key_nonce, key_ciphertext
@@ -130,12 +146,17 @@ impl Store {
         Ok(rows.into_iter().map(Member::from).collect())
     }
 
-    /// Replaces the sealed form of somebody's key, unless it has become another one meanwhile. Whether that was so.
+    /// Replaces the sealed form of somebody's key, unless it has become another one meanwhile.
+    /// Whether that was so.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_member_reseal(&self, member: &Member, sealed: &SealedSecret) -> Result<bool, Error> {
+    pub async fn slack_member_reseal(
+        &self,
+        member: &Member,
+        sealed: &SealedSecret,
+    ) -> Result<bool, Error> {
         let done = sqlx::query!(
             "UPDATE slack_members SET key_id = $4, key_nonce = $5, key_ciphertext = $6
              WHERE team = $1 AND slack_user = $2 AND key_nonce = $3",

@@ -39,7 +39,8 @@ pub enum MentionState {
 }
 
 impl MentionState {
-    const ALL: [Self; 5] = [Self::Received, Self::Asked, Self::Answered, Self::Refused, Self::Failed];
+    const ALL: [Self; 5] =
+        [Self::Received, Self::Asked, Self::Answered, Self::Refused, Self::Failed];
 
     /// As it is stored.
     pub const fn as_str(self) -> &'static str {
@@ -104,7 +105,11 @@ pub struct Mention {
 impl Mention {
     /// Where it stands.
     pub fn place(&self) -> Place {
-        Place { team: self.key.team.clone(), channel: self.key.channel.clone(), thread: self.thread.clone() }
+        Place {
+            team: self.key.team.clone(),
+            channel: self.key.channel.clone(),
+            thread: self.thread.clone(),
+        }
     }
 }
 
@@ -145,12 +150,19 @@ impl TryFrom<Row> for Mention {
     fn try_from(row: Row) -> Result<Self, Error> {
         let state = MentionState::ALL.into_iter().find(|state| state.as_str() == row.state);
         Ok(Self {
-            key: MentionKey { team: row.team, channel: row.channel, ts: row.ts, attempt: row.attempt },
+            key: MentionKey {
+                team: row.team,
+                channel: row.channel,
+                ts: row.ts,
+                attempt: row.attempt,
+            },
             organization: OrganizationId::from_uuid(row.organization_id),
             thread: row.thread,
             user: row.user_id,
             event: row.event,
-            state: state.ok_or_else(|| Error::internal(format!("a mention is in the state {:?}", row.state)))?,
+            state: state.ok_or_else(|| {
+                Error::internal(format!("a mention is in the state {:?}", row.state))
+            })?,
             request: row.request,
             task: row.task,
             message: row.message,
@@ -202,7 +214,8 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Takes mentions that have to be looked at and that nobody is at, for as long as the lease lasts.
+    /// Takes mentions that have to be looked at and that nobody is at, for as long as the lease
+    /// lasts.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -235,7 +248,12 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_hold(&self, key: &MentionKey, lease: i64, until: Timestamp) -> Result<bool, Error> {
+    pub async fn slack_mention_hold(
+        &self,
+        key: &MentionKey,
+        lease: i64,
+        until: Timestamp,
+    ) -> Result<bool, Error> {
         let done = sqlx::query!(
             "UPDATE slack_mentions SET leased_until = $6
              WHERE team = $1 AND channel = $2 AND ts = $3 AND attempt = $4 AND lease = $5",
@@ -251,12 +269,18 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Writes down how far a mention has come, and with `let_go` gives it to whoever looks at it next.
+    /// Writes down how far a mention has come, and with `let_go` gives it to whoever looks at it
+    /// next.
     ///
     /// # Errors
     /// [`Error::Conflict`] when somebody else is at it by now. Nothing was written.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_save(&self, mention: &Mention, let_go: bool, now: Timestamp) -> Result<(), Error> {
+    pub async fn slack_mention_save(
+        &self,
+        mention: &Mention,
+        let_go: bool,
+        now: Timestamp,
+    ) -> Result<(), Error> {
         let key = &mention.key;
         let done = sqlx::query!(
             "UPDATE slack_mentions SET state = $6, request = $7, task = $8, message = $9, file = $10, failures = $11, error = $12,
@@ -307,7 +331,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_before(&self, place: &Place, ts: &str) -> Result<Option<String>, Error> {
+    pub async fn slack_mention_before(
+        &self,
+        place: &Place,
+        ts: &str,
+    ) -> Result<Option<String>, Error> {
         let before = sqlx::query_scalar!(
             "SELECT max(ts) FROM slack_mentions
              WHERE team = $1 AND channel = $2 AND thread = $3 AND ts < $4 AND message IS NOT NULL",
@@ -326,10 +354,20 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mentions_of(&self, team: &str, user: &str, limit: i64) -> Result<Vec<Mention>, Error> {
-        let rows = select!("WHERE team = $1 AND user_id = $2 ORDER BY created_at DESC LIMIT $3", team, user, limit)
-            .fetch_all(&self.pool)
-            .await?;
+    pub async fn slack_mentions_of(
+        &self,
+        team: &str,
+        user: &str,
+        limit: i64,
+    ) -> Result<Vec<Mention>, Error> {
+        let rows = select!(
+            "WHERE team = $1 AND user_id = $2 ORDER BY created_at DESC LIMIT $3",
+            team,
+            user,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?;
         rows.into_iter().map(Mention::try_from).collect()
     }
 
@@ -349,8 +387,9 @@ impl Store {
         Ok(())
     }
 
-    /// The mention that shows what a task asks people: of those that are not over, the one that the gateway has taken first. That may be one that is
-    /// answered, and is looked at for what subtasks ask.
+    /// The mention that shows what a task asks people: of those that are not over, the one that the
+    /// gateway has taken first. That may be one that is answered, and is looked at for what
+    /// subtasks ask.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -373,7 +412,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_wake(&self, key: &MentionKey, now: Timestamp) -> Result<bool, Error> {
+    pub async fn slack_mention_wake(
+        &self,
+        key: &MentionKey,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
         let done = sqlx::query!(
             "UPDATE slack_mentions SET next_look = $5
              WHERE team = $1 AND channel = $2 AND ts = $3 AND attempt = $4 AND next_look > $5 AND state = 'answered'",
@@ -388,12 +431,17 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Whether a question that was taken later than this one's message waits for its task's answer, or for what its task's subtasks ask.
+    /// Whether a question that was taken later than this one's message waits for its task's answer,
+    /// or for what its task's subtasks ask.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_is_followed(&self, task: &str, message: &str) -> Result<bool, Error> {
+    pub async fn slack_mention_is_followed(
+        &self,
+        task: &str,
+        message: &str,
+    ) -> Result<bool, Error> {
         let followed = sqlx::query_scalar!(
             "SELECT EXISTS (SELECT FROM slack_mentions
                  WHERE task = $1 AND next_look IS NOT NULL AND state IN ('asked', 'answered') AND message COLLATE \"C\" > $2) AS \"followed!\"",
@@ -405,8 +453,8 @@ impl Store {
         Ok(followed)
     }
 
-    /// The questions of a thread's task that were written down before something happened, as (who asks, the message): so many at most, those that the
-    /// gateway has taken last first.
+    /// The questions of a thread's task that were written down before something happened, as (who
+    /// asks, the message): so many at most, those that the gateway has taken last first.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -449,8 +497,9 @@ impl Store {
         Ok(due)
     }
 
-    /// Forgets what people have asked and what went wrong in mentions that were over before this time, and the posts that are older and
-    /// whose threads have nothing unfinished; of each at most `limit`. How many were forgotten. That a mention was taken stays.
+    /// Forgets what people have asked and what went wrong in mentions that were over before this
+    /// time, and the posts that are older and whose threads have nothing unfinished; of each at
+    /// most `limit`. How many were forgotten. That a mention was taken stays.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -480,7 +529,8 @@ impl Store {
         Ok(mentions.rows_affected() + posts.rows_affected())
     }
 
-    /// The thread at a place, begun with this agent when there is none, or none that has come to have a task.
+    /// The thread at a place, begun with this agent when there is none, or none that has come to
+    /// have a task.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -530,7 +580,12 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_thread_task(&self, place: &Place, generation: i32, task: &str) -> Result<(), Error> {
+    pub async fn slack_thread_task(
+        &self,
+        place: &Place,
+        generation: i32,
+        task: &str,
+    ) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE slack_threads SET task = $5 WHERE team = $1 AND channel = $2 AND thread = $3 AND generation = $4",
             place.team,
@@ -549,7 +604,12 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_thread_forget(&self, place: &Place, task: &str, agent: &str) -> Result<(), Error> {
+    pub async fn slack_thread_forget(
+        &self,
+        place: &Place,
+        task: &str,
+        agent: &str,
+    ) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE slack_threads SET task = NULL, generation = generation + 1, agent = $5
              WHERE team = $1 AND channel = $2 AND thread = $3 AND task = $4",

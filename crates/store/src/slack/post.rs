@@ -32,7 +32,12 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_post_begin(&self, place: &Place, key: &str, now: Timestamp) -> Result<Posted, Error> {
+    pub async fn slack_post_begin(
+        &self,
+        place: &Place,
+        key: &str,
+        now: Timestamp,
+    ) -> Result<Posted, Error> {
         let done = sqlx::query!(
             "INSERT INTO slack_posts (team, channel, thread, key, created_at) VALUES ($1, $2, $3, $4, $5)
              ON CONFLICT DO NOTHING",
@@ -72,13 +77,18 @@ impl Store {
         })
     }
 
-    /// Which posts of a thread begin with these words and have none beside them whose key ends with `closed` in addition; at most 200, without the
-    /// words.
+    /// Which posts of a thread begin with these words and have none beside them whose key ends with
+    /// `closed` in addition; at most 200, without the words.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_posts_open(&self, place: &Place, begin: &str, closed: &str) -> Result<Vec<String>, Error> {
+    pub async fn slack_posts_open(
+        &self,
+        place: &Place,
+        begin: &str,
+        closed: &str,
+    ) -> Result<Vec<String>, Error> {
         let keys = sqlx::query_scalar!(
             "SELECT p.key FROM slack_posts p
              WHERE p.team = $1 AND p.channel = $2 AND p.thread = $3 AND starts_with(p.key, $4) AND NOT p.key LIKE '%' || $5
@@ -116,7 +126,8 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets a post that Slack has refused or somebody has deleted there, so that it may be made again.
+    /// Forgets a post that Slack has refused or somebody has deleted there, so that it may be made
+    /// again.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

@@ -32,8 +32,9 @@ use crate::{
 pub struct TaskCommit<'a> {
     /// What was decided from.
     pub before: &'a LoadedTask,
-    /// The new state. The agent, the limit of turns and whether it is suspended or titled are not written: they are
-    /// people's. A cancel or rewind is cleared when there was one and there is none now, and no newer one came meanwhile.
+    /// The new state. The agent, the limit of turns and whether it is suspended or titled are not
+    /// written: they are people's. A cancel or rewind is cleared when there was one and there is
+    /// none now, and no newer one came meanwhile.
     pub task: &'a Task,
     /// The queued message that enters the transcript, and its place.
     pub admitted: Option<(MessageId, i64)>,
@@ -41,8 +42,9 @@ pub struct TaskCommit<'a> {
     pub appended: Vec<AppendedMessage>,
     /// The user message whose turn ended; never the admitted one.
     pub ended: Option<EndedMessage>,
-    /// Drop the messages that were queued when the cancel or rewind was asked for, with these words as their error. Those that
-    /// came later stay, and the task is looked at again at once for their sake.
+    /// Drop the messages that were queued when the cancel or rewind was asked for, with these words
+    /// as their error. Those that came later stay, and the task is looked at again at once for
+    /// their sake.
     pub drop_queued: Option<String>,
     /// Put the transcript aside from this place on, with what is appended here.
     pub rewound: Option<i64>,
@@ -50,7 +52,8 @@ pub struct TaskCommit<'a> {
     pub compacted: Option<Compacted>,
     /// What steps used. A step that was booked before is passed over.
     pub usage: Vec<StepUsage>,
-    /// The step whose reservation is over: what [`TaskCommit::usage`] costs is spent, the rest is free again.
+    /// The step whose reservation is over: what [`TaskCommit::usage`] costs is spent, the rest is
+    /// free again.
     pub settled: Option<StepId>,
     /// What has to be set aside for the step that starts.
     pub reservation: Option<StepReservation>,
@@ -92,7 +95,8 @@ pub struct AppendedMessage {
 /// A question to people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AskedApproval {
-    /// Its id. One about the same call of the same execution with other arguments keeps the id it has.
+    /// Its id. One about the same call of the same execution with other arguments keeps the id it
+    /// has.
     pub id: ApprovalId,
     /// Of which execution.
     pub step: StepId,
@@ -118,17 +122,19 @@ pub struct Committed {
     pub version: i64,
     /// The task's revision.
     pub revision: i64,
-    /// Sequence of the commit's first event; the others follow it with no gap. Without events, the sequence the next
-    /// one will have.
+    /// Sequence of the commit's first event; the others follow it with no gap. Without events, the
+    /// sequence the next one will have.
     pub first_event_sequence: u64,
     /// When to look again. Earlier than the decision wanted when messages outlived a cancel.
     pub next_wake: Option<Timestamp>,
     /// Whether somebody asked for something since the task was loaded: look again at once.
     pub has_new_intents: bool,
-    /// The task as it is now, so that the next decision need not load it. None where a commit does not tell everything: when people
-    /// asked for something meanwhile, when people are to be asked something, when scripts are put away, or when a budget applies.
+    /// The task as it is now, so that the next decision need not load it. None where a commit does
+    /// not tell everything: when people asked for something meanwhile, when people are to be asked
+    /// something, when scripts are put away, or when a budget applies.
     ///
-    /// What changes after this is noticed: the commit of a decision that was made from it fails with [`Error::Conflict`].
+    /// What changes after this is noticed: the commit of a decision that was made from it fails
+    /// with [`Error::Conflict`].
     pub left: Option<Box<LoadedTask>>,
 }
 
@@ -159,25 +165,39 @@ impl<'a> TaskCommit<'a> {
 
     /// The task as the commit left it, where that is known.
     fn left(&self, row: &Row) -> Option<Box<LoadedTask>> {
-        let looks = self.task.step.as_ref().is_some_and(|step| matches!(step.state, StepState::Parked { .. }));
+        let looks = self
+            .task
+            .step
+            .as_ref()
+            .is_some_and(|step| matches!(step.state, StepState::Parked { .. }));
         let asks = self.asks() || looks || !self.task.approvals.is_empty();
         let before = self.before;
-        if row.has_new_intents || asks || before.drop_intent().is_some() || before.spending.is_some() {
+        if row.has_new_intents
+            || asks
+            || before.drop_intent().is_some()
+            || before.spending.is_some()
+        {
             return None;
         }
         let made = self.title.as_ref().filter(|_| !before.task.titled);
         let titled = self.task.titled || made.is_some();
-        let (base, transcript, queued) = (before.task.context.base, row.transcript_tokens, row.queued_tokens);
+        let (base, transcript, queued) =
+            (before.task.context.base, row.transcript_tokens, row.queued_tokens);
         let context = Context { base, transcript, queued, ..self.task.context.clone() };
         Some(Box::new(LoadedTask {
             task: Task { titled, next_wake: option(row.next_wake), context, ..self.task.clone() },
-            queued: row
-                .queued
-                .map(|message| Queued { message: MessageId::from_uuid(message), interrupts: row.queued_interrupts }),
+            queued: row.queued.map(|message| Queued {
+                message: MessageId::from_uuid(message),
+                interrupts: row.queued_interrupts,
+            }),
             version: row.version,
             intents_seen: before.intents,
             title: made.unwrap_or(&before.title).clone(),
-            phase_since: if self.task.phase == before.task.phase { before.phase_since } else { micros(self.now) },
+            phase_since: if self.task.phase == before.task.phase {
+                before.phase_since
+            } else {
+                micros(self.now)
+            },
             event_sequence: unsigned(row.event_sequence),
             trace_id: self.trace_id.clone().or_else(|| before.trace_id.clone()),
             revision: row.revision,
@@ -187,7 +207,8 @@ impl<'a> TaskCommit<'a> {
         }))
     }
 
-    /// Whether the transcript is rewound or compacted, or queued messages or questions to people change.
+    /// Whether the transcript is rewound or compacted, or queued messages or questions to people
+    /// change.
     fn asks(&self) -> bool {
         self.drop_queued.is_some()
             || self.rewound.is_some()
@@ -311,31 +332,35 @@ struct Parameters {
 impl Store {
     /// Commits a decision: one statement, one round trip, all or nothing.
     ///
-    /// The version guards it: of two reconcilers that decided from the same state one wins. What people ask for
-    /// meanwhile does not raise the version; it is in columns this does not write, and in `intents`, which this only
-    /// notes as seen as far as it was read. So a commit is never lost to a message that arrives, and no intent to a
-    /// commit.
+    /// The version guards it: of two reconcilers that decided from the same state one wins. What
+    /// people ask for meanwhile does not raise the version; it is in columns this does not write,
+    /// and in `intents`, which this only notes as seen as far as it was read. So a commit is never
+    /// lost to a message that arrives, and no intent to a commit.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when a budget has not got what is to be reserved: nothing was written, decide otherwise.
-    /// [`Error::Conflict`] when the task has another version, is gone, or is not what was remembered of it
-    /// ([`Committed::left`]): nothing was written, load and decide again.
+    /// [`Error::Exhausted`] when a budget has not got what is to be reserved: nothing was written,
+    /// decide otherwise. [`Error::Conflict`] when the task has another version, is gone, or is not
+    /// what was remembered of it ([`Committed::left`]): nothing was written, load and decide again.
     /// [`Error::Unavailable`]: nothing is known; loading again shows what became of it.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_commit(&self, mut commit: TaskCommit<'_>) -> Result<Committed, Error> {
         let parameters = Parameters {
             turn: commit.task.turn.as_ref().map(text::json).transpose()?,
             step: commit.task.step.as_ref().map(text::json).transpose()?,
-            appended: text::json(&commit.appended.iter().map(MessageRow::from).collect::<Vec<_>>())?,
+            appended: text::json(
+                &commit.appended.iter().map(MessageRow::from).collect::<Vec<_>>(),
+            )?,
             tool_uses: text::json(&commit.tool_uses)?,
             asked: text::json(&commit.asked.iter().map(AskedRow::from).collect::<Vec<_>>())?,
             closed: text::json(&commit.closed.iter().map(ClosedRow::from).collect::<Vec<_>>())?,
-            compacted: text::json(&commit.compacted.iter().map(CompactedRow::from).collect::<Vec<_>>())?,
+            compacted: text::json(
+                &commit.compacted.iter().map(CompactedRow::from).collect::<Vec<_>>(),
+            )?,
         };
         loop {
             match self.task_commit_once(&commit, &parameters).await {
-                // Rare: the result of a step that is still awaited was booked already as a stale one. It must not be
-                // counted twice, and the statement has undone itself.
+                // Rare: the result of a step that is still awaited was booked already as a stale
+                // one. It must not be counted twice, and the statement has undone itself.
                 Err(error) if violated(&error) == Some("step_usage_pkey") => {
                     self.step_usage_unbooked(&mut commit.usage).await?
                 }
@@ -349,9 +374,10 @@ impl Store {
     async fn step_usage_unbooked(&self, entries: &mut Vec<StepUsage>) -> Result<(), Error> {
         let before = entries.len();
         let calls: Vec<Uuid> = entries.iter().map(|entry| entry.call).collect();
-        let booked = sqlx::query_scalar!("SELECT step_id FROM step_usage WHERE step_id = ANY($1)", &calls)
-            .fetch_all(&self.pool)
-            .await?;
+        let booked =
+            sqlx::query_scalar!("SELECT step_id FROM step_usage WHERE step_id = ANY($1)", &calls)
+                .fetch_all(&self.pool)
+                .await?;
         let mut seen = booked;
         entries.retain(|entry| {
             let new = !seen.contains(&entry.call);
@@ -359,7 +385,11 @@ impl Store {
             new
         });
         // Else the statement would fail in the same way for ever.
-        if entries.len() == before { Err(Error::internal("a step is booked and is not")) } else { Ok(()) }
+        if entries.len() == before {
+            Err(Error::internal("a step is booked and is not"))
+        } else {
+            Ok(())
+        }
     }
 
     async fn task_commit_once(
@@ -369,15 +399,22 @@ impl Store {
     ) -> Result<Option<Committed>, sqlx::Error> {
         let TaskCommit { before, task, now, .. } = commit;
         let used = commit.usage.iter().fold(Usage::default(), |sum, entry| sum + entry.usage);
-        let ledger = serde_json::to_value(commit.usage.iter().map(LedgerRow::from).collect::<Vec<_>>())
-            .map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
+        let ledger =
+            serde_json::to_value(commit.usage.iter().map(LedgerRow::from).collect::<Vec<_>>())
+                .map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
         let kinds: Vec<String> = commit.events.iter().map(|event| event.kind.clone()).collect();
-        let payloads: Vec<&[u8]> = commit.events.iter().map(|event| event.payload.as_slice()).collect();
-        let steps: Vec<Option<i64>> = commit.events.iter().map(|event| event.step.map(signed)).collect();
+        let payloads: Vec<&[u8]> =
+            commit.events.iter().map(|event| event.payload.as_slice()).collect();
+        let steps: Vec<Option<i64>> =
+            commit.events.iter().map(|event| event.step.map(signed)).collect();
         let count = signed(commit.events.len() as u64);
-        let appended =
-            commit.appended.iter().map(|message| tokens_of_content(&message.content)).fold(0, i64::saturating_add);
-        let less = commit.compacted.as_ref().map_or(0, |compacted| compacted.replaced - compacted.tokens);
+        let appended = commit
+            .appended
+            .iter()
+            .map(|message| tokens_of_content(&message.content))
+            .fold(0, i64::saturating_add);
+        let less =
+            commit.compacted.as_ref().map_or(0, |compacted| compacted.replaced - compacted.tokens);
         let reservation = commit.reservation.as_ref();
         let error = task.last_error.as_ref();
         macro_rules! run {
@@ -415,7 +452,9 @@ impl Store {
                     commit.admitted.map(|(id, _)| id.uuid()) as _,
                     commit.admitted.map(|(_, position)| position) as _,
                     commit.ended.as_ref().map(|ended| ended.message.uuid()) as _,
-                    text::clean_option(commit.ended.as_ref().and_then(|ended| ended.error.as_deref())) as _,
+                    text::clean_option(
+                        commit.ended.as_ref().and_then(|ended| ended.error.as_deref())
+                    ) as _,
                     parameters.appended,
                     ledger,
                     &kinds,
@@ -444,7 +483,8 @@ impl Store {
                 .await?
             };
         }
-        let (paid, budgeted) = (!commit.usage.is_empty(), commit.settled.is_some() || reservation.is_some());
+        let (paid, budgeted) =
+            (!commit.usage.is_empty(), commit.settled.is_some() || reservation.is_some());
         // Only the largest has both what was paid and what was called.
         let row = if commit.asks() || (paid || budgeted) && !commit.tool_uses.is_empty() {
             run!(all)

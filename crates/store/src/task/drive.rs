@@ -1,5 +1,5 @@
-//! What the reconciler does with tasks besides committing: finds the ones with something to do, loads them, purges
-//! them.
+//! What the reconciler does with tasks besides committing: finds the ones with something to do,
+//! loads them, purges them.
 
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ use crate::{
     time::sql,
 };
 
-/// How long the wake that follows an intent has to arrive before the sweep takes the intent for unseen.
+/// How long the wake that follows an intent has to arrive before the sweep takes the intent for
+/// unseen.
 const WAKE_GRACE: Duration = Duration::from_secs(1);
 
 /// A task with what a decision about it needs, all of one moment.
@@ -64,7 +65,8 @@ pub struct LoadedTask {
     pub root: TaskId,
     /// The task whose script has begun it.
     pub parent: Option<TaskId>,
-    /// Its subtasks that have come to rest since it was last looked at, with when: see [`Store::subtasks_seen`].
+    /// Its subtasks that have come to rest since it was last looked at, with when: see
+    /// [`Store::subtasks_seen`].
     pub(crate) ended: Option<Value>,
     /// What its next model call may cost; none when no budget applies to it.
     pub spending: Option<Spending>,
@@ -76,7 +78,8 @@ pub struct LoadedTask {
     pub(crate) revision: i64,
     /// Of the agent's row.
     pub(crate) agent_revision: i64,
-    /// Whether this is what the last commit left, and not what was loaded: the next commit checks that it still is.
+    /// Whether this is what the last commit left, and not what was loaded: the next commit checks
+    /// that it still is.
     pub(crate) remembered: bool,
 }
 
@@ -87,7 +90,8 @@ pub struct Spending {
     pub targets: Vec<Target>,
     /// Whether two of them may be asked at the same time.
     pub hedged: bool,
-    /// Whether a vendor among them says itself what a call has cost, so that one without prices is not free.
+    /// Whether a vendor among them says itself what a call has cost, so that one without prices is
+    /// not free.
     pub told: bool,
     /// Upper estimate of the transcript, in tokens.
     pub transcript_tokens: i64,
@@ -119,19 +123,25 @@ struct TargetRow {
 impl SpendingRow {
     fn read(self, pinned_bytes: usize) -> Spending {
         // An agent may ask for shorter answers.
-        let shorter = |limit: i64| self.max_tokens.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit));
-        let targets = self.targets.into_iter().map(|TargetRow { prices, context_window, max_output_tokens }| Target {
-            prices,
-            context_window,
-            max_output_tokens: shorter(max_output_tokens),
-        });
+        let shorter = |limit: i64| {
+            self.max_tokens.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit))
+        };
+        let targets = self.targets.into_iter().map(
+            |TargetRow { prices, context_window, max_output_tokens }| Target {
+                prices,
+                context_window,
+                max_output_tokens: shorter(max_output_tokens),
+            },
+        );
         Spending {
             targets: targets.collect(),
             hedged: self.hedged,
             told: self.told,
             transcript_tokens: self.transcript,
             queued_tokens: self.queued.unwrap_or(0),
-            instructions_bytes: self.instructions.saturating_add(i64::try_from(pinned_bytes).unwrap_or(i64::MAX)),
+            instructions_bytes: self
+                .instructions
+                .saturating_add(i64::try_from(pinned_bytes).unwrap_or(i64::MAX)),
         }
     }
 }
@@ -148,18 +158,21 @@ pub struct DueTask {
 }
 
 impl LoadedTask {
-    /// Whether somebody asked for something that no commit has looked at. It must be noted even when it changes nothing
-    /// ([`Store::task_commit`] or [`Store::task_intents_seen`]), else the sweep finds the task again and again.
+    /// Whether somebody asked for something that no commit has looked at. It must be noted even
+    /// when it changes nothing ([`Store::task_commit`] or [`Store::task_intents_seen`]), else the
+    /// sweep finds the task again and again.
     pub fn has_new_intents(&self) -> bool {
         self.intents > self.intents_seen
     }
 
-    /// Whether this is what the last commit left ([`Committed::left`](crate::Committed::left)), and not what was loaded.
+    /// Whether this is what the last commit left ([`Committed::left`](crate::Committed::left)), and
+    /// not what was loaded.
     pub fn remembered(&self) -> bool {
         self.remembered
     }
 
-    /// Whether the cancel or rewind that was asked for drops this queued message: it was accepted before.
+    /// Whether the cancel or rewind that was asked for drops this queued message: it was accepted
+    /// before.
     pub fn is_dropped_by_cancel(&self, message: &StoredMessage) -> bool {
         message.position.is_none()
             && message.processed_at.is_none()
@@ -179,8 +192,9 @@ impl Store {
     /// [`Error::Unavailable`]; [`Error::Internal`] when the row cannot be read.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_load(&self, id: TaskId) -> Result<Option<LoadedTask>, Error> {
-        // One statement, so that the queue and the count of intents are of one moment: a message that is not seen here
-        // has an intent that is not counted here. The step's approvals are looked for only when it has ever waited for one.
+        // One statement, so that the queue and the count of intents are of one moment: a message
+        // that is not seen here has an intent that is not counted here. The step's approvals are
+        // looked for only when it has ever waited for one.
         let row = select!(
             [r#"0::bigint AS "queued_count!",
                     waits.id AS queued, coalesce(waits.interrupts, false) AS "queued_interrupts!",
@@ -251,9 +265,10 @@ impl Store {
         }
         Ok(Some(LoadedTask {
             task,
-            queued: row
-                .queued
-                .map(|message| Queued { message: MessageId::from_uuid(message), interrupts: row.queued_interrupts }),
+            queued: row.queued.map(|message| Queued {
+                message: MessageId::from_uuid(message),
+                interrupts: row.queued_interrupts,
+            }),
             version: row.version,
             intents: row.intents,
             intents_seen: row.intents_seen,
@@ -280,8 +295,9 @@ impl Store {
         }))
     }
 
-    /// Which of these tasks were deleted and are cleaned up after. One that is merely not known is not among them: whoever asks is
-    /// about to remove things, and may be asking the wrong database.
+    /// Which of these tasks were deleted and are cleaned up after. One that is merely not known is
+    /// not among them: whoever asks is about to remove things, and may be asking the wrong
+    /// database.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -300,8 +316,8 @@ impl Store {
         Ok(gone.into_iter().map(TaskId::from_uuid).collect())
     }
 
-    /// Notes that the intents of a loaded task were looked at and ask for no change. When the task has changed since, they stay to be looked
-    /// at.
+    /// Notes that the intents of a loaded task were looked at and ask for no change. When the task
+    /// has changed since, they stay to be looked at.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -318,15 +334,22 @@ impl Store {
         Ok(())
     }
 
-    /// Tasks with something to do that nobody may have been told of: their time has come, an intent was not looked at
-    /// for a second, a subtask has come to rest, or they are deleted and idle. Not those that are put aside ([`Store::task_park`]). The longest waiting first, at most `limit`, those behind `after`.
+    /// Tasks with something to do that nobody may have been told of: their time has come, an intent
+    /// was not looked at for a second, a subtask has come to rest, or they are deleted and idle.
+    /// Not those that are put aside ([`Store::task_park`]). The longest waiting first, at most
+    /// `limit`, those behind `after`.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn sweep_due(&self, now: Timestamp, after: Option<&DueTask>, limit: u32) -> Result<Vec<DueTask>, Error> {
-        let (since, task) =
-            after.map_or((Timestamp::UNIX_EPOCH, Uuid::nil()), |after| (after.since, after.task.uuid()));
+    pub async fn sweep_due(
+        &self,
+        now: Timestamp,
+        after: Option<&DueTask>,
+        limit: u32,
+    ) -> Result<Vec<DueTask>, Error> {
+        let (since, task) = after
+            .map_or((Timestamp::UNIX_EPOCH, Uuid::nil()), |after| (after.since, after.task.uuid()));
         let rows = sqlx::query!(
             r#"SELECT organization_id AS "organization_id!", id AS "id!", due AS "due!: jiff_sqlx::Timestamp" FROM (
                    (SELECT organization_id, id, next_wake AS due FROM tasks
@@ -368,9 +391,10 @@ impl Store {
             .collect())
     }
 
-    /// Removes a deleted task with its messages and events. What it cost stays in the ledger, and the event that it is
-    /// gone in its stream. Its subtasks are deleted with it, as far as people can see, which `told` is the event of: they are what is
-    /// returned, to be looked at. None when there is no such task, or it is not deleted.
+    /// Removes a deleted task with its messages and events. What it cost stays in the ledger, and
+    /// the event that it is gone in its stream. Its subtasks are deleted with it, as far as people
+    /// can see, which `told` is the event of: they are what is returned, to be looked at. None when
+    /// there is no such task, or it is not deleted.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

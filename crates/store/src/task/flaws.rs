@@ -9,12 +9,20 @@ pub(super) struct Flaws(Vec<(&'static str, String)>);
 
 impl Flaws {
     /// A column of JSON; where it cannot be read, what is there without one.
-    pub(super) fn json<T: DeserializeOwned + Default>(&mut self, column: &'static str, value: Value) -> T {
+    pub(super) fn json<T: DeserializeOwned + Default>(
+        &mut self,
+        column: &'static str,
+        value: Value,
+    ) -> T {
         self.option(column, Some(value)).unwrap_or_default()
     }
 
     /// A column of JSON that may be empty.
-    pub(super) fn option<T: DeserializeOwned>(&mut self, column: &'static str, value: Option<Value>) -> Option<T> {
+    pub(super) fn option<T: DeserializeOwned>(
+        &mut self,
+        column: &'static str,
+        value: Option<Value>,
+    ) -> Option<T> {
         match serde_json::from_value(value?) {
             Ok(read) => Some(read),
             Err(error) => {
@@ -25,7 +33,12 @@ impl Flaws {
     }
 
     /// A column of words, of which some are known.
-    pub(super) fn word<T>(&mut self, column: &'static str, word: &str, parse: fn(&str) -> Option<T>) -> Option<T> {
+    pub(super) fn word<T>(
+        &mut self,
+        column: &'static str,
+        word: &str,
+        parse: fn(&str) -> Option<T>,
+    ) -> Option<T> {
         let known = parse(word);
         if known.is_none() {
             self.0.push((column, format!("`{word}` is not known")));
@@ -39,7 +52,8 @@ impl Flaws {
 
     /// What cannot be read, and why. None when everything can.
     pub(super) fn words(&self) -> Option<String> {
-        let words: Vec<String> = self.0.iter().map(|(column, why)| format!("{column}: {why}")).collect();
+        let words: Vec<String> =
+            self.0.iter().map(|(column, why)| format!("{column}: {why}")).collect();
         (!words.is_empty()).then(|| words.join("; "))
     }
 }

@@ -30,14 +30,16 @@ pub struct NewFork {
     pub title: String,
     /// The directory its tools may touch; empty: one of its own.
     pub workspace: String,
-    /// What the model is told after the copied messages when the new task works in another directory, as the message with this id.
+    /// What the model is told after the copied messages when the new task works in another
+    /// directory, as the message with this id.
     pub elsewhere: (MessageId, Content),
 }
 
 impl Store {
-    /// Creates a task whose transcript is that of another one up to a message: without what was put aside, with new ids, and
-    /// without what its model calls have cost, which stays with the task that made them. It has the same agent, limits, policy,
-    /// pinned facts and pool, and budgets of its own with the same limits.
+    /// Creates a task whose transcript is that of another one up to a message: without what was put
+    /// aside, with new ids, and without what its model calls have cost, which stays with the task
+    /// that made them. It has the same agent, limits, policy, pinned facts and pool, and budgets of
+    /// its own with the same limits.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotInTranscript`]; those of every write.
@@ -82,7 +84,8 @@ impl Store {
     }
 }
 
-/// What the copy has for results of scripts that still run, or wait, where they are copied: vendors refuse a call that has none.
+/// What the copy has for results of scripts that still run, or wait, where they are copied: vendors
+/// refuse a call that has none.
 async fn unknown_results(
     writer: &mut Writer<'_>,
     new: &NewFork,
@@ -91,7 +94,9 @@ async fn unknown_results(
     let unknown = |call: &CodeCall| {
         Block::CodeInterpreterResult(CodeResult {
             id: call.id.clone(),
-            error: "the conversation was copied while this script ran; here it is unknown what it did".to_owned(),
+            error:
+                "the conversation was copied while this script ran; here it is unknown what it did"
+                    .to_owned(),
             ..CodeResult::default()
         })
     };
@@ -135,7 +140,8 @@ async fn message_append(
     Ok(())
 }
 
-/// Whether the copy works in another directory than its original: one of its own is none that it shares.
+/// Whether the copy works in another directory than its original: one of its own is none that it
+/// shares.
 async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<bool, Error> {
     sqlx::query_scalar!(
         r#"INSERT INTO tasks
@@ -193,7 +199,8 @@ async fn messages_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> Resu
     Ok(count)
 }
 
-/// Copies what is shown in the place of messages before `end`. Places are those of the copy, which has no message that was put aside.
+/// Copies what is shown in the place of messages before `end`. Places are those of the copy, which
+/// has no message that was put aside.
 async fn compactions_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> Result<(), Error> {
     sqlx::query!(
         "WITH places AS (
@@ -216,11 +223,13 @@ async fn compactions_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> R
     Ok(())
 }
 
-/// A copy may spend as much as its original might: the limits that hold above both still hold above both.
+/// A copy may spend as much as its original might: the limits that hold above both still hold above
+/// both.
 async fn budgets_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Error> {
-    let periods = sqlx::query_scalar!("SELECT period FROM budgets WHERE task_id = $1", new.source.uuid())
-        .fetch_all(&mut *writer.transaction)
-        .await?;
+    let periods =
+        sqlx::query_scalar!("SELECT period FROM budgets WHERE task_id = $1", new.source.uuid())
+            .fetch_all(&mut *writer.transaction)
+            .await?;
     let ids: Vec<Uuid> = periods.iter().map(|_| Uuid::now_v7()).collect();
     sqlx::query!(
         "INSERT INTO budgets (id, organization_id, task_id, period, limit_pico_usd, window_start, counted_at, created_at, updated_at)

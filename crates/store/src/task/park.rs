@@ -1,10 +1,12 @@
-//! Tasks that are put aside, because looking at them fails each time, and what is tried again because a person asks for it.
+//! Tasks that are put aside, because looking at them fails each time, and what is tried again
+//! because a person asks for it.
 
 use construct_domain::{OrganizationId, TaskId};
 use jiff::Timestamp;
 
 use crate::{
-    Error, Rendered, Store, StoredTask, Write, Written, task::write::task_reload, text, time::sql, write::begin,
+    Error, Rendered, Store, StoredTask, Write, Written, task::write::task_reload, text, time::sql,
+    write::begin,
 };
 
 /// Characters of a reason that are kept.
@@ -20,22 +22,32 @@ pub struct Parked {
 }
 
 impl Store {
-    /// How often something was asked for of a task, also of one that cannot be read otherwise. None when there is no such task.
+    /// How often something was asked for of a task, also of one that cannot be read otherwise. None
+    /// when there is no such task.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_intents(&self, id: TaskId) -> Result<Option<i64>, Error> {
-        Ok(sqlx::query_scalar!("SELECT intents FROM tasks WHERE id = $1", id.uuid()).fetch_optional(&self.pool).await?)
+        Ok(sqlx::query_scalar!("SELECT intents FROM tasks WHERE id = $1", id.uuid())
+            .fetch_optional(&self.pool)
+            .await?)
     }
 
-    /// Puts a task aside: the sweep leaves it out until somebody asks for something beyond the first `intents`, which looks have failed at.
-    /// False when somebody has already. One that is put aside stays so since when it was first.
+    /// Puts a task aside: the sweep leaves it out until somebody asks for something beyond the
+    /// first `intents`, which looks have failed at. False when somebody has already. One that is
+    /// put aside stays so since when it was first.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_park(&self, id: TaskId, intents: i64, reason: &str, now: Timestamp) -> Result<bool, Error> {
+    pub async fn task_park(
+        &self,
+        id: TaskId,
+        intents: i64,
+        reason: &str,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
         let reason: String = text::clean(reason).chars().take(REASON_CHARS).collect();
         let done = sqlx::query!(
             "UPDATE tasks SET
@@ -58,7 +70,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_parked(&self, organization: OrganizationId, id: TaskId) -> Result<Option<Parked>, Error> {
+    pub async fn task_parked(
+        &self,
+        organization: OrganizationId,
+        id: TaskId,
+    ) -> Result<Option<Parked>, Error> {
         let parked = sqlx::query!(
             r#"SELECT parked_at AS "since!: jiff_sqlx::Timestamp", parked_reason AS "reason!" FROM tasks
                WHERE organization_id = $1 AND id = $2 AND parked_intents = intents"#,
@@ -70,9 +86,11 @@ impl Store {
         Ok(parked.map(|row| Parked { since: row.since.into(), reason: row.reason }))
     }
 
-    /// Asks for a task that was put aside to be looked at again, readable or not, or for a turn that has failed, or came to its limit of
-    /// model calls, to be gone on with: the model is asked with what the transcript has. Nothing happens to any other task, nor when the model
-    /// has had the last word (an answer that its vendor refused, or cut off), because it would be asked about its own words.
+    /// Asks for a task that was put aside to be looked at again, readable or not, or for a turn
+    /// that has failed, or came to its limit of model calls, to be gone on with: the model is asked
+    /// with what the transcript has. Nothing happens to any other task, nor when the model has had
+    /// the last word (an answer that its vendor refused, or cut off), because it would be asked
+    /// about its own words.
     ///
     /// # Errors
     /// [`Error::NotFound`]; those of every write.

@@ -21,8 +21,9 @@ pub struct Rewind {
 }
 
 impl Store {
-    /// Asks for the transcript to be put aside from a message on, for the running turn to be ended, and for the messages that
-    /// wait now to be dropped. Scripts and their results stay or go together.
+    /// Asks for the transcript to be put aside from a message on, for the running turn to be ended,
+    /// and for the messages that wait now to be dropped. Scripts and their results stay or go
+    /// together.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotInTranscript`]; those of every write.
@@ -66,8 +67,8 @@ pub(crate) fn place(message: &StoredMessage) -> Result<i64, Error> {
     message.position.ok_or(Error::NotInTranscript)
 }
 
-/// Locks the task of a message, and reads the message, if the model sees it and goes on seeing it. Read after the lock: before, it
-/// could be put aside between reading and writing.
+/// Locks the task of a message, and reads the message, if the model sees it and goes on seeing it.
+/// Read after the lock: before, it could be put aside between reading and writing.
 pub(crate) async fn message_in_transcript(
     writer: &mut Writer<'_>,
     id: MessageId,

@@ -1,10 +1,12 @@
-//! The statement of [`Store::task_commit`](crate::Store::task_commit), in four sizes: PostgreSQL sets up every part of a
-//! statement each time it is executed, and most commits move no money and ask nobody anything.
+//! The statement of [`Store::task_commit`](crate::Store::task_commit), in four sizes: PostgreSQL
+//! sets up every part of a statement each time it is executed, and most commits move no money and
+//! ask nobody anything.
 //!
-//! How the parts hang together: `guard` is the only one that waits for the row, and every other one joins it, so that nothing is
-//! written when it finds no row of this version. No part reads what another one writes, except through RETURNING: all see the
-//! same snapshot. What a concurrent write changed since that snapshot is safe, because every other writer of these messages and
-//! approvals holds the task's row, and raises the version when it takes a message away or decides.
+//! How the parts hang together: `guard` is the only one that waits for the row, and every other one
+//! joins it, so that nothing is written when it finds no row of this version. No part reads what
+//! another one writes, except through RETURNING: all see the same snapshot. What a concurrent write
+//! changed since that snapshot is safe, because every other writer of these messages and approvals
+//! holds the task's row, and raises the version when it takes a message away or decides.
 
 use uuid::Uuid;
 
@@ -21,8 +23,8 @@ pub(super) struct Row {
     pub(super) transcript_tokens: i64,
 }
 
-/// `statement!(plain | paid | budgeted | all, arguments…)`. Every size has the same arguments, by number; one that has no use for some
-/// names them in its last line.
+/// `statement!(plain | paid | budgeted | all, arguments…)`. Every size has the same arguments, by
+/// number; one that has no use for some names them in its last line.
 macro_rules! statement {
     (plain, $($argument:expr),* $(,)?) => {
         statement!(@add [tools, quiet] [] [

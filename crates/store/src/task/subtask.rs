@@ -1,7 +1,9 @@
-//! Subtasks: what scripts ask about tasks, and what becomes of a tree when one of its tasks is cancelled or deleted.
+//! Subtasks: what scripts ask about tasks, and what becomes of a tree when one of its tasks is
+//! cancelled or deleted.
 //!
-//! Whoever writes several tasks of a tree locks them from the root downwards. What a script makes is made only while its step runs, which is
-//! looked at under the lock of its task's row; so nothing comes after a commit that has ended the step, or a cancel.
+//! Whoever writes several tasks of a tree locks them from the root downwards. What a script makes
+//! is made only while its step runs, which is looked at under the lock of its task's row; so
+//! nothing comes after a commit that has ended the step, or a cancel.
 
 pub(crate) mod state;
 mod tree;
@@ -89,7 +91,8 @@ impl Store {
     /// Begins a subtask with its first message.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such agent; [`Error::Unavailable`], and nothing is known: the same call can be made again.
+    /// [`Error::NotFound`] when there is no such agent; [`Error::Unavailable`], and nothing is
+    /// known: the same call can be made again.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn subtask_spawn(
         &self,
@@ -107,10 +110,12 @@ impl Store {
         let write = Write { key: parent.key, ..Write::new(asking.organization, now) };
         let (id, organization) = (new.ids.task, asking.organization.uuid());
         // Its events outlive it: what was deleted meanwhile is not begun again.
-        let begun =
-            sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM events WHERE stream_id = $1) AS "begun!""#, id.uuid())
-                .fetch_one(&mut *transaction)
-                .await?;
+        let begun = sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT FROM events WHERE stream_id = $1) AS "begun!""#,
+            id.uuid()
+        )
+        .fetch_one(&mut *transaction)
+        .await?;
         if begun {
             return Ok(Ok(SubtaskChange { task: id, events: Vec::new() }));
         }
@@ -178,7 +183,9 @@ impl Store {
             .map_err(Error::of_write)?;
         }
         let child = task_read(&mut transaction, organization, id).await?;
-        let mut events = vec![record(&mut transaction, &write, id, child.event_sequence, (told.task)(&child)).await?];
+        let mut events = vec![
+            record(&mut transaction, &write, id, child.event_sequence, (told.task)(&child)).await?,
+        ];
         events.push(event(&mut transaction, &write, asking.task, (told.spawned)(&child)).await?);
         match say(&mut transaction, &write, id, new.ids.message, new.content, told).await? {
             Ok(event) => events.extend(event),
@@ -228,7 +235,8 @@ impl Store {
         })
     }
 
-    /// Sends a message to the task that has begun the one that asks. `content` makes it, of the title of the task that asks.
+    /// Sends a message to the task that has begun the one that asks. `content` makes it, of the
+    /// title of the task that asks.
     ///
     /// # Errors
     /// [`Error::Unavailable`], and nothing is known: the same call can be made again.
@@ -256,9 +264,12 @@ impl Store {
             Err(refused) => return Ok(Err(refused)),
         };
         let write = Write { key: own.key, ..Write::new(asking.organization, now) };
-        let Some(above) = above.filter(|above| own.parent == Some(above.id)) else { return Ok(Err(Refused::NoParent)) };
+        let Some(above) = above.filter(|above| own.parent == Some(above.id)) else {
+            return Ok(Err(Refused::NoParent));
+        };
         let task = TaskId::from_uuid(above.id);
-        let said = say(&mut transaction, &write, task, message, content(&above.title), told).await?;
+        let said =
+            say(&mut transaction, &write, task, message, content(&above.title), told).await?;
         Ok(match said {
             Ok(event) => {
                 transaction.commit().await?;
@@ -306,14 +317,25 @@ impl Store {
         .await
         .map_err(Error::of_write)?;
         let task = task_read(&mut transaction, asking.organization.uuid(), asking.task).await?;
-        let event = record(&mut transaction, &write, asking.task, task.event_sequence, (told.changed)(&task)).await?;
+        let event = record(
+            &mut transaction,
+            &write,
+            asking.task,
+            task.event_sequence,
+            (told.changed)(&task),
+        )
+        .await?;
         transaction.commit().await?;
         Ok(Ok(SubtaskChange { task: asking.task, events: vec![event] }))
     }
 }
 
-/// Locks the task of a script that asks. Refused when the script's step does not run, or is about to be stopped.
-async fn parent(connection: &mut PgConnection, asking: Asking) -> Result<Result<Parent, Refused>, Error> {
+/// Locks the task of a script that asks. Refused when the script's step does not run, or is about
+/// to be stopped.
+async fn parent(
+    connection: &mut PgConnection,
+    asking: Asking,
+) -> Result<Result<Parent, Refused>, Error> {
     let row = sqlx::query!(
         r#"SELECT t.agent_id, t.parent_id, t.ancestors, t.root_id, t.asked_key_id,
                   (t.turn IS NOT NULL AND t.step ->> 'id' = $3 AND t.step #>> '{state,state}' = 'in_flight' AND NOT t.suspend
@@ -347,9 +369,12 @@ async fn say(
     content: Content,
     told: SubtaskTold,
 ) -> Result<Result<Option<StoredEvent>, Refused>, Error> {
-    let said = sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM messages WHERE id = $1) AS "said!""#, id.uuid())
-        .fetch_one(&mut *connection)
-        .await?;
+    let said = sqlx::query_scalar!(
+        r#"SELECT EXISTS (SELECT FROM messages WHERE id = $1) AS "said!""#,
+        id.uuid()
+    )
+    .fetch_one(&mut *connection)
+    .await?;
     if said {
         return Ok(Ok(None));
     }

@@ -1,5 +1,6 @@
-//! What people want of tasks: the gateway's writes. None of them touches a column that the reconciler writes, except
-//! for counters; each raises `intents`, so that the reconciler looks even when the wake is lost.
+//! What people want of tasks: the gateway's writes. None of them touches a column that the
+//! reconciler writes, except for counters; each raises `intents`, so that the reconciler looks even
+//! when the wake is lost.
 
 use std::collections::BTreeMap;
 
@@ -58,8 +59,8 @@ impl Store {
     /// Changes a task.
     ///
     /// # Errors
-    /// [`Error::NotFound`] of the task or the new agent, [`Error::Conflict`] when it has another revision than
-    /// expected.
+    /// [`Error::NotFound`] of the task or the new agent, [`Error::Conflict`] when it has another
+    /// revision than expected.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_update(
         &self,
@@ -164,8 +165,8 @@ impl Store {
         writer.finish_on_task(id, entity.event_sequence, entity, render).await
     }
 
-    /// Asks for the running turn to be ended and for the messages that wait now to be dropped. Messages that come
-    /// afterwards are not touched by it.
+    /// Asks for the running turn to be ended and for the messages that wait now to be dropped.
+    /// Messages that come afterwards are not touched by it.
     ///
     /// # Errors
     /// [`Error::NotFound`]; those of every write.
@@ -199,8 +200,8 @@ impl Store {
         writer.finish_on_task(id, entity.event_sequence, entity, render).await
     }
 
-    /// Deletes a task as far as people can see. The reconciler stops what runs and then purges it. The entity in the
-    /// result is what it was, with the sequence of the event.
+    /// Deletes a task as far as people can see. The reconciler stops what runs and then purges it.
+    /// The entity in the result is what it was, with the sequence of the event.
     ///
     /// # Errors
     /// [`Error::NotFound`]; those of every write.
@@ -231,11 +232,14 @@ impl Store {
         if done.rows_affected() == 0 {
             return Err(Error::NotFound { what: WHAT });
         }
-        let entity: StoredTask =
-            select_counted!(["WHERE t.organization_id = $1 AND t.id = $2"], writer.organization(), id.uuid())
-                .fetch_one(&mut *writer.transaction)
-                .await?
-                .into();
+        let entity: StoredTask = select_counted!(
+            ["WHERE t.organization_id = $1 AND t.id = $2"],
+            writer.organization(),
+            id.uuid()
+        )
+        .fetch_one(&mut *writer.transaction)
+        .await?
+        .into();
         writer.finish_on_task(id, entity.event_sequence, entity, render).await
     }
 }
@@ -272,8 +276,8 @@ fn made(write: &Write, new: NewTask, host: Host) -> Result<StoredTask, Error> {
     let now = time::micros(write.now);
     let title = text::clean(&new.title).into_owned();
     let pinned = text::clean_list(&new.pinned);
-    let bytes =
-        usize::try_from(host.instructions_bytes).unwrap_or_default() + pinned.iter().map(String::len).sum::<usize>();
+    let bytes = usize::try_from(host.instructions_bytes).unwrap_or_default()
+        + pinned.iter().map(String::len).sum::<usize>();
     let context = Context {
         room: room(host.context_window, host.max_output_tokens, host.max_tokens),
         compact_at: u32::try_from(host.compact_at_percent).unwrap_or_default(),
@@ -387,9 +391,13 @@ pub(crate) async fn task_read(
     organization: Uuid,
     id: TaskId,
 ) -> Result<StoredTask, Error> {
-    select_counted!(["WHERE t.organization_id = $1 AND t.id = $2 AND t.deleted_at IS NULL"], organization, id.uuid(),)
-        .fetch_optional(connection)
-        .await?
-        .map(StoredTask::from)
-        .ok_or(Error::NotFound { what: WHAT })
+    select_counted!(
+        ["WHERE t.organization_id = $1 AND t.id = $2 AND t.deleted_at IS NULL"],
+        organization,
+        id.uuid(),
+    )
+    .fetch_optional(connection)
+    .await?
+    .map(StoredTask::from)
+    .ok_or(Error::NotFound { what: WHAT })
 }

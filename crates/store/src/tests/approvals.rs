@@ -1,4 +1,4 @@
-//! Approvals: asked with a commit, decided once, seen by their own organisation only.
+//! Approvals: asked with a commit, decided once, seen by their own organization only.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use construct_domain::{
 
 use super::*;
 use crate::{
-    ApprovalDecision, ApprovalFilter, AskedApproval, Committed, Key, LoadedTask, Order, Page, StoredApproval,
-    TaskChanges, TaskCommit,
+    ApprovalDecision, ApprovalFilter, AskedApproval, Committed, Key, LoadedTask, Order, Page,
+    StoredApproval, TaskChanges, TaskCommit,
 };
 
 fn asked(number: u32, hash: &str) -> Asked {
@@ -46,14 +46,26 @@ impl Parked {
         let loaded = parked.load().await;
         let mut state = loaded.task.clone();
         state.last_position = 1;
-        state.turn = Some(Turn { calls: 1, ..Turn::new(message, Stage::Code { calls: vec!["a".to_owned()] }) });
+        state.turn = Some(Turn {
+            calls: 1,
+            ..Turn::new(message, Stage::Code { calls: vec!["a".to_owned()] })
+        });
         let (waits, results) = (calls.iter().map(|asked| asked.call.clone()).collect(), Vec::new());
         let parked_state = StepState::Parked { waits, awaits: Vec::new(), results };
-        let step = Step { id: step, number: 1, attempt: 1, since: now(), round: 0, resumed: None, state: parked_state };
+        let step = Step {
+            id: step,
+            number: 1,
+            attempt: 1,
+            since: now(),
+            round: 0,
+            resumed: None,
+            state: parked_state,
+        };
         state.next_wake = Some(step.approvals_expire());
         state.step = Some(step);
         state.phase = Phase::AwaitApproval;
-        let commit = TaskCommit { admitted: Some((message, 1)), ..TaskCommit::new(&loaded, &state, now()) };
+        let commit =
+            TaskCommit { admitted: Some((message, 1)), ..TaskCommit::new(&loaded, &state, now()) };
         parked.ask(commit, calls).await.expect("committed");
         parked
     }
@@ -105,7 +117,8 @@ async fn what_is_asked_is_stored_with_the_commit_and_loaded_with_the_task() {
     );
     let loaded = parked.load().await;
     assert_eq!(loaded.task.phase, Phase::AwaitApproval);
-    let calls: Vec<AskedCall> = loaded.task.approvals.iter().map(|approval| approval.call.clone()).collect();
+    let calls: Vec<AskedCall> =
+        loaded.task.approvals.iter().map(|approval| approval.call.clone()).collect();
     assert_eq!(calls, [asked(2, "h2").call, asked(5, "h5").call]);
 }
 
@@ -114,7 +127,8 @@ async fn a_decision_is_an_intent_that_no_commit_overlooks() {
     let parked = Parked::new(&[asked(2, "h2")]).await;
     let id = parked.all().await[0].id;
     let before = parked.load().await;
-    let (entity, event) = applied_with_event(parked.decide(id, true, Some("h2")).await.expect("decided"));
+    let (entity, event) =
+        applied_with_event(parked.decide(id, true, Some("h2")).await.expect("decided"));
     assert_eq!(
         (entity.state, entity.words.as_str(), entity.decided_by.as_str()),
         (ApprovalState::Approved, "as agreed", "ada")
@@ -143,11 +157,18 @@ async fn what_is_over_cannot_be_decided_and_says_what_became_of_it() {
 
     let loaded = parked.load().await;
     let closed = |id| Closed { id, state: ApprovalState::Expired, words: "too late".to_owned() };
-    let commit =
-        TaskCommit { closed: vec![closed(first), closed(second)], ..TaskCommit::new(&loaded, &loaded.task, now()) };
+    let commit = TaskCommit {
+        closed: vec![closed(first), closed(second)],
+        ..TaskCommit::new(&loaded, &loaded.task, now())
+    };
     parked.f.store.task_commit(commit).await.expect("committed");
-    let states: Vec<ApprovalState> = parked.all().await.iter().map(|approval| approval.state).collect();
-    assert_eq!(states, [ApprovalState::Rejected, ApprovalState::Expired], "what was decided stays decided");
+    let states: Vec<ApprovalState> =
+        parked.all().await.iter().map(|approval| approval.state).collect();
+    assert_eq!(
+        states,
+        [ApprovalState::Rejected, ApprovalState::Expired],
+        "what was decided stays decided"
+    );
     let late = parked.decide(second, true, None).await.expect_err("it is over");
     assert!(late.to_string().contains("expired"), "{late}");
     assert_eq!(parked.load().await.event_sequence, events, "a refused decision leaves nothing");
@@ -183,7 +204,8 @@ async fn approvals_are_listed_by_task_and_state_and_end_with_their_task() {
     assert_eq!(list(ORG, of(Some(parked.task), Some(ApprovalState::Pending))).await, 1);
     assert_eq!(list(ORG, of(Some(parked.f.task().await), None)).await, 0);
     let by_time = Page { order: Order { key: Key::UpdatedAt, descending: false }, ..page() };
-    let listed = store.approval_list(ORG, &ApprovalFilter::default(), &by_time).await.expect("read");
+    let listed =
+        store.approval_list(ORG, &ApprovalFilter::default(), &by_time).await.expect("read");
     assert_eq!(listed.last().map(|approval| approval.id), Some(id), "it changed last");
 
     store.task_delete(&write(), parked.task, rendered("task.deleted")).await.expect("deleted");
@@ -200,9 +222,19 @@ async fn another_organization_neither_sees_nor_decides() {
     let (store, id) = (&parked.f.store, parked.all().await[0].id);
     let other = other_organization(store).await;
     assert!(matches!(store.approval_get(other, id).await, Err(Error::NotFound { .. })));
-    assert!(store.approval_list(other, &ApprovalFilter::default(), &page()).await.expect("read").is_empty());
-    let decision =
-        ApprovalDecision { approved: true, decided_by: String::new(), words: String::new(), arguments_hash: None };
+    assert!(
+        store
+            .approval_list(other, &ApprovalFilter::default(), &page())
+            .await
+            .expect("read")
+            .is_empty()
+    );
+    let decision = ApprovalDecision {
+        approved: true,
+        decided_by: String::new(),
+        words: String::new(),
+        arguments_hash: None,
+    };
     let foreign = Write { organization: other, ..write() };
     let decided = store.approval_decide(&foreign, id, decision, rendered("approval.decided")).await;
     assert!(matches!(decided, Err(Error::NotFound { .. })), "{decided:?}");
@@ -224,9 +256,15 @@ async fn policies_are_kept_with_agents_and_tasks() {
     };
     let (ask, deny) = (vec![rule(Action::Ask)], vec![rule(Action::Deny)]);
     let changes = crate::AgentChanges { policy: Some(ask.clone()), ..Default::default() };
-    f.store.agent_update(&write(), f.agent, None, changes, rendered("agent.updated")).await.expect("changed");
+    f.store
+        .agent_update(&write(), f.agent, None, changes, rendered("agent.updated"))
+        .await
+        .expect("changed");
     let changes = TaskChanges { policy: Some(deny.clone()), ..TaskChanges::default() };
-    f.store.task_update(&write(), task, None, changes, rendered("task.updated")).await.expect("changed");
+    f.store
+        .task_update(&write(), task, None, changes, rendered("task.updated"))
+        .await
+        .expect("changed");
     let loaded = f.store.task_load(task).await.expect("read").expect("there");
     assert_eq!((&loaded.agent_policy, &loaded.policy), (&ask, &deny));
     assert_eq!(f.store.task_get(ORG, task).await.expect("there").policy, deny);

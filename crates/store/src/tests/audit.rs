@@ -39,13 +39,16 @@ fn page(limit: u32, descending: bool, after: Option<crate::Cursor>) -> Page {
 }
 
 async fn methods(store: &Store, organization: OrganizationId, filter: &AuditFilter) -> Vec<String> {
-    let found = store.audit_list(organization, filter, &page(100, false, None)).await.expect("it is read");
+    let found =
+        store.audit_list(organization, filter, &page(100, false, None)).await.expect("it is read");
     found.into_iter().map(|entry| entry.method).collect()
 }
 
 fn audit(method: &str) -> (Audit, Arc<AtomicBool>) {
     let written = Arc::new(AtomicBool::new(false));
-    let answered = |method: &str, response: &[u8]| vec![format!("{method} {}", !response.is_empty()), "ada".into()];
+    let answered = |method: &str, response: &[u8]| {
+        vec![format!("{method} {}", !response.is_empty()), "ada".into()]
+    };
     (Audit { entry: entry(method), answered, written: Arc::clone(&written) }, written)
 }
 
@@ -55,22 +58,57 @@ async fn what_is_appended_is_read_as_it_was_once_and_in_its_own_organization_onl
     let store = database.store();
     let (one, two) = (entry("A/One"), days_ago(2, "A/Two"));
     store.audit_append(&[one.clone(), two.clone()]).await.expect("it is appended");
-    store.audit_append(&[AuditEntry { code: 0, ..one.clone() }]).await.expect("it is there already");
-    let all = store.audit_list(ORG, &AuditFilter::default(), &page(100, true, None)).await.expect("it is read");
+    store
+        .audit_append(&[AuditEntry { code: 0, ..one.clone() }])
+        .await
+        .expect("it is there already");
+    let all = store
+        .audit_list(ORG, &AuditFilter::default(), &page(100, true, None))
+        .await
+        .expect("it is read");
     let shown = |entry: AuditEntry| AuditEntry { user_agent: "test\u{FFFD}".into(), ..entry };
     assert_eq!(all, [shown(one.clone()), shown(two)]);
-    let next = store.audit_list(ORG, &AuditFilter::default(), &page(1, true, Some(one.cursor(Key::CreatedAt)))).await;
+    let next = store
+        .audit_list(ORG, &AuditFilter::default(), &page(1, true, Some(one.cursor(Key::CreatedAt))))
+        .await;
     assert_eq!(next.expect("it is read").len(), 1);
     let elsewhere = OrganizationId::from_uuid(Uuid::now_v7());
     assert_eq!(methods(&store, elsewhere, &AuditFilter::default()).await, Vec::<String>::new());
     let filters = [
-        (AuditFilter { since: Some(now() - SignedDuration::from_hours(1)), ..AuditFilter::default() }, vec!["A/One"]),
-        (AuditFilter { until: Some(now() - SignedDuration::from_hours(1)), ..AuditFilter::default() }, vec!["A/Two"]),
-        (AuditFilter { user: Some(UserId::LOCAL), ..AuditFilter::default() }, vec!["A/Two", "A/One"]),
-        (AuditFilter { user: Some(UserId::from_uuid(Uuid::now_v7())), ..AuditFilter::default() }, vec![]),
-        (AuditFilter { api_key: Some(ApiKeyId::from_uuid(Uuid::now_v7())), ..AuditFilter::default() }, vec![]),
+        (
+            AuditFilter {
+                since: Some(now() - SignedDuration::from_hours(1)),
+                ..AuditFilter::default()
+            },
+            vec!["A/One"],
+        ),
+        (
+            AuditFilter {
+                until: Some(now() - SignedDuration::from_hours(1)),
+                ..AuditFilter::default()
+            },
+            vec!["A/Two"],
+        ),
+        (
+            AuditFilter { user: Some(UserId::LOCAL), ..AuditFilter::default() },
+            vec!["A/Two", "A/One"],
+        ),
+        (
+            AuditFilter { user: Some(UserId::from_uuid(Uuid::now_v7())), ..AuditFilter::default() },
+            vec![],
+        ),
+        (
+            AuditFilter {
+                api_key: Some(ApiKeyId::from_uuid(Uuid::now_v7())),
+                ..AuditFilter::default()
+            },
+            vec![],
+        ),
         (AuditFilter { method: Some("%/T%".into()), ..AuditFilter::default() }, vec!["A/Two"]),
-        (AuditFilter { object: Some("ada".into()), ..AuditFilter::default() }, vec!["A/Two", "A/One"]),
+        (
+            AuditFilter { object: Some("ada".into()), ..AuditFilter::default() },
+            vec!["A/Two", "A/One"],
+        ),
         (AuditFilter { object: Some("bob".into()), ..AuditFilter::default() }, vec![]),
         (AuditFilter { code: Some(0), ..AuditFilter::default() }, vec![]),
     ];
@@ -83,7 +121,8 @@ async fn what_is_appended_is_read_as_it_was_once_and_in_its_own_organization_onl
 async fn nothing_in_the_trail_is_changed_or_removed_but_what_is_old() {
     let database = Database::new().await;
     let store = database.store();
-    let entries = [entry("A/New"), days_ago(31, "A/Month"), days_ago(500, "A/Old"), days_ago(501, "A/Older")];
+    let entries =
+        [entry("A/New"), days_ago(31, "A/Month"), days_ago(500, "A/Old"), days_ago(501, "A/Older")];
     store.audit_append(&entries).await.expect("they are appended");
     for statement in [
         "UPDATE audit_entries SET method = 'x'",
@@ -93,7 +132,10 @@ async fn nothing_in_the_trail_is_changed_or_removed_but_what_is_old() {
         "SELECT audit_entries_expire(now(), 100)",
     ] {
         let refused = sqlx::query(statement).execute(&store.pool).await.expect_err(statement);
-        assert!(refused.to_string().contains("neither changed nor removed"), "{statement}: {refused}");
+        assert!(
+            refused.to_string().contains("neither changed nor removed"),
+            "{statement}: {refused}"
+        );
     }
     assert_eq!(methods(&store, ORG, &AuditFilter::default()).await.len(), 4);
     let before = now() - SignedDuration::from_hours(24 * 400);
@@ -108,8 +150,11 @@ async fn a_write_and_its_entry_are_both_there_or_neither() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let list = async || {
-        let found =
-            f.store.audit_list(ORG, &AuditFilter::default(), &page(100, false, None)).await.expect("it is read");
+        let found = f
+            .store
+            .audit_list(ORG, &AuditFilter::default(), &page(100, false, None))
+            .await
+            .expect("it is read");
         found.into_iter().map(|entry| (entry.method, entry.objects)).collect::<Vec<_>>()
     };
     let mut expected = Vec::new();
@@ -117,12 +162,17 @@ async fn a_write_and_its_entry_are_both_there_or_neither() {
     for (number, keyed) in [(1_u8, false), (2, true)] {
         let with = |method: &str| {
             let (audit, written) = audit(method);
-            let base = if keyed { write_with_key(&format!("{method} {number}"), number) } else { write() };
+            let base =
+                if keyed { write_with_key(&format!("{method} {number}"), number) } else { write() };
             (Write { audit: Some(audit), now: now(), ..base }, written)
         };
         let (create, written) = with("Message");
-        let new = NewUserMessage { id: message_id(), task, content: text("hello"), interrupts: false };
-        f.store.message_create(&create, new, rendered("message.created")).await.expect("it is accepted");
+        let new =
+            NewUserMessage { id: message_id(), task, content: text("hello"), interrupts: false };
+        f.store
+            .message_create(&create, new, rendered("message.created"))
+            .await
+            .expect("it is accepted");
         assert!(written.load(Ordering::Acquire));
         expected.push("Message");
         let (agent, written) = with("Agent");
@@ -134,12 +184,18 @@ async fn a_write_and_its_entry_are_both_there_or_neither() {
             // Done once, answered twice: the second time is not this transaction's to tell.
             let (audit, written) = audit("Agent");
             let again = Write { audit: Some(audit), ..agent };
-            f.store.agent_create(&again, new(), rendered("agent.created")).await.expect("it is answered");
+            f.store
+                .agent_create(&again, new(), rendered("agent.created"))
+                .await
+                .expect("it is answered");
             assert!(!written.load(Ordering::Acquire));
         }
         let (audit, written) = audit("Taken");
         let taken = Write { audit: Some(audit), ..write() };
-        f.store.agent_create(&taken, new(), rendered("agent.created")).await.expect_err("the name is taken");
+        f.store
+            .agent_create(&taken, new(), rendered("agent.created"))
+            .await
+            .expect_err("the name is taken");
         assert!(!written.load(Ordering::Acquire));
     }
     let found = list().await;

@@ -1,4 +1,5 @@
-//! Money that is set aside, settled, and summed up: never more than there is, whoever asks at the same time.
+//! Money that is set aside, settled, and summed up: never more than there is, whoever asks at the
+//! same time.
 
 use construct_domain::{
     BudgetId,
@@ -10,8 +11,8 @@ use jiff::SignedDuration;
 
 use super::*;
 use crate::{
-    Budget, BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, Key, LoadedTask, NewBudget, Order, Page,
-    Purpose, StepReservation, StepUsage, TaskCommit, Tidied,
+    Budget, BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, Key, LoadedTask,
+    NewBudget, Order, Page, Purpose, StepReservation, StepUsage, TaskCommit, Tidied,
 };
 
 const DOLLAR: i64 = 1_000_000_000_000;
@@ -100,10 +101,18 @@ async fn of_fifty_calls_at_once_a_budget_for_ten_lets_ten_through() {
     assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 10, "{results:?}");
     for result in results.into_iter().filter(Result::is_err) {
         let exhausted = refused(result);
-        assert_eq!((exhausted.scope, exhausted.reserved, exhausted.needed), (Scope::Task(task), 10 * DOLLAR, DOLLAR));
+        assert_eq!(
+            (exhausted.scope, exhausted.reserved, exhausted.needed),
+            (Scope::Task(task), 10 * DOLLAR, DOLLAR)
+        );
     }
     for budget in [&organization, &own, &agents] {
-        assert_eq!(see(&f, budget).await, (0, 10 * DOLLAR), "all of them count, or none: {:?}", budget.scope);
+        assert_eq!(
+            see(&f, budget).await,
+            (0, 10 * DOLLAR),
+            "all of them count, or none: {:?}",
+            budget.scope
+        );
     }
 }
 
@@ -130,10 +139,17 @@ async fn of_steps_of_many_tasks_that_begin_at_once_no_more_begin_than_there_is_m
     for (result, (before, state, _)) in results.into_iter().zip(&begun) {
         let after = f.store.task_load(before.task.id).await.expect("read").expect("there");
         match result {
-            Ok(_) => assert_eq!(after.task.step.map(|step| step.id), state.step.as_ref().map(|step| step.id)),
+            Ok(_) => assert_eq!(
+                after.task.step.map(|step| step.id),
+                state.step.as_ref().map(|step| step.id)
+            ),
             Err(error) => {
                 assert_eq!(refused(Err::<(), _>(error)).scope, Scope::Organization);
-                assert_eq!((after.version, after.event_sequence), (before.version, 1), "nothing of it is written");
+                assert_eq!(
+                    (after.version, after.event_sequence),
+                    (before.version, 1),
+                    "nothing of it is written"
+                );
             }
         }
     }
@@ -145,7 +161,10 @@ async fn a_commit_that_loses_its_race_sets_nothing_aside() {
     let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let task = f.task().await;
     let (loaded, state, reservation) = beginning(&f, task).await;
-    let commit = || TaskCommit { reservation: Some(reservation.clone()), ..TaskCommit::new(&loaded, &state, now()) };
+    let commit = || TaskCommit {
+        reservation: Some(reservation.clone()),
+        ..TaskCommit::new(&loaded, &state, now())
+    };
     f.store.task_commit(commit()).await.expect("committed");
     assert!(matches!(f.store.task_commit(commit()).await, Err(Error::Conflict)));
     assert_eq!(see(&f, &whole).await, (0, DOLLAR));
@@ -158,11 +177,15 @@ async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_a
     let task = f.task().await;
     let (loaded, state, reservation) = beginning(&f, task).await;
     let spending = loaded.spending.clone().expect("a budget applies");
-    assert_eq!((spending.targets.len(), spending.transcript_tokens, spending.instructions_bytes), (1, 0, 7));
+    assert_eq!(
+        (spending.targets.len(), spending.transcript_tokens, spending.instructions_bytes),
+        (1, 0, 7)
+    );
     assert_eq!(spending.targets[0].prices, new_model(f.provider, "m").prices);
     assert!(!spending.told);
     let step = reservation.step;
-    let commit = TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
+    let commit =
+        TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
 
     // The next step begins in the commit that books the one before.
@@ -170,7 +193,13 @@ async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_a
     let usage = Usage { input_tokens: 1, cost_pico_usd: DOLLAR / 4, ..Usage::default() };
     next.amount_pico_usd = DOLLAR * 3 / 4;
     let commit = || TaskCommit {
-        usage: vec![StepUsage { call: Uuid::now_v7(), step, model: f.model, purpose: Purpose::Turn, usage }],
+        usage: vec![StepUsage {
+            call: Uuid::now_v7(),
+            step,
+            model: f.model,
+            purpose: Purpose::Turn,
+            usage,
+        }],
         settled: Some(step),
         reservation: Some(next.clone()),
         ..TaskCommit::new(&loaded, &state, now())
@@ -179,11 +208,15 @@ async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_a
     assert_eq!(see(&f, &whole).await, (DOLLAR / 4, DOLLAR * 3 / 4));
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").usage, usage);
 
-    // One that failed before a vendor was called costs nothing; one that nobody waits for is booked late.
+    // One that failed before a vendor was called costs nothing; one that nobody waits for is booked
+    // late.
     let (loaded, state, last) = beginning(&f, task).await;
     let exhausted = refused(
         f.store
-            .task_commit(TaskCommit { reservation: Some(last.clone()), ..TaskCommit::new(&loaded, &state, now()) })
+            .task_commit(TaskCommit {
+                reservation: Some(last.clone()),
+                ..TaskCommit::new(&loaded, &state, now())
+            })
             .await,
     );
     assert_eq!(
@@ -192,16 +225,27 @@ async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_a
     );
     f.store.step_release(ORG, next.step, now()).await.expect("released");
     assert_eq!(see(&f, &whole).await, (DOLLAR / 4, 0));
-    let late = StepUsage { call: Uuid::now_v7(), step: step_id(), model: f.model, purpose: Purpose::Turn, usage };
+    let late = StepUsage {
+        call: Uuid::now_v7(),
+        step: step_id(),
+        model: f.model,
+        purpose: Purpose::Turn,
+        usage,
+    };
     for first in [true, false] {
-        let booked = f.store.step_usage_record(ORG, task, Some(f.agent), &late, now()).await.expect("asked");
+        let booked =
+            f.store.step_usage_record(ORG, task, Some(f.agent), &late, now()).await.expect("asked");
         assert_eq!(booked, first);
         assert_eq!(see(&f, &whole).await, (DOLLAR / 2, 0), "once, however often it is told");
     }
     // Another worker had the command as well, and has made a call of its own.
     let second = StepUsage { call: Uuid::now_v7(), ..late.clone() };
     for first in [true, false] {
-        let booked = f.store.step_usage_record(ORG, task, Some(f.agent), &second, now()).await.expect("asked");
+        let booked = f
+            .store
+            .step_usage_record(ORG, task, Some(f.agent), &second, now())
+            .await
+            .expect("asked");
         assert_eq!(booked, first);
         assert_eq!(see(&f, &whole).await, (DOLLAR * 3 / 4, 0), "each delivery once");
     }
@@ -215,16 +259,22 @@ async fn what_a_call_of_a_deleted_task_cost_is_booked_to_whom_it_was_set_aside_f
     let agents = budget(&f, Scope::Agent(f.agent), Period::Total, 5 * DOLLAR).await;
     let (loaded, state, reservation) = beginning(&f, task).await;
     let step = reservation.step;
-    let commit = TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
+    let commit =
+        TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
     assert!(f.store.task_purge(task, gone, now()).await.expect("purged").is_some());
     let usage = Usage { output_tokens: 1, cost_pico_usd: DOLLAR, ..Usage::default() };
-    let entry = StepUsage { call: Uuid::now_v7(), step, model: f.model, purpose: Purpose::Turn, usage };
+    let entry =
+        StepUsage { call: Uuid::now_v7(), step, model: f.model, purpose: Purpose::Turn, usage };
     assert!(f.store.step_usage_record(ORG, task, None, &entry, now()).await.expect("booked"));
     assert_eq!(see(&f, &agents).await, (DOLLAR, 0));
-    let rows = f.store.cost_list(ORG, &CostFilter::default(), CostGroup::Agent, 10).await.expect("listed");
-    assert_eq!((rows.len(), rows[0].key.as_str(), rows[0].name.as_str()), (1, f.agent.to_string().as_str(), "a"));
+    let rows =
+        f.store.cost_list(ORG, &CostFilter::default(), CostGroup::Agent, 10).await.expect("listed");
+    assert_eq!(
+        (rows.len(), rows[0].key.as_str(), rows[0].name.as_str()),
+        (1, f.agent.to_string().as_str(), "a")
+    );
 }
 
 #[tokio::test]
@@ -245,7 +295,11 @@ async fn what_nobody_accounts_for_counts_as_spent_until_a_late_report_takes_its_
         assert_eq!(f.store.call_book(&report, later).await.expect("asked"), first);
         assert_eq!(see(&f, &whole).await, (DOLLAR, 0), "once, however often it is told");
     }
-    assert_eq!(f.store.budgets_tidy(later).await.expect("tidied"), Tidied::default(), "there is nothing left to do");
+    assert_eq!(
+        f.store.budgets_tidy(later).await.expect("tidied"),
+        Tidied::default(),
+        "there is nothing left to do"
+    );
 }
 
 #[tokio::test]
@@ -255,7 +309,8 @@ async fn a_dropped_step_gives_its_money_back_after_its_grace_unless_its_worker_r
     let task = f.task().await;
     let (loaded, state, reservation) = beginning(&f, task).await;
     let step = reservation.step;
-    let commit = TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
+    let commit =
+        TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
     f.store.step_dropped(step, now() + SignedDuration::from_mins(1)).await.expect("noted");
     assert_eq!(f.store.budgets_tidy(now()).await.expect("tidied").expired, 0);
@@ -267,17 +322,23 @@ async fn a_dropped_step_gives_its_money_back_after_its_grace_unless_its_worker_r
 #[tokio::test]
 async fn a_token_has_a_budget_of_its_own_that_is_never_overrun() {
     let f = Fixture::new().await;
-    let token = |amount| CallReservation { token: Some(("tok".into(), 3 * DOLLAR)), ..call(None, amount) };
+    let token =
+        |amount| CallReservation { token: Some(("tok".into(), 3 * DOLLAR)), ..call(None, amount) };
     let first = token(2 * DOLLAR);
     f.store.call_reserve(&first, now()).await.expect("reserved");
     let exhausted = refused(f.store.call_reserve(&token(2 * DOLLAR), now()).await);
     assert_eq!(exhausted.scope, Scope::Token("tok".into()));
     assert!(f.store.call_book(&report(&f, &first, DOLLAR), now()).await.expect("booked"));
-    f.store.call_reserve(&token(2 * DOLLAR), now()).await.expect("a dollar is spent, two are there");
+    f.store
+        .call_reserve(&token(2 * DOLLAR), now())
+        .await
+        .expect("a dollar is spent, two are there");
     // A further report of a reservation that is over still counts for its token.
     assert!(f.store.call_book(&report(&f, &first, DOLLAR), now()).await.expect("booked"));
-    let page = Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
-    let budgets = f.store.budget_list(ORG, &BudgetFilter::default(), &page, now()).await.expect("listed");
+    let page =
+        Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+    let budgets =
+        f.store.budget_list(ORG, &BudgetFilter::default(), &page, now()).await.expect("listed");
     assert_eq!(budgets.len(), 1);
     assert_eq!((budgets[0].spent, budgets[0].reserved), (2 * DOLLAR, 2 * DOLLAR));
 }
@@ -290,7 +351,10 @@ async fn a_budget_for_single_calls_refuses_the_dear_and_counts_nothing() {
     for _ in 0..3 {
         f.store.call_reserve(&call(Some(task), DOLLAR), now()).await.expect("reserved");
     }
-    assert_eq!(refused(f.store.call_reserve(&call(Some(task), DOLLAR + 1), now()).await).period, Period::Call);
+    assert_eq!(
+        refused(f.store.call_reserve(&call(Some(task), DOLLAR + 1), now()).await).period,
+        Period::Call
+    );
     f.store.call_reserve(&call(None, 5 * DOLLAR), now()).await.expect("it is somebody else's");
     assert_eq!(see(&f, &single).await, (0, 0));
 }
@@ -300,7 +364,9 @@ async fn a_period_begins_anew_with_what_is_still_set_aside() {
     let f = Fixture::new().await;
     let at = |text: &str| text.parse::<Timestamp>().expect("a time");
     let november = at("2026-11-30T23:59:00Z");
-    let month = budget_at(&f, Scope::Organization, Period::Month, 3 * DOLLAR, at("2026-11-02T00:00:00Z")).await;
+    let month =
+        budget_at(&f, Scope::Organization, Period::Month, 3 * DOLLAR, at("2026-11-02T00:00:00Z"))
+            .await;
     assert_eq!(month.since, Some(at("2026-11-01T00:00:00Z")));
     let (spent, open) = (call(None, DOLLAR), call(None, DOLLAR));
     f.store.call_reserve(&spent, november).await.expect("reserved");
@@ -330,14 +396,20 @@ async fn a_new_budget_knows_what_was_spent_before_it_and_what_was_booked_while_i
         purpose: Purpose::Turn,
         usage: Usage { cost_pico_usd: cost, ..usage },
     };
-    f.store.step_usage_record(ORG, task, Some(f.agent), &entry(DOLLAR), now()).await.expect("booked");
+    f.store
+        .step_usage_record(ORG, task, Some(f.agent), &entry(DOLLAR), now())
+        .await
+        .expect("booked");
     let mut budgets = Vec::new();
     for scope in [Scope::Organization, Scope::Agent(f.agent), Scope::Task(task)] {
         budgets.push(budget(&f, scope, Period::Total, 5 * DOLLAR).await);
     }
     assert!(budgets.iter().all(|budget| budget.spent == DOLLAR), "{budgets:?}");
     // As a booking leaves it whose statement began before the budget was there.
-    sqlx::query("UPDATE budgets SET spent_pico_usd = 0").execute(&f.store.pool).await.expect("forgotten");
+    sqlx::query("UPDATE budgets SET spent_pico_usd = 0")
+        .execute(&f.store.pool)
+        .await
+        .expect("forgotten");
     assert_eq!(f.store.budgets_tidy(now()).await.expect("tidied").counted, 0, "too early");
     let later = now() + SignedDuration::from_mins(1);
     assert_eq!(f.store.budgets_tidy(later).await.expect("tidied").counted, 3);
@@ -361,14 +433,21 @@ async fn there_is_one_budget_for_a_scope_and_period_and_only_its_limit_changes()
     let result = f.store.budget_create(&write(), again, rendered("budget.created")).await;
     assert!(matches!(result, Err(Error::AlreadyExists { what: "budget", .. })), "{result:?}");
     refused(f.store.call_reserve(&call(None, 2 * DOLLAR), now()).await);
-    let changed = f.store.budget_update(&write(), first.id, Some(1), 3 * DOLLAR, rendered("budget.updated")).await;
+    let changed = f
+        .store
+        .budget_update(&write(), first.id, Some(1), 3 * DOLLAR, rendered("budget.updated"))
+        .await;
     assert_eq!(applied(changed.expect("changed")).limit, 3 * DOLLAR);
-    let late = f.store.budget_update(&write(), first.id, Some(1), DOLLAR, rendered("budget.updated")).await;
+    let late = f
+        .store
+        .budget_update(&write(), first.id, Some(1), DOLLAR, rendered("budget.updated"))
+        .await;
     assert!(matches!(late, Err(Error::Conflict)), "{late:?}");
     let other = Write { organization: other_organization(&f.store).await, ..write() };
     assert_not_found(f.store.budget_delete(&other, first.id, rendered("budget.deleted")).await);
     assert_not_found(f.store.budget_get(other.organization, first.id, now()).await);
-    let page = Page { limit: 10, order: Order { key: Key::CreatedAt, descending: true }, after: None };
+    let page =
+        Page { limit: 10, order: Order { key: Key::CreatedAt, descending: true }, after: None };
     let filter = BudgetFilter { agent: Some(f.agent), task: None };
     assert_eq!(f.store.budget_list(ORG, &filter, &page, now()).await.expect("listed"), []);
     let missing = NewBudget {
@@ -378,7 +457,12 @@ async fn there_is_one_budget_for_a_scope_and_period_and_only_its_limit_changes()
         limit: 1,
     };
     assert_not_found(f.store.budget_create(&write(), missing, rendered("budget.created")).await);
-    applied(f.store.budget_delete(&write(), first.id, rendered("budget.deleted")).await.expect("deleted"));
+    applied(
+        f.store
+            .budget_delete(&write(), first.id, rendered("budget.deleted"))
+            .await
+            .expect("deleted"),
+    );
     assert_not_found(f.store.budget_get(ORG, first.id, now()).await);
 }
 
@@ -392,7 +476,12 @@ async fn costs_are_summed_up_by_whatever_is_asked_for() {
         step: step_id(),
         model: f.model,
         purpose,
-        usage: Usage { output_tokens: 2, thinking_tokens: 1, cost_pico_usd: cost, ..Usage::default() },
+        usage: Usage {
+            output_tokens: 2,
+            thinking_tokens: 1,
+            cost_pico_usd: cost,
+            ..Usage::default()
+        },
     };
     let day = at("2026-11-20T12:00:00Z");
     for (task, cost, purpose, time) in [
@@ -400,7 +489,8 @@ async fn costs_are_summed_up_by_whatever_is_asked_for() {
         (one, 2, Purpose::Title, day + SignedDuration::from_hours(24)),
         (two, 4, Purpose::Turn, day + SignedDuration::from_hours(24)),
     ] {
-        let booked = f.store.step_usage_record(ORG, task, Some(f.agent), &entry(cost, purpose), time).await;
+        let booked =
+            f.store.step_usage_record(ORG, task, Some(f.agent), &entry(cost, purpose), time).await;
         assert!(booked.expect("booked"));
     }
     let list = async |filter: CostFilter, group| -> Vec<(String, i64, i64)> {
@@ -409,11 +499,21 @@ async fn costs_are_summed_up_by_whatever_is_asked_for() {
     };
     let all = CostFilter::default();
     assert_eq!(list(all.clone(), CostGroup::All).await, [(String::new(), 3, 7)]);
-    assert_eq!(list(all.clone(), CostGroup::Task).await, [(two.to_string(), 1, 4), (one.to_string(), 2, 3)]);
-    assert_eq!(list(all.clone(), CostGroup::Day).await, [("2026-11-20".into(), 1, 1), ("2026-11-21".into(), 2, 6)]);
-    assert_eq!(list(all.clone(), CostGroup::Purpose).await, [("turn".into(), 2, 5), ("title".into(), 1, 2)]);
+    assert_eq!(
+        list(all.clone(), CostGroup::Task).await,
+        [(two.to_string(), 1, 4), (one.to_string(), 2, 3)]
+    );
+    assert_eq!(
+        list(all.clone(), CostGroup::Day).await,
+        [("2026-11-20".into(), 1, 1), ("2026-11-21".into(), 2, 6)]
+    );
+    assert_eq!(
+        list(all.clone(), CostGroup::Purpose).await,
+        [("turn".into(), 2, 5), ("title".into(), 1, 2)]
+    );
     assert_eq!(list(all.clone(), CostGroup::Model).await, [(f.model.to_string(), 3, 7)]);
-    let recent = CostFilter { task: Some(one), since: Some(at("2026-11-21T00:00:00Z")), ..all.clone() };
+    let recent =
+        CostFilter { task: Some(one), since: Some(at("2026-11-21T00:00:00Z")), ..all.clone() };
     assert_eq!(list(recent, CostGroup::Agent).await, [(f.agent.to_string(), 1, 2)]);
     let before = CostFilter { until: Some(day), ..all.clone() };
     assert_eq!(list(before, CostGroup::All).await, []);

@@ -8,7 +8,8 @@ use futures::future::join_all;
 
 use super::*;
 use crate::{
-    AppendedMessage, Committed, EndedMessage, LoadedTask, Purpose, StepUsage, Stream, TaskChanges, TaskCommit,
+    AppendedMessage, Committed, EndedMessage, LoadedTask, Purpose, StepUsage, Stream, TaskChanges,
+    TaskCommit,
 };
 
 pub(super) async fn load(f: &Fixture, task: TaskId) -> LoadedTask {
@@ -41,7 +42,10 @@ pub(super) fn admitting(loaded: &LoadedTask) -> (Task, Option<(MessageId, i64)>)
 pub(super) async fn admit(f: &Fixture, task: TaskId) -> Committed {
     let loaded = load(f, task).await;
     let (state, admitted) = admitting(&loaded);
-    f.store.task_commit(TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) }).await.expect("committed")
+    f.store
+        .task_commit(TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) })
+        .await
+        .expect("committed")
 }
 
 #[tokio::test]
@@ -67,10 +71,16 @@ async fn what_is_committed_is_what_is_loaded() {
     let again = load(&f, task).await;
     // How long the conversation is now is counted by the database, and not decided.
     let (admitted, counted) = (loaded.task.context.queued, &again.task.context);
-    assert_eq!((counted.transcript, counted.queued), (loaded.task.context.transcript + admitted, 0));
+    assert_eq!(
+        (counted.transcript, counted.queued),
+        (loaded.task.context.transcript + admitted, 0)
+    );
     assert!(admitted > 0);
     assert_eq!(again.task, Task { context: counted.clone(), ..state });
-    assert_eq!((again.queued, again.version, again.has_new_intents()), (None, committed.version, false));
+    assert_eq!(
+        (again.queued, again.version, again.has_new_intents()),
+        (None, committed.version, false)
+    );
 
     let mut state = again.task.clone();
     let step = state.step.take().expect("a step runs").id;
@@ -102,7 +112,10 @@ async fn what_is_committed_is_what_is_loaded() {
             }],
             tool_uses: [("grep".to_owned(), 2)].into(),
             title: Some("A title".into()),
-            events: vec![event("message.created"), NewEvent { step: Some(1), ..event("turn.completed") }],
+            events: vec![
+                event("message.created"),
+                NewEvent { step: Some(1), ..event("turn.completed") },
+            ],
             ..TaskCommit::new(&again, &state, now())
         })
         .await
@@ -114,10 +127,19 @@ async fn what_is_committed_is_what_is_loaded() {
         [(Some(1), Source::User), (Some(2), Source::Assistant)]
     );
     assert!(transcript[0].processed_at.is_some());
-    assert_eq!((transcript[1].usage, transcript[1].agent, transcript[1].step), (usage(5), Some(f.agent), Some(step)));
+    assert_eq!(
+        (transcript[1].usage, transcript[1].agent, transcript[1].step),
+        (usage(5), Some(f.agent), Some(step))
+    );
     let stored = f.store.task_get(ORG, task).await.expect("got");
-    assert_eq!((stored.usage, stored.title.as_str(), stored.event_sequence), (usage(5), "A title", 5));
-    assert_eq!((stored.tool_uses["grep"], stored.queued_count, stored.trace_id.as_deref()), (2, 0, Some("t1")));
+    assert_eq!(
+        (stored.usage, stored.title.as_str(), stored.event_sequence),
+        (usage(5), "A title", 5)
+    );
+    assert_eq!(
+        (stored.tool_uses["grep"], stored.queued_count, stored.trace_id.as_deref()),
+        (2, 0, Some("t1"))
+    );
     assert!(stored.state.titled);
     let events = f.store.events_after(Stream::task(ORG, task), 0, 100).await.expect("read");
     assert_eq!(events.iter().map(|e| e.sequence).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
@@ -146,7 +168,11 @@ async fn of_two_racing_commits_exactly_one_wins() {
         });
         let results = join_all(commits).await;
         assert_eq!(results.iter().filter(|r| r.is_ok()).count(), 1, "{results:?}");
-        assert_eq!(results.iter().filter(|r| matches!(r, Err(Error::Conflict))).count(), 3, "{results:?}");
+        assert_eq!(
+            results.iter().filter(|r| matches!(r, Err(Error::Conflict))).count(),
+            3,
+            "{results:?}"
+        );
         let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
         assert_eq!(transcript.len(), round + 1);
     }
@@ -160,24 +186,43 @@ async fn an_intent_is_not_lost_to_a_concurrent_commit() {
     f.message(task, "hello").await;
     let loaded = load(&f, task).await;
     let agent = applied(
-        f.store.agent_create(&write(), new_agent(f.model, "b"), rendered("agent.created")).await.expect("created"),
+        f.store
+            .agent_create(&write(), new_agent(f.model, "b"), rendered("agent.created"))
+            .await
+            .expect("created"),
     )
     .id;
     // Between load and commit: every kind of intent.
     let late = f.message(task, "again").await;
-    applied(f.store.task_suspend(&write(), task, rendered("task.updated")).await.expect("suspended"));
-    applied(f.store.task_cancel(&write(), task, "enough", rendered("task.updated")).await.expect("cancelled"));
+    applied(
+        f.store.task_suspend(&write(), task, rendered("task.updated")).await.expect("suspended"),
+    );
+    applied(
+        f.store
+            .task_cancel(&write(), task, "enough", rendered("task.updated"))
+            .await
+            .expect("cancelled"),
+    );
     let changes = TaskChanges {
         agent: Some(agent),
         title: Some("mine".into()),
         max_turns_override: Some(3),
         ..TaskChanges::default()
     };
-    applied(f.store.task_update(&write(), task, None, changes, rendered("task.updated")).await.expect("changed"));
+    applied(
+        f.store
+            .task_update(&write(), task, None, changes, rendered("task.updated"))
+            .await
+            .expect("changed"),
+    );
     let (state, admitted) = admitting(&loaded);
     let committed = f
         .store
-        .task_commit(TaskCommit { admitted, title: Some("made".into()), ..TaskCommit::new(&loaded, &state, now()) })
+        .task_commit(TaskCommit {
+            admitted,
+            title: Some("made".into()),
+            ..TaskCommit::new(&loaded, &state, now())
+        })
         .await
         .expect("intents do not disturb a commit");
     assert!(committed.has_new_intents);
@@ -186,7 +231,10 @@ async fn an_intent_is_not_lost_to_a_concurrent_commit() {
     assert!(after.task.suspend);
     assert_eq!(after.task.cancel.as_deref(), Some("enough"));
     assert_eq!((after.task.agent, after.task.max_turns, after.title.as_str()), (agent, 3, "mine"));
-    assert_eq!((after.queued.map(|queued| queued.message), after.task.phase), (Some(late.id), Phase::InvokeModel));
+    assert_eq!(
+        (after.queued.map(|queued| queued.message), after.task.phase),
+        (Some(late.id), Phase::InvokeModel)
+    );
 }
 
 #[tokio::test]
@@ -197,8 +245,18 @@ async fn commits_and_messages_at_the_same_time_lose_nothing() {
     let sending = join_all((0..total).map(|n| {
         let store = f.store.clone();
         async move {
-            let new = NewUserMessage { id: message_id(), task, content: text(&n.to_string()), interrupts: false };
-            applied(store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"));
+            let new = NewUserMessage {
+                id: message_id(),
+                task,
+                content: text(&n.to_string()),
+                interrupts: false,
+            };
+            applied(
+                store
+                    .message_create(&write(), new, rendered("message.created"))
+                    .await
+                    .expect("accepted"),
+            );
         }
     }));
     let committing = async {
@@ -229,9 +287,15 @@ async fn commits_and_messages_at_the_same_time_lose_nothing() {
         transcript.iter().filter_map(|m| m.position).collect::<Vec<_>>(),
         (1..=total as i64).collect::<Vec<_>>()
     );
-    assert!(transcript.is_sorted_by_key(|m| m.arrival), "they were admitted in the order of their arrival");
+    assert!(
+        transcript.is_sorted_by_key(|m| m.arrival),
+        "they were admitted in the order of their arrival"
+    );
     let events = f.store.events_after(Stream::task(ORG, task), 0, 1000).await.expect("read");
-    assert_eq!(events.iter().map(|e| e.sequence).collect::<Vec<_>>(), (1..=1 + 3 * total as u64).collect::<Vec<_>>());
+    assert_eq!(
+        events.iter().map(|e| e.sequence).collect::<Vec<_>>(),
+        (1..=1 + 3 * total as u64).collect::<Vec<_>>()
+    );
     assert!(!load(&f, task).await.has_new_intents());
 }
 
@@ -242,8 +306,16 @@ async fn a_commit_fails_when_its_message_was_taken_back() {
     let message = f.message(task, "hello").await;
     let loaded = load(&f, task).await;
     let (state, admitted) = admitting(&loaded);
-    applied(f.store.message_delete(&write(), message.id, rendered("message.deleted")).await.expect("taken back"));
-    let result = f.store.task_commit(TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) }).await;
+    applied(
+        f.store
+            .message_delete(&write(), message.id, rendered("message.deleted"))
+            .await
+            .expect("taken back"),
+    );
+    let result = f
+        .store
+        .task_commit(TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) })
+        .await;
     assert!(matches!(result, Err(Error::Conflict)), "{result:?}");
     assert_eq!(load(&f, task).await.queued, None);
 }
@@ -255,12 +327,20 @@ async fn a_change_of_a_queued_message_is_kept_by_a_commit_that_admits_it() {
     let message = f.message(task, "hello").await;
     let loaded = load(&f, task).await;
     let (state, admitted) = admitting(&loaded);
-    let commit = f.store.task_commit(TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) });
+    let commit =
+        f.store.task_commit(TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) });
     let update_write = write();
-    let update = f.store.message_update(&update_write, message.id, None, text("changed"), rendered("message.updated"));
+    let update = f.store.message_update(
+        &update_write,
+        message.id,
+        None,
+        text("changed"),
+        rendered("message.updated"),
+    );
     let (commit, update) = futures::join!(commit, update);
     match commit {
-        // They met in the middle of the commit, which is made anew then, as every commit that loses a race is.
+        // They met in the middle of the commit, which is made anew then, as every commit that loses
+        // a race is.
         Err(Error::Conflict) => {
             let loaded = load(&f, task).await;
             let (state, admitted) = admitting(&loaded);
@@ -283,7 +363,12 @@ async fn a_cancel_drops_what_was_queued_before_it_and_not_what_came_after() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let before = f.message(task, "before").await;
-    applied(f.store.task_cancel(&write(), task, "enough", rendered("task.updated")).await.expect("cancelled"));
+    applied(
+        f.store
+            .task_cancel(&write(), task, "enough", rendered("task.updated"))
+            .await
+            .expect("cancelled"),
+    );
     let after = f.message(task, "after").await;
     let loaded = load(&f, task).await;
     assert!(loaded.is_dropped_by_cancel(&before) && !loaded.is_dropped_by_cancel(&after));
@@ -298,9 +383,16 @@ async fn a_cancel_drops_what_was_queued_before_it_and_not_what_came_after() {
         })
         .await
         .expect("committed");
-    assert_eq!(committed.next_wake, Some(time), "the message that came later asks for another look");
+    assert_eq!(
+        committed.next_wake,
+        Some(time),
+        "the message that came later asks for another look"
+    );
     let loaded = load(&f, task).await;
-    assert_eq!((loaded.task.cancel.as_deref(), loaded.queued.map(|queued| queued.message)), (None, Some(after.id)));
+    assert_eq!(
+        (loaded.task.cancel.as_deref(), loaded.queued.map(|queued| queued.message)),
+        (None, Some(after.id))
+    );
     let dropped = f.store.message_get(ORG, before.id).await.expect("got");
     assert_eq!(
         (dropped.position, dropped.error.as_deref(), dropped.processed_at),
@@ -312,9 +404,19 @@ async fn a_cancel_drops_what_was_queued_before_it_and_not_what_came_after() {
 async fn a_second_cancel_is_not_cleared_by_the_commit_that_answers_the_first() {
     let f = Fixture::new().await;
     let task = f.task().await;
-    applied(f.store.task_cancel(&write(), task, "first", rendered("task.updated")).await.expect("cancelled"));
+    applied(
+        f.store
+            .task_cancel(&write(), task, "first", rendered("task.updated"))
+            .await
+            .expect("cancelled"),
+    );
     let loaded = load(&f, task).await;
-    applied(f.store.task_cancel(&write(), task, "second", rendered("task.updated")).await.expect("cancelled"));
+    applied(
+        f.store
+            .task_cancel(&write(), task, "second", rendered("task.updated"))
+            .await
+            .expect("cancelled"),
+    );
     let state = Task { cancel: None, ..loaded.task.clone() };
     f.store
         .task_commit(TaskCommit {
@@ -330,20 +432,35 @@ async fn a_second_cancel_is_not_cleared_by_the_commit_that_answers_the_first() {
 async fn a_step_is_booked_once_however_often_its_result_comes() {
     let f = Fixture::new().await;
     let task = f.task().await;
-    let entry =
-        StepUsage { call: Uuid::now_v7(), step: step_id(), model: f.model, purpose: Purpose::Turn, usage: usage(7) };
-    let recorded = join_all((0..8).map(|_| f.store.step_usage_record(ORG, task, Some(f.agent), &entry, now()))).await;
+    let entry = StepUsage {
+        call: Uuid::now_v7(),
+        step: step_id(),
+        model: f.model,
+        purpose: Purpose::Turn,
+        usage: usage(7),
+    };
+    let recorded = join_all(
+        (0..8).map(|_| f.store.step_usage_record(ORG, task, Some(f.agent), &entry, now())),
+    )
+    .await;
     assert_eq!(recorded.iter().filter(|r| matches!(r, Ok(true))).count(), 1, "{recorded:?}");
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").usage, usage(7));
     let loaded = load(&f, task).await;
-    let other = StepUsage { call: Uuid::now_v7(), step: step_id(), purpose: Purpose::Title, ..entry.clone() };
+    let other = StepUsage {
+        call: Uuid::now_v7(),
+        step: step_id(),
+        purpose: Purpose::Title,
+        ..entry.clone()
+    };
     let commit = TaskCommit {
         usage: vec![entry.clone(), other.clone(), other.clone()],
         events: vec![event("x")],
         ..TaskCommit::new(&loaded, &loaded.task, now())
     };
     f.store.task_commit(commit).await.expect("committed");
-    assert!(!f.store.step_usage_record(ORG, task, Some(f.agent), &other, now()).await.expect("asked"));
+    assert!(
+        !f.store.step_usage_record(ORG, task, Some(f.agent), &other, now()).await.expect("asked")
+    );
     let stored = f.store.task_get(ORG, task).await.expect("got");
     assert_eq!((stored.usage, stored.event_sequence), (usage(7) + usage(7), 2));
 }
@@ -355,9 +472,18 @@ async fn sums_stop_at_the_greatest_number() {
     for _ in 0..2 {
         let loaded = load(&f, task).await;
         let usage = Usage { cost_pico_usd: i64::MAX, ..Usage::default() };
-        let entry = StepUsage { call: Uuid::now_v7(), step: step_id(), model: f.model, purpose: Purpose::Turn, usage };
+        let entry = StepUsage {
+            call: Uuid::now_v7(),
+            step: step_id(),
+            model: f.model,
+            purpose: Purpose::Turn,
+            usage,
+        };
         f.store
-            .task_commit(TaskCommit { usage: vec![entry], ..TaskCommit::new(&loaded, &loaded.task, now()) })
+            .task_commit(TaskCommit {
+                usage: vec![entry],
+                ..TaskCommit::new(&loaded, &loaded.task, now())
+            })
             .await
             .expect("committed");
     }
@@ -389,7 +515,10 @@ async fn text_with_nul_is_stored_with_a_replacement() {
     };
     f.store.task_commit(commit).await.expect("committed");
     let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
-    assert_eq!(transcript.iter().map(|m| &m.content).collect::<Vec<_>>(), [&text("a\u{FFFD}b"), &text("c\u{FFFD}d")]);
+    assert_eq!(
+        transcript.iter().map(|m| &m.content).collect::<Vec<_>>(),
+        [&text("a\u{FFFD}b"), &text("c\u{FFFD}d")]
+    );
 }
 
 #[tokio::test]
@@ -418,7 +547,10 @@ async fn the_transcripts_places_are_unique() {
     let loaded = load(&f, task).await;
     let (state, _) = admitting(&loaded);
     let admitted = loaded.queued.map(|queued| (queued.message, 1));
-    let result = f.store.task_commit(TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) }).await;
+    let result = f
+        .store
+        .task_commit(TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) })
+        .await;
     assert!(matches!(result, Err(Error::Internal(_))), "{result:?}");
     assert_eq!(load(&f, task).await.version, loaded.version, "nothing of it was written");
 }

@@ -10,8 +10,8 @@ use construct_domain::{
 
 use super::*;
 use crate::{
-    AppendedMessage, BudgetFilter, Key, LoadedTask, MessageFilter, MessagePage, NewBudget, NewFork, Order, Page,
-    Rewind, TaskChanges, TaskCommit,
+    AppendedMessage, BudgetFilter, Key, LoadedTask, MessageFilter, MessagePage, NewBudget, NewFork,
+    Order, Page, Rewind, TaskChanges, TaskCommit,
 };
 
 async fn load(f: &Fixture, task: TaskId) -> LoadedTask {
@@ -19,11 +19,21 @@ async fn load(f: &Fixture, task: TaskId) -> LoadedTask {
 }
 
 fn call() -> Content {
-    Content { blocks: vec![Block::CodeInterpreterCall(CodeCall { id: "c".to_owned(), code: "1".to_owned() })] }
+    Content {
+        blocks: vec![Block::CodeInterpreterCall(CodeCall {
+            id: "c".to_owned(),
+            code: "1".to_owned(),
+        })],
+    }
 }
 
 fn result() -> Content {
-    Content { blocks: vec![Block::CodeInterpreterResult(CodeResult { id: "c".to_owned(), ..CodeResult::default() })] }
+    Content {
+        blocks: vec![Block::CodeInterpreterResult(CodeResult {
+            id: "c".to_owned(),
+            ..CodeResult::default()
+        })],
+    }
 }
 
 /// Commits the next message of the queue, and these after it.
@@ -37,7 +47,15 @@ async fn turn(f: &Fixture, task: TaskId, answers: Vec<(Source, Content)>) {
         state.last_position += 1;
         let position = state.last_position;
         let usage = if source == Source::Assistant { usage(5) } else { Usage::default() };
-        appended.push(AppendedMessage { id: message_id(), position, source, content, agent: None, usage, step: None });
+        appended.push(AppendedMessage {
+            id: message_id(),
+            position,
+            source,
+            content,
+            agent: None,
+            usage,
+            step: None,
+        });
     }
     let commit = TaskCommit { admitted, appended, ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
@@ -47,7 +65,11 @@ async fn turn(f: &Fixture, task: TaskId, answers: Vec<(Source, Content)>) {
 async fn conversation(f: &Fixture) -> (TaskId, Vec<StoredMessage>) {
     let task = f.task().await;
     f.message(task, "hello").await;
-    let answers = vec![(Source::Assistant, call()), (Source::System, result()), (Source::Assistant, text("done"))];
+    let answers = vec![
+        (Source::Assistant, call()),
+        (Source::System, result()),
+        (Source::Assistant, text("done")),
+    ];
     turn(f, task, answers).await;
     f.message(task, "and now?").await;
     turn(f, task, Vec::new()).await;
@@ -65,7 +87,11 @@ async fn carry_out(f: &Fixture, task: TaskId) -> i64 {
     let from = loaded.task.rewind.expect("a rewind is asked for");
     let state = Task { rewind: None, ..loaded.task.clone() };
     let words = Some("cancelled: back".to_owned());
-    let commit = TaskCommit { drop_queued: words, rewound: Some(from), ..TaskCommit::new(&loaded, &state, now()) };
+    let commit = TaskCommit {
+        drop_queued: words,
+        rewound: Some(from),
+        ..TaskCommit::new(&loaded, &state, now())
+    };
     f.store.task_commit(commit).await.expect("committed");
     from
 }
@@ -95,7 +121,12 @@ async fn what_is_put_aside_keeps_its_place_and_is_shown_only_to_who_asks() {
     let f = Fixture::new().await;
     let (task, all) = conversation(&f).await;
     f.message(task, "waits").await;
-    applied(f.store.task_rewind(&write(), rewind(task, &all[1]), rendered("task.updated")).await.expect("asked for"));
+    applied(
+        f.store
+            .task_rewind(&write(), rewind(task, &all[1]), rendered("task.updated"))
+            .await
+            .expect("asked for"),
+    );
     let later = f.message(task, "later").await;
     assert_eq!(carry_out(&f, task).await, 2);
     let shown = f.store.transcript(task, i64::MAX, None).await.expect("read");
@@ -108,11 +139,21 @@ async fn what_is_put_aside_keeps_its_place_and_is_shown_only_to_who_asks() {
     };
     assert_eq!(list(false).await.len(), 3, "one in the transcript, one dropped, one that waits");
     let whole = list(true).await;
-    assert_eq!(whole.iter().filter_map(|message| message.position).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    assert_eq!(
+        whole.iter().filter_map(|message| message.position).collect::<Vec<_>>(),
+        [1, 2, 3, 4, 5]
+    );
     assert_eq!(whole.iter().filter(|message| message.superseded_at.is_some()).count(), 4);
     let loaded = load(&f, task).await;
-    assert_eq!((loaded.task.rewind, loaded.queued.map(|queued| queued.message)), (None, Some(later.id)));
-    assert_eq!(f.store.task_get(ORG, task).await.expect("got").usage, Usage::default(), "nothing was booked here");
+    assert_eq!(
+        (loaded.task.rewind, loaded.queued.map(|queued| queued.message)),
+        (None, Some(later.id))
+    );
+    assert_eq!(
+        f.store.task_get(ORG, task).await.expect("got").usage,
+        Usage::default(),
+        "nothing was booked here"
+    );
 }
 
 #[tokio::test]
@@ -121,7 +162,12 @@ async fn scripts_and_their_results_stay_or_go_together() {
         let f = Fixture::new().await;
         let (task, all) = conversation(&f).await;
         let rewind = Rewind { keep, ..rewind(task, &all[at]) };
-        applied(f.store.task_rewind(&write(), rewind, rendered("task.updated")).await.expect("asked for"));
+        applied(
+            f.store
+                .task_rewind(&write(), rewind, rendered("task.updated"))
+                .await
+                .expect("asked for"),
+        );
         carry_out(&f, task).await;
         let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
         assert_eq!(transcript.len(), shown, "at {at}, kept: {keep}");
@@ -157,7 +203,15 @@ async fn an_edited_message_outlives_the_rewind_it_comes_with_and_is_accepted_onc
     let (task, all) = conversation(&f).await;
     let before = f.message(task, "waits").await;
     let edit = async |id, key| {
-        f.store.message_edit(&write_with_key(key, 1), id, message_id(), text("hi"), rendered("message.created")).await
+        f.store
+            .message_edit(
+                &write_with_key(key, 1),
+                id,
+                message_id(),
+                text("hi"),
+                rendered("message.created"),
+            )
+            .await
     };
     let edited = applied(edit(all[0].id, "k").await.expect("edited"));
     assert_eq!(edited.replaces, Some(all[0].id));
@@ -172,7 +226,10 @@ async fn an_edited_message_outlives_the_rewind_it_comes_with_and_is_accepted_onc
     assert_eq!(dropped.error.as_deref(), Some("cancelled: back"));
     turn(&f, task, Vec::new()).await;
     let shown = f.store.transcript(task, i64::MAX, None).await.expect("read");
-    assert_eq!(shown.iter().map(|message| (message.id, message.position)).collect::<Vec<_>>(), [(edited.id, Some(6))]);
+    assert_eq!(
+        shown.iter().map(|message| (message.id, message.position)).collect::<Vec<_>>(),
+        [(edited.id, Some(6))]
+    );
 }
 
 #[tokio::test]
@@ -185,9 +242,17 @@ async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
         period: Period::Total,
         limit: 7,
     };
-    applied(f.store.budget_create(&write(), budget, rendered("budget.created")).await.expect("created"));
-    let changes = TaskChanges { pinned: Some(vec!["It rains.".to_owned()]), ..TaskChanges::default() };
-    applied(f.store.task_update(&write(), task, None, changes, rendered("task.updated")).await.expect("changed"));
+    applied(
+        f.store.budget_create(&write(), budget, rendered("budget.created")).await.expect("created"),
+    );
+    let changes =
+        TaskChanges { pinned: Some(vec!["It rains.".to_owned()]), ..TaskChanges::default() };
+    applied(
+        f.store
+            .task_update(&write(), task, None, changes, rendered("task.updated"))
+            .await
+            .expect("changed"),
+    );
     let fork = |message: &StoredMessage, workspace: &str| NewFork {
         id: TaskId::from_uuid(Uuid::now_v7()),
         source: task,
@@ -196,43 +261,74 @@ async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
         workspace: workspace.to_owned(),
         elsewhere: (message_id(), text("elsewhere")),
     };
-    let at_script =
-        applied(f.store.task_fork(&write(), fork(&all[1], "/s"), rendered("task.created")).await.expect("forked"));
-    assert_eq!(at_script.state.last_position, 4, "its results come with it, and what is said of the directory");
+    let at_script = applied(
+        f.store
+            .task_fork(&write(), fork(&all[1], "/s"), rendered("task.created"))
+            .await
+            .expect("forked"),
+    );
+    assert_eq!(
+        at_script.state.last_position, 4,
+        "its results come with it, and what is said of the directory"
+    );
 
     let (stored, event) = applied_with_event(
-        f.store.task_fork(&write(), fork(&all[3], ""), rendered("task.created")).await.expect("forked"),
+        f.store
+            .task_fork(&write(), fork(&all[3], ""), rendered("task.created"))
+            .await
+            .expect("forked"),
     );
     assert_eq!(event.map(|event| event.sequence), Some(1));
     assert_eq!(stored.forked_from, Some((task, all[3].id)));
-    assert_eq!((stored.workspace.as_str(), stored.usage, stored.state.last_position), ("", Usage::default(), 5));
+    assert_eq!(
+        (stored.workspace.as_str(), stored.usage, stored.state.last_position),
+        ("", Usage::default(), 5)
+    );
     assert_eq!(stored.pinned, ["It rains."]);
     let copy = f.store.transcript(stored.state.id, i64::MAX, None).await.expect("read");
     let contents: Vec<&Content> = copy.iter().map(|message| &message.content).collect();
     let (said, elsewhere) = (all.iter().take(4).map(|message| &message.content), text("elsewhere"));
     assert_eq!(contents, said.chain([&elsewhere]).collect::<Vec<_>>());
-    assert_eq!(copy.iter().filter_map(|message| message.position).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
-    assert!(copy.iter().all(|message| message.usage == Usage::default() && message.processed_at.is_some()));
+    assert_eq!(
+        copy.iter().filter_map(|message| message.position).collect::<Vec<_>>(),
+        [1, 2, 3, 4, 5]
+    );
+    assert!(
+        copy.iter()
+            .all(|message| message.usage == Usage::default() && message.processed_at.is_some())
+    );
     assert!(copy.iter().all(|message| all.iter().all(|original| original.id != message.id)));
     let loaded = load(&f, stored.state.id).await;
     assert_eq!((loaded.root, loaded.queued), (stored.state.id, None));
 
-    let page = Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+    let page =
+        Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
     let filter = BudgetFilter { task: Some(stored.state.id), ..BudgetFilter::default() };
     let budgets = f.store.budget_list(ORG, &filter, &page, now()).await.expect("listed");
     assert_eq!(budgets.iter().map(|budget| budget.limit).collect::<Vec<_>>(), [7]);
 
     // In the same directory there is nothing to say; and that takes its name.
-    let same =
-        applied(f.store.task_fork(&write(), fork(&all[0], "/w"), rendered("task.created")).await.expect("forked"));
+    let same = applied(
+        f.store
+            .task_fork(&write(), fork(&all[0], "/w"), rendered("task.created"))
+            .await
+            .expect("forked"),
+    );
     assert_eq!((same.workspace.as_str(), same.state.last_position), ("/w", 1));
     // A copy of a copy has nothing of what was put aside.
     let back = Rewind { task: stored.state.id, message: copy[1].id, keep: false };
-    applied(f.store.task_rewind(&write(), back, rendered("task.updated")).await.expect("asked for"));
+    applied(
+        f.store.task_rewind(&write(), back, rendered("task.updated")).await.expect("asked for"),
+    );
     carry_out(&f, stored.state.id).await;
     let again = NewFork { source: stored.state.id, message: copy[0].id, ..fork(&all[0], "") };
-    let again = applied(f.store.task_fork(&write(), again, rendered("task.created")).await.expect("forked"));
-    assert_eq!(again.state.last_position, 2, "what was said, and that the directory is another one");
+    let again = applied(
+        f.store.task_fork(&write(), again, rendered("task.created")).await.expect("forked"),
+    );
+    assert_eq!(
+        again.state.last_position, 2,
+        "what was said, and that the directory is another one"
+    );
 }
 
 #[tokio::test]
@@ -250,11 +346,14 @@ async fn a_fork_at_a_script_that_runs_says_that_it_is_unknown_what_it_did() {
         workspace: String::new(),
         elsewhere: (message_id(), text("elsewhere")),
     };
-    let copy = applied(f.store.task_fork(&write(), fork, rendered("task.created")).await.expect("forked"));
+    let copy =
+        applied(f.store.task_fork(&write(), fork, rendered("task.created")).await.expect("forked"));
     let copied = f.store.transcript(copy.state.id, i64::MAX, None).await.expect("read");
     let [_, calls, results, elsewhere] = copied.as_slice() else { panic!("{copied:?}") };
     assert_eq!((&calls.content, &elsewhere.content), (&call(), &text("elsewhere")));
-    let [Block::CodeInterpreterResult(result)] = results.content.blocks.as_slice() else { panic!("{results:?}") };
+    let [Block::CodeInterpreterResult(result)] = results.content.blocks.as_slice() else {
+        panic!("{results:?}")
+    };
     assert_eq!((result.id.as_str(), results.position, copy.state.last_position), ("c", Some(3), 4));
     assert!(result.error.contains("unknown what it did"), "{}", result.error);
     assert_eq!(
@@ -267,9 +366,11 @@ async fn a_fork_at_a_script_that_runs_says_that_it_is_unknown_what_it_did() {
 async fn another_try_is_for_turns_that_failed_before_the_model_had_the_last_word() {
     let f = Fixture::new().await;
     let task = f.task().await;
-    let asked = async || f.store.task_retry(&write(), task, rendered("task.updated")).await.expect("asked");
+    let asked =
+        async || f.store.task_retry(&write(), task, rendered("task.updated")).await.expect("asked");
     let retry = async || load(&f, task).await.task.retry;
-    let applied = |answer: &Written<StoredTask>| matches!(answer, Written::Applied { event: Some(_), .. });
+    let applied =
+        |answer: &Written<StoredTask>| matches!(answer, Written::Applied { event: Some(_), .. });
     assert!(!applied(&asked().await), "it has had no turn");
     let message = f.message(task, "hello").await;
     // What the model says, how the turn ends, whether it can be tried again.
@@ -277,7 +378,11 @@ async fn another_try_is_for_turns_that_failed_before_the_model_had_the_last_word
         (vec![], Some(TurnOutcome::Completed), false),
         (vec![], Some(TurnOutcome::Cancelled), false),
         (vec![], Some(TurnOutcome::Failed), true),
-        (vec![(Source::Assistant, call()), (Source::System, result())], Some(TurnOutcome::MaxTurns), true),
+        (
+            vec![(Source::Assistant, call()), (Source::System, result())],
+            Some(TurnOutcome::MaxTurns),
+            true,
+        ),
         (vec![(Source::Assistant, text("half of"))], Some(TurnOutcome::Failed), false),
     ] {
         turn(&f, task, said).await;
@@ -315,22 +420,33 @@ async fn what_is_compacted_stays_listed_and_is_shown_as_a_text_until_a_rewind_to
         before: 0,
         after: 0,
     };
-    let commit = TaskCommit { compacted: Some(compacted), ..TaskCommit::new(&loaded, &state, now()) };
+    let commit =
+        TaskCommit { compacted: Some(compacted), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
     assert_eq!(transcript_tokens(&f, task).await, 20 + size(&[0, 3, 4]));
     let context = load(&f, task).await.task.context;
     assert_eq!((context.through, context.scale, context.tokens), (3, 700, 99));
     let compaction = f.store.compaction(task, 3).await.expect("read").expect("there");
     assert_eq!((compaction.text.as_str(), compaction.tokens), ("They counted.", 20));
-    let shown = f.store.transcript_after(task, 3, &compaction.kept, i64::MAX, None).await.expect("read");
+    let shown =
+        f.store.transcript_after(task, 3, &compaction.kept, i64::MAX, None).await.expect("read");
     assert_eq!(shown.iter().filter_map(|message| message.position).collect::<Vec<_>>(), [1, 4, 5]);
     let outline = f.store.outline(task).await.expect("read");
     assert_eq!(outline.summary, 20);
     assert_eq!(outline.shown.iter().map(|entry| entry.position).collect::<Vec<_>>(), [1, 4, 5]);
-    assert_eq!(f.store.transcript(task, i64::MAX, None).await.expect("read").len(), 5, "all of it is there");
+    assert_eq!(
+        f.store.transcript(task, i64::MAX, None).await.expect("read").len(),
+        5,
+        "all of it is there"
+    );
 
     // A rewind to behind it leaves it, a fork has it, with the places of the copy.
-    applied(f.store.task_rewind(&write(), rewind(task, &all[4]), rendered("task.updated")).await.expect("asked for"));
+    applied(
+        f.store
+            .task_rewind(&write(), rewind(task, &all[4]), rendered("task.updated"))
+            .await
+            .expect("asked for"),
+    );
     carry_out(&f, task).await;
     assert_eq!(transcript_tokens(&f, task).await, 20 + size(&[0, 3]));
     let fork = NewFork {
@@ -341,12 +457,18 @@ async fn what_is_compacted_stays_listed_and_is_shown_as_a_text_until_a_rewind_to
         workspace: "/w".to_owned(),
         elsewhere: (message_id(), text("elsewhere")),
     };
-    let copy = applied(f.store.task_fork(&write(), fork, rendered("task.created")).await.expect("forked"));
+    let copy =
+        applied(f.store.task_fork(&write(), fork, rendered("task.created")).await.expect("forked"));
     assert_eq!((copy.state.context.through, copy.state.context.scale), (3, 700));
     assert_eq!(f.store.compaction(copy.state.id, 3).await.expect("read"), Some(compaction));
 
     // One to before its end takes it away.
-    applied(f.store.task_rewind(&write(), rewind(task, &all[1]), rendered("task.updated")).await.expect("asked for"));
+    applied(
+        f.store
+            .task_rewind(&write(), rewind(task, &all[1]), rendered("task.updated"))
+            .await
+            .expect("asked for"),
+    );
     carry_out(&f, task).await;
     assert_eq!(load(&f, task).await.task.context.through, 0);
     assert_eq!(f.store.compaction(task, 3).await.expect("read"), None);

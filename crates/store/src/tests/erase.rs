@@ -1,4 +1,4 @@
-//! Nothing of an organisation that is erased is left, and nothing of others is touched.
+//! Nothing of an organization that is erased is left, and nothing of others is touched.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -13,13 +13,17 @@ use crate::{
     identity::{ERASED, Erasing, NewOrganization},
 };
 
-/// What is kept: the trail, for as long as the operator keeps any. And of erased tasks their ids, without whose they were.
+/// What is kept: the trail, for as long as the operator keeps any. And of erased tasks their ids,
+/// without whose they were.
 const KEPT: [&str; 1] = ["audit_entries"];
 /// Emptied by statements of their own.
 const APART: [&str; 2] = ["erased_tasks", "events"];
 
 fn silent<T>(_: &T) -> Rendered {
-    Rendered { event: NewEvent { kind: String::new(), payload: Vec::new(), step: None }, response: Vec::new() }
+    Rendered {
+        event: NewEvent { kind: String::new(), payload: Vec::new(), step: None },
+        response: Vec::new(),
+    }
 }
 
 fn record() -> AuditEntry {
@@ -49,7 +53,7 @@ async fn team(store: &Store) -> OrganizationId {
     id
 }
 
-/// A value for a column that wants one, such that rows of one organisation refer to each other.
+/// A value for a column that wants one, such that rows of one organization refer to each other.
 fn value(organization: OrganizationId, table: &str, column: &str, kind: &str) -> String {
     let own = |table: &str| format!("md5('{organization}{table}')::uuid");
     match (table, column, kind) {
@@ -92,7 +96,7 @@ fn value(organization: OrganizationId, table: &str, column: &str, kind: &str) ->
     }
 }
 
-/// A row in every table that has something of organisations.
+/// A row in every table that has something of organizations.
 async fn fill(store: &Store, organization: OrganizationId) {
     let further = [
         ("schedules", "task_id", "uuid"),
@@ -105,19 +109,30 @@ async fn fill(store: &Store, organization: OrganizationId) {
             "SELECT column_name::text, data_type::text FROM information_schema.columns
              WHERE table_schema = 'public' AND table_name = $1 AND is_nullable = 'NO' AND column_default IS NULL",
         );
-        let rows = columns.bind(table).fetch_all(&store.pool).await.expect("the columns can be read");
-        let mut columns: Vec<(String, String)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let rows =
+            columns.bind(table).fetch_all(&store.pool).await.expect("the columns can be read");
+        let mut columns: Vec<(String, String)> =
+            rows.iter().map(|row| (row.get(0), row.get(1))).collect();
         let more = further.iter().filter(|(of, ..)| of == table);
         columns.extend(more.map(|(_, column, kind)| ((*column).to_owned(), (*kind).to_owned())));
         let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
-        let values =
-            |table| columns.iter().map(|(name, kind)| value(organization, table, name, kind)).collect::<Vec<_>>();
-        let mut statement = format!("INSERT INTO {table} ({}) VALUES ({})", names.join(", "), values(table).join(", "));
+        let values = |table| {
+            columns
+                .iter()
+                .map(|(name, kind)| value(organization, table, name, kind))
+                .collect::<Vec<_>>()
+        };
+        let mut statement = format!(
+            "INSERT INTO {table} ({}) VALUES ({})",
+            names.join(", "),
+            values(table).join(", ")
+        );
         if *table == "models" {
             // A second one, which the first falls back to.
-            let other = values(table)
-                .join(", ")
-                .replace(&format!("md5('{organization}models')"), &format!("md5('{organization}models_fallback')"));
+            let other = values(table).join(", ").replace(
+                &format!("md5('{organization}models')"),
+                &format!("md5('{organization}models_fallback')"),
+            );
             statement.push_str(&format!(", ({})", other.replace("'x'", "'y'")));
         }
         let done = sqlx::raw_sql(sqlx::AssertSqlSafe(statement.clone())).execute(&store.pool).await;
@@ -132,23 +147,33 @@ async fn fill(store: &Store, organization: OrganizationId) {
              ('{own}'::uuid, 2, 'model.created'), ({gone}, 9, 'task.deleted')) AS new (stream, number, type);
          UPDATE tasks SET event_sequence = 2 WHERE id = {task}"
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(events)).execute(&store.pool).await.expect("the events are made");
-    store.audit_append(&[AuditEntry { organization, ..record() }]).await.expect("the trail is written");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(events))
+        .execute(&store.pool)
+        .await
+        .expect("the events are made");
+    store
+        .audit_append(&[AuditEntry { organization, ..record() }])
+        .await
+        .expect("the trail is written");
 }
 
 async fn tables_of_organizations(store: &Store) -> BTreeSet<String> {
     let tables = "SELECT table_name::text FROM information_schema.columns
          WHERE table_schema = 'public' AND column_name = 'organization_id'";
-    let tables: Vec<String> = sqlx::query_scalar(tables).fetch_all(&store.pool).await.expect("they can be read");
+    let tables: Vec<String> =
+        sqlx::query_scalar(tables).fetch_all(&store.pool).await.expect("they can be read");
     tables.into_iter().collect()
 }
 
-/// The rows of an organisation, by table.
+/// The rows of an organization, by table.
 async fn rows(store: &Store, organization: OrganizationId) -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     for table in tables_of_organizations(store).await {
         let rows = format!("SELECT t::text FROM {table} t WHERE organization_id = $1 ORDER BY 1");
-        let rows = sqlx::query_scalar(sqlx::AssertSqlSafe(rows)).bind(organization.uuid()).fetch_all(&store.pool).await;
+        let rows = sqlx::query_scalar(sqlx::AssertSqlSafe(rows))
+            .bind(organization.uuid())
+            .fetch_all(&store.pool)
+            .await;
         found.push((table, rows.expect("they can be read")));
     }
     found
@@ -158,7 +183,8 @@ async fn rows(store: &Store, organization: OrganizationId) -> Vec<(String, Vec<S
 async fn part(store: &Store, at_once: u32, now: Timestamp) -> Option<Erasing> {
     let part = store.organization_erase(record(), at_once, now).await.expect("a part is erased");
     if let Some(Erasing::Waits(organization)) = part {
-        let tasks = sqlx::query_scalar("SELECT id FROM tasks WHERE organization_id = $1").bind(organization.uuid());
+        let tasks = sqlx::query_scalar("SELECT id FROM tasks WHERE organization_id = $1")
+            .bind(organization.uuid());
         let tasks: Vec<Uuid> = tasks.fetch_all(&store.pool).await.expect("they can be read");
         for task in tasks {
             store.task_purge(TaskId::from_uuid(task), gone, now).await.expect("it is purged");
@@ -174,7 +200,8 @@ async fn nothing_is_left_of_an_organization_and_nothing_of_others_is_touched() {
     let emptied: BTreeSet<String> = ERASED.iter().map(|(table, _)| (*table).to_owned()).collect();
     let known: BTreeSet<String> =
         emptied.iter().cloned().chain(APART.into_iter().chain(KEPT).map(str::to_owned)).collect();
-    let missing: Vec<String> = tables_of_organizations(&store).await.difference(&known).cloned().collect();
+    let missing: Vec<String> =
+        tables_of_organizations(&store).await.difference(&known).cloned().collect();
     assert!(missing.is_empty(), "say in `identity::erase` what becomes of {missing:?}");
 
     let (mine, others) = (team(&store).await, team(&store).await);
@@ -182,11 +209,18 @@ async fn nothing_is_left_of_an_organization_and_nothing_of_others_is_touched() {
         fill(&store, organization).await;
     }
     for (table, rows) in rows(&store, mine).await {
-        assert!(!rows.is_empty() || table == "erased_tasks", "{table} has no row that could be left");
+        assert!(
+            !rows.is_empty() || table == "erased_tasks",
+            "{table} has no row that could be left"
+        );
     }
     let before = rows(&store, others).await;
     let (posts, grants) = ("SELECT count(*) FROM slack_posts", "SELECT count(*) FROM slack_grants");
-    assert_eq!(part(&store, 1, now()).await, None, "an organization that is not deleted is left alone");
+    assert_eq!(
+        part(&store, 1, now()).await,
+        None,
+        "an organization that is not deleted is left alone"
+    );
     store.organization_delete(&write(), mine, silent).await.expect("it is deleted");
     // Whoever is at it is killed again and again, at any moment; each time somebody else goes on.
     let left = async || {
@@ -216,7 +250,10 @@ async fn nothing_is_left_of_an_organization_and_nothing_of_others_is_touched() {
     // By these, interpreters remove workspaces.
     let own = |what: &str| format!("SELECT md5('{mine}{what}')::uuid");
     for what in ["tasks", "gone"] {
-        let id: Uuid = sqlx::query_scalar(sqlx::AssertSqlSafe(own(what))).fetch_one(&store.pool).await.expect("an id");
+        let id: Uuid = sqlx::query_scalar(sqlx::AssertSqlSafe(own(what)))
+            .fetch_one(&store.pool)
+            .await
+            .expect("an id");
         let task = TaskId::from_uuid(id);
         assert_eq!(store.tasks_gone(&[task]).await.expect("asked"), [task], "{what}");
     }
@@ -246,11 +283,16 @@ async fn two_that_delete_an_organization_at_once_do_not_wait_for_each_other_for_
     for _ in 0..20 {
         let team = team(&store).await;
         let own = Write::new(team, now());
-        let (one, other) =
-            tokio::join!(store.organization_delete(&own, team, silent), store.organization_delete(&own, team, silent));
+        let (one, other) = tokio::join!(
+            store.organization_delete(&own, team, silent),
+            store.organization_delete(&own, team, silent)
+        );
         let answers = [&one, &other];
         assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 1, "{answers:?}");
-        assert!(answers.iter().any(|answer| matches!(answer, Err(Error::NotFound { .. }))), "{answers:?}");
+        assert!(
+            answers.iter().any(|answer| matches!(answer, Err(Error::NotFound { .. }))),
+            "{answers:?}"
+        );
     }
 }
 
@@ -271,7 +313,8 @@ async fn several_that_erase_at_once_share_the_work_and_it_is_written_down_once()
                 Some(_) => {}
                 None => {
                     let left = "SELECT count(*) FROM organizations WHERE erasing_since IS NOT NULL";
-                    let left: i64 = sqlx::query_scalar(left).fetch_one(&store.pool).await.expect("counted");
+                    let left: i64 =
+                        sqlx::query_scalar(left).fetch_one(&store.pool).await.expect("counted");
                     if left == 0 {
                         return done;
                     }
@@ -289,14 +332,17 @@ async fn what_nobody_can_look_at_does_not_keep_an_organization_for_ever() {
     let store = database.store();
     let team = team(&store).await;
     fill(&store, team).await;
-    // A scan that no scanner ends, and a task that is put aside again as soon as somebody looks at it.
+    // A scan that no scanner ends, and a task that is put aside again as soon as somebody looks at
+    // it.
     let spoil = format!(
         "UPDATE scans SET phase = 'queued', next_wake = now(), cleaned_at = NULL WHERE organization_id = '{}'",
         team.uuid()
     );
     database.execute(&spoil).await;
     store.organization_delete(&write(), team, silent).await.expect("it is deleted");
-    let erase = async |now: Timestamp| store.organization_erase(record(), 100, now).await.expect("a part is erased");
+    let erase = async |now: Timestamp| {
+        store.organization_erase(record(), 100, now).await.expect("a part is erased")
+    };
     assert_eq!(erase(now()).await, Some(Erasing::Goes(team)), "tasks are deleted");
     assert_eq!(erase(now()).await, Some(Erasing::Waits(team)), "the reconciler has to purge them");
     database.execute("UPDATE tasks SET parked_intents = intents, parked_at = now(), parked_reason = 'spoilt'").await;
@@ -328,6 +374,6 @@ async fn what_is_erased_is_found_by_an_index() {
     .bind(tables)
     .fetch_all(&store.pool)
     .await
-    .expect("the catalogue can be read");
+    .expect("the catalog can be read");
     assert!(without.is_empty(), "they would be read as a whole for every part: {without:?}");
 }

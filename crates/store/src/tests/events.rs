@@ -13,14 +13,21 @@ async fn sequences_have_no_gap_under_fifty_concurrent_writers() {
         let store = f.store.clone();
         let model = f.model;
         async move {
-            let new = NewUserMessage { id: message_id(), task, content: text("x"), interrupts: false };
+            let new =
+                NewUserMessage { id: message_id(), task, content: text("x"), interrupts: false };
             let on_task = applied_with_event(
-                store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"),
+                store
+                    .message_create(&write(), new, rendered("message.created"))
+                    .await
+                    .expect("accepted"),
             )
             .1;
             let agent = new_agent(model, &format!("agent{n}"));
             let on_organization = applied_with_event(
-                store.agent_create(&write(), agent, rendered("agent.created")).await.expect("created"),
+                store
+                    .agent_create(&write(), agent, rendered("agent.created"))
+                    .await
+                    .expect("created"),
             )
             .1;
             (on_task.expect("there is an event"), on_organization.expect("there is an event"))
@@ -28,8 +35,16 @@ async fn sequences_have_no_gap_under_fifty_concurrent_writers() {
     });
     let written = join_all(writers).await;
     for (stream, first, mut expected) in [
-        (Stream::task(ORG, task), 1, written.iter().map(|(event, _)| event.clone()).collect::<Vec<_>>()),
-        (Stream::organization(ORG), 3, written.iter().map(|(_, event)| event.clone()).collect::<Vec<_>>()),
+        (
+            Stream::task(ORG, task),
+            1,
+            written.iter().map(|(event, _)| event.clone()).collect::<Vec<_>>(),
+        ),
+        (
+            Stream::organization(ORG),
+            3,
+            written.iter().map(|(_, event)| event.clone()).collect::<Vec<_>>(),
+        ),
     ] {
         expected.sort_by_key(|event| event.sequence);
         let stored = f.store.events_after(stream, first, 1000).await.expect("read");

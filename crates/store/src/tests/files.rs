@@ -1,11 +1,14 @@
-//! Files: of parts at one place one is taken, what is there is known once, and what is superfluous is told.
+//! Files: of parts at one place one is taken, what is there is known once, and what is superfluous
+//! is told.
 
 use construct_domain::FileId;
 use futures::future::join_all;
 use jiff::SignedDuration;
 
 use super::*;
-use crate::{EXPIRES, File, FileFilter, FileState, NewFile, NewPart, Order, Page, Removed, Taken, UNFINISHED};
+use crate::{
+    EXPIRES, File, FileFilter, FileState, NewFile, NewPart, Order, Page, Removed, Taken, UNFINISHED,
+};
 
 pub(super) fn file(size: i64) -> NewFile {
     NewFile {
@@ -76,7 +79,9 @@ async fn of_parts_at_one_place_one_is_taken() {
     }
     let [first] = taken[..] else { panic!("{taken:?}") };
     // The last one again is answered as at first; another in its place is not.
-    let again = take(&store, file.id, NewPart { part: Uuid::now_v7(), ..first }).await.expect("as at first");
+    let again = take(&store, file.id, NewPart { part: Uuid::now_v7(), ..first })
+        .await
+        .expect("as at first");
     assert!(matches!(again, Taken::Again(File { received: 40, .. })), "{again:?}");
     let other = take(&store, file.id, NewPart { sha256: [99; 32], ..first }).await;
     assert!(matches!(other, Err(Error::WrongOffset { offset: 40 })), "{other:?}");
@@ -88,7 +93,8 @@ async fn of_parts_at_one_place_one_is_taken() {
     take(&store, file.id, last).await.expect("the last one");
     assert!(matches!(take(&store, file.id, last).await, Ok(Taken::Again(_))));
     assert!(matches!(take(&store, file.id, part(100, 1, 1)).await, Err(Error::NotUploading)));
-    let claimed = store.file_claim(file.id, now()).await.expect("asked").expect("all parts are there");
+    let claimed =
+        store.file_claim(file.id, now()).await.expect("asked").expect("all parts are there");
     let names: Vec<_> = claimed.parts.iter().map(|part| part.part).collect();
     assert_eq!(names, [first.part, last.part]);
     assert_eq!(store.file_claim(file.id, now()).await.expect("asked"), None, "somebody is at it");
@@ -108,7 +114,10 @@ async fn who_is_killed_while_at_a_file_leaves_it_to_others() {
     store.file_unclaim(file.id, now()).await.expect("let go");
     assert!(ready(&store, &file, 1).await);
     let found = store.file_get(ORG, file.id).await.expect("there");
-    assert_eq!((found.state, found.sha256, found.expires_at), (FileState::Ready, Some([1; 32]), None));
+    assert_eq!(
+        (found.state, found.sha256, found.expires_at),
+        (FileState::Ready, Some([1; 32]), None)
+    );
     assert_eq!(gone(&store).await, [Removed::Upload(file.id)]);
     // The other one comes to its end as well, and changes nothing.
     let content = store.file_content(ORG, [1; 32]).await.expect("locked");
@@ -129,17 +138,28 @@ async fn a_content_that_is_there_makes_a_file_ready_and_goes_with_the_last_of_th
     assert!(store.file_is_known(ORG, &[1; 32], 10).await.expect("read"));
     assert!(!store.file_is_known(ORG, &[1; 32], 11).await.expect("read"));
     let elsewhere = OrganizationId::from_uuid(Uuid::now_v7());
-    assert!(!store.file_is_known(elsewhere, &[1; 32], 10).await.expect("read"), "nobody knows what others have");
+    assert!(
+        !store.file_is_known(elsewhere, &[1; 32], 10).await.expect("read"),
+        "nobody knows what others have"
+    );
     let fresh = |new: NewFile| NewFile { id: FileId::from_uuid(Uuid::now_v7()), ..new };
     let second = create(&store, fresh(known.clone())).await;
-    assert_eq!((second.state, second.received, second.sha256), (FileState::Ready, 10, Some([1; 32])));
+    assert_eq!(
+        (second.state, second.received, second.sha256),
+        (FileState::Ready, 10, Some([1; 32]))
+    );
     let unlike = NewFile { media_type: "image/png".into(), ..fresh(known.clone()) };
-    assert_eq!(create(&store, unlike).await.state, FileState::Uploading, "what it says it is was never looked at");
+    assert_eq!(
+        create(&store, unlike).await.state,
+        FileState::Uploading,
+        "what it says it is was never looked at"
+    );
     let damaged = NewFile { is_stored: false, ..fresh(known) };
     assert_eq!(create(&store, damaged).await.state, FileState::Uploading);
     gone(&store).await;
     for (file, needed) in [(first, true), (second, false)] {
-        let deleted = applied(store.file_delete(&write(), file.id, rendered("x")).await.expect("deleted"));
+        let deleted =
+            applied(store.file_delete(&write(), file.id, rendered("x")).await.expect("deleted"));
         assert_eq!(deleted.id, file.id);
         assert_not_found(store.file_get(ORG, file.id).await);
         let removals = store.file_removals(10).await.expect("read");
@@ -156,16 +176,25 @@ async fn a_content_that_is_there_makes_a_file_ready_and_goes_with_the_last_of_th
 async fn what_is_not_finished_in_time_goes_and_what_is_ready_stays() {
     let database = Database::new().await;
     let store = database.store();
-    let [kept, refused, cut] =
-        [upload(&store, file(10), 1).await, upload(&store, file(10), 2).await, create(&store, file(10)).await];
+    let [kept, refused, cut] = [
+        upload(&store, file(10), 1).await,
+        upload(&store, file(10), 2).await,
+        create(&store, file(10)).await,
+    ];
     assert!(ready(&store, &kept, 1).await);
     store.file_claim(refused.id, now()).await.expect("asked").expect("nobody is at it");
     store.file_refuse(refused.id, "it is a bomb", now()).await.expect("refused");
     let found = store.file_get(ORG, refused.id).await.expect("it can be read why");
-    assert_eq!((found.state, found.reason.as_str(), found.received), (FileState::Refused, "it is a bomb", 0));
+    assert_eq!(
+        (found.state, found.reason.as_str(), found.received),
+        (FileState::Refused, "it is a bomb", 0)
+    );
     assert!(matches!(take(&store, refused.id, part(0, 10, 2)).await, Err(Error::NotUploading)));
     gone(&store).await;
-    assert_eq!(store.file_expire(now() + EXPIRES - SignedDuration::from_hours(1)).await.expect("looked"), 0);
+    assert_eq!(
+        store.file_expire(now() + EXPIRES - SignedDuration::from_hours(1)).await.expect("looked"),
+        0
+    );
     assert_eq!(store.file_expire(now() + EXPIRES).await.expect("looked"), 2);
     let mut went = gone(&store).await;
     went.sort_by_key(|removed| format!("{removed:?}"));
@@ -180,9 +209,11 @@ async fn what_is_not_finished_in_time_goes_and_what_is_ready_stays() {
 async fn so_many_uploads_are_unfinished_and_no_more() {
     let database = Database::new().await;
     let store = database.store();
-    let begun = (0..UNFINISHED + 5).map(|_| async { store.file_create(&write(), file(10), rendered("x")).await });
+    let begun = (0..UNFINISHED + 5)
+        .map(|_| async { store.file_create(&write(), file(10), rendered("x")).await });
     let begun = join_all(begun).await;
-    let refused = begun.iter().filter(|begun| matches!(begun, Err(Error::TooManyUploads { .. }))).count();
+    let refused =
+        begun.iter().filter(|begun| matches!(begun, Err(Error::TooManyUploads { .. }))).count();
     assert_eq!((refused, begun.len()), (5, 105), "{:?}", begun.last());
     let Some(Ok(first)) = begun.into_iter().find(Result::is_ok) else { panic!("one was begun") };
     let first = applied(first);
@@ -196,7 +227,9 @@ async fn files_are_listed_by_what_is_asked_for() {
     let store = database.store();
     let pdf = upload(&store, file(10), 1).await;
     assert!(ready(&store, &pdf, 1).await);
-    let png = create(&store, NewFile { name: "a.png".into(), media_type: "image/png".into(), ..file(5) }).await;
+    let png =
+        create(&store, NewFile { name: "a.png".into(), media_type: "image/png".into(), ..file(5) })
+            .await;
     let list = async |filter: FileFilter| {
         let page = Page { limit: 10, order: Order::default(), after: None };
         let found = store.file_list(ORG, &filter, &page).await.expect("listed");
@@ -205,8 +238,14 @@ async fn files_are_listed_by_what_is_asked_for() {
     let all = FileFilter::default();
     assert_eq!(list(all.clone()).await, [png.id, pdf.id]);
     assert_eq!(list(FileFilter { name: Some("a.png".into()), ..all.clone() }).await, [png.id]);
-    assert_eq!(list(FileFilter { media_kind: Some("image/".into()), ..all.clone() }).await, [png.id]);
-    assert_eq!(list(FileFilter { media_type: Some("application/pdf".into()), ..all.clone() }).await, [pdf.id]);
+    assert_eq!(
+        list(FileFilter { media_kind: Some("image/".into()), ..all.clone() }).await,
+        [png.id]
+    );
+    assert_eq!(
+        list(FileFilter { media_type: Some("application/pdf".into()), ..all.clone() }).await,
+        [pdf.id]
+    );
     assert_eq!(list(FileFilter { state: Some(FileState::Ready), ..all.clone() }).await, [pdf.id]);
     assert_eq!(list(FileFilter { sha256: Some([1; 32]), ..all.clone() }).await, [pdf.id]);
     assert!(list(FileFilter { sha256: Some([2; 32]), ..all }).await.is_empty());

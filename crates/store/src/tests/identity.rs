@@ -1,4 +1,4 @@
-//! People, organisations, keys.
+//! People, organizations, keys.
 
 use construct_domain::{
     ApiKeyId, InvitationId, OrganizationId, UserId,
@@ -9,7 +9,9 @@ use uuid::Uuid;
 
 use crate::{
     Error, Limits, NewEvent, Page, Rendered, Store, Write, Written,
-    identity::{ApiKey, Member, NewApiKey, NewInvitation, NewOrganization, NewSetupCode, Profile, Secret},
+    identity::{
+        ApiKey, Member, NewApiKey, NewInvitation, NewOrganization, NewSetupCode, Profile, Secret,
+    },
     testing::Database,
 };
 
@@ -26,7 +28,10 @@ fn write(organization: OrganizationId) -> Write {
 }
 
 fn silent<T>(_: &T) -> Rendered {
-    Rendered { event: NewEvent { kind: String::new(), payload: Vec::new(), step: None }, response: Vec::new() }
+    Rendered {
+        event: NewEvent { kind: String::new(), payload: Vec::new(), step: None },
+        response: Vec::new(),
+    }
 }
 
 fn entity<T>(written: Written<T>) -> T {
@@ -52,8 +57,17 @@ async fn person(store: &Store, subject: &str) -> UserId {
 
 async fn team(store: &Store, owner: UserId) -> OrganizationId {
     let id = OrganizationId::from_uuid(Uuid::now_v7());
-    let new = NewOrganization { id, name: "Team".into(), slug: "team".into(), avatar_url: String::new(), owner };
-    store.organization_create(&write(OrganizationId::LOCAL), new, None, None, silent).await.expect("it is made");
+    let new = NewOrganization {
+        id,
+        name: "Team".into(),
+        slug: "team".into(),
+        avatar_url: String::new(),
+        owner,
+    };
+    store
+        .organization_create(&write(OrganizationId::LOCAL), new, None, None, silent)
+        .await
+        .expect("it is made");
     id
 }
 
@@ -63,7 +77,12 @@ async fn joined(store: &Store, organization: OrganizationId, subject: &str, role
     person(store, subject).await
 }
 
-async fn invite(store: &Store, organization: OrganizationId, subject: &str, role: Role) -> Result<(), Error> {
+async fn invite(
+    store: &Store,
+    organization: OrganizationId,
+    subject: &str,
+    role: Role,
+) -> Result<(), Error> {
     let new = NewInvitation {
         id: InvitationId::from_uuid(Uuid::now_v7()),
         email: format!("{subject}@example.com"),
@@ -93,16 +112,21 @@ async fn of_two_owners_who_remove_each_other_at_once_one_stays() {
         );
         let failed: Vec<Error> = [one.err(), other.err()].into_iter().flatten().collect();
         assert!(matches!(failed.as_slice(), [Error::LastOwner]), "{failed:?}");
-        let members =
-            store.member_list(organization, &Page { limit: 10, order: Default::default(), after: None }).await;
-        let owners: Vec<Member> =
-            members.expect("read").into_iter().filter(|member| member.role == Role::Owner).collect();
+        let members = store
+            .member_list(organization, &Page { limit: 10, order: Default::default(), after: None })
+            .await;
+        let owners: Vec<Member> = members
+            .expect("read")
+            .into_iter()
+            .filter(|member| member.role == Role::Owner)
+            .collect();
         assert_eq!(owners.len(), 1);
         // As it was, for the next time.
         if owners[0].user == ada {
             joined(&store, organization, "bob", Role::Owner).await;
         } else {
-            let back = store.member_update(&write, (ada, Role::Owner), Role::Owner, None, silent).await;
+            let back =
+                store.member_update(&write, (ada, Role::Owner), Role::Owner, None, silent).await;
             entity(back.expect("an owner may"));
         }
     }
@@ -114,9 +138,16 @@ async fn an_invitation_counts_once_for_a_verified_address_until_it_expires() {
     let store = database.store();
     let organization = team(&store, person(&store, "ada").await).await;
     invite(&store, organization, "bob", Role::Member).await.expect("he is invited");
-    assert!(matches!(invite(&store, organization, "bob", Role::Admin).await, Err(Error::AlreadyExists { .. })));
+    assert!(matches!(
+        invite(&store, organization, "bob", Role::Admin).await,
+        Err(Error::AlreadyExists { .. })
+    ));
     let (bob, _) = store.user_sign_in(&profile("bob", false), None, now()).await.expect("taken in");
-    assert_eq!(store.user_role(bob, organization).await.expect("read"), None, "anybody can claim an address");
+    assert_eq!(
+        store.user_role(bob, organization).await.expect("read"),
+        None,
+        "anybody can claim an address"
+    );
     store.user_sign_in(&profile("bob", true), None, later(60)).await.expect("taken in");
     assert_eq!(store.user_role(bob, organization).await.expect("read"), None, "it has expired");
     store.user_sign_in(&profile("bob", true), None, later(59)).await.expect("taken in");
@@ -136,7 +167,10 @@ async fn what_a_token_leaves_out_is_what_was_known() {
     (access.email, access.name) = (String::new(), String::new());
     store.user_sign_in(&access, None, now()).await.expect("taken in");
     let known = store.user_get(ada).await.expect("read");
-    assert_eq!((known.email.as_str(), known.email_verified, known.name.as_str()), ("ada@example.com", true, "ada"));
+    assert_eq!(
+        (known.email.as_str(), known.email_verified, known.name.as_str()),
+        ("ada@example.com", true, "ada")
+    );
     // An address that is no longer vouched for is one that is said.
     store.user_sign_in(&profile("ada", false), None, now()).await.expect("taken in");
     assert!(!store.user_get(ada).await.expect("read").email_verified);
@@ -183,7 +217,8 @@ async fn the_use_of_a_key_is_noted_once_a_minute_and_a_dead_one_opens_nothing() 
         keys[0].last_used_at
     };
     for (at, noted) in [(0, 0), (59, 0), (60, 60), (61, 60), (3599, 3599)] {
-        let holder = store.api_key_holder(&[1; 32], later(at)).await.expect("read").expect("it is valid");
+        let holder =
+            store.api_key_holder(&[1; 32], later(at)).await.expect("read").expect("it is valid");
         assert_eq!((holder.key, holder.role), (key.id, Role::Admin));
         assert_eq!(used().await, Some(later(noted)), "after {at} s");
     }
@@ -192,10 +227,17 @@ async fn the_use_of_a_key_is_noted_once_a_minute_and_a_dead_one_opens_nothing() 
     let other = OrganizationId::LOCAL;
     let strange = store.api_key_revoke(&write(other), key.id, None, Role::Owner, silent).await;
     assert!(matches!(strange, Err(Error::NotFound { .. })));
-    let above = store.api_key_revoke(&write(organization), key.id, None, Role::Member, silent).await;
+    let above =
+        store.api_key_revoke(&write(organization), key.id, None, Role::Member, silent).await;
     assert!(matches!(above, Err(Error::Above)));
-    assert!(store.api_key_holder(&[1; 32], now()).await.expect("read").is_some(), "it was rolled back");
-    store.api_key_revoke(&write(organization), key.id, Some(ada), Role::Owner, silent).await.expect("hers");
+    assert!(
+        store.api_key_holder(&[1; 32], now()).await.expect("read").is_some(),
+        "it was rolled back"
+    );
+    store
+        .api_key_revoke(&write(organization), key.id, Some(ada), Role::Owner, silent)
+        .await
+        .expect("hers");
     assert_eq!(store.api_key_holder(&[1; 32], now()).await.expect("read"), None);
 }
 
@@ -218,13 +260,21 @@ async fn a_setup_code_makes_one_key_in_time() {
     store.setup_code_create(&local, &code(1, later(60))).await.expect("it is made");
     let exchange = async |code: u8, key: u8, at| {
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
-        store.setup_code_exchange(&[code; 32], id, &secret(key), None, at).await.expect("it is tried")
+        store
+            .setup_code_exchange(&[code; 32], id, &secret(key), None, at)
+            .await
+            .expect("it is tried")
     };
     assert_eq!(exchange(1, 10, later(60)).await, None, "too late");
-    let (a, b, c) = tokio::join!(exchange(1, 11, now()), exchange(1, 12, now()), exchange(1, 13, now()));
+    let (a, b, c) =
+        tokio::join!(exchange(1, 11, now()), exchange(1, 12, now()), exchange(1, 13, now()));
     let made: Vec<_> = [a, b, c].into_iter().flatten().collect();
     assert_eq!(made.len(), 1);
-    assert_eq!(made[0].limits.runs_per_day, Some(3), "the key has the limits that the code was made with");
+    assert_eq!(
+        made[0].limits.runs_per_day,
+        Some(3),
+        "the key has the limits that the code was made with"
+    );
     assert_eq!(exchange(1, 14, now()).await, None);
     assert_eq!(exchange(9, 15, now()).await, None);
     // A code ends with the key it was made with, and with whom it acts for.
@@ -259,7 +309,10 @@ async fn nothing_is_written_in_an_organization_that_is_closed() {
     let store = database.store();
     let ada = person(&store, "ada").await;
     let organization = team(&store, ada).await;
-    store.organization_delete(&write(organization), organization, silent).await.expect("it is closed");
+    store
+        .organization_delete(&write(organization), organization, silent)
+        .await
+        .expect("it is closed");
     let code = NewSetupCode {
         made_by: None,
         secret: secret(1),
@@ -273,7 +326,8 @@ async fn nothing_is_written_in_an_organization_that_is_closed() {
     };
     let late = store.setup_code_create(&write(organization), &code).await;
     assert!(matches!(late, Err(Error::NotFound { .. })), "{late:?}");
-    let idempotency = crate::Idempotency { key: "late".into(), method: "UpdateMember", request_hash: [0; 32] };
+    let idempotency =
+        crate::Idempotency { key: "late".into(), method: "UpdateMember", request_hash: [0; 32] };
     let keyed = Write { idempotency: Some(idempotency), ..write(organization) };
     let late = store.member_update(&keyed, (ada, Role::Owner), Role::Owner, None, silent).await;
     assert!(matches!(late, Err(Error::NotFound { .. })), "{late:?}");

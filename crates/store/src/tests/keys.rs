@@ -18,8 +18,8 @@ use super::{
     *,
 };
 use crate::{
-    CallReport, Counted, Counts, Dimensions, Limits, NewFork, NewSchedule, Periods, Purpose, ScheduleChanges,
-    StateContent, StateRef, StepUsage, Target, Told, UsageFilter, UsagePage, Used,
+    CallReport, Counted, Counts, Dimensions, Limits, NewFork, NewSchedule, Periods, Purpose,
+    ScheduleChanges, StateContent, StateRef, StepUsage, Target, Told, UsageFilter, UsagePage, Used,
     identity::{ApiKey, NewApiKey, Secret},
     scan::NewScan,
 };
@@ -43,7 +43,10 @@ async fn begin(f: &Fixture, write: &Write) -> TaskId {
 
 async fn say(f: &Fixture, write: &Write, task: TaskId) -> MessageId {
     let new = NewUserMessage { id: message_id(), task, content: text("go"), interrupts: false };
-    applied(f.store.message_create(write, new, rendered("message.created")).await.expect("accepted")).id
+    applied(
+        f.store.message_create(write, new, rendered("message.created")).await.expect("accepted"),
+    )
+    .id
 }
 
 async fn counts(f: &Fixture, periods: &Periods) -> BTreeMap<ApiKeyId, Counts> {
@@ -63,7 +66,10 @@ async fn beginning_is_counted_for_who_begins_and_work_for_who_asked_last() {
     let task = begin(&f, &with(a)).await;
     say(&f, &with(b), task).await;
     turn(&f, task, &[("fetch", true)], spent(10, 100), now).await;
-    assert_eq!(counts(&f, &periods).await, BTreeMap::from([(a, done(1, 0, 0, 0)), (b, done(0, 1, 10, 100))]));
+    assert_eq!(
+        counts(&f, &periods).await,
+        BTreeMap::from([(a, done(1, 0, 0, 0)), (b, done(0, 1, 10, 100))])
+    );
     // What came too late, and what a token of the task's own scripts has used.
     let late = StepUsage {
         call: Uuid::now_v7(),
@@ -85,7 +91,8 @@ async fn beginning_is_counted_for_who_begins_and_work_for_who_asked_last() {
     };
     f.store.call_book(&report(None, Some(task)), now).await.expect("booked");
     assert_eq!(counts(&f, &periods).await[&b], done(0, 1, 13, 103));
-    // A token that was made with a key is counted for that key, also when it is for a task of others.
+    // A token that was made with a key is counted for that key, also when it is for a task of
+    // others.
     f.store.call_book(&report(Some(a), Some(task)), now).await.expect("booked");
     f.store.call_book(&report(Some(a), None), now).await.expect("booked");
     assert_eq!(counts(&f, &periods).await[&a], done(1, 0, 4, 4));
@@ -98,11 +105,18 @@ async fn beginning_is_counted_for_who_begins_and_work_for_who_asked_last() {
     let tokens = Counted { tokens: true, ..Counted::default() };
     let tokens = f.store.quota_counts_of_keys(ORG, tokens, &periods).await.expect("counted");
     assert_eq!(tokens[&b], done(0, 0, 13, 0));
-    let tomorrow =
-        Periods { day: periods.next_day, next_day: periods.next_day + SignedDuration::from_hours(24), ..periods };
-    assert_eq!(counts(&f, &tomorrow).await, BTreeMap::from([(a, done(0, 0, 0, 4)), (b, done(0, 0, 0, 103))]));
+    let tomorrow = Periods {
+        day: periods.next_day,
+        next_day: periods.next_day + SignedDuration::from_hours(24),
+        ..periods
+    };
+    assert_eq!(
+        counts(&f, &tomorrow).await,
+        BTreeMap::from([(a, done(0, 0, 0, 4)), (b, done(0, 0, 0, 103))])
+    );
     let other = other_organization(&f.store).await;
-    let foreign = f.store.quota_counts_of_keys(other, Counted::ALL, &periods).await.expect("counted");
+    let foreign =
+        f.store.quota_counts_of_keys(other, Counted::ALL, &periods).await.expect("counted");
     assert!(foreign.is_empty());
 }
 
@@ -113,7 +127,9 @@ async fn a_task_that_is_gone_was_begun_all_the_same() {
     let task = begin(&f, &with(a)).await;
     let expected = BTreeMap::from([(a, done(1, 0, 0, 0))]);
     // By whomever it is deleted.
-    applied(f.store.task_delete(&with(key()), task, rendered("task.deleted")).await.expect("deleted"));
+    applied(
+        f.store.task_delete(&with(key()), task, rendered("task.deleted")).await.expect("deleted"),
+    );
     assert_eq!(counts(&f, &periods).await, expected);
     f.store.task_purge(task, gone, now()).await.expect("purged").expect("it is gone");
     assert_eq!(counts(&f, &periods).await, expected);
@@ -129,7 +145,10 @@ async fn copies_subtasks_and_runs_of_schedules_are_counted_for_who_asked_for_the
     let asking = runs(&f, task).await;
     let child = spawn(&f, asking, 1).await;
     turn(&f, child, &[("fetch", true)], spent(7, 70), now).await;
-    assert_eq!(counts(&f, &periods).await, BTreeMap::from([(a, done(1, 0, 0, 0)), (b, done(1, 1, 7, 70))]));
+    assert_eq!(
+        counts(&f, &periods).await,
+        BTreeMap::from([(a, done(1, 0, 0, 0)), (b, done(1, 1, 7, 70))])
+    );
     let fork = NewFork {
         id: TaskId::from_uuid(Uuid::now_v7()),
         source: task,
@@ -153,16 +172,24 @@ async fn copies_subtasks_and_runs_of_schedules_are_counted_for_who_asked_for_the
         missed: Missed::Once,
         next_run: Some(Timestamp::from_second(now.as_second() / 60 * 60).expect("a minute begins")),
     };
-    let schedule = applied(f.store.schedule_create(&with(c), new, rendered("schedule.created")).await.expect("made"));
-    let fired = f.store.schedule_fire(now, TOLD, &mut None).await.expect("looked").expect("it is due");
+    let schedule = applied(
+        f.store.schedule_create(&with(c), new, rendered("schedule.created")).await.expect("made"),
+    );
+    let fired =
+        f.store.schedule_fire(now, TOLD, &mut None).await.expect("looked").expect("it is due");
     assert_eq!(fired.failures, [""; 0]);
     turn(&f, fired.tasks[0], &[], spent(1, 10), now).await;
     assert_eq!(counts(&f, &periods).await[&c], done(2, 1, 1, 10));
-    let changes = ScheduleChanges { content: Some(text("other work")), ..ScheduleChanges::default() };
-    let changed = f.store.schedule_update(&with(a), schedule.id, None, changes, rendered("schedule.updated")).await;
+    let changes =
+        ScheduleChanges { content: Some(text("other work")), ..ScheduleChanges::default() };
+    let changed = f
+        .store
+        .schedule_update(&with(a), schedule.id, None, changes, rendered("schedule.updated"))
+        .await;
     assert_eq!(applied(changed.expect("changed")).key, Some(a));
     let later = now + SignedDuration::from_mins(2);
-    let fired = f.store.schedule_fire(later, TOLD, &mut None).await.expect("looked").expect("it is due");
+    let fired =
+        f.store.schedule_fire(later, TOLD, &mut None).await.expect("looked").expect("it is due");
     turn(&f, fired.tasks[0], &[], spent(1, 10), now).await;
     let counted = counts(&f, &periods).await;
     assert_eq!((counted[&a], counted[&c]), (done(2, 1, 1, 10), done(2, 1, 1, 10)));
@@ -170,12 +197,21 @@ async fn copies_subtasks_and_runs_of_schedules_are_counted_for_who_asked_for_the
 
 /// What is kept of each key.
 async fn kept(f: &Fixture) -> BTreeMap<ApiKeyId, i64> {
-    counts(f, &around(now())).await.into_iter().map(|(key, counts)| (key, counts.storage_bytes)).collect()
+    counts(f, &around(now()))
+        .await
+        .into_iter()
+        .map(|(key, counts)| (key, counts.storage_bytes))
+        .collect()
 }
 
 async fn put(f: &Fixture, write: &Write, text: &str) {
     let content = (StateContent::Text(text), "ada");
-    applied(f.store.state_put(write, SETTINGS, content, None, rendered("state.put")).await.expect("it is put"));
+    applied(
+        f.store
+            .state_put(write, SETTINGS, content, None, rendered("state.put"))
+            .await
+            .expect("it is put"),
+    );
 }
 
 #[tokio::test]
@@ -196,7 +232,8 @@ async fn what_is_kept_is_counted_for_the_key_that_stored_it() {
     let upload = NewScan { archive, ..new_scan(ScanId::from_uuid(Uuid::now_v7())) };
     applied(f.store.scan_create(&with(a), upload, rendered("x")).await.expect("made"));
     assert_eq!(kept(&f).await, BTreeMap::from([(a, 700), (b, 10)]));
-    // Each version of a document is of the key that it was put with, also when another has put the next one.
+    // Each version of a document is of the key that it was put with, also when another has put the
+    // next one.
     for (write, text, of_a, of_b) in [
         (with(a), "{\"a\": 1}", 708, 10),
         (with(b), "{\"a\": 1}", 708, 10),
@@ -208,13 +245,18 @@ async fn what_is_kept_is_counted_for_the_key_that_stored_it() {
         assert_eq!(kept(&f).await, BTreeMap::from([(a, of_a), (b, of_b)]), "{text}");
     }
     for (forget, of_a, of_b) in [(false, 710, 12), (true, 700, 10)] {
-        let deleted = f.store.state_delete(&with(b), SETTINGS, (None, forget), "ada", rendered("state.deleted")).await;
+        let deleted = f
+            .store
+            .state_delete(&with(b), SETTINGS, (None, forget), "ada", rendered("state.deleted"))
+            .await;
         applied(deleted.expect("deleted"));
         assert_eq!(kept(&f).await, BTreeMap::from([(a, of_a), (b, of_b)]), "{forget}");
     }
     // Only where it is asked for.
     let tasks = Counted { tasks: true, ..Counted::default() };
-    assert!(f.store.quota_counts_of_keys(ORG, tasks, &around(now())).await.expect("counted").is_empty());
+    assert!(
+        f.store.quota_counts_of_keys(ORG, tasks, &around(now())).await.expect("counted").is_empty()
+    );
 }
 
 #[tokio::test]
@@ -228,7 +270,11 @@ async fn a_version_that_goes_makes_room_for_the_key_that_had_put_it() {
         let text = format!("{{\"n\": \"{}\"}}", "x".repeat(if number % 2 == 0 { 500 } else { 7 }));
         let of = async || kept(&f).await.get(&by).copied().unwrap_or_default();
         let before = of().await;
-        let growth = f.store.state_growth(ORG, SETTINGS, StateContent::Text(&text), Some(by)).await.expect("counted");
+        let growth = f
+            .store
+            .state_growth(ORG, SETTINGS, StateContent::Text(&text), Some(by))
+            .await
+            .expect("counted");
         put(&f, &with(by), &text).await;
         assert_eq!(of().await - before, growth.bytes_of_key, "{number}");
         if growth.bytes < growth.bytes_of_key {
@@ -252,7 +298,15 @@ async fn usage_is_told_apart_and_filtered_by_key() {
         turn(&f, task, &[("fetch", true)], spent(tokens, 0), now).await;
     }
     let (since, until) = (now - SignedDuration::from_hours(1), now + SignedDuration::from_hours(1));
-    let filter = UsageFilter { agent: None, model: None, key: None, tool: None, since, until, time_zone: "UTC".into() };
+    let filter = UsageFilter {
+        agent: None,
+        model: None,
+        key: None,
+        tool: None,
+        since,
+        until,
+        time_zone: "UTC".into(),
+    };
     let list = async |filter: &UsageFilter, of: Dimensions| {
         let mut found: Vec<(String, Option<ApiKeyId>, i64)> = Vec::new();
         let mut after = None;
@@ -285,7 +339,10 @@ async fn usage_is_told_apart_and_filtered_by_key() {
     assert_eq!(list(&filter, Dimensions { tool: true, ..by_key }).await, expected([1, 1, 1]));
     let of_b = UsageFilter { key: Some(b), ..filter.clone() };
     assert_eq!(list(&of_b, Dimensions::default()).await, [(String::new(), None, 2)]);
-    assert_eq!(list(&of_b, Dimensions { tool: true, ..Dimensions::default() }).await, [(String::new(), None, 1)]);
+    assert_eq!(
+        list(&of_b, Dimensions { tool: true, ..Dimensions::default() }).await,
+        [(String::new(), None, 1)]
+    );
 }
 
 pub(super) fn new_key(id: ApiKeyId, limits: Limits) -> NewApiKey {
@@ -312,7 +369,8 @@ async fn limits_of_a_key_change_with_a_revision_and_are_known_with_its_next_use(
     let made = f.store.api_key_create(&write(), new).await.expect("made");
     assert_eq!((made.limits, made.revision, made.updated_at), (first, 1, made.created_at));
     assert_eq!(f.store.api_key_get(ORG, id, None).await.expect("there"), made);
-    let second = Limits { requests_per_minute: Some(5), tokens_per_day: Some(7), ..Limits::default() };
+    let second =
+        Limits { requests_per_minute: Some(5), tokens_per_day: Some(7), ..Limits::default() };
     let change = async |write: &Write, limits, revision, user, by| {
         let which = (id, user);
         f.store.api_key_limit(write, which, (limits, revision), by, rendered::<ApiKey>("key")).await
@@ -320,13 +378,22 @@ async fn limits_of_a_key_change_with_a_revision_and_are_known_with_its_next_use(
     let nobody = Some(UserId::from_uuid(Uuid::now_v7()));
     assert_not_found(change(&write(), second, None, nobody, Role::Owner).await);
     assert!(matches!(change(&write(), second, None, None, Role::Member).await, Err(Error::Above)));
-    assert!(matches!(change(&write(), second, Some(2), None, Role::Owner).await, Err(Error::Conflict)));
-    let holder = async || f.store.api_key_holder(&hash, now()).await.expect("read").expect("valid").limits;
+    assert!(matches!(
+        change(&write(), second, Some(2), None, Role::Owner).await,
+        Err(Error::Conflict)
+    ));
+    let holder =
+        async || f.store.api_key_holder(&hash, now()).await.expect("read").expect("valid").limits;
     assert_eq!(holder().await, first, "what was refused changed nothing");
     let keyed = write_with_key("limits", 1);
-    let changed = applied(change(&keyed, second, Some(1), Some(UserId::LOCAL), Role::Admin).await.expect("changed"));
+    let changed = applied(
+        change(&keyed, second, Some(1), Some(UserId::LOCAL), Role::Admin).await.expect("changed"),
+    );
     assert_eq!((changed.limits, changed.revision), (second, 2));
-    assert!(matches!(change(&keyed, second, Some(1), None, Role::Admin).await, Ok(Written::Repeated { .. })));
+    assert!(matches!(
+        change(&keyed, second, Some(1), None, Role::Admin).await,
+        Ok(Written::Repeated { .. })
+    ));
     assert_eq!(holder().await, second);
     let other = other_organization(&f.store).await;
     assert_not_found(f.store.api_key_get(other, id, None).await);

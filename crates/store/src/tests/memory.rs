@@ -1,4 +1,5 @@
-//! What a commit left of a task: the next decision is made from it without loading the task, and only where nothing has changed.
+//! What a commit left of a task: the next decision is made from it without loading the task, and
+//! only where nothing has changed.
 
 use construct_domain::{
     BudgetId,
@@ -12,12 +13,16 @@ use super::{
     *,
 };
 use crate::{
-    AgentChanges, AppendedMessage, Committed, EndedMessage, Key, LoadedTask, NewBudget, Order, Page, Purpose,
-    StepUsage, TaskChanges, TaskCommit, TaskFilter,
+    AgentChanges, AppendedMessage, Committed, EndedMessage, Key, LoadedTask, NewBudget, Order,
+    Page, Purpose, StepUsage, TaskChanges, TaskCommit, TaskFilter,
 };
 
 /// What a commit left, beside what would be loaded.
-async fn left_and_loaded(f: &Fixture, task: TaskId, committed: Committed) -> (Option<LoadedTask>, LoadedTask) {
+async fn left_and_loaded(
+    f: &Fixture,
+    task: TaskId,
+    committed: Committed,
+) -> (Option<LoadedTask>, LoadedTask) {
     let left = committed.left.map(|left| LoadedTask { remembered: false, ..*left });
     (left, load(f, task).await)
 }
@@ -62,7 +67,13 @@ async fn what_a_commit_left_is_what_would_be_loaded() {
     let commit = TaskCommit {
         appended: vec![answer],
         ended: Some(EndedMessage { message: first.id, error: None }),
-        usage: vec![StepUsage { call: Uuid::now_v7(), step, model: f.model, purpose: Purpose::Turn, usage: usage(5) }],
+        usage: vec![StepUsage {
+            call: Uuid::now_v7(),
+            step,
+            model: f.model,
+            purpose: Purpose::Turn,
+            usage: usage(5),
+        }],
         tool_uses: [("grep".to_owned(), 2)].into(),
         title: Some("A title".into()),
         events: vec![event("message.created"), event("turn.completed")],
@@ -110,9 +121,15 @@ async fn what_is_remembered_does_not_outlive_a_change() {
     let id = |number: usize| before[number].task.id;
     f.message(id(0), "more").await;
     f.store.task_suspend(&write(), id(1), rendered("task.updated")).await.expect("suspended");
-    f.store.task_cancel(&write(), id(2), "no more", rendered("task.updated")).await.expect("cancelled");
+    f.store
+        .task_cancel(&write(), id(2), "no more", rendered("task.updated"))
+        .await
+        .expect("cancelled");
     let changes = TaskChanges { policy: Some(Vec::new()), ..TaskChanges::default() };
-    f.store.task_update(&write(), id(3), None, changes, rendered("task.updated")).await.expect("changed");
+    f.store
+        .task_update(&write(), id(3), None, changes, rendered("task.updated"))
+        .await
+        .expect("changed");
     f.store.task_delete(&write(), id(4), rendered("task.deleted")).await.expect("deleted");
     let new = NewBudget {
         id: BudgetId::from_uuid(Uuid::now_v7()),
@@ -126,7 +143,10 @@ async fn what_is_remembered_does_not_outlive_a_change() {
         assert!(matches!(done, Err(Error::Conflict)), "change {number}: {done:?}");
     }
     let changes = AgentChanges { policy: Some(Vec::new()), ..AgentChanges::default() };
-    f.store.agent_update(&write(), f.agent, None, changes, rendered("agent.updated")).await.expect("changed");
+    f.store
+        .agent_update(&write(), f.agent, None, changes, rendered("agent.updated"))
+        .await
+        .expect("changed");
     let done = commit_again(&f, &before[6]).await;
     assert!(matches!(done, Err(Error::Conflict)), "{done:?}");
     let loaded = load(&f, id(6)).await;
@@ -165,7 +185,13 @@ async fn a_decision_does_not_outlive_the_words_it_was_made_for() {
     let message = f.message(task, "hello").await;
     let loaded = load(&f, task).await;
     let write = write();
-    let changed = f.store.message_update(&write, message.id, None, text("good-bye"), rendered("message.updated"));
+    let changed = f.store.message_update(
+        &write,
+        message.id,
+        None,
+        text("good-bye"),
+        rendered("message.updated"),
+    );
     changed.await.expect("it still waits");
     let (state, admitted) = admitting(&loaded);
     let commit = TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) };
@@ -180,11 +206,16 @@ async fn a_task_is_put_aside_until_something_is_asked_for_or_a_look_goes_well() 
     f.message(task, "hello").await;
     let before = f.store.task_intents(task).await.expect("read").expect("there");
     f.message(task, "more").await;
-    assert!(!f.store.task_park(task, before, "broken", now()).await.expect("written"), "nobody has looked at that yet");
+    assert!(
+        !f.store.task_park(task, before, "broken", now()).await.expect("written"),
+        "nobody has looked at that yet"
+    );
     let intents = f.store.task_intents(task).await.expect("read").expect("there");
     assert!(f.store.task_park(task, intents, "broken", now()).await.expect("written"));
     let later = now() + std::time::Duration::from_secs(3600);
-    let due = async || f.store.sweep_due(later, None, 10).await.expect("read").iter().any(|due| due.task == task);
+    let due = async || {
+        f.store.sweep_due(later, None, 10).await.expect("read").iter().any(|due| due.task == task)
+    };
     assert!(!due().await);
     let since = f.store.task_parked(ORG, task).await.expect("read").expect("it is").since;
     // Whoever finds the same again does not put it aside anew.
@@ -212,10 +243,13 @@ async fn a_task_that_nobody_will_look_at_is_found_by_tests() {
     set("intents_seen = intents").await;
     let found = forgotten().await;
     assert!(found.len() == 1 && found[0].contains(&task.uuid().to_string()), "{found:?}");
-    for reason in ["next_wake = now()", "parked_intents = intents", "phase = 'suspended', suspend = true"] {
+    for reason in
+        ["next_wake = now()", "parked_intents = intents", "phase = 'suspended', suspend = true"]
+    {
         set(reason).await;
         assert!(forgotten().await.is_empty(), "{reason}");
-        set("next_wake = NULL, parked_intents = NULL, phase = 'await_input', suspend = false").await;
+        set("next_wake = NULL, parked_intents = NULL, phase = 'await_input', suspend = false")
+            .await;
         assert_eq!(forgotten().await.len(), 1, "{reason}");
     }
     f.database.execute("DELETE FROM messages").await;
@@ -223,7 +257,9 @@ async fn a_task_that_nobody_will_look_at_is_found_by_tests() {
     for busy in ["phase = 'await_approval'", "turn = '{}'", "step = '{}'"] {
         f.database.execute(&format!("UPDATE tasks SET {busy} WHERE id = '{}'", idle.uuid())).await;
         assert_eq!(forgotten().await.len(), 1, "{busy}");
-        f.database.execute("UPDATE tasks SET phase = 'await_input', turn = NULL, step = NULL").await;
+        f.database
+            .execute("UPDATE tasks SET phase = 'await_input', turn = NULL, step = NULL")
+            .await;
     }
 }
 
@@ -233,9 +269,14 @@ async fn people_see_of_a_task_what_can_be_read() {
     let (task, whole) = (f.task().await, f.task().await);
     f.message(task, "hello").await;
     f.database.spoil(task, true).await;
-    f.database.execute(&format!("UPDATE tasks SET phase = 'dreams' WHERE id = '{}'", task.uuid())).await;
+    f.database
+        .execute(&format!("UPDATE tasks SET phase = 'dreams' WHERE id = '{}'", task.uuid()))
+        .await;
     let loaded = f.store.task_load(task).await;
-    assert!(matches!(loaded, Err(Error::Internal(_))), "nothing is decided about half a task: {loaded:?}");
+    assert!(
+        matches!(loaded, Err(Error::Internal(_))),
+        "nothing is decided about half a task: {loaded:?}"
+    );
 
     let found = f.store.task_get(ORG, task).await.expect("read");
     assert_eq!((found.phase(), found.unreadable.as_slice()), (None, &["phase", "turn"][..]));
@@ -243,20 +284,30 @@ async fn people_see_of_a_task_what_can_be_read() {
     let error = found.state.last_error.as_ref().expect("it says so");
     assert_eq!(error.code, UNREADABLE);
     assert!(error.message.contains("`dreams`") && error.message.contains("turn"), "{error:?}");
-    let page = Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+    let page =
+        Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
     let listed = f.store.task_list(ORG, &TaskFilter::default(), &page).await.expect("listed");
     assert_eq!(listed.iter().map(|task| task.state.id).collect::<Vec<_>>(), [task, whole]);
     assert_eq!((&listed[0], listed[1].phase()), (&found, Some(Phase::AwaitInput)));
 
     let intents = f.store.task_intents(task).await.expect("read").expect("there");
     assert!(f.store.task_park(task, intents, "broken", now()).await.expect("written"));
-    let retried = f.store.task_retry(&write(), task, rendered("task.updated")).await.expect("it is asked for");
+    let retried = f
+        .store
+        .task_retry(&write(), task, rendered("task.updated"))
+        .await
+        .expect("it is asked for");
     assert_eq!(applied(retried).unreadable, ["phase", "turn"]);
     assert_eq!(f.store.task_parked(ORG, task).await.expect("read"), None);
 
-    f.database.execute(&format!("UPDATE tasks SET phase = 'await_input' WHERE id = '{}'", task.uuid())).await;
+    f.database
+        .execute(&format!("UPDATE tasks SET phase = 'await_input' WHERE id = '{}'", task.uuid()))
+        .await;
     f.database.spoil(task, false).await;
     let found = f.store.task_get(ORG, task).await.expect("read");
-    assert_eq!((found.phase(), found.unreadable.len(), found.state.last_error), (Some(Phase::AwaitInput), 0, None));
+    assert_eq!(
+        (found.phase(), found.unreadable.len(), found.state.last_error),
+        (Some(Phase::AwaitInput), 0, None)
+    );
     assert!(f.store.task_load(task).await.expect("read").is_some());
 }

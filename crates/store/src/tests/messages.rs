@@ -16,9 +16,17 @@ async fn concurrent_messages_have_one_order() {
     let mut messages = join_all((0..50).map(|n: u32| {
         let store = f.store.clone();
         async move {
-            let new = NewUserMessage { id: message_id(), task, content: text(&n.to_string()), interrupts: false };
+            let new = NewUserMessage {
+                id: message_id(),
+                task,
+                content: text(&n.to_string()),
+                interrupts: false,
+            };
             applied_with_event(
-                store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"),
+                store
+                    .message_create(&write(), new, rendered("message.created"))
+                    .await
+                    .expect("accepted"),
             )
         }
     }))
@@ -31,7 +39,8 @@ async fn concurrent_messages_have_one_order() {
         "events tell the same order"
     );
     let page = MessagePage { limit: 100, descending: false, after: None };
-    let listed = f.store.message_list(ORG, task, &MessageFilter::default(), &page).await.expect("listed");
+    let listed =
+        f.store.message_list(ORG, task, &MessageFilter::default(), &page).await.expect("listed");
     assert_eq!(listed, messages.into_iter().map(|(message, _)| message).collect::<Vec<_>>());
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").queued_count, 50);
 }
@@ -52,14 +61,19 @@ async fn the_queue_is_bounded() {
     .await
     .expect("filled");
     f.message(task, "the last one").await;
-    let new = NewUserMessage { id: message_id(), task, content: text("too much"), interrupts: false };
-    let refused = f.store.message_create(&write_with_key("k", 1), new.clone(), rendered("message.created")).await;
+    let new =
+        NewUserMessage { id: message_id(), task, content: text("too much"), interrupts: false };
+    let refused = f
+        .store
+        .message_create(&write_with_key("k", 1), new.clone(), rendered("message.created"))
+        .await;
     assert!(matches!(refused, Err(Error::QueueFull { limit: QUEUE_LIMIT })), "{refused:?}");
     let loaded = f.store.task_load(task).await.expect("read").expect("there");
     let message = loaded.queued.expect("one waits").message;
     let mut state = loaded.task.clone();
     state.last_position += 1;
-    let commit = TaskCommit { admitted: Some((message, 1)), ..TaskCommit::new(&loaded, &state, now()) };
+    let commit =
+        TaskCommit { admitted: Some((message, 1)), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
     applied(
         f.store
@@ -74,24 +88,41 @@ async fn only_a_queued_message_can_be_changed_or_taken_back() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let (a, b) = (f.message(task, "a").await, f.message(task, "b").await);
-    let changed = f.store.message_update(&write(), b.id, Some(1), text("B"), rendered("message.updated")).await;
+    let changed = f
+        .store
+        .message_update(&write(), b.id, Some(1), text("B"), rendered("message.updated"))
+        .await;
     let changed = applied(changed.expect("changed"));
     assert_eq!((changed.revision, &changed.content), (2, &text("B")));
     assert_eq!(f.store.message_get(ORG, b.id).await.expect("got"), changed);
-    let old = f.store.message_update(&write(), b.id, Some(1), text("C"), rendered("message.updated")).await;
+    let old = f
+        .store
+        .message_update(&write(), b.id, Some(1), text("C"), rendered("message.updated"))
+        .await;
     assert!(matches!(old, Err(Error::Conflict)), "{old:?}");
     let loaded = f.store.task_load(task).await.expect("read").expect("there");
     let mut state = loaded.task.clone();
     state.last_position += 1;
-    let commit = TaskCommit { admitted: Some((a.id, 1)), ..TaskCommit::new(&loaded, &state, now()) };
+    let commit =
+        TaskCommit { admitted: Some((a.id, 1)), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
-    let late = f.store.message_update(&write(), a.id, None, text("A"), rendered("message.updated")).await;
+    let late =
+        f.store.message_update(&write(), a.id, None, text("A"), rendered("message.updated")).await;
     assert!(matches!(late, Err(Error::NotQueued)), "{late:?}");
     let late = f.store.message_delete(&write(), a.id, rendered("message.deleted")).await;
     assert!(matches!(late, Err(Error::NotQueued)), "{late:?}");
-    applied(f.store.message_delete(&write(), b.id, rendered("message.deleted")).await.expect("taken back"));
+    applied(
+        f.store
+            .message_delete(&write(), b.id, rendered("message.deleted"))
+            .await
+            .expect("taken back"),
+    );
     assert_not_found(f.store.message_get(ORG, b.id).await);
-    assert_eq!(f.store.task_get(ORG, task).await.expect("got").event_sequence, 5, "what was refused left no event");
+    assert_eq!(
+        f.store.task_get(ORG, task).await.expect("got").event_sequence,
+        5,
+        "what was refused left no event"
+    );
 }
 
 #[tokio::test]
@@ -115,7 +146,11 @@ async fn messages_are_listed_with_the_queue_last_and_page_by_page() {
         let mut page = MessagePage { limit: 2, descending, after: None };
         let mut seen = Vec::new();
         loop {
-            let part = f.store.message_list(ORG, task, &MessageFilter::default(), &page).await.expect("listed");
+            let part = f
+                .store
+                .message_list(ORG, task, &MessageFilter::default(), &page)
+                .await
+                .expect("listed");
             let Some(last) = part.last() else { break };
             page.after = Some(last.cursor());
             seen.extend(part.into_iter().map(|message| message.position));
@@ -129,9 +164,12 @@ async fn messages_are_listed_with_the_queue_last_and_page_by_page() {
     let page = MessagePage { limit: 10, descending: false, after: None };
     let filter = MessageFilter { source: Some(Source::User), after_position: 2, superseded: false };
     assert_eq!(f.store.message_list(ORG, task, &filter, &page).await.expect("listed").len(), 4);
-    let filter = MessageFilter { source: Some(Source::Assistant), after_position: 0, superseded: false };
+    let filter =
+        MessageFilter { source: Some(Source::Assistant), after_position: 0, superseded: false };
     assert!(f.store.message_list(ORG, task, &filter, &page).await.expect("listed").is_empty());
-    assert_not_found(f.store.message_list(ORG, TaskId::from_uuid(Uuid::now_v7()), &filter, &page).await);
+    assert_not_found(
+        f.store.message_list(ORG, TaskId::from_uuid(Uuid::now_v7()), &filter, &page).await,
+    );
 }
 
 #[tokio::test]
@@ -141,13 +179,28 @@ async fn the_files_of_a_task_are_those_the_model_knows_of_with_the_newest_first(
     let file = |n: u64| {
         let id = FileId::from_uuid(Uuid::from_u128(n.into()));
         let file = Some(AttachedFile { id, sha256: "0f".repeat(32), size: n });
-        Block::Attachment(Attachment { media_type: "text/csv".into(), file, ..Attachment::default() })
+        Block::Attachment(Attachment {
+            media_type: "text/csv".into(),
+            file,
+            ..Attachment::default()
+        })
     };
-    let own = Attachment { media_type: "image/png".into(), data: "AA==".into(), ..Attachment::default() };
+    let own =
+        Attachment { media_type: "image/png".into(), data: "AA==".into(), ..Attachment::default() };
     let first = vec![Block::Text("file".into()), file(1), file(2)];
     for blocks in [first, vec![Block::Attachment(own), file(3)], vec![file(4)]] {
-        let new = NewUserMessage { id: message_id(), task, content: Content { blocks }, interrupts: false };
-        applied(f.store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"));
+        let new = NewUserMessage {
+            id: message_id(),
+            task,
+            content: Content { blocks },
+            interrupts: false,
+        };
+        applied(
+            f.store
+                .message_create(&write(), new, rendered("message.created"))
+                .await
+                .expect("accepted"),
+        );
     }
     // The last one waits, and the model has not seen it.
     for position in 1..=2 {
@@ -164,10 +217,12 @@ async fn the_files_of_a_task_are_those_the_model_knows_of_with_the_newest_first(
     };
     assert_eq!(sizes(10).await, [3, 2, 1]);
     assert_eq!(sizes(2).await, [3, 2]);
-    sqlx::query("UPDATE messages SET superseded_at = created_at WHERE task_id = $1 AND position = 2")
-        .bind(task.uuid())
-        .execute(&f.store.pool)
-        .await
-        .expect("put aside");
+    sqlx::query(
+        "UPDATE messages SET superseded_at = created_at WHERE task_id = $1 AND position = 2",
+    )
+    .bind(task.uuid())
+    .execute(&f.store.pool)
+    .await
+    .expect("put aside");
     assert_eq!(sizes(10).await, [2, 1]);
 }

@@ -1,16 +1,19 @@
-//! What a migration may do: the version before works on while it is applied and afterwards, and can be gone back to. So it extends the
-//! schema, and what it makes superfluous is taken away by a later one, which says so in a line
+//! What a migration may do: the version before works on while it is applied and afterwards, and can
+//! be gone back to. So it extends the schema, and what it makes superfluous is taken away by a
+//! later one, which says so in a line
 //!
 //! ```sql
 //! -- contracts: N
 //! ```
 //!
-//! No released version that has migration N uses any more what is taken away. Whoever goes back goes back to such a version.
+//! No released version that has migration N uses any more what is taken away. Whoever goes back
+//! goes back to such a version.
 //!
-//! Nor does it keep the version before from its work for long: an index on a table that is there is made concurrently, by a file that begins with
-//! `-- no-transaction` and does nothing else, because PostgreSQL runs that only by itself. A reference from a table that is there is added `NOT VALID`
-//! and validated by a later file. Rows that are there are changed a few at a time, by a `DO` that commits in between, in a file that begins with
-//! `-- no-transaction`.
+//! Nor does it keep the version before from its work for long: an index on a table that is there is
+//! made concurrently, by a file that begins with `-- no-transaction` and does nothing else, because
+//! PostgreSQL runs that only by itself. A reference from a table that is there is added `NOT VALID`
+//! and validated by a later file. Rows that are there are changed a few at a time, by a `DO` that
+//! commits in between, in a file that begins with `-- no-transaction`.
 
 use std::{
     borrow::Cow,
@@ -37,8 +40,10 @@ const CONCURRENTLY: i64 = 40;
 
 /// The statements of a migration, in lower case and on one line each, without comments.
 fn statements(sql: &str) -> Vec<String> {
-    let lines: Vec<&str> = sql.lines().map(|line| line.split("--").next().unwrap_or_default()).collect();
-    let words = |statement: &str| statement.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ");
+    let lines: Vec<&str> =
+        sql.lines().map(|line| line.split("--").next().unwrap_or_default()).collect();
+    let words =
+        |statement: &str| statement.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ");
     lines.join("\n").split(';').map(words).filter(|statement| !statement.is_empty()).collect()
 }
 
@@ -74,10 +79,14 @@ const UNIQUE_INDEX: [&str; 2] = ["create unique index concurrently ", "create un
 
 /// The tables that a migration makes.
 fn made(statements: &[String]) -> BTreeSet<&str> {
-    statements.iter().filter_map(|statement| Some(named(statement, &["create table "])?.0)).collect()
+    statements
+        .iter()
+        .filter_map(|statement| Some(named(statement, &["create table "])?.0))
+        .collect()
 }
 
-/// Whether every row is read, or an index is made, while nobody can write to the table, for this change of it.
+/// Whether every row is read, or an index is made, while nobody can write to the table, for this
+/// change of it.
 fn change_reads_all(change: &str) -> bool {
     let has = |words: &[&str]| words.iter().any(|word| change.contains(word));
     change.starts_with("add ")
@@ -85,7 +94,8 @@ fn change_reads_all(change: &str) -> bool {
         && has(&[" unique", " primary key", " exclude ", " references ", " check", " stored"])
 }
 
-/// What a migration does to tables that are there while nobody can write to them, or to many of their rows.
+/// What a migration does to tables that are there while nobody can write to them, or to many of
+/// their rows.
 fn blocking(sql: &str) -> Vec<String> {
     let statements = statements(sql);
     let new = made(&statements);
@@ -93,12 +103,14 @@ fn blocking(sql: &str) -> Vec<String> {
     let few_at_a_time = outside && statements.iter().any(|statement| statement == "commit");
     let blocks = |statement: &&String| {
         if let Some((table, changes)) = named(statement, &["alter table "]) {
-            return !new.contains(table) && parts(changes).iter().any(|change| change_reads_all(change));
+            return !new.contains(table)
+                && parts(changes).iter().any(|change| change_reads_all(change));
         }
         if let Some((table, _)) = named(statement, &["update ", "delete from "]) {
             return !new.contains(table) && !few_at_a_time;
         }
-        let Some((_, rest)) = named(statement, &INDEX).or_else(|| named(statement, &UNIQUE_INDEX)) else {
+        let Some((_, rest)) = named(statement, &INDEX).or_else(|| named(statement, &UNIQUE_INDEX))
+        else {
             return false;
         };
         let made_here = named(rest, &["on "]).is_some_and(|(table, _)| new.contains(table));
@@ -108,8 +120,8 @@ fn blocking(sql: &str) -> Vec<String> {
     statements.iter().filter(blocks).cloned().collect()
 }
 
-/// Whether the version before would be refused what it inserts or updates, or miss what it reads, after this change of a table among `all`
-/// that are made at once.
+/// Whether the version before would be refused what it inserts or updates, or miss what it reads,
+/// after this change of a table among `all` that are made at once.
 fn change_is_refused(change: &str, all: &[String]) -> bool {
     let is = |starts: &[&str]| starts.iter().any(|start| change.starts_with(start));
     if is(&["drop ", "rename ", "set schema "]) {
@@ -120,35 +132,51 @@ fn change_is_refused(change: &str, all: &[String]) -> bool {
         let drops = change.contains(" drop ") && !change.contains(" drop not null");
         return drops || change.contains(" set not null") || change.contains(" type ");
     }
-    if is(&["add constraint ", "add foreign key ", "add check", "add unique", "add primary ", "add exclude "]) {
+    if is(&[
+        "add constraint ",
+        "add foreign key ",
+        "add check",
+        "add unique",
+        "add primary ",
+        "add exclude ",
+    ]) {
         // It knows nothing of a column that is new, and leaves it empty.
-        let column = change.split_once(" foreign key (").and_then(|(_, rest)| rest.split([',', ')']).next());
+        let column =
+            change.split_once(" foreign key (").and_then(|(_, rest)| rest.split([',', ')']).next());
         let is_new = |column: &str| {
-            let adds =
-                |change: &String| named(change, &["add column ", "add "]).is_some_and(|(name, _)| name == column);
+            let adds = |change: &String| {
+                named(change, &["add column ", "add "]).is_some_and(|(name, _)| name == column)
+            };
             all.iter().any(adds)
         };
         return !column.is_some_and(is_new);
     }
-    is(&["add "]) && change.contains(" not null") && !change.contains(" default ") && !change.contains(" generated ")
+    is(&["add "])
+        && change.contains(" not null")
+        && !change.contains(" default ")
+        && !change.contains(" generated ")
 }
 
-/// The statements that the version before would not survive: what it reads or writes would be gone, or refused. With a table that is new it has
-/// nothing to do.
+/// The statements that the version before would not survive: what it reads or writes would be gone,
+/// or refused. With a table that is new it has nothing to do.
 fn refused(sql: &str) -> Vec<String> {
-    let all: Vec<String> = MIGRATOR.iter().flat_map(|migration| statements(migration.sql.as_str())).collect();
-    let plain: BTreeSet<&str> = all.iter().filter_map(|made| Some(named(made, &INDEX)?.0)).collect();
+    let all: Vec<String> =
+        MIGRATOR.iter().flat_map(|migration| statements(migration.sql.as_str())).collect();
+    let plain: BTreeSet<&str> =
+        all.iter().filter_map(|made| Some(named(made, &INDEX)?.0)).collect();
     let statements = statements(sql);
     let new = made(&statements);
     let is_refused = |statement: &&String| {
         if let Some((table, changes)) = named(statement, &["alter table "]) {
             let changes = parts(changes);
-            return !new.contains(table) && changes.iter().any(|change| change_is_refused(change, &changes));
+            return !new.contains(table)
+                && changes.iter().any(|change| change_is_refused(change, &changes));
         }
         if let Some((_, rest)) = named(statement, &UNIQUE_INDEX) {
             return named(rest, &["on "]).is_none_or(|(table, _)| !new.contains(table));
         }
-        // A unique index may be what an ON CONFLICT refers to; nothing but its speed hangs on another one.
+        // A unique index may be what an ON CONFLICT refers to; nothing but its speed hangs on
+        // another one.
         if let Some((index, _)) = named(statement, &["drop index "]) {
             return !plain.contains(index);
         }
@@ -174,9 +202,9 @@ fn objection(version: i64, sql: &str) -> Option<String> {
     let refused = refused(sql);
     match contracts(sql) {
         None if refused.is_empty() => None,
-        None => {
-            Some(format!("{refused:?}; expand first, and contract in a later version, with a line `-- contracts: N`"))
-        }
+        None => Some(format!(
+            "{refused:?}; expand first, and contract in a later version, with a line `-- contracts: N`"
+        )),
         Some(_) if refused.is_empty() => Some("it contracts nothing".to_owned()),
         Some(Ok(since)) if since < version && MIGRATOR.version_exists(since) => None,
         Some(since) => Some(format!("it contracts since {since:?}, which is no earlier migration")),
@@ -196,13 +224,18 @@ fn a_migration_leaves_what_the_version_before_needs() {
 #[test]
 fn what_nobody_uses_any_more_is_taken_away_by_a_migration_that_says_since_when() {
     let drop = "ALTER TABLE tasks DROP COLUMN title;";
-    let says = |since: &str| objection(40, &format!("-- Titles are elsewhere.\n-- contracts: {since}\n{drop}"));
+    let says = |since: &str| {
+        objection(40, &format!("-- Titles are elsewhere.\n-- contracts: {since}\n{drop}"))
+    };
     assert_eq!(says("34"), None);
     for wrong in ["40", "41", "0", "", "long ago"] {
         assert!(says(wrong).is_some(), "{wrong}");
     }
     assert!(objection(40, drop).is_some());
-    assert!(objection(40, "-- contracts: 34\nCREATE TABLE y (z INT)").is_some(), "there is nothing to contract");
+    assert!(
+        objection(40, "-- contracts: 34\nCREATE TABLE y (z INT)").is_some(),
+        "there is nothing to contract"
+    );
     assert_eq!(objection(40, "CREATE TABLE y (z INT)"), None);
 }
 
@@ -218,14 +251,19 @@ async fn a_database_that_a_newer_version_has_migrated_is_opened() {
     apply(newest + 1).await;
     apply(newest + 2).await;
     database.store().migrate().await.expect("it goes on");
-    // What is not known and comes before what is known is not of a newer version, but of another line.
+    // What is not known and comes before what is known is not of a newer version, but of another
+    // line.
     apply(0).await;
     let other = database.store().migrate().await;
     assert!(matches!(other, Err(Error::Internal(_))), "{other:?}");
     database.execute("DELETE FROM _sqlx_migrations WHERE version = 0").await;
     database.store().migrate().await.expect("it goes on");
     // What is known is as it is known.
-    database.execute(&format!("UPDATE _sqlx_migrations SET checksum = '\\x00' WHERE version = {newest}")).await;
+    database
+        .execute(&format!(
+            "UPDATE _sqlx_migrations SET checksum = '\\x00' WHERE version = {newest}"
+        ))
+        .await;
     let changed = database.store().migrate().await;
     assert!(matches!(changed, Err(Error::Internal(_))), "{changed:?}");
 }
@@ -264,12 +302,18 @@ fn what_would_break_the_version_before_is_found() {
 fn an_index_on_a_table_that_is_there_is_made_concurrently_and_alone() {
     let concurrently = "CREATE INDEX CONCURRENTLY i ON tasks (title);";
     let both = format!("-- no-transaction\n{concurrently}\nCREATE TABLE y (z INT);");
-    for wrong in
-        ["CREATE INDEX i ON tasks (title);", "CREATE INDEX IF NOT EXISTS i ON ONLY tasks (title)", concurrently, &both]
-    {
+    for wrong in [
+        "CREATE INDEX i ON tasks (title);",
+        "CREATE INDEX IF NOT EXISTS i ON ONLY tasks (title)",
+        concurrently,
+        &both,
+    ] {
         assert!(objection(40, wrong).is_some(), "{wrong}");
     }
-    for fine in [&format!("-- no-transaction\n{concurrently}"), "CREATE TABLE y (z INT); CREATE INDEX i ON y (z);"] {
+    for fine in [
+        &format!("-- no-transaction\n{concurrently}"),
+        "CREATE TABLE y (z INT); CREATE INDEX i ON y (z);",
+    ] {
         assert_eq!(objection(40, fine), None, "{fine}");
     }
     assert_eq!(objection(39, "CREATE INDEX i ON tasks (title);"), None, "they have landed");
@@ -301,7 +345,8 @@ fn nobody_is_kept_from_writing_while_every_row_is_looked_at() {
 
 /// What there is, and one migration more.
 fn with(sql: &'static str) -> Migrator {
-    let version = MIGRATOR.iter().map(|migration| migration.version).max().expect("there are some") + 1;
+    let version =
+        MIGRATOR.iter().map(|migration| migration.version).max().expect("there are some") + 1;
     let no_tx = sql.starts_with("-- no-transaction");
     let sql = sqlx::AssertSqlSafe(sql).into_sql_str();
     let more = Migration::new(version, Cow::Borrowed("more"), MigrationType::Simple, sql, no_tx);
@@ -311,9 +356,10 @@ fn with(sql: &'static str) -> Migrator {
 #[tokio::test]
 async fn a_migration_that_waits_for_a_table_lets_others_pass_again_and_again() {
     let database = Database::new().await;
-    let mut other = sqlx::PgConnection::connect_with(&connect_options(database.url()).expect("an address"))
-        .await
-        .expect("connected");
+    let mut other =
+        sqlx::PgConnection::connect_with(&connect_options(database.url()).expect("an address"))
+            .await
+            .expect("connected");
     other.execute("BEGIN; LOCK TABLE tasks IN ACCESS SHARE MODE").await.expect("locked");
     let store = database.store();
     let migrator = with("ALTER TABLE tasks ADD COLUMN more TEXT");
@@ -326,7 +372,10 @@ async fn a_migration_that_waits_for_a_table_lets_others_pass_again_and_again() {
         longest = longest.max(asked.elapsed());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert!(longest > Duration::from_millis(500), "the migration did not wait for the table: {longest:?}");
+    assert!(
+        longest > Duration::from_millis(500),
+        "the migration did not wait for the table: {longest:?}"
+    );
     assert!(!migrates.is_finished(), "it goes on trying");
     other.execute("COMMIT").await.expect("let go");
     migrates.await.expect("it ends").expect("it is applied");
@@ -336,9 +385,10 @@ async fn a_migration_that_waits_for_a_table_lets_others_pass_again_and_again() {
 #[tokio::test]
 async fn an_index_that_is_made_concurrently_waits_for_who_came_before() {
     let database = Database::new().await;
-    let mut other = sqlx::PgConnection::connect_with(&connect_options(database.url()).expect("an address"))
-        .await
-        .expect("connected");
+    let mut other =
+        sqlx::PgConnection::connect_with(&connect_options(database.url()).expect("an address"))
+            .await
+            .expect("connected");
     other.execute("BEGIN; LOCK TABLE tasks IN ROW EXCLUSIVE MODE").await.expect("locked");
     let store = database.store();
     let migrator = with("-- no-transaction\nCREATE INDEX CONCURRENTLY tasks_more ON tasks (title)");

@@ -3,7 +3,9 @@
 use construct_domain::task::Phase;
 
 use super::*;
-use crate::{AgentFilter, CursorValue, Key, ModelFilter, ModelProviderFilter, Order, Page, TaskFilter};
+use crate::{
+    AgentFilter, CursorValue, Key, ModelFilter, ModelProviderFilter, Order, Page, TaskFilter,
+};
 
 const ORDERS: [(Key, bool); 6] = [
     (Key::CreatedAt, false),
@@ -24,13 +26,19 @@ async fn pages_are_stable_while_rows_are_inserted() {
     for n in 0..10 {
         let new = new_agent(f.model, &format!("a{n}"));
         // Several with one time: ids keep them apart.
-        let at = Write { now: Timestamp::from_second(1_700_000_000 + n / 3).expect("in range"), ..write() };
+        let at = Write {
+            now: Timestamp::from_second(1_700_000_000 + n / 3).expect("in range"),
+            ..write()
+        };
         applied(f.store.agent_create(&at, new, rendered("agent.created")).await.expect("created"));
     }
     let filter = AgentFilter { name_prefix: "a".into(), ..AgentFilter::default() };
     for (round, (key, descending)) in ORDERS.into_iter().enumerate() {
-        let before =
-            f.store.agent_list(ORG, &filter, &Page { limit: 100, ..page(key, descending) }).await.expect("listed");
+        let before = f
+            .store
+            .agent_list(ORG, &filter, &Page { limit: 100, ..page(key, descending) })
+            .await
+            .expect("listed");
         let mut part = page(key, descending);
         let mut seen = Vec::new();
         for insert in 0.. {
@@ -42,9 +50,15 @@ async fn pages_are_stable_while_rows_are_inserted() {
             // Before the first and after the last of every order.
             for (name, second) in [("a", 1_600_000_000), ("azz", 1_800_000_000)] {
                 if insert < 3 {
-                    let at = Write { now: Timestamp::from_second(second).expect("in range"), ..write() };
+                    let at =
+                        Write { now: Timestamp::from_second(second).expect("in range"), ..write() };
                     let new = new_agent(f.model, &format!("{name}-{round}-{insert}"));
-                    applied(f.store.agent_create(&at, new, rendered("agent.created")).await.expect("created"));
+                    applied(
+                        f.store
+                            .agent_create(&at, new, rendered("agent.created"))
+                            .await
+                            .expect("created"),
+                    );
                 }
             }
         }
@@ -64,15 +78,28 @@ async fn every_list_knows_every_order() {
     for (key, descending) in ORDERS {
         let page = page(key, descending);
         assert_eq!(
-            f.store.model_provider_list(ORG, &ModelProviderFilter::default(), &page).await.expect("listed").len(),
+            f.store
+                .model_provider_list(ORG, &ModelProviderFilter::default(), &page)
+                .await
+                .expect("listed")
+                .len(),
             1
         );
-        assert_eq!(f.store.model_list(ORG, &ModelFilter::default(), &page).await.expect("listed").len(), 1);
-        assert_eq!(f.store.agent_list(ORG, &AgentFilter::default(), &page).await.expect("listed").len(), 1);
+        assert_eq!(
+            f.store.model_list(ORG, &ModelFilter::default(), &page).await.expect("listed").len(),
+            1
+        );
+        assert_eq!(
+            f.store.agent_list(ORG, &AgentFilter::default(), &page).await.expect("listed").len(),
+            1
+        );
         let tasks = f.store.task_list(ORG, &TaskFilter::default(), &page).await.expect("listed");
         assert_eq!(tasks[0].created_at > tasks[1].created_at, descending);
         let rest = Page { after: Some(tasks[0].cursor(key)), ..page };
-        assert_eq!(f.store.task_list(ORG, &TaskFilter::default(), &rest).await.expect("listed"), tasks[1..]);
+        assert_eq!(
+            f.store.task_list(ORG, &TaskFilter::default(), &rest).await.expect("listed"),
+            tasks[1..]
+        );
     }
 }
 
@@ -92,12 +119,20 @@ async fn filters_hold() {
         (TaskFilter { created_after: Some(task.created_at), ..TaskFilter::default() }, 0),
         (TaskFilter { created_before: Some(task.created_at), ..TaskFilter::default() }, 0),
     ] {
-        assert_eq!(f.store.task_list(ORG, &filter, &page).await.expect("listed").len(), expected, "{filter:?}");
+        assert_eq!(
+            f.store.task_list(ORG, &filter, &page).await.expect("listed").len(),
+            expected,
+            "{filter:?}"
+        );
     }
-    let filter = ModelProviderFilter { kind: Some(ModelProviderKind::Openai), name_prefix: String::new() };
+    let filter =
+        ModelProviderFilter { kind: Some(ModelProviderKind::Openai), name_prefix: String::new() };
     assert!(f.store.model_provider_list(ORG, &filter, &page).await.expect("listed").is_empty());
     let filter = ModelFilter { provider: Some(f.provider), name_prefix: "%".into() };
-    assert!(f.store.model_list(ORG, &filter, &page).await.expect("listed").is_empty(), "a prefix is no pattern");
+    assert!(
+        f.store.model_list(ORG, &filter, &page).await.expect("listed").is_empty(),
+        "a prefix is no pattern"
+    );
 }
 
 #[tokio::test]

@@ -1,10 +1,12 @@
-//! How PostgreSQL carries out what would be slow without an index, on tables of a size at which that shows.
+//! How PostgreSQL carries out what would be slow without an index, on tables of a size at which
+//! that shows.
 
 use serde_json::Value;
 
 use super::*;
 
-/// A ledger of 110,000 calls, and 18,000 tasks: 400 trees of one root, nine subtasks, and four below each of those.
+/// A ledger of 110,000 calls, and 18,000 tasks: 400 trees of one root, nine subtasks, and four
+/// below each of those.
 async fn filled() -> (Fixture, Uuid, Uuid) {
     let f = Fixture::new().await;
     let root = f.task().await.uuid();
@@ -17,7 +19,8 @@ async fn filled() -> (Fixture, Uuid, Uuid) {
     };
     let mut connection = f.store.pool.acquire().await.expect("a connection");
     for statement in [
-        // The rows are many for a machine that has other things to do, and no request writes as many.
+        // The rows are many for a machine that has other things to do, and no request writes as
+        // many.
         "SET statement_timeout = '2min'".to_owned(),
         "INSERT INTO tasks SELECT (jsonb_populate_record(t, jsonb_build_object('id', u.id, 'root_id', u.id))).*
          FROM tasks t, (SELECT gen_random_uuid() AS id FROM generate_series(1, 399)) u"
@@ -35,28 +38,39 @@ async fn filled() -> (Fixture, Uuid, Uuid) {
         sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut *connection).await.expect("filled");
     }
     drop(connection);
-    let counts: (i64, i64) = sqlx::query_as("SELECT (SELECT count(*) FROM step_usage), (SELECT count(*) FROM tasks)")
-        .fetch_one(&f.store.pool)
-        .await
-        .expect("counted");
+    let counts: (i64, i64) =
+        sqlx::query_as("SELECT (SELECT count(*) FROM step_usage), (SELECT count(*) FROM tasks)")
+            .fetch_one(&f.store.pool)
+            .await
+            .expect("counted");
     assert!(counts.0 >= 100_000 && counts.1 >= 18_000, "{counts:?}");
     let child = sqlx::query_scalar("SELECT id FROM tasks WHERE parent_id = $1 LIMIT 1").bind(root);
     let child = child.fetch_one(&f.store.pool).await.expect("there");
     (f, root, child)
 }
 
-/// The plan of a statement for any parameters, which is the worst that PostgreSQL may choose for one that was prepared.
+/// The plan of a statement for any parameters, which is the worst that PostgreSQL may choose for
+/// one that was prepared.
 async fn plan(f: &Fixture, statement: &str, arguments: &str) -> String {
     let mut connection = f.store.pool.acquire().await.expect("a connection");
-    for statement in
-        ["SET plan_cache_mode = force_generic_plan".to_owned(), format!("PREPARE looked_at AS {statement}")]
-    {
-        sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut *connection).await.expect("prepared");
+    for statement in [
+        "SET plan_cache_mode = force_generic_plan".to_owned(),
+        format!("PREPARE looked_at AS {statement}"),
+    ] {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statement))
+            .execute(&mut *connection)
+            .await
+            .expect("prepared");
     }
     let explain = format!("EXPLAIN (FORMAT JSON) EXECUTE looked_at({arguments})");
-    let plan: Value =
-        sqlx::query_scalar(sqlx::AssertSqlSafe(explain)).fetch_one(&mut *connection).await.expect("explained");
-    sqlx::raw_sql("DEALLOCATE looked_at; RESET plan_cache_mode").execute(&mut *connection).await.expect("tidied up");
+    let plan: Value = sqlx::query_scalar(sqlx::AssertSqlSafe(explain))
+        .fetch_one(&mut *connection)
+        .await
+        .expect("explained");
+    sqlx::raw_sql("DEALLOCATE looked_at; RESET plan_cache_mode")
+        .execute(&mut *connection)
+        .await
+        .expect("tidied up");
     format!("{plan:#}")
 }
 
@@ -67,15 +81,20 @@ fn reads_all_of(plan: &str, table: &str) -> bool {
 
 fn has_scan(node: &Value, table: &str) -> bool {
     let is_scan = node["Node Type"] == "Seq Scan" && node["Relation Name"] == table;
-    is_scan || node["Plans"].as_array().is_some_and(|plans| plans.iter().any(|plan| has_scan(plan, table)))
+    is_scan
+        || node["Plans"]
+            .as_array()
+            .is_some_and(|plans| plans.iter().any(|plan| has_scan(plan, table)))
 }
 
-/// Prepared statements, those of foreign keys too, are planned once: also when that is before the first task was made.
+/// Prepared statements, those of foreign keys too, are planned once: also when that is before the
+/// first task was made.
 #[tokio::test]
 async fn a_task_is_found_by_its_key_also_by_a_plan_made_when_there_was_none() {
     let f = Fixture::new().await;
     // As `RI_FKey_check` of PostgreSQL asks.
-    let check = "SELECT 1 FROM ONLY tasks x WHERE organization_id = $1 AND id = $2 FOR KEY SHARE OF x";
+    let check =
+        "SELECT 1 FROM ONLY tasks x WHERE organization_id = $1 AND id = $2 FOR KEY SHARE OF x";
     let plan = plan(&f, check, &format!("'{}', '{}'", ORG.uuid(), Uuid::nil())).await;
     assert!(plan.contains("tasks_tenant_key"), "{plan}");
 }
@@ -87,7 +106,10 @@ async fn what_is_asked_about_one_task_is_read_by_an_index() {
         let arguments = format!("'{}', NULL, '{task}', NULL, NULL, NULL, 'all', 1", ORG.uuid());
         let plan = plan(&f, &crate::cost::tests::statement_of_task(), &arguments).await;
         assert!(!reads_all_of(&plan, "step_usage"), "{plan}");
-        assert!(plan.contains("step_usage_tree_idx") && plan.contains("step_usage_root_idx"), "{plan}");
+        assert!(
+            plan.contains("step_usage_tree_idx") && plan.contains("step_usage_root_idx"),
+            "{plan}"
+        );
     }
     let [of, page] = crate::task::subtask::state::tests::statements();
     for (statement, arguments) in [
@@ -98,9 +120,15 @@ async fn what_is_asked_about_one_task_is_read_by_an_index() {
         assert!(!reads_all_of(&plan, "tasks") && plan.contains("tasks_parent_idx"), "{plan}");
     }
     let listed = crate::task::tests::statement_of_subtasks().expect("a statement");
-    let arguments =
-        format!("'{}', NULL, NULL, NULL, NULL, NULL, '-infinity', '{}', 100, '{root}'", ORG.uuid(), Uuid::nil());
-    let below = (crate::task::subtask::state::tests::statement_below(), format!("'{}', '{root}'", ORG.uuid()));
+    let arguments = format!(
+        "'{}', NULL, NULL, NULL, NULL, NULL, '-infinity', '{}', 100, '{root}'",
+        ORG.uuid(),
+        Uuid::nil()
+    );
+    let below = (
+        crate::task::subtask::state::tests::statement_below(),
+        format!("'{}', '{root}'", ORG.uuid()),
+    );
     for (statement, arguments) in [(listed, arguments), below] {
         let plan = plan(&f, &statement, &arguments).await;
         assert!(!reads_all_of(&plan, "tasks") && plan.contains("tasks_parent_idx"), "{plan}");
@@ -137,12 +165,19 @@ async fn the_approvals_of_a_tree_are_read_by_its_tasks() {
         };
         let found = f.store.approval_list(ORG, &filter, &page).await.expect("they are read");
         assert_eq!(found.len(), count);
-        let arguments = format!("'{}', '{task}', NULL, 'pending', 'infinity', '{}', 100", ORG.uuid(), Uuid::max());
+        let arguments = format!(
+            "'{}', '{task}', NULL, 'pending', 'infinity', '{}', 100",
+            ORG.uuid(),
+            Uuid::max()
+        );
         let plan = plan(&f, &statement, &arguments).await;
         assert!(!reads_all_of(&plan, "tasks") && !reads_all_of(&plan, "approvals"), "{plan}");
         assert!(plan.contains("approvals_task_idx") && plan.contains("tasks_parent_idx"), "{plan}");
-        // Not by all of the organisation, either.
-        assert!(!plan.contains("approvals_created_idx") && !plan.contains("approvals_pending_idx"), "{plan}");
+        // Not by all of the organization, either.
+        assert!(
+            !plan.contains("approvals_created_idx") && !plan.contains("approvals_pending_idx"),
+            "{plan}"
+        );
     }
 }
 
@@ -172,14 +207,22 @@ async fn what_was_used_in_a_time_is_read_by_an_index() {
     let org = ORG.uuid();
     let [models, tools] = crate::ledger::tests::statements();
     let time = "now() - interval '1 day', now()";
-    let arguments =
-        format!("'{org}', {time}, NULL, NULL, 'UTC', true, true, true, true, NULL, NULL, NULL, 100, true, NULL, NULL");
+    let arguments = format!(
+        "'{org}', {time}, NULL, NULL, 'UTC', true, true, true, true, NULL, NULL, NULL, 100, true, NULL, NULL"
+    );
     let of_models = plan(&f, &models, &arguments).await;
-    assert!(!reads_all_of(&of_models, "step_usage") && of_models.contains("step_usage_created_idx"), "{of_models}");
-    let arguments =
-        format!("'{org}', {time}, NULL, 'UTC', true, true, true, NULL, NULL, NULL, 100, NULL, true, NULL, NULL");
+    assert!(
+        !reads_all_of(&of_models, "step_usage") && of_models.contains("step_usage_created_idx"),
+        "{of_models}"
+    );
+    let arguments = format!(
+        "'{org}', {time}, NULL, 'UTC', true, true, true, NULL, NULL, NULL, 100, NULL, true, NULL, NULL"
+    );
     let of_tools = plan(&f, &tools, &arguments).await;
-    assert!(!reads_all_of(&of_tools, "messages") && of_tools.contains("messages_runs_idx"), "{of_tools}");
+    assert!(
+        !reads_all_of(&of_tools, "messages") && of_tools.contains("messages_runs_idx"),
+        "{of_tools}"
+    );
     let day = "now() - interval '1 day'";
     let arguments = format!(
         "'{org}', true, true, true, true, true, {day}, now() - interval '30 days', '{org}', now(), now(), '{org}'"

@@ -15,7 +15,8 @@ async fn what_is_kept_for_statements_is_there_for_transactions_and_for_nobody_el
     let options = PoolOptions {
         max_connections: 2,
         acquire_timeout: Duration::from_secs(2),
-        // A connection whose statement was given up comes back when the server has ended that: well before who waits for it gives up.
+        // A connection whose statement was given up comes back when the server has ended that: well
+        // before who waits for it gives up.
         statement_timeout: Duration::from_millis(500),
         ..PoolOptions::default()
     };
@@ -32,7 +33,8 @@ async fn what_is_kept_for_statements_is_there_for_transactions_and_for_nobody_el
         drop((first, second));
         store.ping().await.expect("they are back");
         // Neither a statement that fails nor one that is given up is in the way of the next.
-        let failed: Result<i32, _> = sqlx::query_scalar("SELECT 1 / 0").fetch_one(&store.pool).await;
+        let failed: Result<i32, _> =
+            sqlx::query_scalar("SELECT 1 / 0").fetch_one(&store.pool).await;
         failed.expect_err("it cannot be done");
         let slow = sqlx::query("SELECT pg_sleep(60)").execute(&store.pool);
         tokio::time::timeout(Duration::from_millis(10), slow).await.expect_err("it is slow");

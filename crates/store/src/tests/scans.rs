@@ -11,8 +11,9 @@ use super::*;
 use crate::{
     Keyring, SealedSecret,
     scan::{
-        CandidateState, HandedOver, Held, NewCandidate, NewScan, NewScanConnection, NewScanEvent, Review, Scan,
-        ScanChanges, ScanConnection, ScanCredential, ScanHost, ScanKind, ScanLimits, ScanPhase,
+        CandidateState, HandedOver, Held, NewCandidate, NewScan, NewScanConnection, NewScanEvent,
+        Review, Scan, ScanChanges, ScanConnection, ScanCredential, ScanHost, ScanKind, ScanLimits,
+        ScanPhase,
     },
 };
 
@@ -59,9 +60,13 @@ async fn a_scan_is_held_by_one_and_what_happens_has_no_gap() {
     let store = database.store();
     let scan = made(&store).await;
     let now = now();
-    assert_eq!(store.scan_open_by(ORG, scan.id).await.expect("it answers").as_deref(), Some("local"));
+    assert_eq!(
+        store.scan_open_by(ORG, scan.id).await.expect("it answers").as_deref(),
+        Some("local")
+    );
     let taken = join_all((0..8).map(|_| store.scans_take(10, &[], LEASE, now))).await;
-    let mut taken: Vec<_> = taken.into_iter().flat_map(|taken| taken.expect("it is taken")).collect();
+    let mut taken: Vec<_> =
+        taken.into_iter().flat_map(|taken| taken.expect("it is taken")).collect();
     assert_eq!(taken.len(), 1);
     let mut first = taken.remove(0);
     assert_eq!(store.scans_take(10, &[], LEASE, now).await.expect("it answers"), []);
@@ -70,10 +75,16 @@ async fn a_scan_is_held_by_one_and_what_happens_has_no_gap() {
     let later = now + LEASE;
     let mut second = store.scans_take(10, &[], LEASE, later).await.expect("it is free").remove(0);
     assert_eq!(store.scan_hold(&first, later + LEASE).await.expect("it answers"), Held::Lost);
-    assert!(matches!(store.scan_save(&mut first, &ScanChanges::default(), later).await, Err(Error::Conflict)));
+    assert!(matches!(
+        store.scan_save(&mut first, &ScanChanges::default(), later).await,
+        Err(Error::Conflict)
+    ));
     let happened = |kind| NewScanEvent { kind, message: "a\0b".into(), tool_calls: 3 };
     second.phase = ScanPhase::Exploring;
-    let changes = ScanChanges { events: vec![happened("phase"), happened("progress")], ..ScanChanges::default() };
+    let changes = ScanChanges {
+        events: vec![happened("phase"), happened("progress")],
+        ..ScanChanges::default()
+    };
     let events = store.scan_save(&mut second, &changes, later).await.expect("it is saved");
     assert_eq!(events.iter().map(|event| event.sequence).collect::<Vec<_>>(), [2, 3]);
     let told = store.scan_events(ORG, scan.id, 0, 10).await.expect("they are there");
@@ -85,7 +96,11 @@ async fn a_scan_is_held_by_one_and_what_happens_has_no_gap() {
     store.scan_save(&mut second, &ScanChanges::default(), later).await.expect("it is saved");
     store.scan_cancel(&write_at(later), scan.id, "enough", silent).await.expect("it is asked for");
     assert_eq!(store.scan_hold(&second, later).await.expect("it answers"), Held::Cancel);
-    assert_eq!(store.scans_take(10, &[], LEASE, later).await.expect("it answers"), [], "its end is no work");
+    assert_eq!(
+        store.scans_take(10, &[], LEASE, later).await.expect("it answers"),
+        [],
+        "its end is no work"
+    );
     let mut third = store.scans_look(10, LEASE, later).await.expect("it is taken").remove(0);
     assert_eq!((third.cancel_requested, third.cancel_reason.as_str()), (Some(later), "enough"));
     third.phase = ScanPhase::Cancelled;
@@ -122,7 +137,8 @@ async fn candidates_are_reviewed_by_revision_and_handed_over_once() {
     let candidates = vec![candidate("a", 10), candidate("b", 90)];
     let ids: Vec<_> = candidates.iter().map(|candidate| candidate.id).collect();
     held.phase = ScanPhase::Review;
-    let changes = ScanChanges { candidates, manifest: Some("1 a\n".into()), ..ScanChanges::default() };
+    let changes =
+        ScanChanges { candidates, manifest: Some("1 a\n".into()), ..ScanChanges::default() };
     store.scan_save(&mut held, &changes, now).await.expect("it is saved");
     assert_eq!(store.scan_manifest(ORG, scan.id).await.expect("it is there"), "1 a\n");
     let listed = store.candidate_list(ORG, scan.id, None).await.expect("they are there");
@@ -130,8 +146,12 @@ async fn candidates_are_reviewed_by_revision_and_handed_over_once() {
 
     let review = |state, content| Review { state, content, by: "ann".into() };
     let accepted = review(Some(CandidateState::Accepted), None);
-    store.candidate_review(&write_at(now), ids[0], Some(1), accepted.clone(), silent).await.expect("it is accepted");
-    let stale = store.candidate_review(&write_at(now), ids[0], Some(1), accepted.clone(), silent).await;
+    store
+        .candidate_review(&write_at(now), ids[0], Some(1), accepted.clone(), silent)
+        .await
+        .expect("it is accepted");
+    let stale =
+        store.candidate_review(&write_at(now), ids[0], Some(1), accepted.clone(), silent).await;
     assert!(matches!(stale, Err(Error::Conflict)));
     let renamed = review(None, Some(("b".into(), 10, json!({"name": "b"}))));
     let taken = store.candidate_review(&write_at(now), ids[0], None, renamed, silent).await;
@@ -142,7 +162,10 @@ async fn candidates_are_reviewed_by_revision_and_handed_over_once() {
         async move { store.candidates_hand_over(&write_at(now), scan.id, &named, "ann", silent).await }
     };
     assert!(matches!(hand_over(vec![ids[1]]).await, Err(Error::NotAccepted)));
-    assert!(matches!(hand_over(vec![CandidateId::from_uuid(Uuid::now_v7())]).await, Err(Error::NotFound { .. })));
+    assert!(matches!(
+        hand_over(vec![CandidateId::from_uuid(Uuid::now_v7())]).await,
+        Err(Error::NotFound { .. })
+    ));
     let handed = join_all((0..4).map(|_| hand_over(Vec::new()))).await;
     let handed: Vec<HandedOver> = handed
         .into_iter()
@@ -167,11 +190,12 @@ async fn candidates_are_reviewed_by_revision_and_handed_over_once() {
 async fn an_organization_has_so_many_scans_at_a_time_and_no_more() {
     let database = Database::new().await;
     let store = database.store();
-    let made = join_all(
-        (0..25).map(|_| async { store.scan_create(&write(), new(ScanId::from_uuid(Uuid::now_v7())), silent).await }),
-    )
+    let made = join_all((0..25).map(|_| async {
+        store.scan_create(&write(), new(ScanId::from_uuid(Uuid::now_v7())), silent).await
+    }))
     .await;
-    let refused = made.iter().filter(|made| matches!(made, Err(Error::TooManyScans { .. }))).count();
+    let refused =
+        made.iter().filter(|made| matches!(made, Err(Error::TooManyScans { .. }))).count();
     assert_eq!((made.iter().filter(|made| made.is_ok()).count(), refused), (20, 5));
 }
 
@@ -213,13 +237,17 @@ async fn a_scan_whose_task_explores_is_looked_at_and_nobody_is_at_it_meanwhile()
 async fn organizations_take_turns_however_many_scans_one_of_them_has() {
     let database = Database::new().await;
     let store = database.store();
-    let (crowd, quiet, third) = (ORG, database.tenant("quiet").await, database.tenant("third").await);
+    let (crowd, quiet, third) =
+        (ORG, database.tenant("quiet").await, database.tenant("third").await);
     let now = now();
     let make = async |organization, count: u64, age: u64| {
         for number in 0..count {
             let at = now - Duration::from_secs(age - number);
             let new = new(ScanId::from_uuid(Uuid::now_v7()));
-            store.scan_create(&Write::new(organization, at), new, silent).await.expect("it is made");
+            store
+                .scan_create(&Write::new(organization, at), new, silent)
+                .await
+                .expect("it is made");
         }
     };
     make(crowd, 10, 900).await;
@@ -228,7 +256,8 @@ async fn organizations_take_turns_however_many_scans_one_of_them_has() {
     let mut served = Vec::new();
     let mut turns = Vec::new();
     // One place, and each scan has gone on to where it waits when the next is taken.
-    while let Some(scan) = store.scans_take(1, &served, LEASE, now).await.expect("it answers").pop() {
+    while let Some(scan) = store.scans_take(1, &served, LEASE, now).await.expect("it answers").pop()
+    {
         served.retain(|organization| *organization != scan.organization);
         served.push(scan.organization);
         turns.push(scan.organization);
@@ -247,7 +276,10 @@ async fn organizations_take_turns_however_many_scans_one_of_them_has() {
     assert_eq!(of(taken), sorted(vec![crowd, quiet, third]));
     let taken = store.scans_take(2, &[], LEASE, later).await.expect("they are taken");
     assert_eq!(of(taken), sorted(vec![crowd, quiet]));
-    assert_eq!(of(store.scans_take(9, &[], LEASE, later).await.expect("they are taken")), [crowd; 8]);
+    assert_eq!(
+        of(store.scans_take(9, &[], LEASE, later).await.expect("they are taken")),
+        [crowd; 8]
+    );
 }
 
 async fn connected(store: &Store, name: &str, keyring: &Keyring, value: &[u8]) -> ScanConnection {
@@ -272,7 +304,8 @@ async fn rotation_seals_what_opens_every_connection_anew_and_reports_what_it_can
     let store = database.store();
     let old = Keyring::new("old", [("old".to_owned(), [1; 32])]).expect("valid");
     let lost = Keyring::new("lost", [("lost".to_owned(), [9; 32])]).expect("valid");
-    let new = Keyring::new("new", [("old".to_owned(), [1; 32]), ("new".to_owned(), [2; 32])]).expect("valid");
+    let new = Keyring::new("new", [("old".to_owned(), [1; 32]), ("new".to_owned(), [2; 32])])
+        .expect("valid");
     let one = connected(&store, "one", &old, b"glpat-1").await;
     let two = connected(&store, "two", &old, b"glpat-2").await;
     let gone = connected(&store, "gone", &lost, b"glpat-3").await;
@@ -283,11 +316,21 @@ async fn rotation_seals_what_opens_every_connection_anew_and_reports_what_it_can
     for (before, value) in [(&one, b"glpat-1"), (&two, b"glpat-2")] {
         let after = store.scan_connection_get(ORG, before.id).await.expect("got");
         assert_eq!((after.sealed.key_id.as_str(), after.revision), ("new", before.revision + 1));
-        assert_eq!(new.open(&after.id.to_string(), &after.sealed).expect("opened").expose_secret(), value);
-        assert!(old.open(&after.id.to_string(), &after.sealed).is_err(), "the old key opens it no more");
-        assert!(new.open(&gone.id.to_string(), &after.sealed).is_err(), "it opens for its own record only");
+        assert_eq!(
+            new.open(&after.id.to_string(), &after.sealed).expect("opened").expose_secret(),
+            value
+        );
+        assert!(
+            old.open(&after.id.to_string(), &after.sealed).is_err(),
+            "the old key opens it no more"
+        );
+        assert!(
+            new.open(&gone.id.to_string(), &after.sealed).is_err(),
+            "it opens for its own record only"
+        );
     }
-    // What could not be opened stays as it is, for whoever still finds the key; so does what is under the new one already.
+    // What could not be opened stays as it is, for whoever still finds the key; so does what is
+    // under the new one already.
     for before in [gone, current] {
         assert_eq!(store.scan_connection_get(ORG, before.id).await.expect("got"), before);
     }

@@ -10,7 +10,10 @@ use futures::future::join_all;
 use jiff::SignedDuration;
 
 use super::{keys::new_key, *};
-use crate::{Due, Limits, NewSchedule, Quota, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, Stream, Target, Told};
+use crate::{
+    Due, Limits, NewSchedule, Quota, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, Stream,
+    Target, Told,
+};
 
 const TOLD: Told = Told { task: |_| event("task.created"), message: |_| event("message.created") };
 
@@ -42,7 +45,12 @@ async fn schedule(
         missed,
         next_run: Some(next),
     };
-    applied(f.store.schedule_create(&write(), new, rendered("schedule.created")).await.expect("created"))
+    applied(
+        f.store
+            .schedule_create(&write(), new, rendered("schedule.created"))
+            .await
+            .expect("created"),
+    )
 }
 
 fn every_minute() -> Timing {
@@ -59,7 +67,8 @@ async fn a_run_is_made_once_by_however_many_replicas() {
     let task = f.task().await;
     let now = now();
     let once = schedule(&f, "once", Target::Task(task), Timing::At(now), Missed::Once, now).await;
-    let fired = join_all((0..8).map(async |_| f.store.schedule_fire(now, TOLD, &mut None).await)).await;
+    let fired =
+        join_all((0..8).map(async |_| f.store.schedule_fire(now, TOLD, &mut None).await)).await;
     let fired: Vec<_> = fired.into_iter().filter_map(|fired| fired.expect("looked")).collect();
     assert_eq!(fired.len(), 1);
     assert_eq!((fired[0].tasks.as_slice(), fired[0].events.len()), ([task].as_slice(), 1));
@@ -77,7 +86,12 @@ async fn a_run_is_made_once_by_however_many_replicas() {
     // Even when somebody sets the clock back: the same run is known.
     let timing = Some((Timing::At(now), Some(now)));
     let changes = ScheduleChanges { timing, ..ScheduleChanges::default() };
-    applied(f.store.schedule_update(&write(), once.id, None, changes, rendered("x")).await.expect("changed"));
+    applied(
+        f.store
+            .schedule_update(&write(), once.id, None, changes, rendered("x"))
+            .await
+            .expect("changed"),
+    );
     f.store.schedule_fire(now, TOLD, &mut None).await.expect("looked");
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").queued_count, 1);
 }
@@ -90,7 +104,12 @@ async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted
     let all = schedule(&f, "all", target, every_minute(), Missed::All, start).await;
     let skip = schedule(&f, "skip", target, every_minute(), Missed::Skip, start).await;
     let paused = schedule(&f, "paused", target, every_minute(), Missed::All, start).await;
-    applied(f.store.schedule_pause(&write(), paused.id, true, None, None, rendered("x")).await.expect("paused"));
+    applied(
+        f.store
+            .schedule_pause(&write(), paused.id, true, None, None, rendered("x"))
+            .await
+            .expect("paused"),
+    );
     let late = start + minutes(2) + SignedDuration::from_secs(90);
     let mut fired = Vec::new();
     while let Some(one) = f.store.schedule_fire(late, TOLD, &mut None).await.expect("looked") {
@@ -106,9 +125,13 @@ async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted
     let begun = f.store.task_get(ORG, fired[1].tasks[0]).await.expect("got");
     assert_eq!((begun.title.as_str(), begun.queued_count, begun.event_sequence), ("Morning", 1, 2));
     assert_eq!(again(&f, &skip).await.next_run, Some(start + minutes(4)));
-    let stale = f.store.schedule_pause(&write(), paused.id, false, Some(late), Some(0), rendered("x")).await;
+    let stale = f
+        .store
+        .schedule_pause(&write(), paused.id, false, Some(late), Some(0), rendered("x"))
+        .await;
     assert!(matches!(stale, Err(Error::Conflict)), "{stale:?}");
-    let resumed = f.store.schedule_pause(&write(), paused.id, false, Some(late), None, rendered("x")).await;
+    let resumed =
+        f.store.schedule_pause(&write(), paused.id, false, Some(late), None, rendered("x")).await;
     assert_eq!(applied(resumed.expect("resumed")).next_run, Some(late));
     // Deleting the agent would leave the schedules with nobody to write to.
     let refused = f.store.agent_delete(&write(), f.agent, rendered("x")).await;
@@ -122,10 +145,17 @@ async fn a_run_that_cannot_be_accepted_is_remembered_and_the_next_one_comes() {
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
     let daily = schedule(&f, "s", Target::Task(task), every_minute(), Missed::All, start).await;
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
-    let fired = f.store.schedule_fire(start, TOLD, &mut None).await.expect("looked").expect("one is due");
-    assert_eq!((fired.tasks.len(), fired.failures.as_slice()), (0, ["task not found".to_owned()].as_slice()));
+    let fired =
+        f.store.schedule_fire(start, TOLD, &mut None).await.expect("looked").expect("one is due");
+    assert_eq!(
+        (fired.tasks.len(), fired.failures.as_slice()),
+        (0, ["task not found".to_owned()].as_slice())
+    );
     let after = again(&f, &daily).await;
-    assert_eq!((after.next_run, after.last_error.as_deref()), (Some(start + minutes(1)), Some("task not found")));
+    assert_eq!(
+        (after.next_run, after.last_error.as_deref()),
+        (Some(start + minutes(1)), Some("task not found"))
+    );
     let runs = f.store.schedule_runs(daily.organization, daily.id).await.expect("read");
     assert_eq!(runs[0].outcome, RunOutcome::Failed);
     f.store.task_purge(task, gone, now()).await.expect("purged");
@@ -136,8 +166,17 @@ async fn a_run_that_cannot_be_accepted_is_remembered_and_the_next_one_comes() {
 async fn one_that_cannot_be_seen_to_keeps_no_other_from_its_run() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-    let first = schedule(&f, "first", Target::Agent(f.agent), every_minute(), Missed::Once, start).await;
-    let second = schedule(&f, "second", Target::Agent(f.agent), every_minute(), Missed::Once, start + minutes(1)).await;
+    let first =
+        schedule(&f, "first", Target::Agent(f.agent), every_minute(), Missed::Once, start).await;
+    let second = schedule(
+        &f,
+        "second",
+        Target::Agent(f.agent),
+        every_minute(),
+        Missed::Once,
+        start + minutes(1),
+    )
+    .await;
     // As when somebody has locked what its run needs, and does not let go.
     let refuse = format!(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
@@ -151,7 +190,12 @@ async fn one_that_cannot_be_seen_to_keeps_no_other_from_its_run() {
     let failed = f.store.schedule_fire(now, TOLD, &mut after).await.expect_err("it is refused");
     assert!(failed.is_retryable(), "{failed:?}");
     assert_eq!(after, Some(Due { at: start, schedule: first.id }));
-    let fired = f.store.schedule_fire(now, TOLD, &mut after).await.expect("looked").expect("the other one is due");
+    let fired = f
+        .store
+        .schedule_fire(now, TOLD, &mut after)
+        .await
+        .expect("looked")
+        .expect("the other one is due");
     assert_eq!((fired.schedule.id, fired.tasks.len()), (second.id, 1));
     assert_eq!(f.store.schedule_fire(now, TOLD, &mut after).await.expect("looked"), None);
     // It stays due, and is the first again in the next look.
@@ -166,8 +210,10 @@ async fn the_memory_of_runs_is_bounded() {
     let one = schedule(&f, "s", Target::Agent(f.agent), every_minute(), Missed::All, start).await;
     f.store.schedule_fire(start + minutes(90), TOLD, &mut None).await.expect("looked");
     f.store.schedule_fire(start + minutes(150), TOLD, &mut None).await.expect("looked");
-    let count: i64 =
-        sqlx::query_scalar("SELECT count(*) FROM schedule_runs").fetch_one(&f.store.pool).await.expect("counted");
+    let count: i64 = sqlx::query_scalar("SELECT count(*) FROM schedule_runs")
+        .fetch_one(&f.store.pool)
+        .await
+        .expect("counted");
     assert_eq!(count, i64::from(RUNS_KEPT));
     let runs = f.store.schedule_runs(one.organization, one.id).await.expect("read");
     assert_eq!((runs[0].due, runs.len()), (start + minutes(150), RUNS_KEPT as usize));
@@ -181,17 +227,24 @@ async fn a_run_beyond_a_quota_fails_and_says_which() {
     let free = tier(Limits { tasks_per_day: Some(2), ..Limits::default() });
     let limited = async |overrides: Limits| {
         let write = write();
-        let quota = f.store.quota_set(&write, ORG, "free", overrides, None, rendered::<Quota>("quota"));
+        let quota =
+            f.store.quota_set(&write, ORG, "free", overrides, None, rendered::<Quota>("quota"));
         applied(quota.await.expect("set"));
     };
     limited(Limits::default()).await;
     let timing = || Timing::Cron { pattern: "0 * * * *".to_owned(), time_zone: "UTC".to_owned() };
     let hourly = schedule(&f, "hourly", Target::Agent(f.agent), timing(), Missed::All, noon).await;
     let fire = async |now: Timestamp| {
-        let fired = f.store.schedule_fire(now, TOLD, &mut None).await.expect("looked").expect("one was due");
+        let fired = f
+            .store
+            .schedule_fire(now, TOLD, &mut None)
+            .await
+            .expect("looked")
+            .expect("one was due");
         (fired.tasks.len(), fired.failures)
     };
-    // What no gateway has said limits nothing. Of the tasks that are counted some are of the time the test runs at, and not of this day.
+    // What no gateway has said limits nothing. Of the tasks that are counted some are of the time
+    // the test runs at, and not of this day.
     assert_eq!(fire(noon).await, (1, vec![]));
     f.store.tiers_set(&free, "unlimited").await.expect("set");
     let used_up = || vec!["tasks_per_day of the organization is used up".to_owned()];
@@ -203,14 +256,26 @@ async fn a_run_beyond_a_quota_fails_and_says_which() {
     // A message to a task that is there begins none.
     let task = f.task().await;
     let once = Timing::At(noon + SignedDuration::from_hours(3));
-    schedule(&f, "once", Target::Task(task), once, Missed::Once, noon + SignedDuration::from_hours(3)).await;
+    schedule(
+        &f,
+        "once",
+        Target::Task(task),
+        once,
+        Missed::Once,
+        noon + SignedDuration::from_hours(3),
+    )
+    .await;
     assert_eq!(fire(noon + SignedDuration::from_hours(3)).await, (1, vec![]));
-    // What the operator says of an organisation stands in the place of its tier's; on the next day there is room again.
+    // What the operator says of an organization stands in the place of its tier's; on the next day
+    // there is room again.
     let more = Limits { tasks_per_day: Some(3), ..Limits::default() };
     limited(more).await;
     assert_eq!(fire(noon + SignedDuration::from_hours(4)).await, (1, vec![]));
     assert_eq!(fire(noon + SignedDuration::from_hours(5)).await, (0, used_up()));
-    f.store.tiers_set(&tier(Limits { tasks_per_day: Some(0), ..Limits::default() }), "free").await.expect("set");
+    f.store
+        .tiers_set(&tier(Limits { tasks_per_day: Some(0), ..Limits::default() }), "free")
+        .await
+        .expect("set");
     assert_eq!(
         fire(noon + SignedDuration::from_hours(13)).await,
         (3, (0..5).flat_map(|_| used_up()).collect::<Vec<_>>())
@@ -239,8 +304,11 @@ async fn a_run_beyond_a_quota_of_the_schedules_key_fails_too() {
         missed: Missed::Once,
         next_run: Some(noon),
     };
-    applied(f.store.schedule_create(&of_key, new, rendered("schedule.created")).await.expect("created"));
-    let fired = f.store.schedule_fire(noon, TOLD, &mut None).await.expect("looked").expect("one was due");
+    applied(
+        f.store.schedule_create(&of_key, new, rendered("schedule.created")).await.expect("created"),
+    );
+    let fired =
+        f.store.schedule_fire(noon, TOLD, &mut None).await.expect("looked").expect("one was due");
     assert_eq!((fired.tasks.len(), fired.failures.len()), (0, 1));
     assert_eq!(fired.failures[0], "key_spend_per_month of the API key it was made with is used up");
 }

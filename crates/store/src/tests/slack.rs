@@ -8,14 +8,22 @@ use serde_json::json;
 use super::*;
 use crate::{
     SealedSecret,
-    slack::{Grant, May, Member, MentionKey, MentionState, NewInstallation, NewMention, NewState, Place, Posted},
+    slack::{
+        Grant, May, Member, MentionKey, MentionState, NewInstallation, NewMention, NewState, Place,
+        Posted,
+    },
 };
 
 const LEASE: Duration = Duration::from_secs(10);
 
 fn mention(ts: &str) -> NewMention {
     NewMention {
-        key: MentionKey { team: "T1".to_owned(), channel: "C1".to_owned(), ts: ts.to_owned(), attempt: 0 },
+        key: MentionKey {
+            team: "T1".to_owned(),
+            channel: "C1".to_owned(),
+            ts: ts.to_owned(),
+            attempt: 0,
+        },
         organization: ORG,
         thread: "1.0".to_owned(),
         user: "U1".to_owned(),
@@ -52,32 +60,53 @@ async fn a_mention_is_written_down_once_and_held_by_one_at_a_time() {
     assert_eq!(put.into_iter().filter(|put| *put.as_ref().expect("it is written")).count(), 1);
 
     let taken = join_all((0..8).map(|_| store.slack_mentions_take(10, LEASE, now))).await;
-    let mut taken: Vec<_> = taken.into_iter().flat_map(|taken| taken.expect("it is taken")).collect();
+    let mut taken: Vec<_> =
+        taken.into_iter().flat_map(|taken| taken.expect("it is taken")).collect();
     assert_eq!(taken.len(), 1);
     let mut first = taken.remove(0);
-    assert_eq!((first.state, first.lease, first.event["text"].as_str()), (MentionState::Received, 1, Some("hi")));
+    assert_eq!(
+        (first.state, first.lease, first.event["text"].as_str()),
+        (MentionState::Received, 1, Some("hi"))
+    );
 
     // Its holder has died: somebody else takes it, and the first one can write nothing more.
     let later = now + LEASE;
-    let mut second = store.slack_mentions_take(10, LEASE, later).await.expect("it is taken").remove(0);
+    let mut second =
+        store.slack_mentions_take(10, LEASE, later).await.expect("it is taken").remove(0);
     assert_eq!(second.lease, 2);
-    assert!(!store.slack_mention_hold(&first.key, first.lease, later + LEASE).await.expect("it answers"));
-    assert!(store.slack_mention_hold(&second.key, second.lease, later + LEASE).await.expect("it answers"));
+    assert!(
+        !store
+            .slack_mention_hold(&first.key, first.lease, later + LEASE)
+            .await
+            .expect("it answers")
+    );
+    assert!(
+        store
+            .slack_mention_hold(&second.key, second.lease, later + LEASE)
+            .await
+            .expect("it answers")
+    );
     first.state = MentionState::Failed;
     assert!(matches!(store.slack_mention_save(&first, true, later).await, Err(Error::Conflict)));
 
-    // One that waits is looked at when something is decided about its task, and one that is over never again.
+    // One that waits is looked at when something is decided about its task, and one that is over
+    // never again.
     (second.task, second.next_look) = (Some("task_1".to_owned()), Some(later + LEASE));
     store.slack_mention_save(&second, true, later).await.expect("it is saved");
     assert_eq!(store.slack_mentions_take(10, LEASE, later).await.expect("it answers"), []);
     store.slack_mentions_wake("task_1", later).await.expect("it is woken");
-    let mut third = store.slack_mentions_take(10, LEASE, later).await.expect("it is taken").remove(0);
+    let mut third =
+        store.slack_mentions_take(10, LEASE, later).await.expect("it is taken").remove(0);
     assert!(store.slack_mentions_due(later + LEASE).await.expect("it answers"));
-    (third.state, third.next_look, third.message) = (MentionState::Answered, None, Some("msg_1".to_owned()));
+    (third.state, third.next_look, third.message) =
+        (MentionState::Answered, None, Some("msg_1".to_owned()));
     store.slack_mention_save(&third, true, later).await.expect("it is saved");
     store.slack_mentions_wake("task_1", later).await.expect("nothing is woken");
     assert_eq!(store.slack_mentions_take(10, LEASE, later + LEASE).await.expect("it answers"), []);
-    assert_eq!(store.slack_mention_before(&third.place(), "1.2").await.expect("it answers").as_deref(), Some("1.1"));
+    assert_eq!(
+        store.slack_mention_before(&third.place(), "1.2").await.expect("it answers").as_deref(),
+        Some("1.1")
+    );
     assert_eq!(store.slack_mention_before(&third.place(), "1.1").await.expect("it answers"), None);
 }
 
@@ -86,7 +115,10 @@ async fn a_thread_keeps_its_task_until_that_is_gone() {
     let database = Database::new().await;
     let store = database.store();
     let place = Place { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() };
-    assert_eq!(store.slack_thread_open(&place, ORG, "one").await.expect("it is opened").generation, 0);
+    assert_eq!(
+        store.slack_thread_open(&place, ORG, "one").await.expect("it is opened").generation,
+        0
+    );
     // Before there is a task, another agent is another request.
     let thread = store.slack_thread_open(&place, ORG, "two").await.expect("it is opened");
     assert_eq!((thread.agent.as_str(), thread.generation, thread.task), ("two", 1, None));
@@ -104,22 +136,38 @@ async fn a_post_may_have_been_made_as_soon_as_it_was_begun() {
     let database = Database::new().await;
     let store = database.store();
     let place = Place { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() };
-    assert_eq!(store.slack_post_begin(&place, "k", now()).await.expect("it is begun"), Posted::Never);
-    assert_eq!(store.slack_post_begin(&place, "k", now()).await.expect("it is begun"), Posted::Perhaps);
+    assert_eq!(
+        store.slack_post_begin(&place, "k", now()).await.expect("it is begun"),
+        Posted::Never
+    );
+    assert_eq!(
+        store.slack_post_begin(&place, "k", now()).await.expect("it is begun"),
+        Posted::Perhaps
+    );
     store.slack_post_done(&place, "k", "1.5").await.expect("it is noted");
-    assert_eq!(store.slack_post_begin(&place, "k", now()).await.expect("it is known"), Posted::At("1.5".to_owned()));
+    assert_eq!(
+        store.slack_post_begin(&place, "k", now()).await.expect("it is known"),
+        Posted::At("1.5".to_owned())
+    );
     store.slack_post_forget(&place, "k").await.expect("it is forgotten");
     assert_eq!(store.slack_post(&place, "k").await.expect("it is unknown"), Posted::Never);
 
-    for (key, ts) in
-        [("a.1", Some("1.6")), ("a.2", Some("1.7")), ("a.2.closed", Some("1.7")), ("a.3", None), ("b.4", Some("1.8"))]
-    {
+    for (key, ts) in [
+        ("a.1", Some("1.6")),
+        ("a.2", Some("1.7")),
+        ("a.2.closed", Some("1.7")),
+        ("a.3", None),
+        ("b.4", Some("1.8")),
+    ] {
         store.slack_post_begin(&place, key, now()).await.expect("it is begun");
         if let Some(ts) = ts {
             store.slack_post_done(&place, key, ts).await.expect("it is noted");
         }
     }
-    assert_eq!(store.slack_posts_open(&place, "a.", ".closed").await.expect("they are read"), ["1"]);
+    assert_eq!(
+        store.slack_posts_open(&place, "a.", ".closed").await.expect("they are read"),
+        ["1"]
+    );
 }
 
 #[tokio::test]
@@ -127,19 +175,39 @@ async fn a_state_is_used_once_and_in_time_and_an_app_that_is_removed_has_no_toke
     let database = Database::new().await;
     let store = database.store();
     let now = now();
-    let state =
-        |number: u8, expires_at| NewState { state: [number; 32], organization: ORG, agent: "a".to_owned(), expires_at };
+    let state = |number: u8, expires_at| NewState {
+        state: [number; 32],
+        organization: ORG,
+        agent: "a".to_owned(),
+        expires_at,
+    };
     store.slack_state_put(&state(1, now + LEASE), now).await.expect("it is put");
     store.slack_state_put(&state(2, now + LEASE), now).await.expect("it is put");
-    assert_eq!(store.slack_state_take(&[1; 32], now).await.expect("it is taken"), (ORG, "a".to_owned()));
+    assert_eq!(
+        store.slack_state_take(&[1; 32], now).await.expect("it is taken"),
+        (ORG, "a".to_owned())
+    );
     assert!(matches!(store.slack_state_take(&[1; 32], now).await, Err(Error::NotFound { .. })));
-    assert!(matches!(store.slack_state_take(&[2; 32], now + LEASE).await, Err(Error::NotFound { .. })));
+    assert!(matches!(
+        store.slack_state_take(&[2; 32], now + LEASE).await,
+        Err(Error::NotFound { .. })
+    ));
 
     store.slack_install(&installation(), now).await.expect("it is installed");
     let found = store.slack_sealed_otherwise("new").await.expect("it answers").remove(0);
     let (revision, until) = (found.revision, Some(now + LEASE));
-    assert!(store.slack_tokens_replace("T1", revision, &sealed("new"), until, now).await.expect("they are replaced"));
-    assert!(!store.slack_tokens_replace("T1", revision, &sealed("x"), None, now).await.expect("it is too late"));
+    assert!(
+        store
+            .slack_tokens_replace("T1", revision, &sealed("new"), until, now)
+            .await
+            .expect("they are replaced")
+    );
+    assert!(
+        !store
+            .slack_tokens_replace("T1", revision, &sealed("x"), None, now)
+            .await
+            .expect("it is too late")
+    );
     let found = store.slack_installation("T1").await.expect("it is there");
     assert_eq!((found.tokens, found.expires_at), (Some(sealed("new")), until));
     let (asked, earlier) = (mention("1.1"), now - LEASE);
@@ -147,13 +215,19 @@ async fn a_state_is_used_once_and_in_time_and_an_app_that_is_removed_has_no_toke
     let taken = store.slack_mentions_take(10, LEASE, now).await.expect("it is taken").remove(0);
     // Slack tells of the removal before this installation late.
     assert!(!store.slack_uninstall("T1", earlier, now).await.expect("it answers"));
-    assert_eq!(store.slack_installation("T1").await.expect("it is there").tokens, Some(sealed("new")));
+    assert_eq!(
+        store.slack_installation("T1").await.expect("it is there").tokens,
+        Some(sealed("new"))
+    );
     assert!(store.slack_uninstall("T1", now, now).await.expect("it is removed"));
     assert_eq!(store.slack_installation("T1").await.expect("it is there").tokens, None);
     // What was asked there is forgotten, and whoever is at it has to let go.
     assert!(matches!(store.slack_mention_save(&taken, true, now).await, Err(Error::Conflict)));
     let found = store.slack_mention(&asked.key).await.expect("it is there");
-    assert_eq!((found.state, found.next_look, found.event), (MentionState::Failed, None, json!(null)));
+    assert_eq!(
+        (found.state, found.next_look, found.event),
+        (MentionState::Failed, None, json!(null))
+    );
 }
 
 #[tokio::test]
@@ -169,7 +243,7 @@ async fn a_workspace_stays_its_organizations_until_the_app_is_removed() {
     .bind(ORG.uuid())
     .execute(&store.pool)
     .await
-    .expect("another organisation");
+    .expect("another organization");
     let theirs = NewInstallation { organization: other, ..installation() };
     assert!(store.slack_install(&installation(), now).await.expect("it answers"));
     store.slack_thread_open(&place(), ORG, "a").await.expect("it is opened");
@@ -186,7 +260,10 @@ async fn a_workspace_stays_its_organizations_until_the_app_is_removed() {
     assert!(!store.slack_install(&theirs, now).await.expect("it answers"));
     assert_eq!(store.slack_installation("T1").await.expect("it is there").organization, ORG);
     assert!(store.slack_install(&installation(), now).await.expect("it answers"));
-    assert_eq!(store.slack_thread(&place()).await.expect("it is there").task.as_deref(), Some("task_1"));
+    assert_eq!(
+        store.slack_thread(&place()).await.expect("it is there").task.as_deref(),
+        Some("task_1")
+    );
     assert_eq!(store.slack_grants("T1", May::Use).await.expect("they are read"), [grant]);
 
     assert!(store.slack_uninstall("T1", now, now).await.expect("it is removed"));
@@ -207,14 +284,17 @@ async fn a_task_works_for_the_first_of_those_who_wait_and_only_if_they_asked_bef
     for (ts, user, message) in [("1.1", "U1", "msg_2"), ("1.2", "U2", "msg_1")] {
         let new = NewMention { user: user.to_owned(), ..mention(ts) };
         store.slack_mention_put(&new, now).await.expect("it is written");
-        let mut asked = store.slack_mentions_take(10, LEASE, now).await.expect("it is taken").remove(0);
+        let mut asked =
+            store.slack_mentions_take(10, LEASE, now).await.expect("it is taken").remove(0);
         (asked.task, asked.message) = (Some("task_1".to_owned()), Some(message.to_owned()));
         store.slack_mention_save(&asked, false, now).await.expect("it is saved");
         taken.push(asked);
     }
-    let showing = async || store.slack_mention_showing("task_1").await.expect("it answers").map(|key| key.ts);
+    let showing =
+        async || store.slack_mention_showing("task_1").await.expect("it answers").map(|key| key.ts);
     let askers = async |before| {
-        let askers = store.slack_askers(&place(), "task_1", before, 10).await.expect("they are read");
+        let askers =
+            store.slack_askers(&place(), "task_1", before, 10).await.expect("they are read");
         askers.into_iter().map(|(user, _)| user).collect::<Vec<_>>()
     };
     assert_eq!(
@@ -230,7 +310,10 @@ async fn a_task_works_for_the_first_of_those_who_wait_and_only_if_they_asked_bef
     assert_eq!(showing().await.as_deref(), Some("1.2"));
     assert!(store.slack_mention_is_followed("task_1", "msg_1").await.expect("it answers"));
     assert!(!store.slack_mention_is_followed("task_1", "msg_2").await.expect("it answers"));
-    assert!(!store.slack_mention_wake(&taken[0].key, now).await.expect("it answers"), "it is worked on");
+    assert!(
+        !store.slack_mention_wake(&taken[0].key, now).await.expect("it answers"),
+        "it is worked on"
+    );
     assert!(store.slack_mention_wake(&taken[1].key, now).await.expect("it answers"));
     taken[1].next_look = None;
     store.slack_mention_save(&taken[1], true, now).await.expect("it is saved");
@@ -246,11 +329,16 @@ async fn what_is_long_over_is_forgotten_but_for_that_it_was() {
     let (over, open) = (mention("1.1"), NewMention { thread: "2.0".to_owned(), ..mention("2.1") });
     for new in [&over, &open] {
         store.slack_mention_put(new, now).await.expect("it is written");
-        store.slack_post_begin(&Place { thread: new.thread.clone(), ..place() }, "k", now).await.expect("it is begun");
+        store
+            .slack_post_begin(&Place { thread: new.thread.clone(), ..place() }, "k", now)
+            .await
+            .expect("it is begun");
     }
     let taken = store.slack_mentions_take(10, LEASE, now).await.expect("they are taken");
-    let mut taken = taken.into_iter().find(|taken| taken.key == over.key).expect("it is among them");
-    (taken.state, taken.next_look, taken.error) = (MentionState::Failed, None, Some("it went wrong".to_owned()));
+    let mut taken =
+        taken.into_iter().find(|taken| taken.key == over.key).expect("it is among them");
+    (taken.state, taken.next_look, taken.error) =
+        (MentionState::Failed, None, Some("it went wrong".to_owned()));
     store.slack_mention_save(&taken, true, now).await.expect("it is saved");
     assert_eq!(store.slack_forget(now, 100).await.expect("it answers"), 0);
     assert_eq!(store.slack_forget(now + LEASE, 100).await.expect("it answers"), 2);
@@ -289,9 +377,14 @@ async fn who_somebody_is_goes_with_the_workspace_and_is_sealed_anew_once() {
     let found = store.slack_members_sealed_otherwise("new", 10).await.expect("it answers");
     assert_eq!(found, [member("T1", 2), member("T2", 3)]);
     // Somebody has linked themselves anew since the first was read.
-    assert!(!store.slack_member_reseal(&member("T1", 1), &sealed("new")).await.expect("it answers"));
+    assert!(
+        !store.slack_member_reseal(&member("T1", 1), &sealed("new")).await.expect("it answers")
+    );
     assert!(store.slack_member_reseal(&found[0], &sealed("new")).await.expect("it answers"));
-    assert_eq!(store.slack_members_sealed_otherwise("new", 10).await.expect("it answers"), [member("T2", 3)]);
+    assert_eq!(
+        store.slack_members_sealed_otherwise("new", 10).await.expect("it answers"),
+        [member("T2", 3)]
+    );
 
     store.slack_install(&installation(), now).await.expect("it is installed");
     assert!(store.slack_uninstall("T1", now, now).await.expect("it is removed"));

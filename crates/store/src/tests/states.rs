@@ -1,4 +1,5 @@
-//! Documents that clients keep: each change is a version, nobody's is lost to another's, and each sees their own.
+//! Documents that clients keep: each change is a version, nobody's is lost to another's, and each
+//! sees their own.
 
 use construct_domain::{
     UserId,
@@ -13,7 +14,12 @@ use crate::{State, StateContent, StateRef, identity::Profile};
 const SHARED: StateRef<'static> = StateRef { owner: None, name: "settings" };
 const OWN: StateRef<'static> = StateRef { owner: Some(UserId::LOCAL), name: "settings" };
 
-async fn put(store: &Store, state: StateRef<'_>, json: &str, expected: Option<i64>) -> Result<State, Error> {
+async fn put(
+    store: &Store,
+    state: StateRef<'_>,
+    json: &str,
+    expected: Option<i64>,
+) -> Result<State, Error> {
     put_by(store, &write(), state, json, expected).await
 }
 
@@ -24,15 +30,27 @@ async fn put_by(
     json: &str,
     expected: Option<i64>,
 ) -> Result<State, Error> {
-    let written =
-        store.state_put(write, state, (StateContent::Text(json), "ada"), expected, rendered("state.put")).await?;
+    let written = store
+        .state_put(write, state, (StateContent::Text(json), "ada"), expected, rendered("state.put"))
+        .await?;
     let (state, event) = applied_with_event(written);
-    assert_eq!(event, None, "whose documents change is not for everybody who may watch the organization");
+    assert_eq!(
+        event, None,
+        "whose documents change is not for everybody who may watch the organization"
+    );
     Ok(state)
 }
 
-async fn delete(store: &Store, state: StateRef<'_>, expected: Option<i64>, forget: bool) -> Result<State, Error> {
-    store.state_delete(&write(), state, (expected, forget), "ada", rendered("state.deleted")).await.map(applied)
+async fn delete(
+    store: &Store,
+    state: StateRef<'_>,
+    expected: Option<i64>,
+    forget: bool,
+) -> Result<State, Error> {
+    store
+        .state_delete(&write(), state, (expected, forget), "ada", rendered("state.deleted"))
+        .await
+        .map(applied)
 }
 
 async fn get(store: &Store, state: StateRef<'_>) -> Result<(i64, String), Error> {
@@ -59,11 +77,18 @@ async fn a_document_is_given_back_as_it_was_put_and_each_change_is_a_version() {
     // Numbers that no double holds, keys twice, white space: it is all somebody's.
     let first = "{ \"n\": 12345678901234567890.123456789012345678901234567890, \"a\": 1, \"a\": \"\\u0000\" }\n";
     let made = put(&store, OWN, first, Some(0)).await.expect("there is none yet");
-    assert_eq!((made.version, made.bytes, made.json.as_str(), made.updated_by.as_str()), (1, 84, "", "ada"));
+    assert_eq!(
+        (made.version, made.bytes, made.json.as_str(), made.updated_by.as_str()),
+        (1, 84, "", "ada")
+    );
     assert_eq!(get(&store, OWN).await.expect("it is there"), (1, first.to_owned()));
     let second = put(&store, OWN, "{}", Some(1)).await.expect("nobody was faster");
     assert_eq!(second.version, 2);
-    assert_eq!(put(&store, OWN, "{}", None).await.expect("it says the same").version, 2, "nothing changed");
+    assert_eq!(
+        put(&store, OWN, "{}", None).await.expect("it says the same").version,
+        2,
+        "nothing changed"
+    );
     let before = store.state_get(ORG, OWN, Some(1)).await.expect("it is kept");
     assert_eq!((before.json.as_str(), before.version), (first, 1));
     assert_eq!(store.state_get(ORG, OWN, Some(2)).await.expect("the present one").json, "{}");
@@ -95,7 +120,8 @@ async fn who_expects_another_version_changes_nothing_and_is_told_which_it_is() {
     // Those who expect nothing come one after the other, and none is lost.
     let texts: Vec<String> = (1..=8).map(|number| format!("{{\"and\": {number}}}")).collect();
     let all = join_all(texts.iter().map(|text| put(&store, SHARED, text, None))).await;
-    let mut numbers: Vec<_> = all.into_iter().map(|done| done.expect("it is put").version).collect();
+    let mut numbers: Vec<_> =
+        all.into_iter().map(|done| done.expect("it is put").version).collect();
     numbers.sort_unstable();
     assert_eq!(numbers, (3..=10).collect::<Vec<_>>());
 }
@@ -118,7 +144,8 @@ async fn the_newest_versions_are_kept_and_no_more() {
 }
 
 #[tokio::test]
-async fn what_is_deleted_can_be_put_back_until_it_is_forgotten_and_its_number_is_never_given_again() {
+async fn what_is_deleted_can_be_put_back_until_it_is_forgotten_and_its_number_is_never_given_again()
+{
     let database = Database::new().await;
     let store = database.store();
     assert_not_found(delete(&store, OWN, None, false).await);
@@ -162,21 +189,35 @@ async fn everybody_has_their_own_and_what_is_theirs_goes_with_them() {
     let member = sqlx::query(member).bind(ORG.uuid()).bind(bob.uuid()).execute(&store.pool);
     member.await.expect("he is a member");
     let other = other_organization(&store).await;
-    for (state, text) in [(SHARED, "{\"of\": \"all\"}"), (OWN, "{\"of\": \"ada\"}"), (bobs, "{\"of\": \"bob\"}")] {
+    for (state, text) in
+        [(SHARED, "{\"of\": \"all\"}"), (OWN, "{\"of\": \"ada\"}"), (bobs, "{\"of\": \"bob\"}")]
+    {
         put(&store, state, text, Some(0)).await.expect("each is another one");
-        put(&store, StateRef { name: "pinned", ..state }, "{}", Some(0)).await.expect("each is another one");
+        put(&store, StateRef { name: "pinned", ..state }, "{}", Some(0))
+            .await
+            .expect("each is another one");
     }
     let elsewhere = Write::new(other, now());
-    put_by(&store, &elsewhere, SHARED, "{\"of\": \"others\"}", Some(0)).await.expect("it is theirs");
-    for (state, text) in [(SHARED, "{\"of\": \"all\"}"), (OWN, "{\"of\": \"ada\"}"), (bobs, "{\"of\": \"bob\"}")] {
+    put_by(&store, &elsewhere, SHARED, "{\"of\": \"others\"}", Some(0))
+        .await
+        .expect("it is theirs");
+    for (state, text) in
+        [(SHARED, "{\"of\": \"all\"}"), (OWN, "{\"of\": \"ada\"}"), (bobs, "{\"of\": \"bob\"}")]
+    {
         assert_eq!(get(&store, state).await.expect("it is there"), (1, text.to_owned()));
         let listed = store.state_list(ORG, state.owner).await.expect("read");
-        assert_eq!(listed.iter().map(|state| state.name.as_str()).collect::<Vec<_>>(), ["pinned", "settings"]);
+        assert_eq!(
+            listed.iter().map(|state| state.name.as_str()).collect::<Vec<_>>(),
+            ["pinned", "settings"]
+        );
         assert!(listed.iter().all(|listed| listed.json.is_empty() && listed.owner == state.owner));
     }
     put(&store, bobs, "{\"of\": \"bob\", \"again\": true}", None).await.expect("it is put");
 
-    store.member_remove(&write(), bob, Role::Owner, rendered("member.removed")).await.expect("he leaves");
+    store
+        .member_remove(&write(), bob, Role::Owner, rendered("member.removed"))
+        .await
+        .expect("he leaves");
     let left: i64 = sqlx::query_scalar(
         "SELECT (SELECT count(*) FROM states WHERE owner = $1) + (SELECT count(*) FROM state_versions WHERE version = 1)",
     )
@@ -220,7 +261,13 @@ async fn a_repeated_write_is_answered_again_and_not_done() {
     let put = async |text: &str| {
         let write = write_with_key("k", 1);
         store
-            .state_put(&write, SHARED, (StateContent::Text(text), "ada"), Some(0), rendered("state.put"))
+            .state_put(
+                &write,
+                SHARED,
+                (StateContent::Text(text), "ada"),
+                Some(0),
+                rendered("state.put"),
+            )
             .await
             .expect("it is answered")
     };
@@ -237,16 +284,25 @@ async fn who_knows_a_version_of_what_is_gone_altogether_is_told_so() {
     put(&store, SHARED, "{}", None).await.expect("it is put");
     put(&store, StateRef { name: "pinned", ..SHARED }, "{}", None).await.expect("it is put");
     // As with a member who was removed and has come back.
-    sqlx::query("DELETE FROM states WHERE name = 'settings'").execute(&store.pool).await.expect("it is gone");
+    sqlx::query("DELETE FROM states WHERE name = 'settings'")
+        .execute(&store.pool)
+        .await
+        .expect("it is gone");
     let known = [("pinned", 1), ("settings", 7), ("storage", 0)];
     let found = store.state_changes(ORG, None, &known).await.expect("read");
     let [gone] = found.as_slice() else { panic!("{found:?}") };
-    assert_eq!((gone.name.as_str(), gone.version, gone.is_deleted, gone.updated_at), ("settings", 0, true, None));
+    assert_eq!(
+        (gone.name.as_str(), gone.version, gone.is_deleted, gone.updated_at),
+        ("settings", 0, true, None)
+    );
     // What is put then begins anew, below what was known.
     put(&store, SHARED, "{\"n\": 1}", Some(0)).await.expect("it is put");
     let found = store.state_changes(ORG, None, &known).await.expect("read");
     let [back] = found.as_slice() else { panic!("{found:?}") };
-    assert_eq!((back.name.as_str(), back.version, back.json.as_str()), ("settings", 1, "{\"n\": 1}"));
+    assert_eq!(
+        (back.name.as_str(), back.version, back.json.as_str()),
+        ("settings", 1, "{\"n\": 1}")
+    );
 }
 
 #[tokio::test]
@@ -257,18 +313,33 @@ async fn an_earlier_version_is_put_back_once_however_often_it_is_asked_for() {
         put(&store, SHARED, text, None).await.expect("it is put");
     }
     let restore = async |write: &Write, version| {
-        store.state_put(write, SHARED, (StateContent::Version(version), "ada"), None, rendered("state.put")).await
+        store
+            .state_put(
+                write,
+                SHARED,
+                (StateContent::Version(version), "ada"),
+                None,
+                rendered("state.put"),
+            )
+            .await
     };
     let keyed = write_with_key("back", 1);
     let back = applied(restore(&keyed, 1).await.expect("it is kept"));
-    assert_eq!((back.version, get(&store, SHARED).await.expect("there")), (3, (3, "{\"n\": 1}".to_owned())));
+    assert_eq!(
+        (back.version, get(&store, SHARED).await.expect("there")),
+        (3, (3, "{\"n\": 1}".to_owned()))
+    );
     put(&store, SHARED, "{\"n\": 4}", None).await.expect("it is put");
     let Written::Repeated { response } = restore(&keyed, 1).await.expect("answered") else {
         panic!("it is done twice")
     };
     assert_eq!(response, format!("{back:?}").into_bytes());
     assert_eq!(get(&store, SHARED).await.expect("there"), (4, "{\"n\": 4}".to_owned()));
-    assert_eq!(applied(restore(&write(), 4).await.expect("it says that")).version, 4, "it changes nothing");
+    assert_eq!(
+        applied(restore(&write(), 4).await.expect("it says that")).version,
+        4,
+        "it changes nothing"
+    );
     assert_not_found(restore(&write(), 9).await);
     delete(&store, SHARED, None, true).await.expect("it is forgotten");
     assert_not_found(restore(&write(), 1).await);
@@ -282,8 +353,9 @@ async fn a_put_adds_what_it_says_without_what_is_kept_no_more() {
         let periods = crate::Periods::of(now());
         store.quota_counts(ORG, crate::Counted::ALL, &periods).await.expect("counted").storage_bytes
     };
-    let growth =
-        async |content: StateContent<'_>| store.state_growth(ORG, SHARED, content, None).await.expect("counted").bytes;
+    let growth = async |content: StateContent<'_>| {
+        store.state_growth(ORG, SHARED, content, None).await.expect("counted").bytes
+    };
     for number in 0..VERSIONS_KEPT + 5 {
         // Of different lengths, so that what goes is not what comes.
         let text = format!("{{\"n\": \"{}\"}}", "x".repeat(if number % 3 == 0 { 500 } else { 7 }));
@@ -295,7 +367,12 @@ async fn a_put_adds_what_it_says_without_what_is_kept_no_more() {
     let earlier = *versions(&store, SHARED).await.last().expect("some are kept");
     let (before, more) = (kept().await, growth(StateContent::Version(earlier)).await);
     let back = (StateContent::Version(earlier), "ada");
-    applied(store.state_put(&write(), SHARED, back, None, rendered("state.put")).await.expect("it is put"));
+    applied(
+        store
+            .state_put(&write(), SHARED, back, None, rendered("state.put"))
+            .await
+            .expect("it is put"),
+    );
     assert_eq!(kept().await - before, more);
     // Of what was deleted nothing is dropped, because nothing is replaced.
     delete(&store, SHARED, None, false).await.expect("it is deleted");

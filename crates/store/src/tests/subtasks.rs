@@ -1,4 +1,5 @@
-//! Trees of tasks: begun once, bounded, looked after by their parents, cancelled and deleted from above, and never dearer than allowed.
+//! Trees of tasks: begun once, bounded, looked after by their parents, cancelled and deleted from
+//! above, and never dearer than allowed.
 
 use construct_domain::{
     budget::{Period, Scope},
@@ -10,8 +11,9 @@ use jiff::SignedDuration;
 
 use super::*;
 use crate::{
-    Asking, BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, EndedMessage, Key, LoadedTask,
-    NewSubtask, Order, Page, SubtaskState, SubtaskStatus, SubtaskTold, TaskCommit, TaskFilter,
+    Asking, BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, EndedMessage, Key,
+    LoadedTask, NewSubtask, Order, Page, SubtaskState, SubtaskStatus, SubtaskTold, TaskCommit,
+    TaskFilter,
 };
 
 const LIMITS: Limits = Limits { depth: 5, children: 8, at_work: 11 };
@@ -49,7 +51,10 @@ pub(super) async fn runs(f: &Fixture, task: TaskId) -> Asking {
         next_wake: Some(now() + SignedDuration::from_mins(1)),
         ..loaded.task.clone()
     };
-    let commit = TaskCommit { admitted: Some((message, position)), ..TaskCommit::new(&loaded, &state, now()) };
+    let commit = TaskCommit {
+        admitted: Some((message, position)),
+        ..TaskCommit::new(&loaded, &state, now())
+    };
     f.store.task_commit(commit).await.expect("committed");
     Asking { organization: ORG, task, step }
 }
@@ -67,7 +72,10 @@ async fn ends(f: &Fixture, task: TaskId) {
         ..loaded.task.clone()
     };
     let ended = Some(EndedMessage { message, error: None });
-    f.store.task_commit(TaskCommit { ended, ..TaskCommit::new(&loaded, &state, now()) }).await.expect("committed");
+    f.store
+        .task_commit(TaskCommit { ended, ..TaskCommit::new(&loaded, &state, now()) })
+        .await
+        .expect("committed");
 }
 
 /// A task whose script runs.
@@ -77,10 +85,16 @@ async fn parent(f: &Fixture) -> Asking {
     runs(f, task).await
 }
 
-async fn try_spawn(f: &Fixture, asking: Asking, number: u32, budget: Option<i64>) -> Result<TaskId, Refused> {
+async fn try_spawn(
+    f: &Fixture,
+    asking: Asking,
+    number: u32,
+    budget: Option<i64>,
+) -> Result<TaskId, Refused> {
     let ids = CallIds::of(asking.step, 0, number);
     let new = NewSubtask { ids, agent: None, content: text("work"), title: String::new(), budget };
-    let spawned = f.store.subtask_spawn(asking, new, LIMITS, TOLD, now()).await.expect("it can be asked");
+    let spawned =
+        f.store.subtask_spawn(asking, new, LIMITS, TOLD, now()).await.expect("it can be asked");
     spawned.map(|change| change.task)
 }
 
@@ -88,7 +102,11 @@ pub(super) async fn spawn(f: &Fixture, asking: Asking, number: u32) -> TaskId {
     try_spawn(f, asking, number, None).await.expect("it is begun")
 }
 
-async fn states(f: &Fixture, asking: Asking, which: &[TaskId]) -> Result<Vec<SubtaskState>, Refused> {
+async fn states(
+    f: &Fixture,
+    asking: Asking,
+    which: &[TaskId],
+) -> Result<Vec<SubtaskState>, Refused> {
     f.store.subtasks(ORG, asking.task, which).await.expect("read")
 }
 
@@ -101,13 +119,20 @@ async fn waits(f: &Fixture, asking: Asking, tasks: Vec<TaskId>) {
         state: StepState::Parked { waits: Vec::new(), awaits, results: Vec::new() },
         ..loaded.task.step.clone().expect("it runs")
     };
-    let state = Task { step: Some(step), phase: Phase::AwaitSubtasks, next_wake: Some(until), ..loaded.task.clone() };
-    let committed = f.store.task_commit(TaskCommit::new(&loaded, &state, now())).await.expect("committed");
+    let state = Task {
+        step: Some(step),
+        phase: Phase::AwaitSubtasks,
+        next_wake: Some(until),
+        ..loaded.task.clone()
+    };
+    let committed =
+        f.store.task_commit(TaskCommit::new(&loaded, &state, now())).await.expect("committed");
     assert_eq!(committed.left, None, "it has to be looked at again");
 }
 
 async fn is_due(f: &Fixture, task: TaskId) -> bool {
-    let due = f.store.sweep_due(now() + SignedDuration::from_secs(2), None, 100).await.expect("read");
+    let due =
+        f.store.sweep_due(now() + SignedDuration::from_secs(2), None, 100).await.expect("read");
     due.iter().any(|due| due.task == task)
 }
 
@@ -125,7 +150,8 @@ async fn the_same_call_begins_one_subtask_however_often_it_is_made() {
     let above = f.store.task_get(ORG, asking.task).await.expect("there");
     assert_eq!((above.subtasks.as_slice(), above.ancestors.len()), (&[child, other][..], 0));
     let filter = TaskFilter { parent: Some(asking.task), ..TaskFilter::default() };
-    let page = Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+    let page =
+        Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
     let listed = f.store.task_list(ORG, &filter, &page).await.expect("listed");
     assert_eq!(listed.iter().map(|task| task.state.id).collect::<Vec<_>>(), [child, other]);
     // One that was deleted and purged meanwhile is not begun again.
@@ -133,7 +159,10 @@ async fn the_same_call_begins_one_subtask_however_often_it_is_made() {
     assert_eq!(f.store.task_purge(child, gone, now()).await.expect("purged"), Some(Vec::new()));
     assert_eq!(spawn(&f, asking, 1).await, child);
     assert!(f.store.task_load(child).await.expect("read").is_none());
-    assert_eq!(states(&f, asking, &[child]).await.expect("known")[0].status, SubtaskStatus::Deleted);
+    assert_eq!(
+        states(&f, asking, &[child]).await.expect("known")[0].status,
+        SubtaskStatus::Deleted
+    );
 }
 
 #[tokio::test]
@@ -144,8 +173,13 @@ async fn only_a_script_that_runs_begins_subtasks_and_writes_to_its_own() {
     let stale = Asking { step: step_id(), ..asking };
     assert_eq!(try_spawn(&f, stale, 2, None).await, Err(Refused::Over));
     let foreign = f.database.tenant("other").await;
-    assert_eq!(try_spawn(&f, Asking { organization: foreign, ..asking }, 2, None).await, Err(Refused::Over));
-    let send = async |to, id| f.store.subtask_send(asking, to, id, text("more"), TOLD, now()).await.expect("asked");
+    assert_eq!(
+        try_spawn(&f, Asking { organization: foreign, ..asking }, 2, None).await,
+        Err(Refused::Over)
+    );
+    let send = async |to, id| {
+        f.store.subtask_send(asking, to, id, text("more"), TOLD, now()).await.expect("asked")
+    };
     let id = message_id();
     for expected in [1, 0] {
         assert_eq!(send(child, id).await.expect("it is sent").events.len(), expected);
@@ -153,17 +187,26 @@ async fn only_a_script_that_runs_begins_subtasks_and_writes_to_its_own() {
     assert_eq!(f.store.task_get(ORG, child).await.expect("there").queued_count, 2);
     let stranger = f.task().await;
     assert_eq!(send(stranger, message_id()).await, Err(Refused::NotASubtask(stranger.to_string())));
-    assert_eq!(states(&f, asking, &[stranger]).await, Err(Refused::NotASubtask(stranger.to_string())));
+    assert_eq!(
+        states(&f, asking, &[stranger]).await,
+        Err(Refused::NotASubtask(stranger.to_string()))
+    );
     let tell = async |asking| {
         let content = |title: &str| text(&format!("from {title:?}"));
-        f.store.subtask_tell_parent(asking, message_id(), content, TOLD, now()).await.expect("asked")
+        f.store
+            .subtask_tell_parent(asking, message_id(), content, TOLD, now())
+            .await
+            .expect("asked")
     };
     assert_eq!(tell(asking).await, Err(Refused::NoParent));
     let below = runs(&f, child).await;
     assert_eq!(tell(below).await.expect("it is told").task, asking.task);
     assert_eq!(f.store.task_get(ORG, asking.task).await.expect("there").queued_count, 1);
     // A cancel that nobody has looked at yet is enough.
-    f.store.task_cancel(&write(), asking.task, "enough", rendered("task.updated")).await.expect("cancelled");
+    f.store
+        .task_cancel(&write(), asking.task, "enough", rendered("task.updated"))
+        .await
+        .expect("cancelled");
     assert_eq!(try_spawn(&f, asking, 2, None).await, Err(Refused::Over));
 }
 
@@ -226,8 +269,12 @@ async fn what_a_tree_has_cost_is_told_of_each_subtask_with_what_is_below_it() {
     let middle = runs(&f, first).await;
     let below = runs(&f, spawn(&f, middle, 1).await).await;
     let deepest = spawn(&f, below, 1).await;
-    for (task, cost) in [(root.task, 1), (first, 10), (second, 100), (below.task, 1000), (deepest, 10_000)] {
-        let paid = sqlx::query("UPDATE tasks SET cost_pico_usd = $2 WHERE id = $1").bind(task.uuid()).bind(cost);
+    for (task, cost) in
+        [(root.task, 1), (first, 10), (second, 100), (below.task, 1000), (deepest, 10_000)]
+    {
+        let paid = sqlx::query("UPDATE tasks SET cost_pico_usd = $2 WHERE id = $1")
+            .bind(task.uuid())
+            .bind(cost);
         paid.execute(&f.store.pool).await.expect("paid");
     }
     let costs = |states: Vec<SubtaskState>| -> Vec<(TaskId, i64)> {
@@ -235,8 +282,13 @@ async fn what_a_tree_has_cost_is_told_of_each_subtask_with_what_is_below_it() {
     };
     let asked = states(&f, root, &[second, first, second]).await.expect("known");
     assert_eq!(costs(asked), [(second, 100), (first, 11_010), (second, 100)]);
-    assert_eq!(costs(states(&f, middle, &[below.task]).await.expect("known")), [(below.task, 11_000)]);
-    let page = async |after, limit| costs(f.store.subtask_list(ORG, root.task, after, limit).await.expect("listed"));
+    assert_eq!(
+        costs(states(&f, middle, &[below.task]).await.expect("known")),
+        [(below.task, 11_000)]
+    );
+    let page = async |after, limit| {
+        costs(f.store.subtask_list(ORG, root.task, after, limit).await.expect("listed"))
+    };
     assert_eq!(page(None, 10).await, [(first, 11_010), (second, 100)]);
     assert_eq!(page(None, 1).await, [(first, 11_010)]);
     assert_eq!(page(Some(first), 1).await, [(second, 100)]);
@@ -248,7 +300,9 @@ async fn a_wait_goes_on_while_one_of_its_subtasks_is_at_work() {
     let f = Fixture::new().await;
     let asking = parent(&f).await;
     let (one, other) = (spawn(&f, asking, 1).await, spawn(&f, asking, 2).await);
-    let waits = async |which: &[TaskId]| f.store.subtasks_at_work(ORG, asking.task, which).await.expect("asked");
+    let waits = async |which: &[TaskId]| {
+        f.store.subtasks_at_work(ORG, asking.task, which).await.expect("asked")
+    };
     assert!(waits(&[one, other, one]).await);
     runs(&f, one).await;
     ends(&f, one).await;
@@ -268,7 +322,9 @@ async fn a_cancel_goes_down_the_tree_to_what_is_at_work() {
     let below = spawn(&f, idle_one, 1).await;
     ends(&f, idle).await;
     let apart = parent(&f).await;
-    let cancel = async || f.store.subtasks_cancel(&load(&f, root.task).await, "enough", now()).await.expect("done");
+    let cancel = async || {
+        f.store.subtasks_cancel(&load(&f, root.task).await, "enough", now()).await.expect("done")
+    };
     let mut cancelled = cancel().await;
     cancelled.sort();
     let mut expected = vec![busy, below];
@@ -287,11 +343,22 @@ async fn what_is_below_a_deleted_task_goes_with_it_level_by_level() {
     let child = spawn(&f, root, 1).await;
     let below = runs(&f, child).await;
     let grandchild = spawn(&f, below, 1).await;
-    applied(f.store.task_delete(&write(), root.task, rendered("task.deleted")).await.expect("deleted"));
-    assert_eq!(f.store.task_purge(root.task, gone, now()).await.expect("purged"), Some(vec![child]));
+    applied(
+        f.store.task_delete(&write(), root.task, rendered("task.deleted")).await.expect("deleted"),
+    );
+    assert_eq!(
+        f.store.task_purge(root.task, gone, now()).await.expect("purged"),
+        Some(vec![child])
+    );
     assert!(load(&f, child).await.deleted && !load(&f, grandchild).await.deleted);
-    assert_eq!(f.store.task_purge(child, gone, now()).await.expect("purged"), Some(vec![grandchild]));
-    assert_eq!(f.store.task_purge(grandchild, gone, now()).await.expect("purged"), Some(Vec::new()));
+    assert_eq!(
+        f.store.task_purge(child, gone, now()).await.expect("purged"),
+        Some(vec![grandchild])
+    );
+    assert_eq!(
+        f.store.task_purge(grandchild, gone, now()).await.expect("purged"),
+        Some(Vec::new())
+    );
     let mut left = f.store.tasks_gone(&[root.task, child, grandchild]).await.expect("asked");
     left.sort();
     let mut all = vec![root.task, child, grandchild];
@@ -309,7 +376,9 @@ async fn subtasks_at_the_same_time_overrun_neither_the_trees_budget_nor_their_ow
         period: Period::Total,
         limit: 10 * DOLLAR,
     };
-    applied(f.store.budget_create(&write(), new, rendered("budget.created")).await.expect("created"));
+    applied(
+        f.store.budget_create(&write(), new, rendered("budget.created")).await.expect("created"),
+    );
     let bounded = try_spawn(&f, root, 1, Some(3 * DOLLAR)).await.expect("begun");
     let free = spawn(&f, root, 2).await;
     let below = spawn(&f, runs(&f, bounded).await, 1).await;
@@ -324,7 +393,8 @@ async fn subtasks_at_the_same_time_overrun_neither_the_trees_budget_nor_their_ow
     // The bounded one and what is below it have three together.
     let calls: Vec<_> = (0..20).map(|n| call(if n % 2 == 0 { bounded } else { below })).collect();
     let made = join_all(calls.iter().map(|call| f.store.call_reserve(call, now()))).await;
-    let reserved: Vec<_> = calls.iter().zip(&made).filter(|(_, made)| made.is_ok()).map(|(call, _)| call).collect();
+    let reserved: Vec<_> =
+        calls.iter().zip(&made).filter(|(_, made)| made.is_ok()).map(|(call, _)| call).collect();
     assert_eq!(reserved.len(), 3, "{made:?}");
     // And the tree has ten, whoever asks.
     let calls: Vec<_> = (0..20).map(|n| call(if n % 2 == 0 { free } else { root.task })).collect();
@@ -345,14 +415,21 @@ async fn subtasks_at_the_same_time_overrun_neither_the_trees_budget_nor_their_ow
     }
     let sums = async |task| {
         let filter = BudgetFilter { task: Some(task), agent: None };
-        let page = Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+        let page = Page {
+            limit: 10,
+            order: Order { key: Key::CreatedAt, descending: false },
+            after: None,
+        };
         let budgets = f.store.budget_list(ORG, &filter, &page, now()).await.expect("listed");
         (budgets[0].spent, budgets[0].reserved)
     };
     assert_eq!(sums(bounded).await, (3 * DOLLAR / 2, 0));
     assert_eq!(sums(root.task).await, (3 * DOLLAR / 2, 7 * DOLLAR));
     // Counted again from the ledger it is the same.
-    sqlx::query("SELECT budgets_count(id, now()) FROM budgets").execute(&f.store.pool).await.expect("counted");
+    sqlx::query("SELECT budgets_count(id, now()) FROM budgets")
+        .execute(&f.store.pool)
+        .await
+        .expect("counted");
     assert_eq!(sums(bounded).await, (3 * DOLLAR / 2, 0));
     assert_eq!(sums(root.task).await, (3 * DOLLAR / 2, 7 * DOLLAR));
     let state = states(&f, root, &[bounded]).await.expect("known").remove(0);
@@ -364,7 +441,9 @@ async fn subtasks_at_the_same_time_overrun_neither_the_trees_budget_nor_their_ow
     };
     assert_eq!((ledger(root.task).await, ledger(bounded).await), (3 * DOLLAR / 2, 3 * DOLLAR / 2));
     assert_eq!(ledger(free).await, 0);
-    applied(f.store.task_delete(&write(), bounded, rendered("task.deleted")).await.expect("deleted"));
+    applied(
+        f.store.task_delete(&write(), bounded, rendered("task.deleted")).await.expect("deleted"),
+    );
     f.store.task_purge(bounded, gone, now()).await.expect("purged");
     assert_eq!(ledger(bounded).await, 3 * DOLLAR / 2, "what is gone has spent nevertheless");
 }
@@ -374,13 +453,20 @@ async fn a_task_is_handed_to_another_agent_by_its_script() {
     let f = Fixture::new().await;
     let asking = parent(&f).await;
     let new = new_agent(f.model, "other");
-    let other = applied(f.store.agent_create(&write(), new, rendered("agent.created")).await.expect("created")).id;
+    let other = applied(
+        f.store.agent_create(&write(), new, rendered("agent.created")).await.expect("created"),
+    )
+    .id;
     for events in [1, 0] {
-        let change = f.store.task_hand_off(asking, other, TOLD, now()).await.expect("asked").expect("done");
+        let change =
+            f.store.task_hand_off(asking, other, TOLD, now()).await.expect("asked").expect("done");
         assert_eq!(change.events.len(), events);
     }
     let loaded = load(&f, asking.task).await;
     assert!(loaded.task.agent == other && loaded.has_new_intents());
     let stale = Asking { step: step_id(), ..asking };
-    assert_eq!(f.store.task_hand_off(stale, f.agent, TOLD, now()).await.expect("asked"), Err(Refused::Over));
+    assert_eq!(
+        f.store.task_hand_off(stale, f.agent, TOLD, now()).await.expect("asked"),
+        Err(Refused::Over)
+    );
 }

@@ -23,18 +23,29 @@ async fn what_a_write_returns_is_what_is_read() {
     let task = f.stored_task().await;
     let id = task.state.id;
     assert_eq!(f.store.task_get(ORG, id).await.expect("got"), task);
-    let suspended = applied(f.store.task_suspend(&write(), id, rendered("task.updated")).await.expect("suspended"));
+    let suspended = applied(
+        f.store.task_suspend(&write(), id, rendered("task.updated")).await.expect("suspended"),
+    );
     assert!(suspended.state.suspend);
     assert_eq!((suspended.revision, suspended.event_sequence), (2, 2));
     assert_eq!(f.store.task_get(ORG, id).await.expect("got"), suspended);
-    let (again, event) =
-        applied_with_event(f.store.task_suspend(&write(), id, rendered("task.updated")).await.expect("nothing to do"));
+    let (again, event) = applied_with_event(
+        f.store.task_suspend(&write(), id, rendered("task.updated")).await.expect("nothing to do"),
+    );
     assert_eq!((again, event), (suspended, None));
-    let resumed = applied(f.store.task_resume(&write(), id, rendered("task.updated")).await.expect("resumed"));
+    let resumed = applied(
+        f.store.task_resume(&write(), id, rendered("task.updated")).await.expect("resumed"),
+    );
     assert!(!resumed.state.suspend);
-    let missing = TaskChanges { agent: Some(AgentId::from_uuid(Uuid::now_v7())), ..TaskChanges::default() };
-    assert_not_found(f.store.task_update(&write(), id, None, missing, rendered("task.updated")).await);
-    let old = f.store.task_update(&write(), id, Some(1), TaskChanges::default(), rendered("task.updated")).await;
+    let missing =
+        TaskChanges { agent: Some(AgentId::from_uuid(Uuid::now_v7())), ..TaskChanges::default() };
+    assert_not_found(
+        f.store.task_update(&write(), id, None, missing, rendered("task.updated")).await,
+    );
+    let old = f
+        .store
+        .task_update(&write(), id, Some(1), TaskChanges::default(), rendered("task.updated"))
+        .await;
     assert!(matches!(old, Err(Error::Conflict)), "{old:?}");
 }
 
@@ -45,10 +56,20 @@ async fn the_nearest_limit_of_turns_holds() {
     let limit = async || f.store.task_load(id).await.expect("read").expect("there").task.max_turns;
     assert_eq!(limit().await, DEFAULT_MAX_TURNS);
     let changes = AgentChanges { max_turns: Some(7), ..AgentChanges::default() };
-    applied(f.store.agent_update(&write(), f.agent, None, changes, rendered("agent.updated")).await.expect("changed"));
+    applied(
+        f.store
+            .agent_update(&write(), f.agent, None, changes, rendered("agent.updated"))
+            .await
+            .expect("changed"),
+    );
     assert_eq!(limit().await, 7);
     let changes = TaskChanges { max_turns_override: Some(3), ..TaskChanges::default() };
-    applied(f.store.task_update(&write(), id, None, changes, rendered("task.updated")).await.expect("changed"));
+    applied(
+        f.store
+            .task_update(&write(), id, None, changes, rendered("task.updated"))
+            .await
+            .expect("changed"),
+    );
     assert_eq!(limit().await, 3);
 }
 
@@ -56,8 +77,14 @@ async fn the_nearest_limit_of_turns_holds() {
 async fn what_is_told_of_a_new_task_is_what_is_stored() {
     let f = Fixture::new().await;
     let changes = AgentChanges { max_turns: Some(7), ..AgentChanges::default() };
-    applied(f.store.agent_update(&write(), f.agent, None, changes, rendered("agent.updated")).await.expect("changed"));
-    let rule: Rule = serde_json::from_str(r#"{"action": "ask", "tools": ["a\u0000b"]}"#).expect("a rule");
+    applied(
+        f.store
+            .agent_update(&write(), f.agent, None, changes, rendered("agent.updated"))
+            .await
+            .expect("changed"),
+    );
+    let rule: Rule =
+        serde_json::from_str(r#"{"action": "ask", "tools": ["a\u0000b"]}"#).expect("a rule");
     for new in [
         new_task(f.agent),
         NewTask {
@@ -70,12 +97,21 @@ async fn what_is_told_of_a_new_task_is_what_is_stored() {
             ..new_task(f.agent)
         },
     ] {
-        let told =
-            applied(f.store.task_create(&write(), new.clone(), rendered("task.created")).await.expect("created"));
+        let told = applied(
+            f.store
+                .task_create(&write(), new.clone(), rendered("task.created"))
+                .await
+                .expect("created"),
+        );
         assert_eq!(f.store.task_get(ORG, new.id).await.expect("stored"), told);
         let again = NewTask { id: TaskId::from_uuid(Uuid::now_v7()), ..new };
         let key = write_with_key(&again.id.to_string(), 1);
-        let told = applied(f.store.task_create(&key, again.clone(), rendered("task.created")).await.expect("created"));
+        let told = applied(
+            f.store
+                .task_create(&key, again.clone(), rendered("task.created"))
+                .await
+                .expect("created"),
+        );
         assert_eq!(f.store.task_get(ORG, again.id).await.expect("stored"), told);
     }
 }
@@ -83,13 +119,19 @@ async fn what_is_told_of_a_new_task_is_what_is_stored() {
 #[tokio::test]
 async fn what_is_pinned_is_kept_until_it_is_replaced_and_counted_like_instructions() {
     let f = Fixture::new().await;
-    let new = NewTask { pinned: vec!["It rains.".to_owned(), "a\0b".to_owned()], ..new_task(f.agent) };
-    let created = applied(f.store.task_create(&write(), new, rendered("task.created")).await.expect("created"));
+    let new =
+        NewTask { pinned: vec!["It rains.".to_owned(), "a\0b".to_owned()], ..new_task(f.agent) };
+    let created = applied(
+        f.store.task_create(&write(), new, rendered("task.created")).await.expect("created"),
+    );
     let id = created.state.id;
     assert_eq!(created.pinned, ["It rains.", "a\u{FFFD}b"]);
     let load = async || f.store.task_load(id).await.expect("read").expect("there");
     let loaded = load().await;
-    assert_eq!((loaded.task.context.base, &loaded.pinned), (tokens_of_bytes("be good".len() + 9 + 5), &created.pinned));
+    assert_eq!(
+        (loaded.task.context.base, &loaded.pinned),
+        (tokens_of_bytes("be good".len() + 9 + 5), &created.pinned)
+    );
 
     let change = async |changes: TaskChanges| {
         let done = f.store.task_update(&write(), id, None, changes, rendered("task.updated")).await;
@@ -102,9 +144,15 @@ async fn what_is_pinned_is_kept_until_it_is_replaced_and_counted_like_instructio
         TaskChanges { pinned, ..TaskChanges::default() }
     };
     assert_eq!(change(pinned(&["Ann decides."])).await, ["Ann decides."]);
-    let new =
-        NewBudget { id: BudgetId::from_uuid(Uuid::now_v7()), scope: Scope::Task(id), period: Period::Total, limit: 7 };
-    applied(f.store.budget_create(&write(), new, rendered("budget.created")).await.expect("created"));
+    let new = NewBudget {
+        id: BudgetId::from_uuid(Uuid::now_v7()),
+        scope: Scope::Task(id),
+        period: Period::Total,
+        limit: 7,
+    };
+    applied(
+        f.store.budget_create(&write(), new, rendered("budget.created")).await.expect("created"),
+    );
     let spending = load().await.spending.expect("a budget applies");
     assert_eq!(spending.instructions_bytes, 7 + 12, "it is paid for with every call");
     assert!(change(pinned(&[])).await.is_empty());
@@ -128,7 +176,11 @@ async fn the_sweep_finds_what_nobody_was_told_of() {
     let first = f.store.sweep_due(wake, None, 1).await.expect("read");
     let second = f.store.sweep_due(wake, first.last(), 1).await.expect("read");
     let third = f.store.sweep_due(wake, second.last(), 1).await.expect("read");
-    assert_eq!((first.len(), second.len(), third.len()), (1, 1, 0), "each look goes on behind the one before it");
+    assert_eq!(
+        (first.len(), second.len(), third.len()),
+        (1, 1, 0),
+        "each look goes on behind the one before it"
+    );
     assert_ne!(first, second);
     let loaded = f.store.task_load(asked).await.expect("read").expect("there");
     f.store.task_intents_seen(&loaded).await.expect("noted");
@@ -142,11 +194,13 @@ async fn what_asked_for_nothing_of_a_state_is_looked_at_anew_with_the_next() {
     let id = f.task().await;
     let before = f.store.task_load(id).await.expect("read").expect("there");
     f.message(id, "hello").await;
-    // One reconciler sees the message, for which it is too early; another one commits what it decided before the message came.
+    // One reconciler sees the message, for which it is too early; another one commits what it
+    // decided before the message came.
     let after = f.store.task_load(id).await.expect("read").expect("there");
     f.store.task_intents_seen(&after).await.expect("noted");
     let state = Task { steps: before.task.steps + 1, ..before.task.clone() };
-    let committed = f.store.task_commit(TaskCommit::new(&before, &state, now())).await.expect("committed");
+    let committed =
+        f.store.task_commit(TaskCommit::new(&before, &state, now())).await.expect("committed");
     assert!(committed.has_new_intents, "the message may be next now");
     // And the other way round: what was seen of a state that is no more says nothing.
     f.store.task_intents_seen(&after).await.expect("asked");
@@ -158,13 +212,19 @@ async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
     let f = Fixture::new().await;
     let id = f.task().await;
     let message = f.message(id, "hello").await;
-    let entry =
-        StepUsage { call: Uuid::now_v7(), step: step_id(), model: f.model, purpose: Purpose::Turn, usage: usage(1) };
+    let entry = StepUsage {
+        call: Uuid::now_v7(),
+        step: step_id(),
+        model: f.model,
+        purpose: Purpose::Turn,
+        usage: usage(1),
+    };
     f.store.step_usage_record(ORG, id, Some(f.agent), &entry, now()).await.expect("booked");
     let purged = f.store.task_purge(id, gone, now()).await.expect("asked");
     assert_eq!(purged, None, "only what is deleted is purged");
-    let (_, event) =
-        applied_with_event(f.store.task_delete(&write(), id, rendered("task.deleted")).await.expect("deleted"));
+    let (_, event) = applied_with_event(
+        f.store.task_delete(&write(), id, rendered("task.deleted")).await.expect("deleted"),
+    );
     let event = event.expect("there is an event");
     assert_not_found(f.store.task_get(ORG, id).await);
     assert_not_found(f.store.message_get(ORG, message.id).await);
@@ -172,15 +232,21 @@ async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
     assert_not_found(f.store.task_resume(&write(), id, rendered("task.updated")).await);
     let new = NewUserMessage { id: message_id(), task: id, content: text("x"), interrupts: false };
     assert_not_found(f.store.message_create(&write(), new, rendered("message.created")).await);
-    assert_not_found(f.store.message_delete(&write(), message.id, rendered("message.deleted")).await);
-    let loaded = f.store.task_load(id).await.expect("read").expect("still there for the reconciler");
+    assert_not_found(
+        f.store.message_delete(&write(), message.id, rendered("message.deleted")).await,
+    );
+    let loaded =
+        f.store.task_load(id).await.expect("read").expect("still there for the reconciler");
     assert!(loaded.deleted);
     f.store.task_intents_seen(&loaded).await.expect("noted");
     assert_eq!(due(&f, now() + Duration::from_secs(2)).await, [id]);
     assert!(f.store.task_purge(id, gone, now()).await.expect("purged").is_some());
     assert_eq!(f.store.task_purge(id, gone, now()).await.expect("asked"), None);
     let other = f.task().await;
-    assert_eq!(f.store.tasks_gone(&[id, other, TaskId::from_uuid(Uuid::now_v7())]).await.expect("asked"), [id]);
+    assert_eq!(
+        f.store.tasks_gone(&[id, other, TaskId::from_uuid(Uuid::now_v7())]).await.expect("asked"),
+        [id]
+    );
     assert_eq!(f.store.task_load(id).await.expect("read"), None);
     assert_eq!(f.store.events_after(Stream::task(ORG, id), 0, 10).await.expect("read"), [event]);
     assert!(due(&f, now() + Duration::from_secs(2)).await.is_empty());

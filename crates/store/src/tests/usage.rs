@@ -11,8 +11,8 @@ use super::{
     *,
 };
 use crate::{
-    AppendedMessage, Counted, Counts, Dimensions, Limits, NewFork, Periods, Purpose, Quota, StateContent, StepUsage,
-    TaskCommit, UsageFilter, UsagePage, UsageRow, Used,
+    AppendedMessage, Counted, Counts, Dimensions, Limits, NewFork, Periods, Purpose, Quota,
+    StateContent, StepUsage, TaskCommit, UsageFilter, UsagePage, UsageRow, Used,
 };
 
 /// A time at which neither the day nor the month is about to end.
@@ -38,7 +38,13 @@ async fn run(f: &Fixture, task: TaskId, tools: &[(&str, bool)], used: Usage, now
 }
 
 /// A turn of a task whose script calls these tools, and what the model used for it.
-pub(super) async fn turn(f: &Fixture, task: TaskId, tools: &[(&str, bool)], used: Usage, now: Timestamp) {
+pub(super) async fn turn(
+    f: &Fixture,
+    task: TaskId,
+    tools: &[(&str, bool)],
+    used: Usage,
+    now: Timestamp,
+) {
     admit(f, task).await;
     let loaded = load(f, task).await;
     let mut state = loaded.task.clone();
@@ -60,16 +66,29 @@ pub(super) async fn turn(f: &Fixture, task: TaskId, tools: &[(&str, bool)], used
         ..ToolUse::default()
     });
     let call = CodeCall { id: "call_1".into(), code: "1".into() };
-    let result = CodeResult { id: "call_1".into(), tool_uses: uses.collect(), ..CodeResult::default() };
+    let result =
+        CodeResult { id: "call_1".into(), tool_uses: uses.collect(), ..CodeResult::default() };
     state.last_position += 1;
-    let script = message(state.last_position, Source::Assistant, Block::CodeInterpreterCall(call), asked);
+    let script =
+        message(state.last_position, Source::Assistant, Block::CodeInterpreterCall(call), asked);
     state.last_position += 1;
-    let told = message(state.last_position, Source::System, Block::CodeInterpreterResult(result), step_id());
+    let told = message(
+        state.last_position,
+        Source::System,
+        Block::CodeInterpreterResult(result),
+        step_id(),
+    );
     (state.step, state.turn, state.next_wake) = (None, None, None);
     state.phase = Phase::AwaitInput;
-    let usage =
-        vec![StepUsage { call: Uuid::now_v7(), step: asked, model: f.model, purpose: Purpose::Turn, usage: used }];
-    let commit = TaskCommit { appended: vec![script, told], usage, ..TaskCommit::new(&loaded, &state, now) };
+    let usage = vec![StepUsage {
+        call: Uuid::now_v7(),
+        step: asked,
+        model: f.model,
+        purpose: Purpose::Turn,
+        usage: used,
+    }];
+    let commit =
+        TaskCommit { appended: vec![script, told], usage, ..TaskCommit::new(&loaded, &state, now) };
     f.store.task_commit(commit).await.expect("committed");
 }
 
@@ -78,7 +97,10 @@ pub(super) fn spent(tokens: i64, cost_pico_usd: i64) -> Usage {
 }
 
 async fn sql(f: &Fixture, statement: &str) {
-    sqlx::raw_sql(sqlx::AssertSqlSafe(statement.to_owned())).execute(&f.store.pool).await.expect("it is done");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(statement.to_owned()))
+        .execute(&f.store.pool)
+        .await
+        .expect("it is done");
 }
 
 #[tokio::test]
@@ -102,7 +124,8 @@ async fn what_was_done_is_counted_from_the_tables_that_hold_it() {
     let last = transcript.last().expect("there are some").id;
     let elsewhere = (message_id(), text("elsewhere"));
     let (id, workspace) = (TaskId::from_uuid(Uuid::now_v7()), String::new());
-    let new = NewFork { id, source: task, message: last, title: String::new(), workspace, elsewhere };
+    let new =
+        NewFork { id, source: task, message: last, title: String::new(), workspace, elsewhere };
     applied(f.store.task_fork(&write(), new, rendered("task.created")).await.expect("copied"));
     assert_eq!(counts(&f, ORG, &periods).await, Counts { tasks: 3, ..expected });
     // Only what is asked for is counted.
@@ -112,7 +135,10 @@ async fn what_was_done_is_counted_from_the_tables_that_hold_it() {
     // Of tomorrow nothing was done yet; of this month still this.
     let next_day = periods.next_day + SignedDuration::from_hours(24);
     let tomorrow = Periods { day: periods.next_day, next_day, ..periods };
-    assert_eq!(counts(&f, ORG, &tomorrow).await, Counts { spend_pico_usd: 600, ..Counts::default() });
+    assert_eq!(
+        counts(&f, ORG, &tomorrow).await,
+        Counts { spend_pico_usd: 600, ..Counts::default() }
+    );
 }
 
 #[tokio::test]
@@ -138,8 +164,16 @@ async fn uploads_count_as_long_as_they_are_kept() {
     // Documents count with what they said before.
     let settings = crate::StateRef { owner: None, name: "settings" };
     for (text, expected) in [("{}", 752), ("{\"a\": 1}", 760)] {
-        let put =
-            f.store.state_put(&write(), settings, (StateContent::Text(text), "ada"), None, rendered("state.put")).await;
+        let put = f
+            .store
+            .state_put(
+                &write(),
+                settings,
+                (StateContent::Text(text), "ada"),
+                None,
+                rendered("state.put"),
+            )
+            .await;
         assert_eq!(applied(put.expect("it is put")).bytes, i64::try_from(text.len()).expect("few"));
         assert_eq!(counts(&f, ORG, &around(now())).await.storage_bytes, expected);
     }
@@ -150,23 +184,36 @@ async fn what_the_operator_says_of_an_organization_stays_said() {
     let f = Fixture::new().await;
     let other = other_organization(&f.store).await;
     let nothing = f.store.quota_get(other).await.expect("read");
-    assert_eq!((nothing.tier.as_str(), nothing.overrides, nothing.revision), ("", Limits::default(), 0));
+    assert_eq!(
+        (nothing.tier.as_str(), nothing.overrides, nothing.revision),
+        ("", Limits::default(), 0)
+    );
     let limits = Limits { tasks_per_day: Some(7), storage_bytes: Some(0), ..Limits::default() };
     let set = async |write: &Write, tier: &str, limits, revision| {
         f.store.quota_set(write, other, tier, limits, revision, rendered::<Quota>("quota")).await
     };
-    assert!(matches!(set(&write(), "free", limits, Some(1)).await, Err(Error::Conflict)), "there is none to change");
+    assert!(
+        matches!(set(&write(), "free", limits, Some(1)).await, Err(Error::Conflict)),
+        "there is none to change"
+    );
     let first = applied(set(&write_with_key("k", 1), "free", limits, None).await.expect("said"));
     assert_eq!((first.revision, f.store.quota_get(other).await.expect("read")), (1, first.clone()));
-    assert!(matches!(set(&write_with_key("k", 1), "free", limits, None).await, Ok(Written::Repeated { .. })));
+    assert!(matches!(
+        set(&write_with_key("k", 1), "free", limits, None).await,
+        Ok(Written::Repeated { .. })
+    ));
     assert!(matches!(set(&write(), "paid", limits, Some(2)).await, Err(Error::Conflict)));
     let second = applied(set(&write(), "", Limits::default(), Some(1)).await.expect("said"));
-    assert_eq!((second.revision, second.tier.as_str(), second.overrides), (2, "", Limits::default()));
+    assert_eq!(
+        (second.revision, second.tier.as_str(), second.overrides),
+        (2, "", Limits::default())
+    );
     // Of others nothing was said, and of nobody nothing can be.
     assert_eq!(f.store.quota_get(ORG).await.expect("read").revision, 0);
     let nobody = OrganizationId::from_uuid(Uuid::now_v7());
     assert_not_found(f.store.quota_get(nobody).await);
-    let said = f.store.quota_set(&write(), nobody, "", limits, None, rendered::<Quota>("quota")).await;
+    let said =
+        f.store.quota_set(&write(), nobody, "", limits, None, rendered::<Quota>("quota")).await;
     assert_not_found(said);
     assert!(f.store.write_repeated(&write_with_key("k", 1)).await.expect("read").is_some());
     assert!(f.store.write_repeated(&write_with_key("other", 1)).await.expect("read").is_none());
@@ -176,7 +223,15 @@ async fn what_the_operator_says_of_an_organization_stays_said() {
 /// Everything in 2026.
 fn filter() -> UsageFilter {
     let (since, until) = (at("2026-01-01T00:00:00Z"), at("2027-01-01T00:00:00Z"));
-    UsageFilter { agent: None, model: None, key: None, tool: None, since, until, time_zone: "UTC".into() }
+    UsageFilter {
+        agent: None,
+        model: None,
+        key: None,
+        tool: None,
+        since,
+        until,
+        time_zone: "UTC".into(),
+    }
 }
 
 fn first(limit: u32, descending: bool) -> UsagePage {
@@ -199,9 +254,12 @@ async fn worked() -> (Fixture, AgentId) {
     let f = Fixture::new().await;
     let second = new_agent(f.model, "b");
     let (task, other) = (f.task().await, second.id);
-    applied(f.store.agent_create(&write(), second, rendered("agent.created")).await.expect("created"));
+    applied(
+        f.store.agent_create(&write(), second, rendered("agent.created")).await.expect("created"),
+    );
     let (monday, tuesday) = (at("2026-11-16T12:00:00Z"), at("2026-11-17T23:30:00Z"));
-    run(&f, task, &[("fetch", true), ("fetch", false), ("read_file", true)], spent(1, 10), monday).await;
+    run(&f, task, &[("fetch", true), ("fetch", false), ("read_file", true)], spent(1, 10), monday)
+        .await;
     run(&f, task, &[("read_file", true)], spent(2, 20), tuesday).await;
     let entry = StepUsage {
         call: Uuid::now_v7(),
@@ -227,10 +285,16 @@ async fn what_models_used_is_summed_up_by_day_agent_and_model() {
     // Half an hour before midnight is the day after in Berlin.
     let berlin = UsageFilter { time_zone: "Europe/Berlin".into(), ..filter() };
     let days = list(&f, &berlin, Dimensions { day: true, ..Dimensions::default() }).await;
-    assert_eq!(days.iter().map(|row| row.place.day.as_str()).collect::<Vec<_>>(), ["2026-11-16", "2026-11-18"]);
-    let agents = list(&f, &filter(), Dimensions { agent: true, model: true, ..Dimensions::default() }).await;
-    let mut agents: Vec<_> =
-        agents.iter().map(|row| (row.agent_name.as_str(), row.model_name.as_str(), tokens(row))).collect();
+    assert_eq!(
+        days.iter().map(|row| row.place.day.as_str()).collect::<Vec<_>>(),
+        ["2026-11-16", "2026-11-18"]
+    );
+    let agents =
+        list(&f, &filter(), Dimensions { agent: true, model: true, ..Dimensions::default() }).await;
+    let mut agents: Vec<_> = agents
+        .iter()
+        .map(|row| (row.agent_name.as_str(), row.model_name.as_str(), tokens(row)))
+        .collect();
     agents.sort_unstable();
     assert_eq!(agents, [("a", "m", 3), ("b", "m", 4)]);
     let of_other = UsageFilter { agent: Some(other), ..filter() };
@@ -240,7 +304,8 @@ async fn what_models_used_is_summed_up_by_day_agent_and_model() {
     let monday = UsageFilter { until: at("2026-11-17T00:00:00Z"), ..filter() };
     assert_eq!(tokens(&list(&f, &monday, Dimensions::default()).await[0]), 1);
     let organization = other_organization(&f.store).await;
-    let foreign = f.store.usage_list(organization, &filter(), Dimensions::default(), &first(10, false)).await;
+    let foreign =
+        f.store.usage_list(organization, &filter(), Dimensions::default(), &first(10, false)).await;
     assert_eq!(foreign.expect("listed"), []);
 }
 
@@ -249,14 +314,19 @@ async fn calls_of_tools_are_summed_up_from_the_results_of_runs() {
     let (f, _) = worked().await;
     let of = Dimensions { tool: true, ..Dimensions::default() };
     let shown = |rows: &[UsageRow]| -> Vec<(String, String, String, Used)> {
-        let row = |row: &UsageRow| (row.place.day.clone(), row.agent_name.clone(), row.place.what.clone(), row.used);
+        let row = |row: &UsageRow| {
+            (row.place.day.clone(), row.agent_name.clone(), row.place.what.clone(), row.used)
+        };
         rows.iter().map(row).collect()
     };
     let none = String::new;
     let calls = |calls, failed| Used::Tools { calls, failed, micros: calls * 1500 };
     assert_eq!(
         shown(&list(&f, &filter(), of).await),
-        [(none(), none(), "fetch".into(), calls(2, 1)), (none(), none(), "read_file".into(), calls(2, 0))]
+        [
+            (none(), none(), "fetch".into(), calls(2, 1)),
+            (none(), none(), "read_file".into(), calls(2, 0))
+        ]
     );
     let all = Dimensions { day: true, agent: true, ..of };
     let day = |day: &str| format!("2026-11-{day}");
@@ -279,7 +349,11 @@ async fn every_sum_is_on_exactly_one_page_in_both_directions() {
     let f = Fixture::new().await;
     let task = f.task().await;
     for day in 1..=7 {
-        let noon = civil::date(2026, 3, day).at(12, 0, 0, 0).to_zoned(TimeZone::UTC).expect("a time").timestamp();
+        let noon = civil::date(2026, 3, day)
+            .at(12, 0, 0, 0)
+            .to_zoned(TimeZone::UTC)
+            .expect("a time")
+            .timestamp();
         for _ in 0..3 {
             let entry = StepUsage {
                 call: Uuid::now_v7(),
@@ -290,8 +364,14 @@ async fn every_sum_is_on_exactly_one_page_in_both_directions() {
             };
             f.store.step_usage_record(ORG, task, None, &entry, noon).await.expect("booked");
         }
-        run(&f, task, &[("a", true), ("b", true), ("c", true)], Usage::default(), noon + SignedDuration::from_secs(1))
-            .await;
+        run(
+            &f,
+            task,
+            &[("a", true), ("b", true), ("c", true)],
+            Usage::default(),
+            noon + SignedDuration::from_secs(1),
+        )
+        .await;
     }
     for of in [
         Dimensions { day: true, model: true, ..Dimensions::default() },
@@ -306,11 +386,18 @@ async fn every_sum_is_on_exactly_one_page_in_both_directions() {
                 after = Some(last.place.clone());
                 seen.extend(rows.into_iter().map(|row| row.place));
             }
-            let whole = f.store.usage_list(ORG, &filter(), of, &first(1000, descending)).await.expect("listed");
+            let whole = f
+                .store
+                .usage_list(ORG, &filter(), of, &first(1000, descending))
+                .await
+                .expect("listed");
             let whole: Vec<_> = whole.into_iter().map(|row| row.place).collect();
             assert!(seen == whole && seen.len() >= 21, "{of:?} {descending}: {seen:?} {whole:?}");
             let days: Vec<_> = seen.iter().map(|place| place.day.clone()).collect();
-            assert!(days.is_sorted_by(|one, next| if descending { one >= next } else { one <= next }), "{days:?}");
+            assert!(
+                days.is_sorted_by(|one, next| if descending { one >= next } else { one <= next }),
+                "{days:?}"
+            );
         }
     }
 }

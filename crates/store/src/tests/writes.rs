@@ -9,12 +9,23 @@ use crate::{PoolOptions, Stream};
 async fn a_repeated_request_gets_the_first_answer() {
     let f = Fixture::new().await;
     let write = write_with_key("key", 1);
-    let first =
-        applied(f.store.task_create(&write, new_task(f.agent), rendered("task.created")).await.expect("created"));
-    let again = f.store.task_create(&write, new_task(f.agent), rendered("task.created")).await.expect("repeated");
+    let first = applied(
+        f.store
+            .task_create(&write, new_task(f.agent), rendered("task.created"))
+            .await
+            .expect("created"),
+    );
+    let again = f
+        .store
+        .task_create(&write, new_task(f.agent), rendered("task.created"))
+        .await
+        .expect("repeated");
     let Written::Repeated { response } = again else { panic!("it was carried out twice") };
     assert_eq!(response, format!("{first:?}").into_bytes());
-    let other = f.store.task_create(&write_with_key("key", 2), new_task(f.agent), rendered("task.created")).await;
+    let other = f
+        .store
+        .task_create(&write_with_key("key", 2), new_task(f.agent), rendered("task.created"))
+        .await;
     assert!(matches!(other, Err(Error::IdempotencyMismatch)), "{other:?}");
     let mut method = write_with_key("key", 1);
     method.idempotency.as_mut().expect("it has one").method = "Other";
@@ -29,8 +40,12 @@ async fn of_concurrent_requests_with_one_key_one_is_carried_out() {
     let results = join_all((0..15).map(|_| {
         let store = f.store.clone();
         async move {
-            let new = NewUserMessage { id: message_id(), task, content: text("x"), interrupts: false };
-            store.message_create(&write_with_key("key", 1), new, rendered("message.created")).await.expect("answered")
+            let new =
+                NewUserMessage { id: message_id(), task, content: text("x"), interrupts: false };
+            store
+                .message_create(&write_with_key("key", 1), new, rendered("message.created"))
+                .await
+                .expect("answered")
         }
     }))
     .await;
@@ -41,7 +56,8 @@ async fn of_concurrent_requests_with_one_key_one_is_carried_out() {
             // When a message is rendered its arrival is not known.
             Written::Applied { entity, .. } => {
                 assert!(entity.arrival > 0);
-                carried_out.push(format!("{:?}", StoredMessage { arrival: 0, ..entity }).into_bytes());
+                carried_out
+                    .push(format!("{:?}", StoredMessage { arrival: 0, ..entity }).into_bytes());
             }
             Written::Repeated { response } => answers.push(response),
         }
@@ -55,32 +71,60 @@ async fn of_concurrent_requests_with_one_key_one_is_carried_out() {
 async fn a_failed_request_leaves_its_key_unused() {
     let f = Fixture::new().await;
     let write = write_with_key("key", 1);
-    let taken = f.store.agent_create(&write, new_agent(f.model, "a"), rendered("agent.created")).await;
+    let taken =
+        f.store.agent_create(&write, new_agent(f.model, "a"), rendered("agent.created")).await;
     assert!(matches!(taken, Err(Error::AlreadyExists { .. })), "{taken:?}");
-    applied(f.store.agent_create(&write, new_agent(f.model, "b"), rendered("agent.created")).await.expect("created"));
+    applied(
+        f.store
+            .agent_create(&write, new_agent(f.model, "b"), rendered("agent.created"))
+            .await
+            .expect("created"),
+    );
 }
 
 #[tokio::test]
 async fn an_expired_key_is_free_again() {
     let f = Fixture::new().await;
     let write = write_with_key("key", 1);
-    applied(f.store.task_create(&write, new_task(f.agent), rendered("task.created")).await.expect("created"));
+    applied(
+        f.store
+            .task_create(&write, new_task(f.agent), rendered("task.created"))
+            .await
+            .expect("created"),
+    );
     assert_eq!(f.store.idempotency_expire(write.now).await.expect("expired"), 0);
-    assert_eq!(f.store.idempotency_expire(now() + std::time::Duration::from_secs(1)).await.expect("expired"), 1);
-    applied(f.store.task_create(&write, new_task(f.agent), rendered("task.created")).await.expect("created"));
+    assert_eq!(
+        f.store
+            .idempotency_expire(now() + std::time::Duration::from_secs(1))
+            .await
+            .expect("expired"),
+        1
+    );
+    applied(
+        f.store
+            .task_create(&write, new_task(f.agent), rendered("task.created"))
+            .await
+            .expect("created"),
+    );
 }
 
 #[tokio::test]
-async fn keys_of_two_organisations_are_apart() {
+async fn keys_of_two_organizations_are_apart() {
     let f = Fixture::new().await;
     let other = other_organization(&f.store).await;
     let mine = write_with_key("key", 1);
     let theirs = Write { organization: other, ..write_with_key("key", 2) };
     applied(
-        f.store.model_provider_create(&mine, new_provider("q"), rendered("provider.created")).await.expect("created"),
+        f.store
+            .model_provider_create(&mine, new_provider("q"), rendered("provider.created"))
+            .await
+            .expect("created"),
     );
     applied(
-        f.store.model_provider_create(&theirs, new_provider("q"), rendered("provider.created")).await.expect("created"),
+        f.store
+            .model_provider_create(&theirs, new_provider("q"), rendered("provider.created"))
+            .await
+            .expect("created"),
     );
     assert_eq!(f.store.event_head(Stream::organization(other)).await.expect("read"), 1);
 }
@@ -88,7 +132,10 @@ async fn keys_of_two_organisations_are_apart() {
 #[tokio::test]
 async fn several_processes_may_migrate_at_once() {
     let database = Database::new().await;
-    sqlx::query("DROP SCHEMA public CASCADE").execute(&database.store().pool).await.expect("dropped");
+    sqlx::query("DROP SCHEMA public CASCADE")
+        .execute(&database.store().pool)
+        .await
+        .expect("dropped");
     sqlx::query("CREATE SCHEMA public").execute(&database.store().pool).await.expect("created");
     let results = join_all((0..4).map(|_| async {
         let store = database.connect(PoolOptions::default()).await;
@@ -103,7 +150,10 @@ async fn several_processes_may_migrate_at_once() {
 async fn a_statement_that_takes_too_long_is_given_up_and_may_be_tried_again() {
     let f = Fixture::new().await;
     let task = f.task().await;
-    let options = PoolOptions { statement_timeout: std::time::Duration::from_millis(50), ..PoolOptions::default() };
+    let options = PoolOptions {
+        statement_timeout: std::time::Duration::from_millis(50),
+        ..PoolOptions::default()
+    };
     let hasty = f.database.connect(options).await;
     let mut blocker = f.store.pool.begin().await.expect("begun");
     sqlx::query("SELECT 1 FROM tasks WHERE id = $1 FOR UPDATE")
@@ -119,12 +169,17 @@ async fn a_statement_that_takes_too_long_is_given_up_and_may_be_tried_again() {
 
 #[tokio::test]
 async fn a_server_that_is_away_is_a_retryable_error_without_the_password() {
-    let options = PoolOptions { acquire_timeout: std::time::Duration::from_millis(200), ..PoolOptions::default() };
-    let error =
-        Store::connect("postgres://user:hunter2@127.0.0.1:1/x", options).await.expect_err("nobody listens there");
+    let options = PoolOptions {
+        acquire_timeout: std::time::Duration::from_millis(200),
+        ..PoolOptions::default()
+    };
+    let error = Store::connect("postgres://user:hunter2@127.0.0.1:1/x", options)
+        .await
+        .expect_err("nobody listens there");
     assert!(error.is_retryable());
     assert!(!format!("{error:?}").contains("hunter2"));
-    let error = Store::connect("hunter2://", PoolOptions::default()).await.expect_err("that is no address");
+    let error =
+        Store::connect("hunter2://", PoolOptions::default()).await.expect_err("that is no address");
     assert!(!error.is_retryable());
     assert!(!format!("{error:?}").contains("hunter2"));
 }

@@ -99,7 +99,8 @@ fn a_task_shows_its_whole_state() {
     stored.state.turn = Some(turn(Stage::Model));
     stored.state.last_position = 12;
     stored.state.last_outcome = Some(TurnOutcome::MaxTurns);
-    stored.state.last_error = Some(TaskError { code: "MAX_TURNS".into(), message: "enough".into(), time: NOW });
+    stored.state.last_error =
+        Some(TaskError { code: "MAX_TURNS".into(), message: "enough".into(), time: NOW });
     stored.queued_count = 2;
     stored.usage = Usage {
         input_tokens: 1,
@@ -111,9 +112,16 @@ fn a_task_shows_its_whole_state() {
     };
     stored.tool_uses = BTreeMap::from([("grep".to_owned(), 6)]);
     let task = task(&stored);
-    let (metadata, spec, status) = (task.metadata.expect("set"), task.spec.expect("set"), task.status.expect("set"));
-    assert_eq!((metadata.revision, metadata.organization_id), (3, OrganizationId::LOCAL.to_string()));
-    assert_eq!(metadata.created_at, Some(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 123_456_000 }));
+    let (metadata, spec, status) =
+        (task.metadata.expect("set"), task.spec.expect("set"), task.status.expect("set"));
+    assert_eq!(
+        (metadata.revision, metadata.organization_id),
+        (3, OrganizationId::LOCAL.to_string())
+    );
+    assert_eq!(
+        metadata.created_at,
+        Some(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 123_456_000 })
+    );
     assert_eq!(
         (spec.agent.as_str(), spec.workspace.as_str(), spec.title.as_str(), spec.max_turns),
         ("ada", "/w", "A title", 7)
@@ -122,7 +130,10 @@ fn a_task_shows_its_whole_state() {
     assert_eq!(status.desired_phase(), v1::TaskPhase::Suspended);
     assert_eq!(status.last_outcome(), v1::TurnOutcome::MaxTurns);
     assert_eq!(status.last_error.expect("set").code, "MAX_TURNS");
-    assert_eq!((status.message_count, status.queued_count, status.turns_used, status.event_sequence), (12, 2, 4, 9));
+    assert_eq!(
+        (status.message_count, status.queued_count, status.turns_used, status.event_sequence),
+        (12, 2, 4, 9)
+    );
     assert_eq!(status.tool_uses.get("grep"), Some(&6));
     assert_eq!(status.usage.expect("set").cost_pico_usd, 5);
 
@@ -140,8 +151,16 @@ fn an_api_key_never_comes_out() {
         kind: ModelProviderKind::Openai,
         base_url: String::new(),
         script: None,
-        key: Some(SealedSecret { key_id: "k1".into(), nonce: vec![1; 12], ciphertext: vec![2; 30] }),
-        further_keys: vec![SealedSecret { key_id: "k1".into(), nonce: vec![1; 12], ciphertext: vec![3; 30] }],
+        key: Some(SealedSecret {
+            key_id: "k1".into(),
+            nonce: vec![1; 12],
+            ciphertext: vec![2; 30],
+        }),
+        further_keys: vec![SealedSecret {
+            key_id: "k1".into(),
+            nonce: vec![1; 12],
+            ciphertext: vec![3; 30],
+        }],
         limits: construct_store::KeyLimits { requests_per_minute: 60, ..Default::default() },
         revision: 1,
         created_at: NOW,
@@ -158,8 +177,11 @@ fn an_api_key_never_comes_out() {
 
 #[test]
 fn agents_and_models_name_what_they_refer_to() {
-    let parameters =
-        ModelParameters { temperature: Some(0.5), stop_sequences: vec!["x".into()], ..ModelParameters::default() };
+    let parameters = ModelParameters {
+        temperature: Some(0.5),
+        stop_sequences: vec!["x".into()],
+        ..ModelParameters::default()
+    };
     let stored = Agent {
         id: AgentId::from_uuid(Uuid::nil()),
         organization: OrganizationId::LOCAL,
@@ -189,7 +211,15 @@ fn agents_and_models_name_what_they_refer_to() {
     assert_eq!(agent.status.expect("set").task_count, 3);
     let rates = Rates { input: 5, output: 6, cache_read: 7, cache_write: 8, thinking: 9 };
     let long_context = Some(LongContext { above_input_tokens: 10, rates });
-    let prices = Prices { input: 1, output: 2, cache_read: 3, cache_write: 4, thinking: 11, request: 12, long_context };
+    let prices = Prices {
+        input: 1,
+        output: 2,
+        cache_read: 3,
+        cache_write: 4,
+        thinking: 11,
+        request: 12,
+        long_context,
+    };
     let stored = Model {
         id: ModelId::from_uuid(Uuid::nil()),
         organization: OrganizationId::LOCAL,
@@ -200,9 +230,13 @@ fn agents_and_models_name_what_they_refer_to() {
         context_window: 10,
         max_output_tokens: 5,
         prices,
-        prices_source: PricesSource::Catalogue,
+        prices_source: PricesSource::Catalog,
         tool_calling: false,
-        fallbacks: vec![Fallback { model: ModelId::from_uuid(Uuid::nil()), name: "other".into(), weight: 3 }],
+        fallbacks: vec![Fallback {
+            model: ModelId::from_uuid(Uuid::nil()),
+            name: "other".into(),
+            weight: 3,
+        }],
         hedge_after_ms: 1_500,
         revision: 1,
         created_at: NOW,
@@ -214,7 +248,7 @@ fn agents_and_models_name_what_they_refer_to() {
     assert_eq!(spec.fallbacks, [v1::ModelFallback { model: "other".into(), weight: 3 }]);
     assert_eq!(spec.hedge_after.map(to_hedge_after), Some(1_500));
     assert_eq!(to_prices(spec.prices.expect("set")), prices);
-    assert_eq!(model(&stored).status.expect("set").prices_source(), v1::PricesSource::Catalogue);
+    assert_eq!(model(&stored).status.expect("set").prices_source(), v1::PricesSource::Catalog);
 }
 
 const FILE: &str = "file_01890a5d-ac96-774b-bcce-b302099a8057";
@@ -225,7 +259,11 @@ fn every_block_of_a_transcript_is_shown() {
         media_type: "text/csv".into(),
         name: "t.csv".into(),
         data: String::new(),
-        file: Some(message::AttachedFile { id: FILE.parse().expect("an id"), sha256: "0f".repeat(32), size: 7 }),
+        file: Some(message::AttachedFile {
+            id: FILE.parse().expect("an id"),
+            sha256: "0f".repeat(32),
+            size: 7,
+        }),
     };
     let uses = vec![ToolUse {
         number: 1,
@@ -281,23 +319,34 @@ fn every_block_of_a_transcript_is_shown() {
     };
     let shown = message(&stored);
     let (spec, status) = (shown.spec.expect("set"), shown.status.expect("set"));
-    assert!(matches!(&spec.blocks[1].block, Some(v1::block::Block::CodeInterpreterCall(call)) if call.code == "1"));
-    let Some(v1::block::Block::CodeInterpreterResult(result)) = &spec.blocks[2].block else { panic!("a result") };
+    assert!(
+        matches!(&spec.blocks[1].block, Some(v1::block::Block::CodeInterpreterCall(call)) if call.code == "1")
+    );
+    let Some(v1::block::Block::CodeInterpreterResult(result)) = &spec.blocks[2].block else {
+        panic!("a result")
+    };
     assert_eq!((result.error.as_str(), result.tool_uses[0].name.as_str()), ("e", "grep"));
     assert_eq!(to_code_result(result.clone()).tool_uses, uses);
     assert_eq!((status.position, status.usage.expect("the model wrote it").output_tokens), (2, 1));
     // What users send is text and attachments only.
     let (media_type, name, data) = ("image/png".into(), "a".into(), "AP+A".into());
     let attachment = message::Attachment { media_type, name, data, file: None };
-    let expected = [Block::Text("hi".into()), Block::Attachment(attachment), Block::Attachment(file)];
+    let expected =
+        [Block::Text("hi".into()), Block::Attachment(attachment), Block::Attachment(file)];
     assert_eq!(to_content(spec.blocks.clone()).blocks, expected);
-    let Some(v1::block::Block::Attachment(shown)) = &spec.blocks[4].block else { panic!("an attachment") };
+    let Some(v1::block::Block::Attachment(shown)) = &spec.blocks[4].block else {
+        panic!("an attachment")
+    };
     assert_eq!((&shown.data[..], shown.file.as_str()), (&[0x00, 0xFF, 0x80][..], ""));
-    let Some(v1::block::Block::Attachment(shown)) = &spec.blocks[5].block else { panic!("an attachment") };
+    let Some(v1::block::Block::Attachment(shown)) = &spec.blocks[5].block else {
+        panic!("an attachment")
+    };
     assert_eq!((shown.file.as_str(), shown.sha256.len(), shown.size), (FILE, 64, 7));
     let back: Vec<Block> = spec.blocks.into_iter().filter_map(to_block).collect();
     assert_eq!(back, stored.content.blocks, "nothing is lost between reconciler and vendor");
-    let queued = message(&StoredMessage { position: None, source: Source::User, ..stored }).status.expect("set");
+    let queued = message(&StoredMessage { position: None, source: Source::User, ..stored })
+        .status
+        .expect("set");
     assert_eq!((queued.position, queued.usage), (0, None));
 }
 
@@ -349,10 +398,14 @@ fn a_budget_shows_whose_it_is_in_one_place() {
     let (spec, status) = (shown.spec.expect("set"), shown.status.expect("set"));
     assert_eq!((spec.agent.as_str(), spec.task.as_str(), spec.token_id.as_str()), ("ada", "", ""));
     assert_eq!((spec.period(), spec.limit_pico_usd), (v1::BudgetPeriod::Month, 5));
-    assert_eq!((status.agent_id, status.spent_pico_usd, status.reserved_pico_usd), (agent.to_string(), 3, 1));
+    assert_eq!(
+        (status.agent_id, status.spent_pico_usd, status.reserved_pico_usd),
+        (agent.to_string(), 3, 1)
+    );
     assert_eq!(status.since, Some(time(NOW)));
     let task = TaskId::from_uuid(Uuid::nil());
-    let of_task = budget(&Budget { scope: Scope::Task(task), agent_name: String::new(), ..stored.clone() });
+    let of_task =
+        budget(&Budget { scope: Scope::Task(task), agent_name: String::new(), ..stored.clone() });
     assert_eq!(of_task.spec.expect("set").task, task.to_string());
     for period in Period::ALL {
         assert_eq!(to_period(super::period(period)), Some(period));

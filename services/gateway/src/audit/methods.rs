@@ -1,4 +1,5 @@
-//! What the trail says of each method, by the contract's descriptors: a new method needs no line here.
+//! What the trail says of each method, by the contract's descriptors: a new method needs no line
+//! here.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -6,14 +7,18 @@ use std::{
 };
 
 use construct_proto::DESCRIPTORS;
-use prost_reflect::{Kind, MessageDescriptor, MethodDescriptor, prost_types::method_options::IdempotencyLevel};
+use prost_reflect::{
+    Kind, MessageDescriptor, MethodDescriptor, prost_types::method_options::IdempotencyLevel,
+};
 
 use super::objects;
 
-/// Fields that name something, besides those that are called after what a method's name ends with (`task`, `api_key`, …).
+/// Fields that name something, besides those that are called after what a method's name ends with
+/// (`task`, `api_key`, …).
 const NAMES: [&str; 5] = ["letter", "models", "parent", "provider", "user"];
 
-/// Methods that change nothing, but take out what is to be kept together: who did is written down as well.
+/// Methods that change nothing, but take out what is to be kept together: who did is written down
+/// as well.
 const TAKE_OUT: [&str; 2] = ["DownloadFile", "ExportAuditEntries"];
 
 /// The service of our own keys, and what it calls one.
@@ -34,19 +39,29 @@ pub(crate) struct Method {
 }
 
 static BY_PATH: LazyLock<HashMap<String, Method>> = LazyLock::new(|| {
-    let services = DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1");
-    let methods: Vec<_> = services.flat_map(|service| service.methods().collect::<Vec<_>>()).collect();
+    let services = DESCRIPTORS
+        .services()
+        .filter(|service| service.parent_file().package_name() == "construct.v1");
+    let methods: Vec<_> =
+        services.flat_map(|service| service.methods().collect::<Vec<_>>()).collect();
     let names: BTreeSet<String> =
         methods.iter().map(|method| noun(method.name())).chain(NAMES.map(str::to_owned)).collect();
-    // What the service of our own keys calls an `api_key` is the id of one; elsewhere it is a vendor's key itself.
-    let elsewhere: BTreeSet<String> = names.iter().filter(|name| *name != API_KEY).cloned().collect();
+    // What the service of our own keys calls an `api_key` is the id of one; elsewhere it is a
+    // vendor's key itself.
+    let elsewhere: BTreeSet<String> =
+        names.iter().filter(|name| *name != API_KEY).cloned().collect();
     let described = |method: &MethodDescriptor| Method {
         name: format!("{}/{}", method.parent_service().name(), method.name()),
         writes: writes(method),
-        request: named(&method.input(), if method.parent_service().name() == KEYS { &names } else { &elsewhere }),
+        request: named(
+            &method.input(),
+            if method.parent_service().name() == KEYS { &names } else { &elsewhere },
+        ),
         answer: made(&method.output()),
     };
-    let path = |method: &MethodDescriptor| format!("/{}/{}", method.parent_service().full_name(), method.name());
+    let path = |method: &MethodDescriptor| {
+        format!("/{}/{}", method.parent_service().full_name(), method.name())
+    };
     methods.iter().map(|method| (path(method), described(method))).collect()
 });
 
@@ -77,7 +92,8 @@ fn find(paths: &[Vec<u32>], message: &[u8]) -> Vec<String> {
 
 fn writes(method: &MethodDescriptor) -> bool {
     let options = method.method_descriptor_proto().options.as_ref();
-    let reads = options.is_some_and(|options| options.idempotency_level() == IdempotencyLevel::NoSideEffects);
+    let reads = options
+        .is_some_and(|options| options.idempotency_level() == IdempotencyLevel::NoSideEffects);
     TAKE_OUT.contains(&method.name()) || !reads && !method.is_server_streaming()
 }
 
@@ -98,7 +114,9 @@ fn named(message: &MessageDescriptor, names: &BTreeSet<String>) -> Vec<Vec<u32>>
     let mut paths = Vec::new();
     for field in message.fields() {
         match field.kind() {
-            Kind::String | Kind::Uint64 if names.contains(field.name()) => paths.push(vec![field.number()]),
+            Kind::String | Kind::Uint64 if names.contains(field.name()) => {
+                paths.push(vec![field.number()])
+            }
             Kind::Message(spec) if field.name() == "spec" => {
                 let deeper = named(&spec, names).into_iter();
                 paths.extend(deeper.map(|path| [vec![field.number()], path].concat()));
@@ -109,7 +127,8 @@ fn named(message: &MessageDescriptor, names: &BTreeSet<String>) -> Vec<Vec<u32>>
     paths
 }
 
-/// Where the id stands of what an answer shows: in its metadata, in that of the one thing it holds, or at its top.
+/// Where the id stands of what an answer shows: in its metadata, in that of the one thing it holds,
+/// or at its top.
 fn made(message: &MessageDescriptor) -> Vec<Vec<u32>> {
     let id = |message: &MessageDescriptor| {
         let field = message.get_field_by_name("metadata")?;
@@ -119,7 +138,9 @@ fn made(message: &MessageDescriptor) -> Vec<Vec<u32>> {
     let mut paths: Vec<Vec<u32>> = id(message).into_iter().collect();
     for field in message.fields().filter(|field| !field.is_list()) {
         match field.kind() {
-            Kind::Message(part) => paths.extend(id(&part).map(|path| [vec![field.number()], path].concat())),
+            Kind::Message(part) => {
+                paths.extend(id(&part).map(|path| [vec![field.number()], path].concat()))
+            }
             Kind::String if field.name() == "id" => paths.push(vec![field.number()]),
             _ => {}
         }
@@ -168,9 +189,16 @@ mod tests {
         let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: "k".into() };
         let asked = |name: &str, request: Vec<u8>| method(name).asked(&request);
         assert_eq!(asked("MessageService/CreateMessage", request.encode_to_vec()), ["task_1"]);
-        let spec = v1::SecretSpec { name: "TOKEN".into(), value: "hunter2".into(), ..v1::SecretSpec::default() };
+        let spec = v1::SecretSpec {
+            name: "TOKEN".into(),
+            value: "hunter2".into(),
+            ..v1::SecretSpec::default()
+        };
         let request = v1::CreateSecretRequest { spec: Some(spec), idempotency_key: "k".into() };
-        assert_eq!(asked("SecretService/CreateSecret", request.encode_to_vec()), Vec::<String>::new());
+        assert_eq!(
+            asked("SecretService/CreateSecret", request.encode_to_vec()),
+            Vec::<String>::new()
+        );
         let request = v1::UpdateSecretRequest {
             secret: "TOKEN".into(),
             value: Some("hunter2".into()),
@@ -182,7 +210,8 @@ mod tests {
             api_key: "sk-ant-api03-hunter2".into(),
             ..v1::ModelProviderSpec::default()
         };
-        let request = v1::CreateModelProviderRequest { spec: Some(spec), idempotency_key: "k".into() };
+        let request =
+            v1::CreateModelProviderRequest { spec: Some(spec), idempotency_key: "k".into() };
         assert_eq!(
             asked("ModelProviderService/CreateModelProvider", request.encode_to_vec()),
             Vec::<String>::new(),
@@ -193,8 +222,14 @@ mod tests {
             api_key: Some("sk-ant-api03-hunter2".into()),
             ..v1::UpdateModelProviderRequest::default()
         };
-        assert_eq!(asked("ModelProviderService/UpdateModelProvider", request.encode_to_vec()), ["anthropic"]);
-        let request = v1::RevokeApiKeyRequest { api_key: "key_1".into(), ..v1::RevokeApiKeyRequest::default() };
+        assert_eq!(
+            asked("ModelProviderService/UpdateModelProvider", request.encode_to_vec()),
+            ["anthropic"]
+        );
+        let request = v1::RevokeApiKeyRequest {
+            api_key: "key_1".into(),
+            ..v1::RevokeApiKeyRequest::default()
+        };
         assert_eq!(asked("KeyService/RevokeApiKey", request.encode_to_vec()), ["key_1"]);
         let request = v1::ForkTaskRequest {
             task: "task_1".into(),
@@ -209,15 +244,25 @@ mod tests {
             models: vec!["a".into(), "b".into(), "a".into(), "not a name".into()],
             ..v1::CreateModelTokenRequest::default()
         };
-        assert_eq!(asked("ModelTokenService/CreateModelToken", request.encode_to_vec()), ["a", "b"]);
+        assert_eq!(
+            asked("ModelTokenService/CreateModelToken", request.encode_to_vec()),
+            ["a", "b"]
+        );
         let request = v1::ExchangeSetupCodeRequest { code: "cs_secret".into() };
-        assert_eq!(asked("KeyService/ExchangeSetupCode", request.encode_to_vec()), Vec::<String>::new());
+        assert_eq!(
+            asked("KeyService/ExchangeSetupCode", request.encode_to_vec()),
+            Vec::<String>::new()
+        );
     }
 
     #[test]
     fn of_an_answer_the_id_is_found_and_no_key() {
         let metadata = Some(v1::Metadata { id: "key_1".into(), ..v1::Metadata::default() });
-        let api_key = Some(v1::ApiKey { metadata: metadata.clone(), prefix: "ct_x".into(), ..v1::ApiKey::default() });
+        let api_key = Some(v1::ApiKey {
+            metadata: metadata.clone(),
+            prefix: "ct_x".into(),
+            ..v1::ApiKey::default()
+        });
         let answer = v1::CreateApiKeyResponse { api_key, key: "ct_secret".into() };
         assert_eq!(answered("KeyService/CreateApiKey", &answer.encode_to_vec()), ["key_1"]);
         let task = v1::Task { metadata, ..v1::Task::default() };
@@ -226,15 +271,32 @@ mod tests {
         assert_eq!(answered("SignIn", b""), Vec::<String>::new());
     }
 
-    /// No field of a write that holds a secret or what somebody wrote is called like one that names something.
+    /// No field of a write that holds a secret or what somebody wrote is called like one that names
+    /// something.
     #[test]
     fn only_what_is_meant_to_be_is_taken_for_a_name() {
-        let services = DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1");
-        let methods: Vec<_> = services.flat_map(|service| service.methods().collect::<Vec<_>>()).collect();
-        let names: BTreeSet<String> =
-            methods.iter().map(|method| noun(method.name())).chain(NAMES.map(str::to_owned)).collect();
-        let forbidden =
-            ["value", "key", "code", "token", "text", "words", "blocks", "instructions", "content", "email"];
+        let services = DESCRIPTORS
+            .services()
+            .filter(|service| service.parent_file().package_name() == "construct.v1");
+        let methods: Vec<_> =
+            services.flat_map(|service| service.methods().collect::<Vec<_>>()).collect();
+        let names: BTreeSet<String> = methods
+            .iter()
+            .map(|method| noun(method.name()))
+            .chain(NAMES.map(str::to_owned))
+            .collect();
+        let forbidden = [
+            "value",
+            "key",
+            "code",
+            "token",
+            "text",
+            "words",
+            "blocks",
+            "instructions",
+            "content",
+            "email",
+        ];
         for name in forbidden {
             assert!(!names.contains(name), "{name}");
         }

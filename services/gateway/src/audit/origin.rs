@@ -66,7 +66,8 @@ impl From<&Caller> for Known {
     }
 }
 
-/// What a request says of where it comes from. Texts are made of it only when there is an entry to write.
+/// What a request says of where it comes from. Texts are made of it only when there is an entry to
+/// write.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
     pub(crate) face: Face,
@@ -87,7 +88,8 @@ impl Origin {
         }
     }
 
-    /// An entry for one call that begins now. What nobody is known to have done is in the operator's trail.
+    /// An entry for one call that begins now. What nobody is known to have done is in the
+    /// operator's trail.
     pub(crate) fn entry(&self, method: &str, known: Option<Known>, code: Code) -> AuditEntry {
         AuditEntry {
             id: AuditEntryId::from_uuid(Uuid::now_v7()),

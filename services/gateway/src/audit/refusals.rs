@@ -1,10 +1,13 @@
-//! Refused calls, written down once and then counted: whoever is refused costs the table a bounded number of rows, however often they try.
+//! Refused calls, written down once and then counted: whoever is refused costs the table a bounded
+//! number of rows, however often they try.
 //!
-//! Calls are alike when the same caller (of strangers: the same network) is refused the same method with the same code. The first of a
-//! minute is an entry at once; those that follow are one entry with their number when the minute is over. Of one caller at most [`KINDS`]
-//! kinds are told apart, of one organisation [`ORGANIZATION`], and of all strangers [`STRANGERS`]; what is beyond is counted together,
-//! without saying what was called, and of an organisation's in its own trail. So nobody who is known can be hidden behind a crowd of
-//! strangers, and no organisation behind another one's callers.
+//! Calls are alike when the same caller (of strangers: the same network) is refused the same method
+//! with the same code. The first of a minute is an entry at once; those that follow are one entry
+//! with their number when the minute is over. Of one caller at most [`KINDS`] kinds are told apart,
+//! of one organization [`ORGANIZATION`], and of all strangers [`STRANGERS`]; what is beyond is
+//! counted together, without saying what was called, and of an organization's in its own trail. So
+//! nobody who is known can be hidden behind a crowd of strangers, and no organization behind
+//! another one's callers.
 
 use std::{
     collections::HashMap,
@@ -25,8 +28,8 @@ use crate::identity::{failures::network, peer::Peer};
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
 /// Kinds of refusals that are told apart of one caller.
 const KINDS: usize = 8;
-/// Kinds that are told apart of the callers of one organisation. What all of them together may cost is bounded by how many organisations
-/// there are, which the operator makes.
+/// Kinds that are told apart of the callers of one organization. What all of them together may cost
+/// is bounded by how many organizations there are, which the operator makes.
 const ORGANIZATION: usize = 100;
 /// Kinds that are told apart of all strangers.
 const STRANGERS: usize = 200;
@@ -44,7 +47,9 @@ impl Who {
     pub(super) fn of(known: Option<Known>, peer: Peer) -> Self {
         match (known, peer) {
             (Some(known), _) => Self::Known(known),
-            (None, Peer::Address(address) | Peer::Forwarded(address)) => Self::Network(network(address)),
+            (None, Peer::Address(address) | Peer::Forwarded(address)) => {
+                Self::Network(network(address))
+            }
             (None, Peer::Process { uid }) => Self::Process(uid),
             (None, Peer::Unknown) => Self::Unknown,
         }
@@ -65,7 +70,7 @@ enum Kind {
     One(Who, String, u8),
     /// Whatever else this caller was refused with this code.
     Rest(Who, u8),
-    /// Whatever else was refused with this code to the callers of an organisation, or to strangers.
+    /// Whatever else was refused with this code to the callers of an organization, or to strangers.
     Others(Option<OrganizationId>, u8),
 }
 
@@ -84,7 +89,7 @@ pub(super) struct Refusals {
     counted: HashMap<Kind, Counted>,
     /// Kinds by caller.
     kinds: HashMap<Who, usize>,
-    /// Kinds of all callers together, by organisation.
+    /// Kinds of all callers together, by organization.
     together: HashMap<Option<OrganizationId>, usize>,
 }
 
@@ -100,7 +105,8 @@ impl Refusals {
         if !matches!(kind, Kind::Others(..)) {
             self.add(who);
         }
-        let counted = Counted { since: now, entry: entry.clone(), further: 0, last: entry.created_at };
+        let counted =
+            Counted { since: now, entry: entry.clone(), further: 0, last: entry.created_at };
         self.counted.insert(kind, counted);
         Some(entry)
     }
@@ -197,7 +203,8 @@ mod tests {
     }
 
     fn counts(entries: &[AuditEntry]) -> Vec<(String, u64)> {
-        let mut counts: Vec<_> = entries.iter().map(|entry| (entry.method.clone(), entry.count)).collect();
+        let mut counts: Vec<_> =
+            entries.iter().map(|entry| (entry.method.clone(), entry.count)).collect();
         counts.sort();
         counts
     }
@@ -219,26 +226,31 @@ mod tests {
     #[test]
     fn whoever_tries_everything_is_a_bounded_number_of_rows_and_none_is_left_out() {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
-        let at_once = (0..100).filter_map(|n| refusals.note(stranger(1), entry(&n.to_string()), now)).count();
+        let at_once =
+            (0..100).filter_map(|n| refusals.note(stranger(1), entry(&n.to_string()), now)).count();
         assert_eq!(at_once, KINDS);
         let later = refusals.due(now, true);
         assert_eq!(counts(&later), [(String::new(), 100 - KINDS as u64)]);
     }
 
     #[test]
-    fn neighbours_are_one_and_a_crowd_is_counted_together_but_hides_nobody_who_is_known() {
+    fn neighbors_are_one_and_a_crowd_is_counted_together_but_hides_nobody_who_is_known() {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
         let v6 = |text: &str| Who::of(None, Peer::Address(text.parse().expect("an address")));
         assert!(refusals.note(v6("2001:db8::1"), entry("a"), now).is_some());
         assert!(refusals.note(v6("2001:db8::2"), entry("a"), now).is_none());
         let crowd = 10_000;
-        let at_once = (0..crowd).filter_map(|n| refusals.note(stranger(n), entry("a"), now)).count();
+        let at_once =
+            (0..crowd).filter_map(|n| refusals.note(stranger(n), entry("a"), now)).count();
         assert_eq!(at_once, STRANGERS);
         assert!(refusals.note(known(1), entry("a"), now).is_some());
         let later = refusals.due(now, true);
         let total: u64 = later.iter().map(|entry| entry.count).sum();
         assert_eq!(total + at_once as u64 + 1, u64::from(crowd) + 2);
-        assert!(later.iter().any(|entry| entry.method.is_empty() && entry.peer.is_empty()), "{later:?}");
+        assert!(
+            later.iter().any(|entry| entry.method.is_empty() && entry.peer.is_empty()),
+            "{later:?}"
+        );
     }
 
     #[test]
@@ -248,30 +260,40 @@ mod tests {
             refusals.note(stranger(1), entry(&n.to_string()), now);
             refusals.note(stranger(1), AuditEntry { code: 3, ..entry(&n.to_string()) }, now);
         }
-        let mut later: Vec<_> = refusals.due(now, true).into_iter().map(|entry| (entry.code, entry.count)).collect();
+        let mut later: Vec<_> =
+            refusals.due(now, true).into_iter().map(|entry| (entry.code, entry.count)).collect();
         later.sort_unstable();
-        // Four methods are told apart with the one code and three with the other; the first of each rest is an entry of its own.
+        // Four methods are told apart with the one code and three with the other; the first of each
+        // rest is an entry of its own.
         assert_eq!(later, [(3, 16), (16, 15)]);
     }
 
     #[test]
-    fn the_callers_of_one_organization_hide_nobody_of_another_and_their_number_is_in_their_own_trail() {
+    fn the_callers_of_one_organization_hide_nobody_of_another_and_their_number_is_in_their_own_trail()
+     {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
-        let [flooding, quiet] = [1, 2].map(|number| OrganizationId::from_uuid(Uuid::from_u128(number)));
+        let [flooding, quiet] =
+            [1, 2].map(|number| OrganizationId::from_uuid(Uuid::from_u128(number)));
         let entry = |organization, method: &str| AuditEntry { organization, ..entry(method) };
         let crowd = 3000;
-        let at_once = (0..crowd).filter_map(|n| refusals.note(of(flooding, n), entry(flooding, "a"), now)).count();
+        let at_once = (0..crowd)
+            .filter_map(|n| refusals.note(of(flooding, n), entry(flooding, "a"), now))
+            .count();
         // The first of what is beyond is an entry of its own, too.
         assert_eq!(at_once, ORGANIZATION + 1);
         for method in ["a", "b"] {
-            let told = refusals.note(of(quiet, 1), entry(quiet, method), now).expect("it is told apart");
+            let told =
+                refusals.note(of(quiet, 1), entry(quiet, method), now).expect("it is told apart");
             assert_eq!((told.organization, told.method.as_str()), (quiet, method));
         }
         // A minute that is over makes room.
         let later = refusals.due(now + WINDOW, false);
         assert_eq!(later.len(), 1, "{later:?}");
         let others = &later[0];
-        assert_eq!((others.organization, others.user, others.method.as_str()), (flooding, None, ""));
+        assert_eq!(
+            (others.organization, others.user, others.method.as_str()),
+            (flooding, None, "")
+        );
         assert_eq!(u128::from(others.count) + at_once as u128, crowd);
         assert!(refusals.note(of(flooding, crowd), entry(flooding, "a"), now + WINDOW).is_some());
         assert_eq!(refusals.together.values().sum::<usize>(), 1);

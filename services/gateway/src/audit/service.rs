@@ -68,7 +68,11 @@ impl AuditService for Api {
                 let Some(after) = after else { return Ok(None) };
                 let order = Order { key: Key::CreatedAt, descending: false };
                 let page = Page { limit: AT_ONCE, order, after };
-                let found = backend.store.audit_list(organization, &filter, &page).await.map_err(status::of_store)?;
+                let found = backend
+                    .store
+                    .audit_list(organization, &filter, &page)
+                    .await
+                    .map_err(status::of_store)?;
                 let last = found.last().filter(|_| found.len() == AT_ONCE as usize);
                 let next = last.map(|last| Some(last.cursor(Key::CreatedAt)));
                 Ok::<_, Status>(Some((found, next)))

@@ -39,7 +39,10 @@ impl Slip {
 
     /// Notes what the call is about besides that.
     pub(crate) fn touch(&self, object: &str) {
-        objects::add(object.as_bytes(), &mut self.objects.lock().unwrap_or_else(PoisonError::into_inner));
+        objects::add(
+            object.as_bytes(),
+            &mut self.objects.lock().unwrap_or_else(PoisonError::into_inner),
+        );
     }
 
     /// For a write, which stores the entry with what it changes.
@@ -48,7 +51,8 @@ impl Slip {
         Audit { entry: self.entry(Code::Ok), answered: methods::answered, written }
     }
 
-    /// The entry, as it is when the call ends like this. It always has the same id, so that it is never there twice.
+    /// The entry, as it is when the call ends like this. It always has the same id, so that it is
+    /// never there twice.
     pub(crate) fn entry(&self, code: Code) -> AuditEntry {
         let objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner).clone();
         AuditEntry { objects, code: number(code), ..self.entry.clone() }

@@ -17,7 +17,8 @@ use super::{
 };
 use crate::{api::Api, metrics, status::chain};
 
-/// Entries that wait to be written. When the database is away so long that there are more, they are lost, and counted as lost.
+/// Entries that wait to be written. When the database is away so long that there are more, they are
+/// lost, and counted as lost.
 const WAITING: usize = 4096;
 /// Entries that are written at once.
 const AT_ONCE: usize = 256;
@@ -28,8 +29,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// How long is waited for the last entries when the process ends.
 const LAST: Duration = Duration::from_millis(200);
 
-/// How long after a call was abandoned its outcome is certain: PostgreSQL has ended by then what it was told last, and with it stored the
-/// call's own entry, or not.
+/// How long after a call was abandoned its outcome is certain: PostgreSQL has ended by then what it
+/// was told last, and with it stored the call's own entry, or not.
 const CERTAIN: Duration = STATEMENT_TIMEOUT.saturating_add(Duration::from_secs(1));
 
 /// A call that nobody waits for any more.
@@ -53,10 +54,16 @@ pub(crate) struct Trail {
 impl Trail {
     pub(crate) fn new() -> Self {
         let (sender, receiver) = mpsc::channel(WAITING);
-        Self { refusals: Mutex::default(), abandoned: Mutex::default(), sender, receiver: Mutex::new(Some(receiver)) }
+        Self {
+            refusals: Mutex::default(),
+            abandoned: Mutex::default(),
+            sender,
+            receiver: Mutex::new(Some(receiver)),
+        }
     }
 
-    /// A call was refused. Nobody waits for the database because of that: what it doesn't take is written a little later.
+    /// A call was refused. Nobody waits for the database because of that: what it doesn't take is
+    /// written a little later.
     pub(crate) fn refused(&self, origin: &Origin, known: Option<Known>, entry: AuditEntry) {
         let who = Who::of(known, origin.peer);
         let first = self.refusals().note(who, entry, Instant::now());
@@ -65,10 +72,12 @@ impl Trail {
         }
     }
 
-    /// A call ended because nobody waits for it any more. What it had sent to PostgreSQL may still be done, and then the entry that was sent
-    /// along is the true one. So this one, which has the same id, is written when that is certain: if the other is there, it is not.
+    /// A call ended because nobody waits for it any more. What it had sent to PostgreSQL may still
+    /// be done, and then the entry that was sent along is the true one. So this one, which has the
+    /// same id, is written when that is certain: if the other is there, it is not.
     pub(crate) fn abandoned(&self, origin: &Origin, known: Option<Known>, entry: AuditEntry) {
-        // Strangers who begin calls and leave are counted, like others of theirs that come to nothing.
+        // Strangers who begin calls and leave are counted, like others of theirs that come to
+        // nothing.
         let stranger = known.is_none().then(|| Who::of(known, origin.peer));
         let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
         if abandoned.len() < WAITING {
@@ -81,13 +90,15 @@ impl Trail {
     /// The entries of abandoned calls whose outcome is certain.
     fn certain(&self, now: Instant) -> Vec<AuditEntry> {
         let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = abandoned.iter().take_while(|call| now.duration_since(call.at) >= CERTAIN).count();
+        let count =
+            abandoned.iter().take_while(|call| now.duration_since(call.at) >= CERTAIN).count();
         let certain: Vec<Abandoned> = abandoned.drain(..count).collect();
         drop(abandoned);
-        let entries = certain.into_iter().filter_map(|Abandoned { stranger, entry, .. }| match stranger {
-            Some(who) => self.refusals().note(who, entry, now),
-            None => Some(entry),
-        });
+        let entries =
+            certain.into_iter().filter_map(|Abandoned { stranger, entry, .. }| match stranger {
+                Some(who) => self.refusals().note(who, entry, now),
+                None => Some(entry),
+            });
         entries.collect()
     }
 
@@ -121,7 +132,10 @@ impl Trail {
                 match store.audit_append(&entries).await {
                     Ok(()) => entries.clear(),
                     Err(error) => {
-                        tracing::warn!(error = chain(&error), "the audit trail cannot be written; it is tried again");
+                        tracing::warn!(
+                            error = chain(&error),
+                            "the audit trail cannot be written; it is tried again"
+                        );
                         tokio::select! {
                             () = draining.cancelled() => break,
                             () = tokio::time::sleep(PAUSE) => {}
@@ -131,7 +145,9 @@ impl Trail {
             }
         }
         // Calls that are under way may still be refused.
-        while let Ok(1..) = tokio::time::timeout(LAST, receiver.recv_many(&mut entries, AT_ONCE)).await {}
+        while let Ok(1..) =
+            tokio::time::timeout(LAST, receiver.recv_many(&mut entries, AT_ONCE)).await
+        {}
         let now = Instant::now();
         entries.extend(trail.certain(now));
         // Better no entry of a call that nobody waited for than one that is not true.

@@ -13,7 +13,8 @@ use crate::status::chain;
 pub(super) const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
 /// Tasks that are counted; beyond it there are `many`.
 pub(super) const COUNTED: u32 = 1000;
-/// How far the clocks of this machine and of the server may be apart: times of both stand in one row.
+/// How far the clocks of this machine and of the server may be apart: times of both stand in one
+/// row.
 const SKEW: SignedDuration = SignedDuration::from_secs(1);
 
 /// The ids of the keys that credentials are sealed with.
@@ -49,10 +50,17 @@ async fn server(store: &Store, findings: &mut Findings) -> Result<(), Error> {
     let after = Timestamp::now();
     if state.is_standby {
         let remedy = "CONSTRUCT_DATABASE_URL has to name the primary";
-        findings.problem("postgresql", "the server only follows another one and takes no writes", remedy);
+        findings.problem(
+            "postgresql",
+            "the server only follows another one and takes no writes",
+            remedy,
+        );
     } else {
         let size = state.size / (1024 * 1024);
-        findings.ok("postgresql", format!("PostgreSQL {} answers in {}; {size} MiB", state.version, millis(took)));
+        findings.ok(
+            "postgresql",
+            format!("PostgreSQL {} answers in {}; {size} MiB", state.version, millis(took)),
+        );
     }
     match state.applied.cmp(&state.known) {
         std::cmp::Ordering::Equal => findings.ok("postgresql.schema", format!("migration {}", state.applied)),
@@ -67,12 +75,16 @@ async fn server(store: &Store, findings: &mut Findings) -> Result<(), Error> {
             "the database was exchanged or restored under running services: restart them",
         ),
     }
-    let skew = if state.now < before { before.duration_since(state.now) } else { state.now.duration_since(after) };
+    let skew = if state.now < before {
+        before.duration_since(state.now)
+    } else {
+        state.now.duration_since(after)
+    };
     if skew > SKEW {
         findings.warn(
             "postgresql.clock",
             format!("its clock and this gateway's are {:.1} s apart", skew.as_secs_f64()),
-            "synchronise the clocks of both machines (NTP)",
+            "synchronize the clocks of both machines (NTP)",
         );
     } else {
         findings.ok("postgresql.clock", "its clock and this gateway's agree");
@@ -100,11 +112,16 @@ async fn tasks(store: &Store, findings: &mut Findings) {
                         due.len(),
                         whole(first.since)
                     ),
-                    format!("see whether reconcilers run and what they log; `construct why {}`", first.task),
+                    format!(
+                        "see whether reconcilers run and what they log; `construct why {}`",
+                        first.task
+                    ),
                 );
             }
         },
-        Err(error) => findings.problem("tasks.overdue", chain(&error), "PostgreSQL is away or overloaded"),
+        Err(error) => {
+            findings.problem("tasks.overdue", chain(&error), "PostgreSQL is away or overloaded")
+        }
     }
     match store.tasks_parked().await {
         Ok(parked) => match parked.since {

@@ -17,7 +17,8 @@ use super::{
 };
 use crate::status::chain;
 
-/// How often a queue is asked about that nobody seems to take from: between two requests of a worker there is a moment without one.
+/// How often a queue is asked about that nobody seems to take from: between two requests of a
+/// worker there is a moment without one.
 const LOOKS: usize = 4;
 /// How long between two looks.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -27,7 +28,8 @@ pub(super) async fn look(bus: &Bus) -> Findings {
     let mut findings = Findings::default();
     let states = match bus.round_trip(PATIENCE).await {
         Ok(took) => {
-            findings.ok("nats", format!("NATS {} answers in {}", bus.server_version(), millis(took)));
+            findings
+                .ok("nats", format!("NATS {} answers in {}", bus.server_version(), millis(took)));
             bus.inspect_streams().await
         }
         Err(error) => Err(error),
@@ -59,10 +61,14 @@ pub(super) async fn look(bus: &Bus) -> Findings {
                 "look at these servers; one more that is lost may take the stream with it",
             );
         }
-        let full = u128::from(state.bytes) * 100 / u128::try_from(state.max_bytes).unwrap_or(u128::MAX).max(1);
+        let full = u128::from(state.bytes) * 100
+            / u128::try_from(state.max_bytes).unwrap_or(u128::MAX).max(1);
         if row.when_full == WhenFull::Refuse && full >= 80 {
             wrong += 1;
-            let since = state.oldest.map(|oldest| format!(", the oldest from {}", whole(oldest))).unwrap_or_default();
+            let since = state
+                .oldest
+                .map(|oldest| format!(", the oldest from {}", whole(oldest)))
+                .unwrap_or_default();
             findings.problem(
                 "nats.streams",
                 format!("{name} is full to {full} %: {} messages{since}", state.messages),
@@ -73,11 +79,18 @@ pub(super) async fn look(bus: &Bus) -> Findings {
     if wrong == 0 {
         findings.ok("nats.streams", format!("all {} are there and have room", states.len()));
     }
-    let replicas = states.iter().filter_map(|(_, state)| Some(state.as_ref()?.replicas)).min().unwrap_or_default();
+    let replicas = states
+        .iter()
+        .filter_map(|(_, state)| Some(state.as_ref()?.replicas))
+        .min()
+        .unwrap_or_default();
     if behind == 0 {
         findings.ok("nats.replicas", format!("{replicas} of each stream"));
     }
-    let dead = states.iter().find(|(row, _)| row.stream == Stream::Dead).and_then(|(_, state)| state.as_ref());
+    let dead = states
+        .iter()
+        .find(|(row, _)| row.stream == Stream::Dead)
+        .and_then(|(_, state)| state.as_ref());
     match dead.map_or(0, |dead| dead.messages) {
         0 => findings.ok("nats.dead", "no messages were given up"),
         count => findings.warn(
@@ -107,7 +120,10 @@ fn all(pools: &[String], scans: bool) -> Vec<Workers> {
     let mut all = vec![
         Workers {
             check: "reconciler".to_owned(),
-            queues: (0..partition::COUNT).map(topology::task_consumer).chain([topology::spending_consumer()]).collect(),
+            queues: (0..partition::COUNT)
+                .map(topology::task_consumer)
+                .chain([topology::spending_consumer()])
+                .collect(),
             name: "reconciler",
             is_needed: true,
             without: "no task goes on".to_owned(),
@@ -155,10 +171,16 @@ pub(super) async fn services(bus: &Bus, pools: &[String], scans: bool) -> Findin
 }
 
 /// How much the workers of each kind have to do.
-pub(super) async fn loads(bus: &Bus, pools: &[String], scans: bool) -> Result<Vec<WorkerLoad>, Error> {
+pub(super) async fn loads(
+    bus: &Bus,
+    pools: &[String],
+    scans: bool,
+) -> Result<Vec<WorkerLoad>, Error> {
     let load = async |workers: Workers| {
-        let states = future::try_join_all(workers.queues.iter().map(|queue| settled(bus, queue))).await?;
-        let served = states.iter().all(|state| state.as_ref().is_some_and(ConsumerState::is_served));
+        let states =
+            future::try_join_all(workers.queues.iter().map(|queue| settled(bus, queue))).await?;
+        let served =
+            states.iter().all(|state| state.as_ref().is_some_and(ConsumerState::is_served));
         let states = || states.iter().flatten();
         Ok(WorkerLoad {
             worker: workers.check,
@@ -175,7 +197,8 @@ pub(super) async fn loads(bus: &Bus, pools: &[String], scans: bool) -> Result<Ve
 /// How many messages were given up.
 pub(super) async fn dead_letters(bus: &Bus) -> Result<u64, Error> {
     let states = bus.inspect_streams().await?;
-    let dead = states.into_iter().find(|(row, _)| row.stream == Stream::Dead).and_then(|(_, state)| state);
+    let dead =
+        states.into_iter().find(|(row, _)| row.stream == Stream::Dead).and_then(|(_, state)| state);
     Ok(dead.map_or(0, |dead| dead.messages))
 }
 
@@ -196,8 +219,11 @@ async fn judge(bus: &Bus, workers: &Workers, findings: &mut Findings) -> Result<
             }
         }
     }
-    let of =
-        if queues.len() > 1 { format!(" {unserved} of its {} queues", queues.len()) } else { " its queue".to_owned() };
+    let of = if queues.len() > 1 {
+        format!(" {unserved} of its {} queues", queues.len())
+    } else {
+        " its queue".to_owned()
+    };
     if unserved > 0 {
         let summary = format!("no {name} takes from{of}, so {without}; messages there: {pending}");
         let remedy = "start one; where one runs, its log and its /readyz say why it does not take";

@@ -92,38 +92,54 @@ fn states() -> Vec<(StoredTask, &'static str)> {
     };
     let running = |stage: Stage, state: StepState| {
         with(&move |task| {
-            task.state.phase =
-                if matches!(stage, Stage::Code { .. }) { Phase::ExecuteTools } else { Phase::InvokeModel };
+            task.state.phase = if matches!(stage, Stage::Code { .. }) {
+                Phase::ExecuteTools
+            } else {
+                Phase::InvokeModel
+            };
             task.state.turn = Some(turn(stage.clone()));
             task.state.step = Some(step(state.clone()));
             task.state.next_wake = Some(LATER);
         })
     };
-    let (flying, stopping) = (StepState::InFlight { deadline: LATER }, StepState::Cancelling { deadline: LATER });
+    let (flying, stopping) =
+        (StepState::InFlight { deadline: LATER }, StepState::Cancelling { deadline: LATER });
     let mut failed = running(Stage::Model, StepState::Backoff { until: LATER });
-    let error = TaskError { code: "OVERLOADED".into(), message: "the vendor is busy".into(), time: LATER };
+    let error =
+        TaskError { code: "OVERLOADED".into(), message: "the vendor is busy".into(), time: LATER };
     failed.state.last_error = Some(error);
     let mut stuck = stored_task();
-    stuck.state.last_error = Some(TaskError { code: STUCK.into(), message: "it ran in circles".into(), time: LATER });
+    stuck.state.last_error =
+        Some(TaskError { code: STUCK.into(), message: "it ran in circles".into(), time: LATER });
     let mut unreadable = stored_task();
     unreadable.unreadable = vec!["turn"];
-    unreadable.state.last_error =
-        Some(TaskError { code: UNREADABLE.into(), message: "turn: missing field".into(), time: LATER });
+    unreadable.state.last_error = Some(TaskError {
+        code: UNREADABLE.into(),
+        message: "turn: missing field".into(),
+        time: LATER,
+    });
     let mut stopped = running(code(1), stopping.clone());
     stopped.state.cancel = Some("wrong way".into());
     let mut suspending = running(Stage::Model, flying.clone());
     suspending.state.suspend = true;
-    let mut parked = running(code(1), StepState::Parked { waits: Vec::new(), awaits: Vec::new(), results: Vec::new() });
+    let mut parked = running(
+        code(1),
+        StepState::Parked { waits: Vec::new(), awaits: Vec::new(), results: Vec::new() },
+    );
     parked.state.phase = Phase::AwaitApproval;
     let subtask = TaskId::from_uuid(Uuid::from_u128(6));
     let awaits = vec![AwaitedCall { script: 0, number: 1, tasks: vec![subtask], until: LATER }];
-    let mut awaiting = running(code(1), StepState::Parked { waits: Vec::new(), awaits, results: Vec::new() });
+    let mut awaiting =
+        running(code(1), StepState::Parked { waits: Vec::new(), awaits, results: Vec::new() });
     awaiting.state.phase = Phase::AwaitSubtasks;
     vec![
         (stored_task(), "a message from a user"),
         (with(&|task| task.queued_count = 1), "take the message that waits"),
         (with(&|task| task.queued_count = 3), "take the next of 3 messages"),
-        (running(Stage::Model, flying.clone()), "the answer of the model `m` for the agent `ada`, attempt 2"),
+        (
+            running(Stage::Model, flying.clone()),
+            "the answer of the model `m` for the agent `ada`, attempt 2",
+        ),
         (
             running(Stage::Compact { through: 7, kept: vec![1], replaced: 9 }, flying.clone()),
             "a summary of the conversation up to message 7",
@@ -177,9 +193,20 @@ fn states() -> Vec<(StoredTask, &'static str)> {
 fn every_state_is_explained_in_words() {
     for (task, expected) in states() {
         let explanation = explain(&task, Some("m"), &[], None);
-        assert!(explanation.waiting_for.contains(expected), "`{}` should say `{expected}`", explanation.waiting_for);
-        assert!(!explanation.waiting_for.to_lowercase().contains("unknown"), "{}", explanation.waiting_for);
-        assert!(!explanation.released_by.is_empty() && explanation.since.is_some(), "{explanation:?}");
+        assert!(
+            explanation.waiting_for.contains(expected),
+            "`{}` should say `{expected}`",
+            explanation.waiting_for
+        );
+        assert!(
+            !explanation.waiting_for.to_lowercase().contains("unknown"),
+            "{}",
+            explanation.waiting_for
+        );
+        assert!(
+            !explanation.released_by.is_empty() && explanation.since.is_some(),
+            "{explanation:?}"
+        );
     }
 }
 
@@ -188,12 +215,18 @@ fn a_task_that_is_put_aside_says_why_since_when_and_how_it_goes_on_whatever_its_
     for (task, _) in states() {
         let parked = Parked { since: LATER, reason: "turn: missing field".to_owned() };
         let explanation = put_aside(&task, parked);
-        assert!(explanation.waiting_for.contains("put aside (turn: missing field)"), "{explanation:?}");
+        assert!(
+            explanation.waiting_for.contains("put aside (turn: missing field)"),
+            "{explanation:?}"
+        );
         assert!(explanation.released_by.contains("construct task retry"), "{explanation:?}");
         assert_eq!(explanation.since, Some(convert::time(LATER)));
         assert_eq!((explanation.deadline, explanation.next_wake), (None, None));
         let error = explanation.last_error.expect("the reason");
-        assert_eq!((error.code.as_str(), error.message.as_str()), (PUT_ASIDE, "turn: missing field"));
+        assert_eq!(
+            (error.code.as_str(), error.message.as_str()),
+            (PUT_ASIDE, "turn: missing field")
+        );
         assert_eq!(error.time, Some(convert::time(LATER)));
     }
 }
@@ -209,11 +242,14 @@ fn a_phase_that_is_not_known_is_not_made_up() {
 fn only_people_are_waited_for_without_an_end() {
     for (task, _) in states() {
         let explanation = explain(&task, None, &[], None);
-        let person = explanation.released_by.starts_with("a person") || explanation.released_by.starts_with("a user");
+        let person = explanation.released_by.starts_with("a person")
+            || explanation.released_by.starts_with("a user");
         // What a script that is put away waits for is not kept for ever.
-        let step = task.state.step.as_ref().filter(|step| matches!(step.state, StepState::Parked { .. }));
-        let until =
-            step.filter(|_| task.state.phase == Phase::Suspended).map(|step| convert::time(step.approvals_expire()));
+        let step =
+            task.state.step.as_ref().filter(|step| matches!(step.state, StepState::Parked { .. }));
+        let until = step
+            .filter(|_| task.state.phase == Phase::Suspended)
+            .map(|step| convert::time(step.approvals_expire()));
         assert_eq!(explanation.next_wake.is_none(), person && until.is_none(), "{explanation:?}");
         assert!(until.is_none() || explanation.deadline == until, "{explanation:?}");
     }
@@ -237,19 +273,28 @@ fn a_task_that_cannot_be_looked_at_says_so_whatever_it_waits_for() {
     let failed = FailedLooks {
         since: Some(convert::time(NOW)),
         count: 3,
-        error: "the database is not available: canceling statement due to statement timeout".to_owned(),
+        error: "the database is not available: canceling statement due to statement timeout"
+            .to_owned(),
         next: Some(convert::time(LATER)),
     };
     let error = failed.error.clone();
-    let mesh = Mesh { found: Found { failed: Some(failed), ..Found::default() }, ..Mesh::default() };
+    let mesh =
+        Mesh { found: Found { failed: Some(failed), ..Found::default() }, ..Mesh::default() };
     for (task, _) in states() {
-        let (plain, explanation) = (explain(&task, None, &[], None), explain(&task, None, &[], Some(&mesh)));
-        let (words, _) = plain.waiting_for.split_once(" (it is a subtask").unwrap_or((&plain.waiting_for, ""));
+        let (plain, explanation) =
+            (explain(&task, None, &[], None), explain(&task, None, &[], Some(&mesh)));
+        let (words, _) =
+            plain.waiting_for.split_once(" (it is a subtask").unwrap_or((&plain.waiting_for, ""));
         assert!(explanation.waiting_for.starts_with(words), "{explanation:?}");
-        let says =
-            format!("; the reconciler cannot look at the task, and has tried 3 times in a row since {NOW:.0}: {error}");
+        let says = format!(
+            "; the reconciler cannot look at the task, and has tried 3 times in a row since {NOW:.0}: {error}"
+        );
         assert!(explanation.waiting_for.contains(&says), "{explanation:?}");
-        assert!(explanation.released_by.starts_with("the reconciler service, which tries again until it can"));
+        assert!(
+            explanation
+                .released_by
+                .starts_with("the reconciler service, which tries again until it can")
+        );
         assert!(explanation.released_by.ends_with(&plain.released_by));
         assert_eq!(explanation.next_wake, Some(convert::time(LATER)));
         assert_eq!(
@@ -266,7 +311,10 @@ fn a_task_is_at_rest_when_nothing_is_to_be_done_for_it() {
         let words = explain(&task, None, &[], None).released_by;
         if at_rest(&task) {
             rested += 1;
-            assert!(!words.contains("the reconciler service") && task.state.turn.is_none(), "{words}");
+            assert!(
+                !words.contains("the reconciler service") && task.state.turn.is_none(),
+                "{words}"
+            );
         } else {
             asked_of_the_mesh += 1;
         }
@@ -287,15 +335,26 @@ fn where_a_command_is_is_told_of_steps_in_flight_alone() {
     for (task, _) in states() {
         let in_flight = task.state.turn.is_some()
             && !task.state.suspend
-            && task.state.step.as_ref().is_some_and(|step| matches!(step.state, StepState::InFlight { .. }));
+            && task
+                .state
+                .step
+                .as_ref()
+                .is_some_and(|step| matches!(step.state, StepState::InFlight { .. }));
         let plain = explain(&task, None, &[], None);
-        assert_eq!(plain.released_by.contains("(behind as many of its organization"), in_flight, "{plain:?}");
+        assert_eq!(
+            plain.released_by.contains("(behind as many of its organization"),
+            in_flight,
+            "{plain:?}"
+        );
         for (command, words, who) in places {
             let mesh = at(command);
             let explanation = explain(&task, None, &[], Some(&mesh));
             assert_eq!(explanation.waiting_for.contains(words), in_flight, "{explanation:?}");
             assert!(!in_flight || explanation.released_by.contains(who), "{explanation:?}");
-            assert_eq!((&explanation.since, &explanation.deadline), (&plain.since, &plain.deadline));
+            assert_eq!(
+                (&explanation.since, &explanation.deadline),
+                (&plain.since, &plain.deadline)
+            );
             told += usize::from(in_flight);
         }
     }
@@ -303,7 +362,10 @@ fn where_a_command_is_is_told_of_steps_in_flight_alone() {
     let (task, _) = states().swap_remove(3);
     let mesh = at(withheld);
     let words = explain(&task, None, &[], Some(&mesh)).waiting_for;
-    assert!(words.contains("128 of the organization's") && words.contains("40 more wait before it"), "{words}");
+    assert!(
+        words.contains("128 of the organization's") && words.contains("40 more wait before it"),
+        "{words}"
+    );
 }
 
 #[test]
@@ -314,7 +376,9 @@ fn a_call_says_that_nobody_is_there_to_make_it() {
         let explanation = explain(&task, None, &[], Some(&mesh));
         let asks = match (&task.state.turn, &task.state.step) {
             (Some(turn), Some(step)) => match step.state {
-                StepState::InFlight { .. } | StepState::Cancelling { .. } => !matches!(turn.stage, Stage::Code { .. }),
+                StepState::InFlight { .. } | StepState::Cancelling { .. } => {
+                    !matches!(turn.stage, Stage::Code { .. })
+                }
                 StepState::Backoff { .. } => true,
                 StepState::Parked { .. } => false,
             },
@@ -322,9 +386,15 @@ fn a_call_says_that_nobody_is_there_to_make_it() {
         };
         let says = "; no process of the providers service is there since 2023-11-14T22:13:20Z";
         assert_eq!(explanation.waiting_for.ends_with(says), asks, "{}", explanation.waiting_for);
-        assert_eq!(explanation.released_by.starts_with("the operator, by starting the providers service"), asks);
+        assert_eq!(
+            explanation.released_by.starts_with("the operator, by starting the providers service"),
+            asks
+        );
         // Whoever had it is gone.
-        assert!(!asks || !explanation.waiting_for.contains("is being worked on"), "{explanation:?}");
+        assert!(
+            !asks || !explanation.waiting_for.contains("is being worked on"),
+            "{explanation:?}"
+        );
         told += usize::from(asks);
     }
     assert!(told >= 3, "{told}");
@@ -332,14 +402,22 @@ fn a_call_says_that_nobody_is_there_to_make_it() {
 
 #[test]
 fn a_pause_says_when_the_next_try_is_and_whether_there_is_a_last_one() {
-    let pauses =
-        |task: &StoredTask| matches!(task.state.step.as_ref().map(|step| &step.state), Some(StepState::Backoff { .. }));
-    let (mut task, _) = states().into_iter().find(|(task, _)| pauses(task)).expect("it is one of the states");
+    let pauses = |task: &StoredTask| {
+        matches!(task.state.step.as_ref().map(|step| &step.state), Some(StepState::Backoff { .. }))
+    };
+    let (mut task, _) =
+        states().into_iter().find(|(task, _)| pauses(task)).expect("it is one of the states");
     let explanation = explain(&task, None, &[], None);
     let until = Some(convert::time(LATER));
     assert_eq!((&explanation.deadline, &explanation.next_wake), (&until, &until));
-    assert!(explanation.waiting_for.contains(&format!("the next attempt at {LATER}")), "{explanation:?}");
-    assert!(explanation.waiting_for.contains("1 of 5 calls of the vendor have failed"), "{explanation:?}");
+    assert!(
+        explanation.waiting_for.contains(&format!("the next attempt at {LATER}")),
+        "{explanation:?}"
+    );
+    assert!(
+        explanation.waiting_for.contains("1 of 5 calls of the vendor have failed"),
+        "{explanation:?}"
+    );
     // A service of ours was away: the vendor was never called.
     task.state.step.as_mut().expect("it has a step").attempt = 1;
     let explanation = explain(&task, None, &[], None);
@@ -370,13 +448,22 @@ fn approvals_that_are_waited_for_are_named() {
     let mut task = stored_task();
     task.state.phase = Phase::AwaitApproval;
     task.state.turn = Some(turn(code(1)));
-    task.state.step =
-        Some(step(StepState::Parked { waits: vec![asked.call.clone()], awaits: Vec::new(), results: Vec::new() }));
+    task.state.step = Some(step(StepState::Parked {
+        waits: vec![asked.call.clone()],
+        awaits: Vec::new(),
+        results: Vec::new(),
+    }));
     let explanation = explain(&task, None, std::slice::from_ref(&asked), None);
-    assert!(explanation.waiting_for.contains(&format!("create_file ({})", asked.id)), "{explanation:?}");
+    assert!(
+        explanation.waiting_for.contains(&format!("create_file ({})", asked.id)),
+        "{explanation:?}"
+    );
     assert_eq!(explanation.approvals, [asked.id.to_string()]);
     let end = NOW + construct_domain::approval::APPROVAL_LIMIT;
-    assert_eq!((explanation.deadline, explanation.next_wake), (Some(convert::time(end)), Some(convert::time(end))));
+    assert_eq!(
+        (explanation.deadline, explanation.next_wake),
+        (Some(convert::time(end)), Some(convert::time(end)))
+    );
 }
 
 #[test]
@@ -395,7 +482,10 @@ fn a_task_whose_pool_nobody_serves_says_so_where_it_matters() {
             _ => false,
         };
         assert_eq!(explanation.waiting_for.ends_with(says), waits, "{}", explanation.waiting_for);
-        assert_eq!(explanation.released_by.contains("starting an interpreter that serves `cpu-4`"), waits);
+        assert_eq!(
+            explanation.released_by.contains("starting an interpreter that serves `cpu-4`"),
+            waits
+        );
         spoken += usize::from(waits);
     }
     assert!(spoken >= 4, "{spoken}");

@@ -5,7 +5,9 @@ use http_body_util::{BodyExt as _, Full};
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Version, header, request::Parts},
+    codegen::http::{
+        HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Version, header, request::Parts,
+    },
 };
 use tower::ServiceExt as _;
 
@@ -16,7 +18,8 @@ use super::{
 };
 use crate::{api::Repeated, quotas::Metered, server::MAX_REQUEST};
 
-/// Bytes of an answer at most. Nothing the services send comes near it: it is a bound, not a limit anybody meets.
+/// Bytes of an answer at most. Nothing the services send comes near it: it is a bound, not a limit
+/// anybody meets.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
 /// Headers that belong to a connection, or to the form of the body, and so not to the call.
@@ -59,7 +62,8 @@ impl Call<'_> {
     /// Calls a method with one message that has one answer.
     pub(super) async fn unary(self, inner: Inner, message: &[u8]) -> Result<Reply, Status> {
         let mut answers = self.open(inner, one(message)).await?;
-        let message = answers.next().await?.ok_or_else(|| Status::internal("the call had no answer"))?;
+        let message =
+            answers.next().await?.ok_or_else(|| Status::internal("the call had no answer"))?;
         if answers.next().await?.is_some() {
             return Err(Status::internal("the call had more than one answer"));
         }
@@ -132,7 +136,14 @@ impl Answers {
     pub(super) fn of(body: Body) -> Self {
         let envelopes = Envelopes::new(MAX_ANSWER);
         let metered = Metered::default();
-        Self { metadata: HeaderMap::new(), metered, repeated: false, trailers: HeaderMap::new(), body, envelopes }
+        Self {
+            metadata: HeaderMap::new(),
+            metered,
+            repeated: false,
+            trailers: HeaderMap::new(),
+            body,
+            envelopes,
+        }
     }
 
     /// The next answer; none at the end of a call that went well.

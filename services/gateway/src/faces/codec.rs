@@ -4,7 +4,9 @@ use std::io::{Read as _, Write as _};
 
 use bytes::Bytes;
 use flate2::{Compression, read::MultiGzDecoder, write::GzEncoder};
-use prost_reflect::{DeserializeOptions, DynamicMessage, Kind, MessageDescriptor, prost::Message as _};
+use prost_reflect::{
+    DeserializeOptions, DynamicMessage, Kind, MessageDescriptor, prost::Message as _,
+};
 use serde_json::Value;
 use tonic::{
     Code, Status,
@@ -59,15 +61,17 @@ impl Codec {
             Self::Json => {
                 let message = DynamicMessage::decode(kind.clone(), bytes)
                     .map_err(|error| status::internal("an answer cannot be read", &error))?;
-                let json = serde_json::to_vec(&message)
-                    .map_err(|error| status::internal("an answer cannot be written as JSON", &error))?;
+                let json = serde_json::to_vec(&message).map_err(|error| {
+                    status::internal("an answer cannot be written as JSON", &error)
+                })?;
                 Ok(json.into())
             }
         }
     }
 }
 
-/// A message from JSON. Fields it doesn't have are refused: a misspelt one would be ignored in silence.
+/// A message from JSON. Fields it doesn't have are refused: a misspelt one would be ignored in
+/// silence.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`, with the field that is wrong.
@@ -97,7 +101,8 @@ where
 
 impl Wrong {
     fn named(self, kind: &MessageDescriptor, json: &Value) -> Status {
-        // The reader stands at the message that lacks a field when it finds that out: not at the field.
+        // The reader stands at the message that lacks a field when it finds that out: not at the
+        // field.
         match unknown(kind, json) {
             Some(path) => invalid(&path, "is not a field"),
             None => invalid(&self.path, &self.words),
@@ -112,14 +117,20 @@ fn unknown(kind: &MessageDescriptor, json: &Value) -> Option<String> {
         return None;
     }
     json.as_object()?.iter().find_map(|(name, value)| {
-        let Some(field) = kind.fields().find(|field| field.name() == name || field.json_name() == name) else {
+        let Some(field) =
+            kind.fields().find(|field| field.name() == name || field.json_name() == name)
+        else {
             return Some(name.clone());
         };
         let Kind::Message(inner) = field.kind() else { return None };
         let (place, path) = match value {
             Value::Array(values) if field.is_list() => {
                 let found = |(index, value)| Some((index, unknown(&inner, value)?));
-                values.iter().enumerate().find_map(found).map(|(index, path)| (format!("{name}[{index}]"), path))?
+                values
+                    .iter()
+                    .enumerate()
+                    .find_map(found)
+                    .map(|(index, path)| (format!("{name}[{index}]"), path))?
             }
             _ if field.is_map() => return None,
             value => (name.clone(), unknown(&inner, value)?),
@@ -131,7 +142,11 @@ fn unknown(kind: &MessageDescriptor, json: &Value) -> Option<String> {
 /// What is wrong with a field.
 pub(super) fn invalid(field: &str, words: &str) -> Status {
     let field = if field == "." { "" } else { field };
-    let message = if field.is_empty() { format!("the request: {words}") } else { format!("{field}: {words}") };
+    let message = if field.is_empty() {
+        format!("the request: {words}")
+    } else {
+        format!("{field}: {words}")
+    };
     let details = ErrorDetails::with_bad_request_violation(field, words);
     Status::with_error_details(Code::InvalidArgument, message, details)
 }
@@ -152,7 +167,9 @@ impl Encoding {
         match name {
             "" | "identity" => Ok(Self::Identity),
             "gzip" => Ok(Self::Gzip),
-            other => Err(Status::unimplemented(format!("the encoding `{other}` is not known: use gzip or identity"))),
+            other => Err(Status::unimplemented(format!(
+                "the encoding `{other}` is not known: use gzip or identity"
+            ))),
         }
     }
 
@@ -169,30 +186,33 @@ impl Encoding {
 
     /// The best encoding for what a client accepts.
     pub(super) fn accepted(headers: &HeaderMap, name: &HeaderName) -> Self {
-        let gzip = headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).any(|value| {
-            value.split(',').any(|each| {
-                let mut parts = each.split(';').map(str::trim);
-                let (name, quality) = (parts.next(), parts.find_map(|part| part.strip_prefix("q=")));
-                let refused = quality.is_some_and(|quality| quality.parse() == Ok(0.0_f32));
-                matches!(name, Some("gzip" | "*")) && !refused
-            })
-        });
+        let gzip =
+            headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).any(|value| {
+                value.split(',').any(|each| {
+                    let mut parts = each.split(';').map(str::trim);
+                    let (name, quality) =
+                        (parts.next(), parts.find_map(|part| part.strip_prefix("q=")));
+                    let refused = quality.is_some_and(|quality| quality.parse() == Ok(0.0_f32));
+                    matches!(name, Some("gzip" | "*")) && !refused
+                })
+            });
         if gzip { Self::Gzip } else { Self::Identity }
     }
 
     /// The bytes as they were before they were compressed.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for what isn't gzip, `OUT_OF_RANGE` for what gets too large: never is more unpacked than may be sent.
+    /// `INVALID_ARGUMENT` for what isn't gzip, `OUT_OF_RANGE` for what gets too large: never is
+    /// more unpacked than may be sent.
     pub(super) fn unpack(self, bytes: Bytes) -> Result<Bytes, Status> {
         match self {
             Self::Identity => Ok(bytes),
             Self::Gzip => {
                 let mut plain = Vec::new();
                 let mut source = MultiGzDecoder::new(&bytes[..]).take(MAX_REQUEST as u64 + 1);
-                source
-                    .read_to_end(&mut plain)
-                    .map_err(|error| Status::invalid_argument(format!("the message is no gzip: {error}")))?;
+                source.read_to_end(&mut plain).map_err(|error| {
+                    Status::invalid_argument(format!("the message is no gzip: {error}"))
+                })?;
                 if plain.len() > MAX_REQUEST {
                     return Err(envelope::too_large(MAX_REQUEST));
                 }
@@ -240,7 +260,10 @@ mod tests {
             ("", "", "EOF"),
         ] {
             let status = Codec::Json
-                .request(&kind("construct.v1.CreateTaskRequest"), Bytes::from_static(json.as_bytes()))
+                .request(
+                    &kind("construct.v1.CreateTaskRequest"),
+                    Bytes::from_static(json.as_bytes()),
+                )
                 .expect_err(json);
             assert_eq!(status.code(), Code::InvalidArgument);
             let details = status.get_error_details();
@@ -255,7 +278,10 @@ mod tests {
         let zeros = Bytes::from(vec![0; 64 * 1024 * 1024]);
         let bomb = Encoding::Gzip.pack(&zeros).expect("it is worth it");
         assert!(bomb.len() < MAX_REQUEST);
-        assert_eq!(Encoding::Gzip.unpack(bomb).expect_err("it is too large").code(), Code::OutOfRange);
+        assert_eq!(
+            Encoding::Gzip.unpack(bomb).expect_err("it is too large").code(),
+            Code::OutOfRange
+        );
     }
 
     #[test]

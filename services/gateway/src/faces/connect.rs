@@ -1,7 +1,8 @@
 //! The Connect protocol (<https://connectrpc.com/docs/protocol>): calls that `curl` and browsers can make.
 //!
-//! A method with one request and one answer is a plain POST with JSON or protobuf, and, if it only reads, a GET as well. Streams
-//! are messages in envelopes; how a stream ended stands in its last one.
+//! A method with one request and one answer is a plain POST with JSON or protobuf, and, if it only
+//! reads, a GET as well. Streams are messages in envelopes; how a stream ended stands in its last
+//! one.
 
 mod get;
 mod stream;
@@ -11,7 +12,9 @@ use std::time::Duration;
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::http::{HeaderMap, HeaderName, HeaderValue, Method as Verb, Request, Response, StatusCode, header},
+    codegen::http::{
+        HeaderMap, HeaderName, HeaderValue, Method as Verb, Request, Response, StatusCode, header,
+    },
 };
 
 use super::{
@@ -34,7 +37,10 @@ pub(super) async fn serve(
     request: Request<Body>,
 ) -> Response<Body> {
     let Some(method) = methods.get(request.uri().path()) else {
-        let mut response = errors::connect_response(&Status::unimplemented("there is no such method"), methods.pool());
+        let mut response = errors::connect_response(
+            &Status::unimplemented("there is no such method"),
+            methods.pool(),
+        );
         *response.status_mut() = StatusCode::NOT_FOUND;
         return response;
     };
@@ -43,15 +49,22 @@ pub(super) async fn serve(
         return unary(inner, methods, method, deadline, request, None).await;
     }
     if verb != Verb::POST {
-        let mut response =
-            refused(StatusCode::METHOD_NOT_ALLOWED, "this method cannot be called with this verb", methods);
+        let mut response = refused(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "this method cannot be called with this verb",
+            methods,
+        );
         let allow = HeaderValue::from_static(if method.reads { "GET, POST" } else { "POST" });
         response.headers_mut().insert(header::ALLOW, allow);
         return response;
     }
     match (content_type(request.headers()), method.streams()) {
-        ("application/json", false) => unary(inner, methods, method, deadline, request, Some(Codec::Json)).await,
-        ("application/proto", false) => unary(inner, methods, method, deadline, request, Some(Codec::Proto)).await,
+        ("application/json", false) => {
+            unary(inner, methods, method, deadline, request, Some(Codec::Json)).await
+        }
+        ("application/proto", false) => {
+            unary(inner, methods, method, deadline, request, Some(Codec::Proto)).await
+        }
         ("application/connect+json", true) => {
             stream::serve(inner, methods, method, deadline, request, Codec::Json).await
         }
@@ -72,8 +85,13 @@ pub(super) async fn serve(
     }
 }
 
-/// What is said to whoever may not call, before their request is read: with streams it stands in the stream's end.
-pub(super) fn refusal(methods: &Methods, request: &Request<Body>, status: &Status) -> Response<Body> {
+/// What is said to whoever may not call, before their request is read: with streams it stands in
+/// the stream's end.
+pub(super) fn refusal(
+    methods: &Methods,
+    request: &Request<Body>,
+    status: &Status,
+) -> Response<Body> {
     let codec = match content_type(request.headers()) {
         "application/connect+json" => Codec::Json,
         "application/connect+proto" => Codec::Proto,
@@ -110,7 +128,8 @@ async fn unary(
     };
     let packed = accepted.pack(&reply.message);
     let compressed = packed.is_some();
-    let mut response = errors::response(StatusCode::OK, content_type, packed.unwrap_or(reply.message));
+    let mut response =
+        errors::response(StatusCode::OK, content_type, packed.unwrap_or(reply.message));
     let headers = response.headers_mut();
     errors::append(headers, reply.metadata);
     for (name, value) in &call::theirs(reply.trailers) {
@@ -153,10 +172,13 @@ async fn answer(
         .await
 }
 
-/// A client that says which version it speaks speaks the one there is; `curl` need not say it. How long it waits must be readable.
+/// A client that says which version it speaks speaks the one there is; `curl` need not say it. How
+/// long it waits must be readable.
 fn check(headers: &HeaderMap) -> Result<(), Status> {
     match headers.get(VERSION) {
-        Some(version) if version != "1" => Err(invalid(VERSION.as_str(), "there is only version 1")),
+        Some(version) if version != "1" => {
+            Err(invalid(VERSION.as_str(), "there is only version 1"))
+        }
         _ => timeout(headers).map(drop),
     }
 }
@@ -167,7 +189,10 @@ fn check(headers: &HeaderMap) -> Result<(), Status> {
 /// `INVALID_ARGUMENT`.
 pub(super) fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Status> {
     let Some(value) = headers.get(TIMEOUT_MS) else { return Ok(None) };
-    let digits = value.to_str().ok().filter(|text| text.len() <= 10 && text.bytes().all(|byte| byte.is_ascii_digit()));
+    let digits = value
+        .to_str()
+        .ok()
+        .filter(|text| text.len() <= 10 && text.bytes().all(|byte| byte.is_ascii_digit()));
     match digits.and_then(|digits| digits.parse().ok()) {
         Some(millis) => Ok(Some(Duration::from_millis(millis))),
         None => Err(invalid(TIMEOUT_MS.as_str(), "must be milliseconds, of at most ten digits")),

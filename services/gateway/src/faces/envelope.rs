@@ -1,5 +1,5 @@
-//! Messages on a stream: a byte of flags, the length as four bytes (big endian), the message. gRPC and Connect share this
-//! form; they differ in what the flags mean.
+//! Messages on a stream: a byte of flags, the length as four bytes (big endian), the message. gRPC
+//! and Connect share this form; they differ in what the flags mean.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use tonic::Status;
@@ -50,7 +50,8 @@ impl Envelopes {
     /// The next message, if all of it is here.
     ///
     /// # Errors
-    /// `OUT_OF_RANGE` when it is too large; known from its length already, so that nobody waits for its end.
+    /// `OUT_OF_RANGE` when it is too large; known from its length already, so that nobody waits for
+    /// its end.
     pub(super) fn next(&mut self) -> Result<Option<Envelope>, Status> {
         let Some(header) = self.buffer.first_chunk::<HEADER>() else { return Ok(None) };
         let [flags, length @ ..] = *header;
@@ -89,14 +90,16 @@ mod tests {
     #[test]
     fn every_cut_of_the_bytes_gives_the_same_messages() {
         let sent = [(0, &b"one"[..]), (COMPRESSED, b""), (END, b"{}")];
-        let bytes: Vec<u8> = sent.iter().flat_map(|(flags, message)| Envelope::encode(*flags, message)).collect();
+        let bytes: Vec<u8> =
+            sent.iter().flat_map(|(flags, message)| Envelope::encode(*flags, message)).collect();
         for cut in 0..=bytes.len() {
             let mut envelopes = Envelopes::new(16);
             envelopes.push(&bytes[..cut]);
             let mut found = all(&mut envelopes);
             envelopes.push(&bytes[cut..]);
             found.extend(all(&mut envelopes));
-            let found: Vec<_> = found.iter().map(|envelope| (envelope.flags, &envelope.message[..])).collect();
+            let found: Vec<_> =
+                found.iter().map(|envelope| (envelope.flags, &envelope.message[..])).collect();
             assert_eq!(found, sent, "cut at {cut}");
             assert!(!envelopes.is_within());
         }
@@ -106,7 +109,10 @@ mod tests {
     fn a_message_that_is_too_large_is_refused_before_it_is_here() {
         let mut envelopes = Envelopes::new(16);
         envelopes.push(&[0, 0, 0, 0, 17]);
-        assert_eq!(envelopes.next().expect_err("17 is more than 16").code(), tonic::Code::OutOfRange);
+        assert_eq!(
+            envelopes.next().expect_err("17 is more than 16").code(),
+            tonic::Code::OutOfRange
+        );
     }
 
     proptest! {

@@ -17,7 +17,11 @@ use super::{Kind, call};
 use crate::quotas::seconds;
 
 /// An answer of one piece.
-pub(super) fn response(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Body> {
+pub(super) fn response(
+    status: StatusCode,
+    content_type: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Body> {
     let mut response = Response::new(Body::new(Full::new(body.into())));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -118,7 +122,8 @@ pub(super) fn problem_as(http: StatusCode, status: &Status) -> Response<Body> {
     told(status, response(http, "application/problem+json", problem_json(http, status).to_string()))
 }
 
-/// What a problem says: besides RFC 9457's members the code, which fields are wrong, and what the problem is about.
+/// What a problem says: besides RFC 9457's members the code, which fields are wrong, and what the
+/// problem is about.
 pub(super) fn problem_json(http: StatusCode, status: &Status) -> Value {
     let mut problem = json!({
         "title": http.canonical_reason().unwrap_or("Client Closed Request"),
@@ -140,7 +145,8 @@ pub(super) fn problem_json(http: StatusCode, status: &Status) -> Value {
         problem["quotas"] = failure.violations.iter().map(violation).collect();
     }
     if let Some(resource) = details.resource_info() {
-        problem["resource"] = json!({"type": resource.resource_type, "name": resource.resource_name});
+        problem["resource"] =
+            json!({"type": resource.resource_type, "name": resource.resource_name});
     }
     problem
 }
@@ -153,7 +159,8 @@ pub(super) fn code(response: &Response<Body>) -> Code {
     }
 }
 
-/// What a status says besides its words: when to try again, and its metadata; and, for who counts the call, its code.
+/// What a status says besides its words: when to try again, and its metadata; and, for who counts
+/// the call, its code.
 fn told(status: &Status, mut response: Response<Body>) -> Response<Body> {
     response.extensions_mut().insert(status.code());
     let headers = response.headers_mut();

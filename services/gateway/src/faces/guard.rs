@@ -1,14 +1,16 @@
 //! Which requests don't come from where they may come from.
 //!
-//! A gateway in local mode asks nobody who they are, so any page a person has open in a browser could drive it. Two looks at
-//! each request prevent that: a page's request names its origin, which must be a configured one; and a page whose name was made to
-//! point at loopback (DNS rebinding) has that name in the request's host, which must be loopback's own or a configured one.
+//! A gateway in local mode asks nobody who they are, so any page a person has open in a browser
+//! could drive it. Two looks at each request prevent that: a page's request names its origin, which
+//! must be a configured one; and a page whose name was made to point at loopback (DNS rebinding)
+//! has that name in the request's host, which must be loopback's own or a configured one.
 
 use tonic::{
     Status,
     body::Body,
     codegen::http::{
-        HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, uri::Authority,
+        HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header,
+        uri::Authority,
     },
 };
 
@@ -57,15 +59,20 @@ impl Guard {
                 return Err(Status::permission_denied(words));
             }
             Some(_) => {}
-            // An image or a frame of a page: a browser doesn't say whose it is then, but that it is another one's.
-            None if headers.get(FETCH_SITE).is_some_and(|site| site == "cross-site" || site == "same-site") => {
-                return Err(Status::permission_denied("pages of others may not embed this gateway"));
+            // An image or a frame of a page: a browser doesn't say whose it is then, but that it is
+            // another one's.
+            None if headers
+                .get(FETCH_SITE)
+                .is_some_and(|site| site == "cross-site" || site == "same-site") =>
+            {
+                return Err(Status::permission_denied(
+                    "pages of others may not embed this gateway",
+                ));
             }
             None => {}
         }
         if self.loopback && !self.is_ours(request) {
-            let words =
-                "this gateway listens on loopback and is not called that: gateway_hosts names further hosts it may be";
+            let words = "this gateway listens on loopback and is not called that: gateway_hosts names further hosts it may be";
             return Err(Status::permission_denied(words));
         }
         Ok(())
@@ -80,10 +87,13 @@ impl Guard {
         self.origins.iter().any(|known| known.as_bytes() == origin.as_bytes())
     }
 
-    /// Whether the request's host is one we are called. HTTP/2 has it in its target. A request without any is not a browser's.
+    /// Whether the request's host is one we are called. HTTP/2 has it in its target. A request
+    /// without any is not a browser's.
     fn is_ours<B>(&self, request: &Request<B>) -> bool {
-        let named =
-            |host: &str| is_loopback_host(host) || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host));
+        let named = |host: &str| {
+            is_loopback_host(host)
+                || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
+        };
         let target = request.uri().authority().map(Authority::host);
         let fine = |host: &HeaderValue| {
             let authority = Authority::try_from(host.as_bytes());
@@ -95,7 +105,8 @@ impl Guard {
 
 /// Whether a browser asks what it may send.
 pub(super) fn is_preflight(request: &Request<Body>) -> bool {
-    request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+    request.method() == Method::OPTIONS
+        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 /// What a browser may send for pages of `origin`.
@@ -175,6 +186,9 @@ mod tests {
         }
         assert!(fine(&guard, "http://[::1]:60080/x", &[]));
         assert!(!fine(&guard, "http://evil.example:60080/x", &[]));
-        assert!(fine(&Guard::new(false, &[], &[]), "/", &[("host", "construct.example")]), "others guard that address");
+        assert!(
+            fine(&Guard::new(false, &[], &[]), "/", &[("host", "construct.example")]),
+            "others guard that address"
+        );
     }
 }

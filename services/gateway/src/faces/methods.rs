@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use construct_proto::DESCRIPTORS;
-use prost_reflect::{DescriptorPool, MethodDescriptor, prost_types::method_options::IdempotencyLevel};
+use prost_reflect::{
+    DescriptorPool, MethodDescriptor, prost_types::method_options::IdempotencyLevel,
+};
 use tonic::codegen::http::uri::PathAndQuery;
 
 /// What can be called.
@@ -30,10 +32,14 @@ impl Methods {
         pool.decode_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)?;
         pool.decode_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)?;
         let mut by_path = HashMap::new();
-        for descriptor in pool.services().flat_map(|service| service.methods().collect::<Vec<_>>()) {
-            let path = format!("/{}/{}", descriptor.parent_service().full_name(), descriptor.name());
+        for descriptor in pool.services().flat_map(|service| service.methods().collect::<Vec<_>>())
+        {
+            let path =
+                format!("/{}/{}", descriptor.parent_service().full_name(), descriptor.name());
             let options = descriptor.method_descriptor_proto().options.as_ref();
-            let reads = options.is_some_and(|options| options.idempotency_level() == IdempotencyLevel::NoSideEffects);
+            let reads = options.is_some_and(|options| {
+                options.idempotency_level() == IdempotencyLevel::NoSideEffects
+            });
             let streams = descriptor.is_client_streaming() || descriptor.is_server_streaming();
             let method = Method { descriptor, path: path.parse()?, reads: reads && !streams };
             by_path.insert(path, method);
@@ -64,12 +70,17 @@ mod tests {
     #[test]
     fn what_only_reads_says_so_in_the_contract_and_nothing_else_does() {
         let methods = Methods::new().expect("the descriptors fit together");
-        let ours = methods.by_path.values().filter(|method| method.descriptor.full_name().starts_with("construct.v1."));
+        let ours = methods
+            .by_path
+            .values()
+            .filter(|method| method.descriptor.full_name().starts_with("construct.v1."));
         let mut seen = 0;
         for method in ours {
             let name = method.descriptor.name();
             let reads = name == "WhoAmI"
-                || ["Get", "List", "Explain", "Compare", "Diagnose"].iter().any(|verb| name.starts_with(verb));
+                || ["Get", "List", "Explain", "Compare", "Diagnose"]
+                    .iter()
+                    .any(|verb| name.starts_with(verb));
             assert_eq!(method.reads, reads, "{}", method.descriptor.full_name());
             seen += 1;
         }

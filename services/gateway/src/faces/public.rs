@@ -25,7 +25,8 @@ const STREAMS: [&str; 3] = [
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];
-/// Streams at the same time. Clients that balance their load themselves watch the health of each connection.
+/// Streams at the same time. Clients that balance their load themselves watch the health of each
+/// connection.
 const MOST: usize = 4096;
 /// Those of one network.
 const OF_ONE: usize = 2048;
@@ -49,7 +50,11 @@ impl Public {
         }
         // Over the socket it is somebody of this machine.
         let peer = Peer::of(request.extensions()).address().unwrap_or(Ipv4Addr::LOCALHOST.into());
-        let crowded = || status::exhausted("too many watch the gateway's health or ask for its methods at the moment");
+        let crowded = || {
+            status::exhausted(
+                "too many watch the gateway's health or ask for its methods at the moment",
+            )
+        };
         self.0.take(Some(peer)).map(Some).ok_or_else(crowded)
     }
 }
@@ -71,7 +76,10 @@ impl http_body::Body for Held {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         Pin::new(&mut self.get_mut().body).poll_frame(context)
     }
 
@@ -105,9 +113,13 @@ mod tests {
             public.take(&request)
         };
         let [watch, reflection, _] = STREAMS;
-        let first =
-            holding(ask(watch, 1).expect("there is room"), Response::new(Body::new(Full::new(Bytes::from("ready")))));
-        assert!(ask(reflection, 1).is_err_and(|status| status.code() == tonic::Code::ResourceExhausted));
+        let first = holding(
+            ask(watch, 1).expect("there is room"),
+            Response::new(Body::new(Full::new(Bytes::from("ready")))),
+        );
+        assert!(
+            ask(reflection, 1).is_err_and(|status| status.code() == tonic::Code::ResourceExhausted)
+        );
         let second = ask(reflection, 2).expect("another network has room");
         assert!(ask(watch, 3).is_err());
         for path in ["/grpc.health.v1.Health/Check", "/construct.v1.EventService/Subscribe"] {

@@ -1,7 +1,8 @@
 //! REST: the gRPC methods as resources, from one table ([`routes`]).
 //!
-//! Bodies are proto3's JSON. Problems are those of RFC 9457, with gRPC's code and what is wrong with which field. A stream of events is
-//! served as server-sent events, any other as lines of JSON.
+//! Bodies are proto3's JSON. Problems are those of RFC 9457, with gRPC's code and what is wrong
+//! with which field. A stream of events is served as server-sent events, any other as lines of
+//! JSON.
 
 mod conditional;
 mod document;
@@ -19,7 +20,9 @@ use http_body::Body as _;
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::http::{HeaderMap, HeaderValue, Method as Verb, Request, Response, StatusCode, header},
+    codegen::http::{
+        HeaderMap, HeaderValue, Method as Verb, Request, Response, StatusCode, header,
+    },
 };
 
 use self::{
@@ -57,7 +60,8 @@ impl Rest {
         let mut rows: BTreeMap<String, Vec<Row>> = BTreeMap::new();
         for route in &ROUTES {
             let method = methods.get(&format!("/construct.v1.{}", route.method));
-            let method = method.ok_or_else(|| anyhow::anyhow!("{} is no method", route.method))?.clone();
+            let method =
+                method.ok_or_else(|| anyhow::anyhow!("{} is no method", route.method))?.clone();
             rows.entry(positions(route.path)).or_default().push(Row { route, method });
         }
         let mut paths = matchit::Router::new();
@@ -84,14 +88,19 @@ impl Rest {
         method.streams() && sse::is_for(&method.descriptor.output())
     }
 
-    /// What somebody is told whose credentials are missing or worth nothing (RFC 6750), with where to read how one logs in (RFC 9728).
+    /// What somebody is told whose credentials are missing or worth nothing (RFC 6750), with where
+    /// to read how one logs in (RFC 9728).
     pub(super) fn challenge(&self, request: &Request<Body>) -> Option<HeaderValue> {
         let mut parameters = Vec::new();
         if request.headers().contains_key(header::AUTHORIZATION) {
             parameters.push("error=\"invalid_token\"".to_owned());
         }
         if let Some(login) = &self.login {
-            parameters.push(format!("resource_metadata=\"{}{}\"", login.resource(request), login::PATH));
+            parameters.push(format!(
+                "resource_metadata=\"{}{}\"",
+                login.resource(request),
+                login::PATH
+            ));
         }
         HeaderValue::try_from(format!("Bearer {}", parameters.join(", ")).trim_end()).ok()
     }
@@ -110,7 +119,9 @@ impl Rest {
         let path = request.uri().path().to_owned();
         if path == "/openapi.json" {
             return match *request.method() {
-                Verb::GET => errors::response(StatusCode::OK, "application/json", self.document.clone()),
+                Verb::GET => {
+                    errors::response(StatusCode::OK, "application/json", self.document.clone())
+                }
                 _ => not_allowed(&[Verb::GET]),
             };
         }
@@ -152,7 +163,8 @@ fn bare(response: Response<Body>) -> Response<Body> {
 
 /// The row that a request calls.
 fn find<'a>(rows: &'a [Row], verb: &Verb) -> Option<&'a Row> {
-    rows.iter().find(|row| row.route.verb == *verb || *verb == Verb::HEAD && row.route.verb == Verb::GET)
+    rows.iter()
+        .find(|row| row.route.verb == *verb || *verb == Verb::HEAD && row.route.verb == Verb::GET)
 }
 
 /// `/v1/tasks/{task}` as `/v1/tasks/{0}`.
@@ -177,15 +189,22 @@ impl Route {
 
 impl Row {
     /// `values` stand in the path.
-    async fn serve(&self, inner: Inner, request: Request<Body>, values: Vec<String>) -> Response<Body> {
+    async fn serve(
+        &self,
+        inner: Inner,
+        request: Request<Body>,
+        values: Vec<String>,
+    ) -> Response<Body> {
         let method = &self.method;
         let accepted = Encoding::accepted(request.headers(), &header::ACCEPT_ENCODING);
         let (head, body) = request.into_parts();
-        let deadline = Deadline::of(&head.extensions).unwrap_or_else(|| Deadline::new(None, TIMEOUT));
+        let deadline =
+            Deadline::of(&head.extensions).unwrap_or_else(|| Deadline::new(None, TIMEOUT));
         let message = deadline
             .begin(async {
                 let fields = self.route.fields().zip(values);
-                Ok(request::message(self.route, &method.descriptor.input(), &head, fields, body).await)
+                Ok(request::message(self.route, &method.descriptor.input(), &head, fields, body)
+                    .await)
             })
             .await;
         let message = match message.unwrap_or_else(|late| Err(late.into())) {
@@ -193,7 +212,9 @@ impl Row {
             Err(request::Refused::Media) => {
                 let words = Status::new(Code::InvalidArgument, "the body must be application/json");
                 let mut response = errors::problem_as(StatusCode::UNSUPPORTED_MEDIA_TYPE, &words);
-                response.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("application/json"));
+                response
+                    .headers_mut()
+                    .insert(header::ACCEPT, HeaderValue::from_static("application/json"));
                 return response;
             }
             Err(request::Refused::Status(status)) => return errors::problem(&status),
@@ -201,7 +222,9 @@ impl Row {
         let call = Call { method, head: &head };
         if method.streams() {
             return match deadline.begin(call.open(inner, call::one(&message))).await {
-                Ok(answers) if Rest::tells_events(method) => sse::response(answers, method.descriptor.output()),
+                Ok(answers) if Rest::tells_events(method) => {
+                    sse::response(answers, method.descriptor.output())
+                }
                 Ok(answers) => lines::response(answers, method.descriptor.output()),
                 Err(status) => errors::problem(&status),
             };
@@ -213,14 +236,18 @@ impl Row {
             Ok((reply, version))
         });
         match reply {
-            Ok((reply, Some(version))) if conditional::is_known(self.route, &head.headers, version) => {
+            Ok((reply, Some(version)))
+                if conditional::is_known(self.route, &head.headers, version) =>
+            {
                 let mut response = Response::new(Body::empty());
                 *response.status_mut() = StatusCode::NOT_MODIFIED;
                 let tag = conditional::tag(version, accepted.packs(&reply.message));
                 told(response, reply.metadata, tag)
             }
             Ok((reply, version)) => self.response(reply, version, accepted),
-            Err(status) if conditional::failed(&head.headers, &method.descriptor.input(), &status) => {
+            Err(status)
+                if conditional::failed(&head.headers, &method.descriptor.input(), &status) =>
+            {
                 errors::problem_as(StatusCode::PRECONDITION_FAILED, &status)
             }
             Err(status) => errors::problem(&status),
@@ -228,7 +255,12 @@ impl Row {
     }
 
     /// `version` is that of what is answered, if it has one.
-    fn response(&self, reply: call::Reply, version: Option<i64>, accepted: Encoding) -> Response<Body> {
+    fn response(
+        &self,
+        reply: call::Reply,
+        version: Option<i64>,
+        accepted: Encoding,
+    ) -> Response<Body> {
         let status = success(self.route, &self.method.descriptor);
         let mut tag = version.and_then(|version| conditional::tag(version, false));
         let response = if status == StatusCode::NO_CONTENT {
@@ -238,13 +270,16 @@ impl Row {
         } else {
             let packed = accepted.pack(&reply.message);
             let compressed = packed.is_some();
-            let mut response = errors::response(status, "application/json", packed.unwrap_or(reply.message));
+            let mut response =
+                errors::response(status, "application/json", packed.unwrap_or(reply.message));
             if compressed {
                 // Of what was put the tag is that of the document, and not of this answer.
                 if self.route.verb == Verb::GET {
                     tag = version.and_then(|version| conditional::tag(version, true));
                 }
-                response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+                response
+                    .headers_mut()
+                    .insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             }
             response
         };
@@ -253,7 +288,11 @@ impl Row {
 }
 
 /// An answer with what is said of it.
-fn told(mut response: Response<Body>, metadata: HeaderMap, tag: Option<HeaderValue>) -> Response<Body> {
+fn told(
+    mut response: Response<Body>,
+    metadata: HeaderMap,
+    tag: Option<HeaderValue>,
+) -> Response<Body> {
     let headers = response.headers_mut();
     errors::append(headers, metadata);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -1,8 +1,10 @@
 //! What somebody sends over HTTP/1.1 who is refused before it is read.
 //!
-//! After such an answer the connection is closed, since the next request begins where this one ends. Whoever still sends is told by their system
-//! that it is closed (`EPIPE`), which throws the answer away with it. So a little of it is read on, and dropped, before the answer: those who
-//! send little read why they are refused, and keep their connection. With HTTP/2 each request ends by itself.
+//! After such an answer the connection is closed, since the next request begins where this one
+//! ends. Whoever still sends is told by their system that it is closed (`EPIPE`), which throws the
+//! answer away with it. So a little of it is read on, and dropped, before the answer: those who
+//! send little read why they are refused, and keep their connection. With HTTP/2 each request ends
+//! by itself.
 
 use std::{
     pin::Pin,
@@ -20,7 +22,8 @@ use tonic::{
     codegen::http::{Request, Response, Version, header},
 };
 
-/// Bytes that are read on at most. Of what is known to be longer nothing is: it would be closed in the middle all the same.
+/// Bytes that are read on at most. Of what is known to be longer nothing is: it would be closed in
+/// the middle all the same.
 const MOST: u64 = 64 * 1024;
 /// How long whoever sends slowly, or nothing, is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -29,8 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) struct Unread(oneshot::Receiver<Body>);
 
 impl Unread {
-    /// None where there is nothing to read on: no body, HTTP/2, or a client that sends none before it is told to (`Expect`), which asking for
-    /// it would do.
+    /// None where there is nothing to read on: no body, HTTP/2, or a client that sends none before
+    /// it is told to (`Expect`), which asking for it would do.
     pub(super) fn of(request: &mut Request<Body>) -> Option<Self> {
         if request.version() > Version::HTTP_11
             || request.body().is_end_stream()
@@ -45,7 +48,10 @@ impl Unread {
     }
 
     /// Reads on, if there is something, before an answer is given.
-    pub(super) async fn read_before(unread: Option<Self>, answer: Response<Body>) -> Response<Body> {
+    pub(super) async fn read_before(
+        unread: Option<Self>,
+        answer: Response<Body>,
+    ) -> Response<Body> {
         if let Some(unread) = unread {
             unread.read().await;
         }
@@ -79,7 +85,10 @@ impl http_body::Body for Lent {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         self.back = None;
         Pin::new(&mut self.body).poll_frame(context)
     }
@@ -115,7 +124,8 @@ mod tests {
 
     use super::*;
 
-    /// A request over HTTP/1.1 that sends so many pieces of 16 KiB, one each time after so long; and how many were taken.
+    /// A request over HTTP/1.1 that sends so many pieces of 16 KiB, one each time after so long;
+    /// and how many were taken.
     fn request(pieces: usize, pause: Duration) -> (Request<Body>, Arc<AtomicUsize>) {
         let taken = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&taken);
@@ -137,7 +147,10 @@ mod tests {
         type Data = Bytes;
         type Error = Status;
 
-        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
             Poll::Pending
         }
 
@@ -168,7 +181,10 @@ mod tests {
         ] {
             let (request, taken) = request(pieces, pause);
             let elapsed = answered(request).await;
-            assert!(elapsed >= took && elapsed < took + millis(9), "{pieces} {pause:?}: {elapsed:?}");
+            assert!(
+                elapsed >= took && elapsed < took + millis(9),
+                "{pieces} {pause:?}: {elapsed:?}"
+            );
             assert_eq!(taken.load(Ordering::Relaxed), expected, "{pieces} {pause:?}");
         }
     }

@@ -1,17 +1,20 @@
-//! What is looked at before anybody gets a file: whether it is what it says, and whether it is one of those that are small until somebody
-//! opens them.
+//! What is looked at before anybody gets a file: whether it is what it says, and whether it is one
+//! of those that are small until somebody opens them.
 //!
 //! Bounds, per file:
-//! - Archives (ZIP and what is made of it, gzip, tar within it; each within each other up to [`DEPTH`] times) are unpacked into nothing, while
-//!   bytes are counted: all levels together give at most [`RATIO`] times the file's size, or [`FREE`] if that is more, and never more than
-//!   [`MOST`]. At most [`ENTRIES`] entries. What is compressed in another way, or encrypted, counts as it says it is.
+//! - Archives (ZIP and what is made of it, gzip, tar within it; each within each other up to
+//!   [`DEPTH`] times) are unpacked into nothing, while bytes are counted: all levels together give
+//!   at most [`RATIO`] times the file's size, or [`FREE`] if that is more, and never more than
+//!   [`MOST`]. At most [`ENTRIES`] entries. What is compressed in another way, or encrypted, counts
+//!   as it says it is.
 //! - A ZIP's entries don't overlap, and have as many bytes as they say.
 //! - Pictures have at most [`PIXELS`].
-//! - All of it takes [`TIME`] at most. Memory: some buffers, and 24 bytes for each entry of a ZIP. A ZIP within an archive is unpacked to a
-//!   nameless file beside the upload, of no more bytes than an upload may have.
+//! - All of it takes [`TIME`] at most. Memory: some buffers, and 24 bytes for each entry of a ZIP.
+//!   A ZIP within an archive is unpacked to a nameless file beside the upload, of no more bytes
+//!   than an upload may have.
 //!
-//! Not looked at: what documents do to those who open them (XML entities, macros, scripts of a PDF), and other archives (7z, RAR, bzip2, xz,
-//! zstd), which nothing of ours opens.
+//! Not looked at: what documents do to those who open them (XML entities, macros, scripts of a
+//! PDF), and other archives (7z, RAR, bzip2, xz, zstd), which nothing of ours opens.
 
 mod archive;
 mod sniff;
@@ -66,14 +69,16 @@ fn refused<T>(words: impl Into<String>) -> Result<T, Stop> {
     Err(Stop::Refused(words.into()))
 }
 
-/// Looks through what was uploaded, and says what it is: what the client says, or what it looks like where the client says nothing.
+/// Looks through what was uploaded, and says what it is: what the client says, or what it looks
+/// like where the client says nothing.
 pub(super) async fn look(
     whole: Assembled,
     declared: String,
     spool: Spool,
 ) -> Result<(Assembled, Result<String, Stop>), tokio::task::JoinError> {
     tokio::task::spawn_blocking(move || {
-        let looked = whole.open().map_err(Stop::from).and_then(|file| look_at(&file, &declared, &spool));
+        let looked =
+            whole.open().map_err(Stop::from).and_then(|file| look_at(&file, &declared, &spool));
         (whole, looked)
     })
     .await
@@ -106,7 +111,9 @@ fn look_at(file: &File, declared: &str, spool: &Spool) -> Result<String, Stop> {
     match zip::Directory::find(file, size)? {
         // A ZIP may begin with anything: a program that unpacks itself, a picture.
         Some(directory) => archive::zip(file, &directory, &budget, spool, 0)?,
-        None if found == Some(sniff::Kind::Zip) => return refused("it begins as a ZIP archive, and has no directory"),
+        None if found == Some(sniff::Kind::Zip) => {
+            return refused("it begins as a ZIP archive, and has no directory");
+        }
         None => {}
     }
     if matches!(found, Some(sniff::Kind::Gzip | sniff::Kind::Tar)) {
@@ -118,11 +125,17 @@ fn look_at(file: &File, declared: &str, spool: &Spool) -> Result<String, Stop> {
 }
 
 fn picture(reader: BufReader<&File>) -> Result<(), Stop> {
-    let Ok(size) = imagesize::reader_size(reader) else { return refused("the picture does not say how large it is") };
+    let Ok(size) = imagesize::reader_size(reader) else {
+        return refused("the picture does not say how large it is");
+    };
     let pixels = (size.width as u64).saturating_mul(size.height as u64);
     if pixels > PIXELS {
-        let (width, height, most) = (size.width, size.height, usize::try_from(PIXELS).unwrap_or(usize::MAX));
-        return refused(format!("the picture has {width} × {height} pixels; {} are the most", thousands(most)));
+        let (width, height, most) =
+            (size.width, size.height, usize::try_from(PIXELS).unwrap_or(usize::MAX));
+        return refused(format!(
+            "the picture has {width} × {height} pixels; {} are the most",
+            thousands(most)
+        ));
     }
     Ok(())
 }

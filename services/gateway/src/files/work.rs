@@ -1,8 +1,9 @@
-//! What is done with files beside requests: they are put together and looked at when their parts are there, and what is superfluous goes
-//! from the folder.
+//! What is done with files beside requests: they are put together and looked at when their parts
+//! are there, and what is superfluous goes from the folder.
 //!
-//! Who sends the last part begins with it; when that gateway is killed, the sweep of any other goes on, because the row still says that
-//! nobody has finished. A file is looked at by one gateway at a time, and twice at most at the same time by each: it costs a processor.
+//! Who sends the last part begins with it; when that gateway is killed, the sweep of any other goes
+//! on, because the row still says that nobody has finished. A file is looked at by one gateway at a
+//! time, and twice at most at the same time by each: it costs a processor.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +19,8 @@ use tonic::Status;
 use super::check::{self, Spool, Stop};
 use crate::{Config, status};
 
-/// How long the answer to a last part waits for what becomes of the file. Less than a face gives a call.
+/// How long the answer to a last part waits for what becomes of the file. Less than a face gives a
+/// call.
 const WAIT: Duration = Duration::from_secs(12);
 /// How often is looked for what nobody has finished, what is too old, and what has to go.
 const SWEEP: Duration = Duration::from_secs(10);
@@ -49,9 +51,9 @@ impl Limits {
 fn matches(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
-        Some((begin, rest)) => text
-            .strip_prefix(begin)
-            .is_some_and(|text| (0..=text.len()).any(|at| text.is_char_boundary(at) && matches(rest, &text[at..]))),
+        Some((begin, rest)) => text.strip_prefix(begin).is_some_and(|text| {
+            (0..=text.len()).any(|at| text.is_char_boundary(at) && matches(rest, &text[at..]))
+        }),
     }
 }
 
@@ -67,9 +69,14 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    pub(crate) fn new(store: Store, dir: std::path::PathBuf, config: &Config) -> Result<Self, files::Error> {
+    pub(crate) fn new(
+        store: Store,
+        dir: std::path::PathBuf,
+        config: &Config,
+    ) -> Result<Self, files::Error> {
         let folder = files::Store::open(&dir)?;
-        let (max_bytes, types) = (config.gateway_files_max_bytes, config.gateway_files_types.clone());
+        let (max_bytes, types) =
+            (config.gateway_files_max_bytes, config.gateway_files_types.clone());
         Ok(Self {
             store,
             folder,
@@ -97,7 +104,8 @@ impl Files {
         Arc::clone(&self.downloads).try_acquire_owned().map_err(busy)
     }
 
-    /// Begins to put a file together, and waits a while for what becomes of it. It goes on though nobody waits any more.
+    /// Begins to put a file together, and waits a while for what becomes of it. It goes on though
+    /// nobody waits any more.
     pub(crate) async fn settle(&self, lifecycle: &Lifecycle, id: FileId) {
         let (ended, waits) = tokio::sync::oneshot::channel::<()>();
         let files = self.clone();
@@ -129,8 +137,12 @@ impl Files {
     pub(crate) async fn sweep_once(&self, now: Timestamp) {
         match self.store.file_expire(now).await {
             Ok(0) => {}
-            Ok(count) => tracing::info!(count, "uploads that were not finished in time were removed"),
-            Err(error) => tracing::warn!(error = status::chain(&error), "uploads could not be looked through"),
+            Ok(count) => {
+                tracing::info!(count, "uploads that were not finished in time were removed")
+            }
+            Err(error) => {
+                tracing::warn!(error = status::chain(&error), "uploads could not be looked through")
+            }
         }
         match self.store.file_list_unclaimed(now).await {
             Ok(files) => {
@@ -138,7 +150,9 @@ impl Files {
                     self.finish(file).await;
                 }
             }
-            Err(error) => tracing::warn!(error = status::chain(&error), "files could not be looked through"),
+            Err(error) => {
+                tracing::warn!(error = status::chain(&error), "files could not be looked through")
+            }
         }
         self.remove().await;
     }
@@ -150,7 +164,9 @@ impl Files {
         let claimed = match self.store.file_claim(id, clock::now()).await {
             Ok(Some(claimed)) => claimed,
             Ok(None) => return,
-            Err(error) => return tracing::warn!(error = status::chain(&error), "a file could not be taken"),
+            Err(error) => {
+                return tracing::warn!(error = status::chain(&error), "a file could not be taken");
+            }
         };
         match self.assemble(&claimed).await {
             Ok(None) => {}
@@ -176,19 +192,25 @@ impl Files {
     /// Makes parts a file that is ready, or says why that is refused.
     async fn assemble(&self, claimed: &Claimed) -> anyhow::Result<Option<String>> {
         let Claimed { file, parts } = claimed;
-        let names: Vec<PartName> = parts.iter().map(|part| PartName::from_uuid(part.part)).collect();
+        let names: Vec<PartName> =
+            parts.iter().map(|part| PartName::from_uuid(part.part)).collect();
         let whole = match self.folder.assemble(file.organization, file.id, &names).await {
-            Err(files::Error::Missing) => return Ok(Some("a part of it was lost; upload it again".to_owned())),
+            Err(files::Error::Missing) => {
+                return Ok(Some("a part of it was lost; upload it again".to_owned()));
+            }
             whole => whole?,
         };
         let stored = whole.stored();
         if let Some(reason) = contradiction(file, stored) {
             return Ok(Some(reason));
         }
-        let (whole, looked) = check::look(whole, file.media_type.clone(), self.spool.clone()).await?;
+        let (whole, looked) =
+            check::look(whole, file.media_type.clone(), self.spool.clone()).await?;
         let media_type = match looked {
             Ok(media_type) if self.limits.takes(&media_type) => media_type,
-            Ok(media_type) => return Ok(Some(format!("files of the type {media_type} are not taken here"))),
+            Ok(media_type) => {
+                return Ok(Some(format!("files of the type {media_type} are not taken here")));
+            }
             Err(Stop::Refused(reason)) => return Ok(Some(reason)),
             Err(Stop::Failed(error)) => return Err(error.into()),
         };
@@ -205,13 +227,22 @@ impl Files {
         loop {
             let removals = match self.store.file_removals(AT_ONCE).await {
                 Ok(removals) => removals,
-                Err(error) => return tracing::warn!(error = status::chain(&error), "what has to go cannot be read"),
+                Err(error) => {
+                    return tracing::warn!(
+                        error = status::chain(&error),
+                        "what has to go cannot be read"
+                    );
+                }
             };
             let is_last = removals.len() < AT_ONCE as usize;
             for removal in removals {
                 if let Err(error) = self.remove_one(&removal).await {
                     let what = format!("{removal:?}");
-                    return tracing::warn!(what, error = format!("{error:#}"), "a file could not be removed");
+                    return tracing::warn!(
+                        what,
+                        error = format!("{error:#}"),
+                        "a file could not be removed"
+                    );
                 }
             }
             if is_last {
@@ -242,7 +273,8 @@ fn contradiction(file: &File, stored: files::Stored) -> Option<String> {
     if stored.size != file.size.unsigned_abs() {
         return Some(format!("it has {} bytes, and should have {}", stored.size, file.size));
     }
-    let expected = file.expected.map(Sha256::from_bytes).filter(|expected| *expected != stored.sha256)?;
+    let expected =
+        file.expected.map(Sha256::from_bytes).filter(|expected| *expected != stored.sha256)?;
     Some(format!("its SHA-256 is {}, and should be {expected}", stored.sha256))
 }
 

@@ -30,7 +30,7 @@ use crate::{
 /// Characters of what is presented: a token of an issuer can be long, but not without end.
 const LONGEST: usize = 16 * 1024;
 
-/// What the audit trail calls it that somebody came for the first time, or joined an organisation.
+/// What the audit trail calls it that somebody came for the first time, or joined an organization.
 const SIGN_IN: &str = "SignIn";
 
 /// What a request says of who sent it.
@@ -66,8 +66,8 @@ impl Gate {
         })
     }
 
-    /// Whether who comes from there without credentials is taken for the operator. Pages of others in a browser of this machine don't get
-    /// here: the faces refuse them.
+    /// Whether who comes from there without credentials is taken for the operator. Pages of others
+    /// in a browser of this machine don't get here: the faces refuse them.
     fn trusts(&self, peer: Peer) -> bool {
         match peer {
             Peer::Process { uid } => Some(uid) == self.uid,
@@ -99,22 +99,30 @@ impl From<Status> for Refused {
 /// Finds the caller. `origin` is where they come from, for the audit trail.
 ///
 /// # Errors
-/// `UNAUTHENTICATED` when nobody can be found, `PERMISSION_DENIED` when they don't belong to the organisation they chose,
-/// `RESOURCE_EXHAUSTED` after too many failures.
-pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origin) -> Result<Caller, Refused> {
+/// `UNAUTHENTICATED` when nobody can be found, `PERMISSION_DENIED` when they don't belong to the
+/// organization they chose, `RESOURCE_EXHAUSTED` after too many failures.
+pub(crate) async fn authenticate(
+    api: &Api,
+    presented: Presented,
+    origin: &Origin,
+) -> Result<Caller, Refused> {
     let gate = api.gate();
     let wanted = presented.organization.as_deref().map(str::parse::<OrganizationId>).transpose();
     let everything: Arc<[Scope]> = Arc::new([Scope::Admin]);
     let Some(bearer) = presented.bearer else {
         if !gate.trusts(presented.peer) {
-            return Err(Status::unauthenticated("this needs an API key or a token: `authorization: Bearer …`").into());
+            return Err(Status::unauthenticated(
+                "this needs an API key or a token: `authorization: Bearer …`",
+            )
+            .into());
         }
         let wanted = wanted.map_err(|_| unknown_organization())?.unwrap_or(OrganizationId::LOCAL);
         let role = match wanted {
             // What anybody on this machine is at once, without asking the database.
             OrganizationId::LOCAL => Role::Owner,
             other => {
-                let known = Known { organization: OrganizationId::LOCAL, user: UserId::LOCAL, key: None };
+                let known =
+                    Known { organization: OrganizationId::LOCAL, user: UserId::LOCAL, key: None };
                 Box::pin(member(api.store()?, known, other)).await?
             }
         };
@@ -131,10 +139,16 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origi
         });
     };
     let (address, hash) = (presented.peer.address(), credential::digest(&bearer));
-    // Keys and codes are looked at whoever failed before: that is one look into an index. A token may make the issuer be asked.
-    let limited = ![credential::KEY, credential::CODE, scan_token::PREFIX].iter().any(|kind| bearer.starts_with(kind));
+    // Keys and codes are looked at whoever failed before: that is one look into an index. A token
+    // may make the issuer be asked.
+    let limited = ![credential::KEY, credential::CODE, scan_token::PREFIX]
+        .iter()
+        .any(|kind| bearer.starts_with(kind));
     if limited && gate.failures.refuses(address, &hash, Instant::now()) {
-        return Err(status::exhausted("too many log-ins from this address have failed; try again in a minute").into());
+        return Err(status::exhausted(
+            "too many log-ins from this address have failed; try again in a minute",
+        )
+        .into());
     }
     // What is rarer than a key is boxed, so that each request is only as large as one with a key.
     let found = if bearer.len() > LONGEST {
@@ -147,7 +161,14 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origi
         // A code is exchanged, and opens nothing itself.
         Ok(None)
     } else {
-        Box::pin(by_token(api, &bearer, wanted.as_ref().ok().copied().flatten(), &everything, origin)).await
+        Box::pin(by_token(
+            api,
+            &bearer,
+            wanted.as_ref().ok().copied().flatten(),
+            &everything,
+            origin,
+        ))
+        .await
     };
     match found? {
         Some(caller) => {
@@ -155,8 +176,13 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origi
                 gate.failures.accepted(&hash);
             }
             match wanted {
-                Ok(wanted) if wanted.is_none_or(|wanted| wanted == caller.organization) => Ok(caller),
-                _ => Err(Refused { status: unknown_organization(), known: Some(Known::from(&caller)) }),
+                Ok(wanted) if wanted.is_none_or(|wanted| wanted == caller.organization) => {
+                    Ok(caller)
+                }
+                _ => Err(Refused {
+                    status: unknown_organization(),
+                    known: Some(Known::from(&caller)),
+                }),
             }
         }
         None => {
@@ -184,11 +210,13 @@ async fn by_key(store: &Store, hash: &[u8; 32]) -> Result<Option<Caller>, Status
     }))
 }
 
-/// Who comes with the token of a scan acts as a member who may do a few things with one task, until the scan is over.
+/// Who comes with the token of a scan acts as a member who may do a few things with one task, until
+/// the scan is over.
 async fn by_scan(api: &Api, token: &str) -> Result<Option<Caller>, Status> {
     let Ok(keys) = api.token_keys() else { return Ok(None) };
     let Ok(token) = ScanToken::verify(token, keys, clock::now()) else { return Ok(None) };
-    let ids = (token.organization.parse(), token.scan.parse(), token.task.parse(), token.user.parse());
+    let ids =
+        (token.organization.parse(), token.scan.parse(), token.task.parse(), token.user.parse());
     let (Ok(organization), Ok(scan), Ok(task), Ok(user)) = ids else { return Ok(None) };
     let by = api.store()?.scan_open_by(organization, scan).await.map_err(status::of_store)?;
     let Some(by) = by else { return Ok(None) };
@@ -223,14 +251,19 @@ async fn by_token(
         }
         Err(error @ oidc::Error::Unavailable(_)) => {
             tracing::warn!(error = status::chain(&error), "the issuer of log-ins cannot be asked");
-            return Err(status::unavailable("the issuer of log-ins cannot be reached at the moment").into());
+            return Err(status::unavailable(
+                "the issuer of log-ins cannot be reached at the moment",
+            )
+            .into());
         }
     };
     let store = api.store()?;
     let entry = origin.entry(SIGN_IN, None, Code::Ok);
-    let (user, personal) = store.user_sign_in(&profile, Some(entry), now).await.map_err(status::of_store)?;
+    let (user, personal) =
+        store.user_sign_in(&profile, Some(entry), now).await.map_err(status::of_store)?;
     let organization = wanted.unwrap_or(personal);
-    let role = member(store, Known { organization: personal, user, key: None }, organization).await?;
+    let role =
+        member(store, Known { organization: personal, user, key: None }, organization).await?;
     Ok(Some(Caller {
         organization,
         user,
@@ -244,8 +277,12 @@ async fn by_token(
     }))
 }
 
-/// What somebody who is known is in the organisation they chose.
-async fn member(store: &Store, known: Known, organization: OrganizationId) -> Result<Role, Refused> {
+/// What somebody who is known is in the organization they chose.
+async fn member(
+    store: &Store,
+    known: Known,
+    organization: OrganizationId,
+) -> Result<Role, Refused> {
     let role = store.user_role(known.user, organization).await.map_err(status::of_store)?;
     role.ok_or_else(|| Refused { status: unknown_organization(), known: Some(known) })
 }
@@ -258,7 +295,9 @@ pub(crate) async fn holds(store: &Store, caller: &Caller) -> Result<bool, constr
     }
     match caller.key {
         Some(key) => store.api_key_holds(key, now).await,
-        None if (caller.user, caller.organization) == (UserId::LOCAL, OrganizationId::LOCAL) => Ok(true),
+        None if (caller.user, caller.organization) == (UserId::LOCAL, OrganizationId::LOCAL) => {
+            Ok(true)
+        }
         None => Ok(store.user_role(caller.user, caller.organization).await?.is_some()),
     }
 }

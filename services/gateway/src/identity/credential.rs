@@ -22,7 +22,9 @@ const SHOWN: usize = 8;
 /// `INTERNAL` when the operating system gives no randomness.
 pub(crate) fn mint(kind: &str) -> Result<(String, Secret), Status> {
     let mut bytes = [0; BYTES];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| Status::internal("the machine gives no randomness"))?;
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| Status::internal("the machine gives no randomness"))?;
     let text = format!("{kind}{}", BASE64_URL_SAFE_NO_PAD.encode(bytes));
     let secret = Secret { prefix: text[..kind.len() + SHOWN].to_owned(), hash: digest(&text) };
     Ok((text, secret))
@@ -43,7 +45,11 @@ mod tests {
         let (second, _) = mint(KEY).expect("there is randomness");
         assert_ne!(first, second);
         assert_eq!(first.len(), 3 + 43);
-        assert!(first.starts_with(&secret.prefix) && secret.prefix.len() == 11, "{}", secret.prefix);
+        assert!(
+            first.starts_with(&secret.prefix) && secret.prefix.len() == 11,
+            "{}",
+            secret.prefix
+        );
         assert_eq!(secret.hash, digest(&first));
         assert!(!format!("{secret:?}").contains(&format!("{:?}", secret.hash)));
     }

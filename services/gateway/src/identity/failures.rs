@@ -1,9 +1,11 @@
-//! A limit on failed log-ins with tokens of an issuer. Guessing is hopeless whatever the rate; what this bounds is the work that who tries
-//! can make outside of this process. Keys and codes are one look into an index each, and never limited.
+//! A limit on failed log-ins with tokens of an issuer. Guessing is hopeless whatever the rate; what
+//! this bounds is the work that who tries can make outside of this process. Keys and codes are one
+//! look into an index each, and never limited.
 //!
-//! Counted are failures per peer address in a minute (of IPv6, per /64, which is what one customer has). Beyond the limit what the
-//! address presents is refused unseen, until the minute is over. What was accepted lately is looked at all the same, so that one who
-//! fails behind a proxy does not lock out the others there.
+//! Counted are failures per peer address in a minute (of IPv6, per /64, which is what one customer
+//! has). Beyond the limit what the address presents is refused unseen, until the minute is over.
+//! What was accepted lately is looked at all the same, so that one who fails behind a proxy does
+//! not lock out the others there.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,8 +16,8 @@ use std::{
 
 /// How long a window is.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Addresses, and accepted credentials, that are remembered. A full table forgets the windows that are over, then everything: who
-/// has so many addresses is not stopped by this anyway.
+/// Addresses, and accepted credentials, that are remembered. A full table forgets the windows that
+/// are over, then everything: who has so many addresses is not stopped by this anyway.
 const REMEMBERED: usize = 4096;
 
 /// Failed log-ins by address.
@@ -45,10 +47,17 @@ impl Failures {
     }
 
     /// Whether what this address presents is to be refused unseen. `credential` is the hash of it.
-    pub(crate) fn refuses(&self, peer: Option<IpAddr>, credential: &[u8; 32], now: Instant) -> bool {
+    pub(crate) fn refuses(
+        &self,
+        peer: Option<IpAddr>,
+        credential: &[u8; 32],
+        now: Instant,
+    ) -> bool {
         let Some(peer) = peer.map(network) else { return false };
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let over = |window: &Window| window.count >= self.limit && now.duration_since(window.since) < WINDOW;
+        let over = |window: &Window| {
+            window.count >= self.limit && now.duration_since(window.since) < WINDOW
+        };
         table.windows.get(&peer).is_some_and(over) && !table.accepted.contains(credential)
     }
 
@@ -117,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_in_one_network_are_counted_together() {
+    fn neighbors_in_one_network_are_counted_together() {
         let (failures, now) = (Failures::new(LIMIT), Instant::now());
         let one = "2001:db8::1".parse().expect("an address");
         let other = "2001:db8::ffff:2".parse().expect("an address");

@@ -35,7 +35,7 @@ use crate::{
     status,
 };
 
-/// Chooses the organisation where a caller has several.
+/// Chooses the organization where a caller has several.
 pub(crate) const ORGANIZATION: &str = "x-organization-id";
 
 /// Puts a [`Guard`] before a service.
@@ -85,12 +85,15 @@ where
         // The one that was asked whether it is ready is the one to call.
         let mut inner = std::mem::replace(&mut self.inner, next);
         let api = self.api.clone();
-        // Whatever a face in front of this may have let through: who calls is said here and nowhere else.
+        // Whatever a face in front of this may have let through: who calls is said here and nowhere
+        // else.
         request.extensions_mut().remove::<Caller>();
         request.extensions_mut().remove::<Arc<Slip>>();
         let path = request.uri().path().to_owned();
         let Some(access) = rules::of(&path) else {
-            return Box::pin(async { Ok(Status::unimplemented("there is no such method").into_http()) });
+            return Box::pin(async {
+                Ok(Status::unimplemented("there is no such method").into_http())
+            });
         };
         let method = methods::of(&path);
         let origin = Origin::of(&request);
@@ -111,7 +114,9 @@ where
                     Err(status) => return Ok(running.ended(status.code(), status.into_http())),
                 };
             let known = caller.as_ref().map(Known::from);
-            let slip = method.filter(|method| method.writes).map(|method| Arc::new(Slip::new(method, &origin, known)));
+            let slip = method
+                .filter(|method| method.writes)
+                .map(|method| Arc::new(Slip::new(method, &origin, known)));
             if let Some(caller) = caller {
                 request.extensions_mut().insert(caller);
             }
@@ -124,15 +129,18 @@ where
             if origin.face.is_operator() {
                 response.extensions_mut().insert(metered.clone());
             }
-            let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
+            let code = Status::from_header_map(response.headers())
+                .map_or(Code::Ok, |status| status.code());
             let noted = match (&slip, method) {
                 (Some(slip), _) if slip.is_written() => Ok(()),
-                // What strangers fail at, and what is refused because there is too much of it, is counted and does not reach the database by itself:
-                // a flood of it must cost nobody else anything.
+                // What strangers fail at, and what is refused because there is too much of it, is
+                // counted and does not reach the database by itself: a flood of it must cost nobody
+                // else anything.
                 (slip, Some(method))
                     if trail::is_refusal(code)
                         || slip.is_some()
-                            && (code == Code::ResourceExhausted || known.is_none() && code != Code::Ok) =>
+                            && (code == Code::ResourceExhausted
+                                || known.is_none() && code != Code::Ok) =>
                 {
                     let entry = slip.as_ref().map(|slip| slip.entry(code));
                     let entry = entry.unwrap_or_else(|| origin.entry(&method.name, known, code));
@@ -156,9 +164,10 @@ where
     }
 }
 
-/// How what tonic says of a request that is not well-formed begins. It calls that `INTERNAL`, as if it were our defect, and offers no other
-/// place to tell the two apart. A compressed message without `grpc-encoding` is not among them: that this is `INTERNAL` is what gRPC's
-/// specification demands.
+/// How what tonic says of a request that is not well-formed begins. It calls that `INTERNAL`, as if
+/// it were our defect, and offers no other place to tell the two apart. A compressed message
+/// without `grpc-encoding` is not among them: that this is `INTERNAL` is what gRPC's specification
+/// demands.
 const MALFORMED: [&str; 5] = [
     "failed to decode Protobuf message",
     "protocol error: received message with invalid compression flag",
@@ -167,13 +176,17 @@ const MALFORMED: [&str; 5] = [
     "Missing request message",
 ];
 
-/// A request that cannot be read is the client's mistake. Said here, so that it is counted and written down as that as well.
+/// A request that cannot be read is the client's mistake. Said here, so that it is counted and
+/// written down as that as well.
 fn blame_the_client<B>(mut response: Response<B>) -> Response<B> {
     let malformed = Status::from_header_map(response.headers()).is_some_and(|status| {
-        status.code() == Code::Internal && MALFORMED.iter().any(|words| status.message().starts_with(words))
+        status.code() == Code::Internal
+            && MALFORMED.iter().any(|words| status.message().starts_with(words))
     });
     if malformed {
-        response.headers_mut().insert(Status::GRPC_STATUS, HeaderValue::from(Code::InvalidArgument as i32));
+        response
+            .headers_mut()
+            .insert(Status::GRPC_STATUS, HeaderValue::from(Code::InvalidArgument as i32));
     }
     response
 }
@@ -181,8 +194,9 @@ fn blame_the_client<B>(mut response: Response<B>) -> Response<B> {
 /// Writes down a call that changed nothing in the database, or failed, before it is answered.
 ///
 /// # Errors
-/// `UNAVAILABLE` when that is not possible and the call went well: what is not written down is not given out. A call that failed is answered
-/// with its failure, and its entry follows when the database is back.
+/// `UNAVAILABLE` when that is not possible and the call went well: what is not written down is not
+/// given out. A call that failed is answered with its failure, and its entry follows when the
+/// database is back.
 async fn note(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> {
     // The database is away, as likely as not: the next attempt would take as long again.
     if code != Code::Unavailable {
@@ -193,7 +207,9 @@ async fn note(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> {
                     error = status::chain(&error),
                     "a call is not answered because the audit trail cannot be written"
                 );
-                return Err(status::unavailable("it may have been done, and cannot be written down at the moment"));
+                return Err(status::unavailable(
+                    "it may have been done, and cannot be written down at the moment",
+                ));
             }
             Err(_) => {}
         }
@@ -202,8 +218,9 @@ async fn note(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> {
     Ok(())
 }
 
-/// A call until it is answered. One that nobody waits for any more is counted and written down as `DEADLINE_EXCEEDED` when its time is over,
-/// else (the client is gone) as `CANCELLED`, unless what it changed is in the trail already.
+/// A call until it is answered. One that nobody waits for any more is counted and written down as
+/// `DEADLINE_EXCEEDED` when its time is over, else (the client is gone) as `CANCELLED`, unless what
+/// it changed is in the trail already.
 struct Running<'a> {
     api: &'a Api,
     /// With where the call comes from and whose it is.
@@ -214,7 +231,12 @@ struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    fn new(api: &'a Api, method: Option<&'static Method>, face: Face, deadline: Option<Deadline>) -> Self {
+    fn new(
+        api: &'a Api,
+        method: Option<&'static Method>,
+        face: Face,
+        deadline: Option<Deadline>,
+    ) -> Self {
         let call = metrics::Call::begin(method.map(|method| method.name.as_str()), face);
         Self { api, slip: None, call, deadline }
     }
@@ -280,14 +302,16 @@ async fn admit(
     })
 }
 
-/// Finds out who calls, and counts the call. What was refused a moment ago because there was too much of it is refused unseen.
+/// Finds out who calls, and counts the call. What was refused a moment ago because there was too
+/// much of it is refused unseen.
 async fn judge(
     api: &Api,
     presented: Presented,
     origin: &Origin,
     metered: Option<Metered>,
 ) -> Result<(Caller, Metered), Refused> {
-    let mark = presented.bearer.as_ref().map(|bearer| Mark::of(bearer, presented.organization.as_deref()));
+    let mark =
+        presented.bearer.as_ref().map(|bearer| Mark::of(bearer, presented.organization.as_deref()));
     let now = Instant::now();
     if metered.is_none()
         && let Some(shed) = mark.as_ref().and_then(|mark| api.quotas().shed(mark, now))
@@ -308,13 +332,16 @@ async fn judge(
 /// Whether a caller may call the method of this path.
 fn check(path: &str, access: Access, caller: &Caller) -> Result<(), Status> {
     if caller.confined.is_some() && !rules::is_of_scans(path) {
-        return Err(Status::permission_denied("the token of a scan is only for the task of the scan"));
+        return Err(Status::permission_denied(
+            "the token of a scan is only for the task of the scan",
+        ));
     }
     access.check(caller)
 }
 
-/// Whether who sends a request may call the method of this path, and what the call was counted against. For those that look before they read
-/// a body; the layer looks again, because what it lets through is what counts, but does not count it again.
+/// Whether who sends a request may call the method of this path, and what the call was counted
+/// against. For those that look before they read a body; the layer looks again, because what it
+/// lets through is what counts, but does not count it again.
 ///
 /// # Errors
 /// Those of the layer.
@@ -339,8 +366,11 @@ fn presented<B>(request: &Request<B>, peer: Peer) -> Result<Presented, Status> {
     let bearer = match one(headers, header::AUTHORIZATION.as_str())? {
         None => None,
         Some(text) => {
-            let bearer = text.split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-            let malformed = || Status::unauthenticated("authorization must be `Bearer` and an API key or a token");
+            let bearer =
+                text.split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+            let malformed = || {
+                Status::unauthenticated("authorization must be `Bearer` and an API key or a token")
+            };
             Some(bearer.map(|(_, token)| token.trim().to_owned()).ok_or_else(malformed)?)
         }
     };
@@ -352,7 +382,9 @@ fn presented<B>(request: &Request<B>, peer: Peer) -> Result<Presented, Status> {
 fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Status> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
-    let wrong = || Status::unauthenticated(format!("{name} must be given once, in visible ASCII characters"));
+    let wrong = || {
+        Status::unauthenticated(format!("{name} must be given once, in visible ASCII characters"))
+    };
     if values.next().is_some() {
         return Err(wrong());
     }

@@ -1,7 +1,8 @@
 //! Log-in of people: tokens of one OpenID Connect issuer, whose keys are found by discovery.
 //!
-//! Keys are cached. An unknown key id, and keys older than an hour, make them be fetched again, at most once a minute whoever asks
-//! how often; while the issuer is away, the keys that are known hold on.
+//! Keys are cached. An unknown key id, and keys older than an hour, make them be fetched again, at
+//! most once a minute whoever asks how often; while the issuer is away, the keys that are known
+//! hold on.
 
 use std::{
     collections::HashMap,
@@ -24,7 +25,8 @@ use super::peer::is_loopback_host;
 
 /// How often the issuer is asked for its keys at most.
 const PAUSE: Duration = Duration::from_secs(60);
-/// When keys are asked for anew although all are known, so that one that was taken back is forgotten.
+/// When keys are asked for anew although all are known, so that one that was taken back is
+/// forgotten.
 const FRESH: Duration = Duration::from_secs(3600);
 /// How long the issuer may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,8 +37,14 @@ const KEYS: usize = 100;
 /// How far clocks may be apart, in seconds.
 const LEEWAY: i64 = 60;
 /// What an RSA key is good for.
-const RSA: [Algorithm; 6] =
-    [Algorithm::RS256, Algorithm::RS384, Algorithm::RS512, Algorithm::PS256, Algorithm::PS384, Algorithm::PS512];
+const RSA: [Algorithm; 6] = [
+    Algorithm::RS256,
+    Algorithm::RS384,
+    Algorithm::RS512,
+    Algorithm::PS256,
+    Algorithm::PS384,
+    Algorithm::PS512,
+];
 
 /// Why a token tells nothing.
 #[derive(Debug, thiserror::Error)]
@@ -111,7 +119,13 @@ impl Oidc {
             .build()
             .context("no client for the issuer of log-ins can be made")?;
         let (keys, fetching) = (Arc::default(), Arc::default());
-        Ok(Self { issuer: issuer.to_owned(), audience: audience.to_owned(), client, keys, fetching })
+        Ok(Self {
+            issuer: issuer.to_owned(),
+            audience: audience.to_owned(),
+            client,
+            keys,
+            fetching,
+        })
     }
 
     /// Whom a token is of, and until when. `now` and `time` are the same moment.
@@ -125,8 +139,12 @@ impl Oidc {
         time: Timestamp,
     ) -> Result<(Profile, Timestamp), Error> {
         let header = decode_header(token).map_err(|_| Error::Invalid("it is no token"))?;
-        if !RSA.contains(&header.alg) && !matches!(header.alg, Algorithm::ES256 | Algorithm::ES384 | Algorithm::EdDSA) {
-            return Err(Error::Invalid("it is not signed with a key of which the issuer publishes one half"));
+        if !RSA.contains(&header.alg)
+            && !matches!(header.alg, Algorithm::ES256 | Algorithm::ES384 | Algorithm::EdDSA)
+        {
+            return Err(Error::Invalid(
+                "it is not signed with a key of which the issuer publishes one half",
+            ));
         }
         let key = self.key(header.kid.as_deref(), header.alg, now).await?;
         let mut validation = Validation::new(header.alg);
@@ -140,7 +158,10 @@ impl Oidc {
             .map_err(|_| Error::Invalid("its signature, issuer or audience is another"))?
             .claims;
         let seconds = time.as_second();
-        #[expect(clippy::cast_possible_truncation, reason = "a number that no time has becomes the first or last one")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a number that no time has becomes the first or last one"
+        )]
         let whole = |number: f64| number as i64;
         let until = whole(claims.exp).saturating_add(LEEWAY);
         if until <= seconds {
@@ -159,14 +180,26 @@ impl Oidc {
             // Some issuers say it as a text.
             email_verified: claims.email_verified == true || claims.email_verified == "true",
             email: if email.len() <= 254 { email } else { String::new() },
-            name: claims.name.or(claims.preferred_username).unwrap_or_default().chars().take(200).collect(),
+            name: claims
+                .name
+                .or(claims.preferred_username)
+                .unwrap_or_default()
+                .chars()
+                .take(200)
+                .collect(),
         };
         Ok((profile, Timestamp::from_second(until).unwrap_or(Timestamp::MAX)))
     }
 
-    async fn key(&self, id: Option<&str>, algorithm: Algorithm, now: Instant) -> Result<DecodingKey, Error> {
+    async fn key(
+        &self,
+        id: Option<&str>,
+        algorithm: Algorithm,
+        now: Instant,
+    ) -> Result<DecodingKey, Error> {
         let keys = self.known();
-        let fresh = keys.fetched.is_some_and(|fetched| now.saturating_duration_since(fetched) < FRESH);
+        let fresh =
+            keys.fetched.is_some_and(|fetched| now.saturating_duration_since(fetched) < FRESH);
         if fresh && let Some(key) = keys.find(id, algorithm) {
             return Ok(key);
         }
@@ -175,7 +208,9 @@ impl Oidc {
         match (keys.find(id, algorithm), failure) {
             (Some(key), _) => Ok(key),
             (None, Some(failure)) if keys.fetched.is_none() => Err(Error::Unavailable(failure)),
-            (None, _) => Err(Error::Invalid("it is signed with a key that its issuer does not have")),
+            (None, _) => {
+                Err(Error::Invalid("it is signed with a key that its issuer does not have"))
+            }
         }
     }
 
@@ -183,8 +218,8 @@ impl Oidc {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Fetches the keys, unless that was tried a moment ago. Gives why it last failed. Who asks may go away meanwhile: the attempt is
-    /// noted before it is made, and goes on to its end.
+    /// Fetches the keys, unless that was tried a moment ago. Gives why it last failed. Who asks may
+    /// go away meanwhile: the attempt is noted before it is made, and goes on to its end.
     async fn refresh(&self, now: Instant) -> Failure {
         let mut last = Arc::clone(&self.fetching).lock_owned().await;
         if let Some((tried, failure)) = &*last
@@ -192,7 +227,10 @@ impl Oidc {
         {
             return failure.clone();
         }
-        *last = Some((now, Some(Arc::new(anyhow::anyhow!("the issuer has been asked and has not answered")))));
+        *last = Some((
+            now,
+            Some(Arc::new(anyhow::anyhow!("the issuer has been asked and has not answered"))),
+        ));
         let this = self.clone();
         let fetching = tokio::spawn(async move {
             let failure = match this.fetch().await {
@@ -213,14 +251,21 @@ impl Oidc {
         let url = format!("{}/.well-known/openid-configuration", self.issuer.trim_end_matches('/'));
         let discovery: Discovery = self.get(&url).await?;
         anyhow::ensure!(discovery.issuer == self.issuer, "what is found there is another issuer");
-        anyhow::ensure!(is_trustworthy(&discovery.jwks_uri), "its keys are at an address without TLS");
+        anyhow::ensure!(
+            is_trustworthy(&discovery.jwks_uri),
+            "its keys are at an address without TLS"
+        );
         let set: KeySet = self.get(&discovery.jwks_uri).await?;
         let mut keys = Keys::default();
         for key in set.keys.into_iter().take(KEYS) {
             let Ok(key) = serde_json::from_value::<Jwk>(key) else { continue };
             let algorithms = algorithms(&key);
             if algorithms.is_empty()
-                || key.common.public_key_use.as_ref().is_some_and(|use_| *use_ != PublicKeyUse::Signature)
+                || key
+                    .common
+                    .public_key_use
+                    .as_ref()
+                    .is_some_and(|use_| *use_ != PublicKeyUse::Signature)
             {
                 continue;
             }
@@ -257,8 +302,9 @@ impl Keys {
     }
 }
 
-/// The algorithms that a key is good for, of those that are known here; only the one that it names, if it names one. So what a token says
-/// of how it is signed chooses among what the issuer's key allows.
+/// The algorithms that a key is good for, of those that are known here; only the one that it names,
+/// if it names one. So what a token says of how it is signed chooses among what the issuer's key
+/// allows.
 fn algorithms(key: &Jwk) -> Vec<Algorithm> {
     let kind: &[Algorithm] = match &key.algorithm {
         AlgorithmParameters::RSA(_) => &RSA,
@@ -267,11 +313,19 @@ fn algorithms(key: &Jwk) -> Vec<Algorithm> {
             EllipticCurve::P384 => &[Algorithm::ES384],
             EllipticCurve::P521 | EllipticCurve::Ed25519 => &[],
         },
-        AlgorithmParameters::OctetKeyPair(curve) if curve.curve == EllipticCurve::Ed25519 => &[Algorithm::EdDSA],
+        AlgorithmParameters::OctetKeyPair(curve) if curve.curve == EllipticCurve::Ed25519 => {
+            &[Algorithm::EdDSA]
+        }
         _ => &[],
     };
     let Some(named) = key.common.key_algorithm else { return kind.to_vec() };
-    named.to_string().parse::<Algorithm>().ok().filter(|named| kind.contains(named)).into_iter().collect()
+    named
+        .to_string()
+        .parse::<Algorithm>()
+        .ok()
+        .filter(|named| kind.contains(named))
+        .into_iter()
+        .collect()
 }
 
 /// Whether what is read there is what was written: over TLS, or on this machine.
@@ -304,8 +358,10 @@ mod tests {
         for token in [rsa.sign(&claims), ec.sign(&claims), rsa.sign_without_id(&claims)] {
             assert_eq!(verify(&oidc, &token, Duration::ZERO).await, Ok("ada".to_owned()));
         }
-        let (profile, _) =
-            oidc.verify(&rsa.sign(&claims), Instant::now(), Timestamp::now()).await.expect("it is accepted");
+        let (profile, _) = oidc
+            .verify(&rsa.sign(&claims), Instant::now(), Timestamp::now())
+            .await
+            .expect("it is accepted");
         assert_eq!((profile.email.as_str(), profile.email_verified), ("ada@example.com", true));
         let now = Timestamp::now().as_second();
         let with = |field: &str, value: Value| {
@@ -319,7 +375,10 @@ mod tests {
             rsa.sign(&changed)
         };
         let hs256 = jsonwebtoken::encode(
-            &jsonwebtoken::Header { kid: Some("r".to_owned()), ..jsonwebtoken::Header::new(Algorithm::HS256) },
+            &jsonwebtoken::Header {
+                kid: Some("r".to_owned()),
+                ..jsonwebtoken::Header::new(Algorithm::HS256)
+            },
             &claims,
             &jsonwebtoken::EncodingKey::from_secret(b"public"),
         )
@@ -339,7 +398,10 @@ mod tests {
             ("a secret instead of a key", hs256),
             ("no signature", format!("{head}.")),
             ("half a signature", format!("{head}.{}", &signature[..20])),
-            ("no algorithm", format!("eyJhbGciOiJub25lIn0.{}.", good.split('.').nth(1).expect("three parts"))),
+            (
+                "no algorithm",
+                format!("eyJhbGciOiJub25lIn0.{}.", good.split('.').nth(1).expect("three parts")),
+            ),
             ("no token", "x.y.z".to_owned()),
         ] {
             assert!(verify(&oidc, &token, Duration::ZERO).await.is_err(), "{what}");
@@ -349,7 +411,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_issuers_sign_with_is_taken_and_a_key_that_names_its_algorithm_is_good_for_no_other() {
+    async fn what_issuers_sign_with_is_taken_and_a_key_that_names_its_algorithm_is_good_for_no_other()
+     {
         let any = Key::rsa("any", 0).for_any();
         let named = Key::rsa("named", 1);
         let (ec, ec384, ed) = (Key::ec("ec"), Key::ec384("ec384"), Key::ed("ed"));
@@ -363,7 +426,10 @@ mod tests {
             assert_eq!(known.is_ok(), algorithm == Algorithm::RS256, "{algorithm:?}");
         }
         for key in [&ec, &ec384, &ed] {
-            assert_eq!(verify(&oidc, &key.sign(&claims), Duration::ZERO).await, Ok("ada".to_owned()));
+            assert_eq!(
+                verify(&oidc, &key.sign(&claims), Duration::ZERO).await,
+                Ok("ada".to_owned())
+            );
         }
         // The keys of others of these kinds, under the same ids.
         for key in [Key::rsa("any", 1), Key::ec("ec"), Key::ec384("ec384"), Key::ed("ed")] {
@@ -375,7 +441,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_new_key_is_found_and_strangers_do_not_make_the_issuer_be_asked_more_than_once_a_minute() {
+    async fn a_new_key_is_found_and_strangers_do_not_make_the_issuer_be_asked_more_than_once_a_minute()
+     {
         let (old, new, unknown) = (Key::ec("old"), Key::ec("new"), Key::ec("unknown"));
         let issuer = Issuer::start(&[&old]).await;
         let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
@@ -395,14 +462,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn while_the_issuer_is_away_known_keys_hold_on_and_a_key_taken_back_goes_within_the_hour() {
+    async fn while_the_issuer_is_away_known_keys_hold_on_and_a_key_taken_back_goes_within_the_hour()
+    {
         let (key, next) = (Key::rsa("one", 0), Key::rsa("two", 1));
         let issuer = Issuer::start(&[&key]).await;
         issuer.be_away(true);
         let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
         let claims = issuer.claims("ada", "");
         let early = oidc.verify(&key.sign(&claims), Instant::now(), Timestamp::now()).await;
-        assert!(matches!(early, Err(Error::Unavailable(_))), "nothing is known of it yet: {early:?}");
+        assert!(
+            matches!(early, Err(Error::Unavailable(_))),
+            "nothing is known of it yet: {early:?}"
+        );
         issuer.be_away(false);
         let minutes = |minutes: u64| Duration::from_secs(minutes * 60 + 1);
         assert!(verify(&oidc, &key.sign(&claims), minutes(1)).await.is_ok());

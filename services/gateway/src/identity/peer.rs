@@ -12,8 +12,8 @@ use tonic::{
 pub(crate) enum Peer {
     /// A program at an address.
     Address(IpAddr),
-    /// Whoever a trusted proxy passes on, by the address it says. Never somebody of this machine, whatever the address: to be that, one has to
-    /// connect.
+    /// Whoever a trusted proxy passes on, by the address it says. Never somebody of this machine,
+    /// whatever the address: to be that, one has to connect.
     Forwarded(IpAddr),
     /// A process of this machine that runs as this user.
     Process {
@@ -35,7 +35,9 @@ impl Peer {
             return Self::Forwarded(*address);
         }
         if let Some(socket) = extensions.get::<UdsConnectInfo>() {
-            return socket.peer_cred.map_or(Self::Unknown, |peer| Self::Process { uid: peer.uid() });
+            return socket
+                .peer_cred
+                .map_or(Self::Unknown, |peer| Self::Process { uid: peer.uid() });
         }
         let address = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
         address.map_or(Self::Unknown, |address| Self::Address(address.ip().to_canonical()))
@@ -68,7 +70,8 @@ impl fmt::Display for Peer {
 /// Whether a host as addresses name it is this machine by loopback.
 pub(crate) fn is_loopback_host(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    host.eq_ignore_ascii_case("localhost")
+        || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]
@@ -77,7 +80,8 @@ mod tests {
 
     #[test]
     fn loopback_is_known_in_every_spelling() {
-        for (address, loopback) in [("127.0.0.1", true), ("::1", true), ("::ffff:127.0.0.1", true), ("10.0.0.1", false)]
+        for (address, loopback) in
+            [("127.0.0.1", true), ("::1", true), ("::ffff:127.0.0.1", true), ("10.0.0.1", false)]
         {
             let address: IpAddr = address.parse().expect("an address");
             let info = TcpConnectInfo { local_addr: None, remote_addr: Some((address, 1).into()) };

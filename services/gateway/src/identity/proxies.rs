@@ -1,9 +1,10 @@
 //! Proxies that are believed when they say for whom they ask.
 //!
-//! `X-Forwarded-For` is a list to whose end everybody on the way adds who connected to them: so the last address was written by the proxy that
-//! connects to the gateway, the one before it by whoever is at the last address, and so on. It is read from its end, for as long as the one
-//! who wrote an address is trusted; what is before that anybody may have made up. `Forwarded` (RFC 7239) is not read: what a proxy doesn't
-//! know, it passes on as the client wrote it.
+//! `X-Forwarded-For` is a list to whose end everybody on the way adds who connected to them: so the
+//! last address was written by the proxy that connects to the gateway, the one before it by whoever
+//! is at the last address, and so on. It is read from its end, for as long as the one who wrote an
+//! address is trusted; what is before that anybody may have made up. `Forwarded` (RFC 7239) is not
+//! read: what a proxy doesn't know, it passes on as the client wrote it.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
@@ -23,21 +24,27 @@ pub(crate) struct Proxies(Arc<[IpNet]>);
 
 /// A text that names no network in which there can be trusted proxies.
 #[derive(Debug, thiserror::Error)]
-#[error("names the networks of proxies like `10.20.0.0/16`, without bits after the prefix, and `{0}` is none")]
+#[error(
+    "names the networks of proxies like `10.20.0.0/16`, without bits after the prefix, and `{0}` is none"
+)]
 pub(crate) struct NoNetwork(String);
 
 impl Proxies {
     /// # Errors
-    /// When one of them is no network, or all addresses there are: who would trust everybody would believe whatever a client says.
+    /// When one of them is no network, or all addresses there are: who would trust everybody would
+    /// believe whatever a client says.
     pub(crate) fn new(networks: &[String]) -> Result<Self, NoNetwork> {
-        let networks = networks.iter().map(|text| network(text).ok_or_else(|| NoNetwork(text.clone())));
+        let networks =
+            networks.iter().map(|text| network(text).ok_or_else(|| NoNetwork(text.clone())));
         networks.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whom a request is from, when a trusted proxy passes it on: the last address of the header that is not a trusted proxy's.
+    /// Whom a request is from, when a trusted proxy passes it on: the last address of the header
+    /// that is not a trusted proxy's.
     ///
-    /// What is no address ends the search, and the one that wrote it counts: a trusted proxy. Whatever is before it may be the client's
-    /// invention, and who is counted as the proxy shares its limits with others instead of having new ones at each request.
+    /// What is no address ends the search, and the one that wrote it counts: a trusted proxy.
+    /// Whatever is before it may be the client's invention, and who is counted as the proxy shares
+    /// its limits with others instead of having new ones at each request.
     pub(crate) fn client(&self, extensions: &Extensions, headers: &HeaderMap) -> Option<Forwarded> {
         let Peer::Address(proxy) = Peer::of(extensions) else { return None };
         if !self.trust(proxy) || !headers.contains_key(FORWARDED_FOR) {
@@ -57,8 +64,8 @@ impl Proxies {
         Some(Forwarded(client))
     }
 
-    /// Whose a connection is, for what is counted per network. A trusted proxy's is nobody's in particular: whom it is for is known when a
-    /// request is read, and will be others at each.
+    /// Whose a connection is, for what is counted per network. A trusted proxy's is nobody's in
+    /// particular: whom it is for is known when a request is read, and will be others at each.
     pub(crate) fn counted(&self, peer: SocketAddr) -> Option<IpAddr> {
         let address = peer.ip().to_canonical();
         (!self.trust(address)).then_some(address)
@@ -69,7 +76,8 @@ impl Proxies {
     }
 }
 
-/// From `10.20.0.0/16`, or the address of a single machine. IPv4 in IPv6 clothes is none, because addresses are compared without them.
+/// From `10.20.0.0/16`, or the address of a single machine. IPv4 in IPv6 clothes is none, because
+/// addresses are compared without them.
 fn network(text: &str) -> Option<IpNet> {
     let network: IpNet = text.parse().or_else(|_| text.parse().map(IpAddr::into)).ok()?;
     let base = network.addr();
@@ -81,7 +89,8 @@ fn network(text: &str) -> Option<IpNet> {
 fn address(entry: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(entry.trim_ascii()).ok()?;
     let with_port = || text.parse::<SocketAddr>().ok().map(|address| address.ip());
-    let in_brackets = || text.strip_prefix('[')?.strip_suffix(']')?.parse::<Ipv6Addr>().ok().map(IpAddr::V6);
+    let in_brackets =
+        || text.strip_prefix('[')?.strip_suffix(']')?.parse::<Ipv6Addr>().ok().map(IpAddr::V6);
     let address = text.parse().ok().or_else(with_port).or_else(in_brackets)?;
     Some(address.to_canonical())
 }
@@ -93,7 +102,8 @@ mod tests {
     use super::*;
 
     fn proxies(networks: &[&str]) -> Proxies {
-        Proxies::new(&networks.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>()).expect("networks")
+        Proxies::new(&networks.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>())
+            .expect("networks")
     }
 
     /// Whom a request counts as that comes from `peer` with these lines of the header.
@@ -116,8 +126,19 @@ mod tests {
         let trusted: [&[&str]; 2] = [&[], &["10.0.0.0/8", "fd00::/8"]];
         for networks in trusted {
             for peer in ["192.0.2.1", "11.0.0.1", "2001:db8::1"] {
-                for line in ["198.51.100.1", "10.0.0.1", "127.0.0.1", "198.51.100.1, 10.0.0.1", "nonsense", ""] {
-                    assert_eq!(seen(&proxies(networks), peer, &[line.as_bytes()]), peer, "{networks:?} {line}");
+                for line in [
+                    "198.51.100.1",
+                    "10.0.0.1",
+                    "127.0.0.1",
+                    "198.51.100.1, 10.0.0.1",
+                    "nonsense",
+                    "",
+                ] {
+                    assert_eq!(
+                        seen(&proxies(networks), peer, &[line.as_bytes()]),
+                        peer,
+                        "{networks:?} {line}"
+                    );
                 }
             }
         }
@@ -166,11 +187,27 @@ mod tests {
     #[test]
     fn what_is_no_address_ends_the_search_at_the_proxy_that_wrote_it() {
         let proxies = proxies(&["10.0.0.0/8"]);
-        let garbage = ["unknown", "_hidden", "", "198.51.100", "198.51.100.1:x", "[198.51.100.1]", "2001:db8::1%eth0"];
-        for garbage in garbage.map(str::as_bytes).into_iter().chain([&b"198.51.100.1\xff"[..], b"for=198.51.100.1"]) {
+        let garbage = [
+            "unknown",
+            "_hidden",
+            "",
+            "198.51.100",
+            "198.51.100.1:x",
+            "[198.51.100.1]",
+            "2001:db8::1%eth0",
+        ];
+        for garbage in garbage
+            .map(str::as_bytes)
+            .into_iter()
+            .chain([&b"198.51.100.1\xff"[..], b"for=198.51.100.1"])
+        {
             let told = String::from_utf8_lossy(garbage);
             assert_eq!(seen(&proxies, "10.0.0.1", &[garbage]), "10.0.0.1", "{told}");
-            assert_eq!(seen(&proxies, "10.0.0.1", &[b"203.0.113.66", garbage]), "10.0.0.1", "{told}");
+            assert_eq!(
+                seen(&proxies, "10.0.0.1", &[b"203.0.113.66", garbage]),
+                "10.0.0.1",
+                "{told}"
+            );
             let before = [&b"203.0.113.66,"[..], garbage, b", 10.0.0.2"].concat();
             assert_eq!(seen(&proxies, "10.0.0.1", &[&before]), "10.0.0.2", "{told}");
             // Nobody looks at what is before an address that is not trusted.
@@ -222,8 +259,14 @@ mod tests {
             ("2001:db8::/127", "2001:db8::1", "2001:db8::2"),
         ] {
             let network = network(text).expect("a network");
-            assert!(network.contains(&within.parse::<IpAddr>().expect("an address")), "{text} {within}");
-            assert!(!network.contains(&without.parse::<IpAddr>().expect("an address")), "{text} {without}");
+            assert!(
+                network.contains(&within.parse::<IpAddr>().expect("an address")),
+                "{text} {within}"
+            );
+            assert!(
+                !network.contains(&without.parse::<IpAddr>().expect("an address")),
+                "{text} {without}"
+            );
         }
         for text in [
             "0.0.0.0/0",

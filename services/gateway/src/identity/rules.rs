@@ -1,4 +1,5 @@
-//! What each method needs. A test compares this table with the contract; a method that is missing here is refused.
+//! What each method needs. A test compares this table with the contract; a method that is missing
+//! here is refused.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,7 +23,8 @@ pub(crate) enum Access {
     Caller,
     /// At least this role, and this scope.
     Role(Role, Scope),
-    /// An owner of the operator's organisation with every scope, because it reaches beyond one organisation.
+    /// An owner of the operator's organization with every scope, because it reaches beyond one
+    /// organization.
     Operator,
 }
 
@@ -96,7 +98,7 @@ pub(crate) const RULES: &[(&str, &str, Access)] = &[
     ("ModelService", "CreateModel", admin(Scope::ModelsWrite)),
     ("ModelService", "DeleteModel", admin(Scope::ModelsWrite)),
     ("ModelService", "GetModel", viewer(Scope::ModelsRead)),
-    ("ModelService", "ListCatalogueModels", viewer(Scope::ModelsRead)),
+    ("ModelService", "ListCatalogModels", viewer(Scope::ModelsRead)),
     ("ModelService", "ListModels", viewer(Scope::ModelsRead)),
     ("ModelService", "UpdateModel", admin(Scope::ModelsWrite)),
     ("ModelTokenService", "CreateModelToken", member(Scope::ModelsWrite)),
@@ -171,7 +173,8 @@ pub(crate) const RULES: &[(&str, &str, Access)] = &[
     ("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo", Public),
 ];
 
-/// What whoever comes with the token of a scan may call, for the scan's own task; each method looks whether it is that one.
+/// What whoever comes with the token of a scan may call, for the scan's own task; each method looks
+/// whether it is that one.
 pub(crate) const OF_SCANS: &[(&str, &str)] = &[
     ("MessageService", "CreateMessage"),
     ("MessageService", "GetMessage"),
@@ -188,8 +191,9 @@ pub(crate) fn is_of_scans(path: &str) -> bool {
     SCANS_BY_PATH.contains(path)
 }
 
-static BY_PATH: LazyLock<HashMap<String, Access>> =
-    LazyLock::new(|| RULES.iter().map(|(service, method, access)| (path(service, method), *access)).collect());
+static BY_PATH: LazyLock<HashMap<String, Access>> = LazyLock::new(|| {
+    RULES.iter().map(|(service, method, access)| (path(service, method), *access)).collect()
+});
 
 /// What the method of this path needs, if there is such a method.
 pub(crate) fn of(path: &str) -> Option<Access> {
@@ -209,12 +213,20 @@ impl Access {
         let (role, scope) = match self {
             Self::Public | Self::Caller => return Ok(()),
             Self::Role(role, scope) => (role, scope),
-            Self::Operator if caller.organization == OrganizationId::LOCAL => (Role::Owner, Scope::Admin),
-            Self::Operator => return Err(Status::permission_denied("this is for the operator of the installation")),
+            Self::Operator if caller.organization == OrganizationId::LOCAL => {
+                (Role::Owner, Scope::Admin)
+            }
+            Self::Operator => {
+                return Err(Status::permission_denied(
+                    "this is for the operator of the installation",
+                ));
+            }
         };
         if caller.role < role {
             let (needed, is) = (role.as_str(), caller.role.as_str());
-            return Err(Status::permission_denied(format!("this needs the role `{needed}`; the caller is `{is}`")));
+            return Err(Status::permission_denied(format!(
+                "this needs the role `{needed}`; the caller is `{is}`"
+            )));
         }
         if !scope.is_within(&caller.scopes) {
             let words = format!("this needs a key with the scope `{}`", scope.as_str());
@@ -238,7 +250,10 @@ mod tests {
             .services()
             .filter(|service| service.parent_file().package_name() == "construct.v1")
             .flat_map(|service| {
-                service.methods().map(|method| path(service.full_name(), method.name())).collect::<Vec<_>>()
+                service
+                    .methods()
+                    .map(|method| path(service.full_name(), method.name()))
+                    .collect::<Vec<_>>()
             })
             .collect();
         let table: BTreeSet<String> = RULES
@@ -254,7 +269,8 @@ mod tests {
     #[test]
     fn the_documentation_has_this_table() {
         let mut groups: Vec<(String, String, Vec<&str>)> = Vec::new();
-        for (service, method, access) in RULES.iter().filter(|(service, ..)| !service.contains('.')) {
+        for (service, method, access) in RULES.iter().filter(|(service, ..)| !service.contains('.'))
+        {
             let needs = match access {
                 Public => "nobody has to be anybody | ".to_owned(),
                 Access::Caller => "anybody | ".to_owned(),
@@ -266,9 +282,9 @@ mod tests {
                 None => groups.push(((*service).to_owned(), needs, vec![method])),
             }
         }
-        let rows = groups
-            .iter()
-            .map(|(service, needs, methods)| format!("| {service} | {} | {needs} |\n", methods.join(", ")));
+        let rows = groups.iter().map(|(service, needs, methods)| {
+            format!("| {service} | {} | {needs} |\n", methods.join(", "))
+        });
         let table: String = rows.collect();
         let documentation = include_str!("../../../../docs/identity.md");
         assert!(documentation.ends_with(&table), "docs/identity.md has to end with:\n{table}");

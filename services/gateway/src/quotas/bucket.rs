@@ -1,7 +1,9 @@
-//! A token bucket: as many requests as in a minute may come at once, and from then on as many as fit into the time that passes.
+//! A token bucket: as many requests as in a minute may come at once, and from then on as many as
+//! fit into the time that passes.
 //!
-//! Kept is only one moment: until when the requests that were let in would take, each its part of a minute, if they came one after the
-//! other. A bucket whose moment is past is as good as a new one, so that it can be forgotten.
+//! Kept is only one moment: until when the requests that were let in would take, each its part of a
+//! minute, if they came one after the other. A bucket whose moment is past is as good as a new one,
+//! so that it can be forgotten.
 
 use std::time::Duration;
 

@@ -9,7 +9,8 @@ pub(crate) enum Calendar {
     /// Those of UTC.
     #[default]
     Utc,
-    /// One day and one month that nothing leaves: what a test does must not be of two days because it runs at midnight.
+    /// One day and one month that nothing leaves: what a test does must not be of two days because
+    /// it runs at midnight.
     #[cfg(test)]
     Fixed(Periods),
 }

@@ -22,20 +22,20 @@ use super::{
 };
 use crate::{Config, audit::origin::Known, caller::Caller, metrics, status};
 
-/// How long what the operator has said of an organisation is believed before it is read again.
+/// How long what the operator has said of an organization is believed before it is read again.
 const KNOWN: Duration = Duration::from_secs(5);
-/// How long what an organisation has done is believed before it is counted again.
+/// How long what an organization has done is believed before it is counted again.
 const COUNTED: Duration = Duration::from_secs(2);
 /// After how long an upload may have made room.
 const UPLOADS: Duration = Duration::from_secs(60);
-/// Entries of a table beyond which those are forgotten that say nothing. Others are as many as organisations and keys that called within a
-/// minute.
+/// Entries of a table beyond which those are forgotten that say nothing. Others are as many as
+/// organizations and keys that called within a minute.
 const REMEMBERED: usize = 4096;
 
-/// The quotas of all organisations, as this gateway sees them.
+/// The quotas of all organizations, as this gateway sees them.
 pub(crate) struct Quotas {
     tiers: BTreeMap<String, Limits>,
-    /// The tier of organisations of which nothing was said, but for the operator's.
+    /// The tier of organizations of which nothing was said, but for the operator's.
     tier: String,
     calendar: Calendar,
     tables: Mutex<Tables>,
@@ -49,7 +49,7 @@ struct Tables {
     readings: HashMap<Book, Arc<tokio::sync::Mutex<Option<Reading>>>>,
 }
 
-/// What holds for an organisation.
+/// What holds for an organization.
 #[derive(Debug, Clone)]
 struct Held {
     limits: Limits,
@@ -67,7 +67,7 @@ enum Subject {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Book {
     Organization(OrganizationId),
-    /// All keys of an organisation.
+    /// All keys of an organization.
     Keys(OrganizationId),
 }
 
@@ -77,7 +77,10 @@ pub(crate) struct Mark([u8; 32]);
 
 impl Mark {
     pub(crate) fn of(bearer: &str, organization: Option<&str>) -> Self {
-        let hash = Sha256::new().chain_update(bearer).chain_update("\0").chain_update(organization.unwrap_or_default());
+        let hash = Sha256::new()
+            .chain_update(bearer)
+            .chain_update("\0")
+            .chain_update(organization.unwrap_or_default());
         Self(hash.finalize().into())
     }
 }
@@ -102,15 +105,16 @@ impl Shed {
     }
 }
 
-/// What an organisation or each of its keys has done, as it was counted last.
+/// What an organization or each of its keys has done, as it was counted last.
 struct Reading {
     at: Instant,
     day: Timestamp,
     /// What was counted.
     of: Counted,
-    /// By key; none: the organisation. Who is not in it has done nothing.
+    /// By key; none: the organization. Who is not in it has done nothing.
     done: HashMap<Option<ApiKeyId>, Counts>,
-    /// Whom something was allowed since, which may not have come about. Another's refusal is no reason to count again.
+    /// Whom something was allowed since, which may not have come about. Another's refusal is no
+    /// reason to count again.
     ahead: HashSet<Option<ApiKeyId>>,
 }
 
@@ -129,7 +133,8 @@ pub(crate) struct Wanted {
     pub(crate) work: bool,
     /// Bytes that are to be kept.
     pub(crate) bytes: i64,
-    /// The same for the key: where room is made by what another has stored, it is the organisation's alone.
+    /// The same for the key: where room is made by what another has stored, it is the
+    /// organization's alone.
     pub(crate) bytes_of_key: i64,
 }
 
@@ -147,7 +152,7 @@ impl Wanted {
         Self { bytes, bytes_of_key: bytes, ..Self::default() }
     }
 
-    /// What has to be counted for it, of an organisation or a key.
+    /// What has to be counted for it, of an organization or a key.
     fn counted(self, limits: &Limits, subject: Subject) -> Counted {
         let all = Counted::of(limits);
         Counted {
@@ -159,7 +164,7 @@ impl Wanted {
         }
     }
 
-    /// What an organisation or a key keeps more.
+    /// What an organization or a key keeps more.
     fn bytes_of(self, subject: Subject) -> i64 {
         match subject {
             Subject::Organization(_) => self.bytes,
@@ -183,12 +188,16 @@ impl Quotas {
         tier == UNLIMITED || self.tiers.contains_key(tier)
     }
 
-    /// The tier and the limits that hold for an organisation of which this was said. One that is configured no more is the one of which
-    /// nothing was said.
-    pub(crate) fn of(&self, organization: OrganizationId, quota: Option<&Quota>) -> (String, Limits) {
+    /// The tier and the limits that hold for an organization of which this was said. One that is
+    /// configured no more is the one of which nothing was said.
+    pub(crate) fn of(
+        &self,
+        organization: OrganizationId,
+        quota: Option<&Quota>,
+    ) -> (String, Limits) {
         let said = quota.map(|quota| quota.tier.as_str()).filter(|tier| !tier.is_empty());
         if let Some(tier) = said.filter(|tier| !self.has(tier)) {
-            tracing::warn!(%organization, tier, "an organisation has a tier that is not configured");
+            tracing::warn!(%organization, tier, "an organization has a tier that is not configured");
         }
         let default = if organization == OrganizationId::LOCAL { UNLIMITED } else { &self.tier };
         let tier = said.filter(|tier| self.has(tier)).unwrap_or(default);
@@ -200,7 +209,7 @@ impl Quotas {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The limits of an organisation. While the database is away, the last that were known.
+    /// The limits of an organization. While the database is away, the last that were known.
     async fn limits(&self, store: Option<&Store>, organization: OrganizationId) -> Limits {
         let now = Instant::now();
         let before = {
@@ -229,7 +238,7 @@ impl Quotas {
         limits
     }
 
-    /// Takes over at once what was said of an organisation.
+    /// Takes over at once what was said of an organization.
     pub(crate) fn changed(&self, quota: &Quota) {
         let limits = self.of(quota.organization, Some(quota)).1;
         let mut tables = self.tables();
@@ -255,7 +264,9 @@ impl Quotas {
         mark: Option<Mark>,
     ) -> Result<Metered, Status> {
         let limits = self.limits(store, caller.organization).await;
-        self.tables().request(&limits, caller, mark, Instant::now()).map_err(|refusal| refused(&refusal))
+        self.tables()
+            .request(&limits, caller, mark, Instant::now())
+            .map_err(|refusal| refused(&refusal))
     }
 
     /// The day and the month that a time is in.
@@ -263,12 +274,13 @@ impl Quotas {
         self.calendar.periods(now)
     }
 
-    /// Whether it is counted what an organisation keeps.
+    /// Whether it is counted what an organization keeps.
     pub(crate) async fn limits_storage(&self, store: &Store, organization: OrganizationId) -> bool {
         self.limits(Some(store), organization).await.storage_bytes.is_some()
     }
 
-    /// Whether a key with these limits, if there is one, and its organisation may do something that lasts; if not, why.
+    /// Whether a key with these limits, if there is one, and its organization may do something that
+    /// lasts; if not, why.
     ///
     /// # Errors
     /// `UNAVAILABLE` when what they have done cannot be counted.
@@ -280,7 +292,8 @@ impl Quotas {
         wanted: Wanted,
     ) -> Result<Option<Refusal>, Status> {
         if let Some((key, limits)) = key {
-            let refusal = self.room(store, Subject::Key(organization, key), &limits, wanted).await?;
+            let refusal =
+                self.room(store, Subject::Key(organization, key), &limits, wanted).await?;
             if refusal.is_some() {
                 return Ok(refusal);
             }
@@ -306,7 +319,7 @@ impl Quotas {
         let time = clock::now();
         let periods = self.periods(time);
         let held = reading.take().filter(|reading| reading.day == periods.day);
-        // Of the keys of one organisation some may have other limits than others.
+        // Of the keys of one organization some may have other limits than others.
         let of = held.as_ref().map(|held| held.of).unwrap_or_default().and(Counted::of(limits));
         let mut read = match held {
             Some(reading) if reading.of == of && reading.at.elapsed() < COUNTED => reading,
@@ -330,8 +343,9 @@ impl Quotas {
     }
 }
 
-/// Counts what an organisation or its keys have done. While that is not possible, what is known of the day goes on to hold, and nobody asks
-/// again for a while: those who wait for this one would all wait for the database too.
+/// Counts what an organization or its keys have done. While that is not possible, what is known of
+/// the day goes on to hold, and nobody asks again for a while: those who wait for this one would
+/// all wait for the database too.
 async fn count(
     store: &Store,
     book: Book,
@@ -340,9 +354,10 @@ async fn count(
     before: Option<Reading>,
 ) -> Result<Reading, Status> {
     let counted = match book {
-        Book::Organization(organization) => {
-            store.quota_counts(organization, of, periods).await.map(|counts| HashMap::from([(None, counts)]))
-        }
+        Book::Organization(organization) => store
+            .quota_counts(organization, of, periods)
+            .await
+            .map(|counts| HashMap::from([(None, counts)])),
         Book::Keys(organization) => store
             .quota_counts_of_keys(organization, of, periods)
             .await
@@ -353,7 +368,11 @@ async fn count(
     match (counted, before) {
         (Ok(done), _) => Ok(Reading { at, day: periods.day, of, done, ahead: HashSet::new() }),
         (Err(error), Some(before)) if before.of == of => {
-            tracing::debug!(?book, error = status::chain(&error), "what was done could not be counted");
+            tracing::debug!(
+                ?book,
+                error = status::chain(&error),
+                "what was done could not be counted"
+            );
             Ok(Reading { at, ..before })
         }
         (Err(error), _) => Err(status::of_store(error)),
@@ -384,10 +403,16 @@ impl Tables {
         mark: Option<Mark>,
         now: Instant,
     ) -> Result<Metered, Refusal> {
-        let organization = limits.requests_per_minute.map(|limit| (Subject::Organization(caller.organization), limit));
+        let organization = limits
+            .requests_per_minute
+            .map(|limit| (Subject::Organization(caller.organization), limit));
         // Whoever limits a key cannot give it more than the operator gives each.
-        let own = [limits.key_requests_per_minute, caller.limits.requests_per_minute].into_iter().flatten().min();
-        let key = own.and_then(|limit| Some((Subject::Key(caller.organization, caller.key?), limit)));
+        let own = [limits.key_requests_per_minute, caller.limits.requests_per_minute]
+            .into_iter()
+            .flatten()
+            .min();
+        let key =
+            own.and_then(|limit| Some((Subject::Key(caller.organization, caller.key?), limit)));
         let limited: Vec<(Subject, u32)> = [organization, key]
             .into_iter()
             .flatten()
@@ -404,14 +429,17 @@ impl Tables {
             bucket.wait(*limit, now).map(|wait| (*subject, *limit, wait))
         };
         // The one that takes longest.
-        if let Some((subject, limit, wait)) = limited.iter().filter_map(wait).max_by_key(|(.., wait)| *wait) {
+        if let Some((subject, limit, wait)) =
+            limited.iter().filter_map(wait).max_by_key(|(.., wait)| *wait)
+        {
             let refusal = subject.refusal(limit, wait);
             if let Some(mark) = mark {
                 if self.shed.len() >= REMEMBERED {
                     self.shed.retain(|_, shed| now < shed.until);
                 }
                 let (free, until) = (now + wait, now + wait.min(KNOWN));
-                let shed = Shed { known: Known::from(caller), refusal: refusal.clone(), free, until };
+                let shed =
+                    Shed { known: Known::from(caller), refusal: refusal.clone(), free, until };
                 self.shed.insert(mark, shed);
             }
             return Err(refusal);
@@ -495,14 +523,30 @@ fn check(
 ) -> Result<(), Refusal> {
     let until = |time: Timestamp| Duration::try_from(time.duration_since(now)).unwrap_or_default();
     let length = |from: Timestamp, to: Timestamp| Duration::try_from(to.duration_since(from)).ok();
-    let (day, month) = (length(periods.day, periods.next_day), length(periods.month, periods.next_month));
+    let (day, month) =
+        (length(periods.day, periods.next_day), length(periods.month, periods.next_month));
     let (tomorrow, next_month) = (until(periods.next_day), until(periods.next_month));
     let work = i64::from(wanted.work);
     let today = |used, more| (used, more, day, tomorrow);
     let quotas = [
-        (["tasks_per_day", "key_tasks_per_day"], "tasks", limits.tasks_per_day, today(counts.tasks, wanted.tasks)),
-        (["runs_per_day", "key_runs_per_day"], "runs", limits.runs_per_day, today(counts.runs, work)),
-        (["tokens_per_day", "key_tokens_per_day"], "tokens", limits.tokens_per_day, today(counts.tokens, work)),
+        (
+            ["tasks_per_day", "key_tasks_per_day"],
+            "tasks",
+            limits.tasks_per_day,
+            today(counts.tasks, wanted.tasks),
+        ),
+        (
+            ["runs_per_day", "key_runs_per_day"],
+            "runs",
+            limits.runs_per_day,
+            today(counts.runs, work),
+        ),
+        (
+            ["tokens_per_day", "key_tokens_per_day"],
+            "tokens",
+            limits.tokens_per_day,
+            today(counts.tokens, work),
+        ),
         (
             ["spend_per_month_pico_usd", "key_spend_per_month_pico_usd"],
             "pico-usd",
@@ -518,7 +562,10 @@ fn check(
     ];
     let (name, who) = subject.named();
     for (ids, unit, limit, (used, more, window, reset)) in quotas {
-        let Some(limit) = limit.filter(|limit| more > 0 && used.saturating_add(more) > *limit) else { continue };
+        let Some(limit) = limit.filter(|limit| more > 0 && used.saturating_add(more) > *limit)
+        else {
+            continue;
+        };
         let words = match unit {
             "bytes" => {
                 format!("{who} may keep {limit} bytes of uploads and documents, and keeps {used}")

@@ -1,7 +1,7 @@
 //! What callers are told of their quotas: with every answer how much is left, and what is used up.
 //!
-//! The fields are those of draft-ietf-httpapi-ratelimit-headers-11 (a policy's name as a string, as since its eighth version); to gRPC they are
-//! metadata.
+//! The fields are those of draft-ietf-httpapi-ratelimit-headers-11 (a policy's name as a string, as
+//! since its eighth version); to gRPC they are metadata.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -30,7 +30,8 @@ pub(crate) struct Left {
     pub(crate) reset: Duration,
 }
 
-/// What a call was counted against. Goes with a request that was counted already, and with its answer.
+/// What a call was counted against. Goes with a request that was counted already, and with its
+/// answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Metered(pub(crate) Vec<Left>);
 
@@ -96,7 +97,8 @@ impl Refusal {
         };
         let mut details = ErrorDetails::with_quota_failure(vec![violation]);
         details.set_retry_info(Some(left.reset));
-        let mut status = Status::with_error_details(Code::ResourceExhausted, self.words.clone(), details);
+        let mut status =
+            Status::with_error_details(Code::ResourceExhausted, self.words.clone(), details);
         let mut headers = HeaderMap::new();
         Metered(vec![left.clone()]).tell(&mut headers);
         *status.metadata_mut() = MetadataMap::from_headers(headers);
@@ -115,14 +117,18 @@ mod tests {
 
     #[test]
     fn what_is_left_is_told_in_structured_fields() {
-        let tokens = Left { unit: Some("tokens"), limit: i64::MAX, window: None, ..left("tokens_per_day") };
+        let tokens =
+            Left { unit: Some("tokens"), limit: i64::MAX, window: None, ..left("tokens_per_day") };
         let mut headers = HeaderMap::new();
         Metered(vec![left("requests_per_minute"), tokens]).tell(&mut headers);
         assert_eq!(
             headers[POLICY],
             "\"requests_per_minute\";q=600;w=60, \"tokens_per_day\";q=999999999999999;qu=\"tokens\""
         );
-        assert_eq!(headers[LEFT], "\"requests_per_minute\";r=598;t=2, \"tokens_per_day\";r=598;t=2");
+        assert_eq!(
+            headers[LEFT],
+            "\"requests_per_minute\";r=598;t=2, \"tokens_per_day\";r=598;t=2"
+        );
         let mut none = HeaderMap::new();
         Metered::default().tell(&mut none);
         assert!(none.is_empty());
@@ -139,8 +145,14 @@ mod tests {
         assert_eq!(status.code(), Code::ResourceExhausted);
         let details = status.get_error_details();
         let violation = &details.quota_failure().expect("it is told").violations[0];
-        assert_eq!((violation.quota_id.as_str(), violation.quota_value), ("requests_per_minute", 600));
-        assert_eq!(details.retry_info().and_then(|info| info.retry_delay), Some(Duration::from_millis(1500)));
+        assert_eq!(
+            (violation.quota_id.as_str(), violation.quota_value),
+            ("requests_per_minute", 600)
+        );
+        assert_eq!(
+            details.retry_info().and_then(|info| info.retry_delay),
+            Some(Duration::from_millis(1500))
+        );
         assert!(status.metadata().contains_key("ratelimit"));
     }
 }

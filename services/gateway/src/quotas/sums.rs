@@ -1,9 +1,11 @@
-//! Sums of what was used, made when somebody asks for them. Each reads as much of the ledger as there is of the time that is asked for, so that
-//! many at once would take the database from those who work with it.
+//! Sums of what was used, made when somebody asks for them. Each reads as much of the ledger as
+//! there is of the time that is asked for, so that many at once would take the database from those
+//! who work with it.
 //!
-//! What is counted: statements that run at the same time in this gateway, whoever has asked. Who finds no place waits a moment for one; who
-//! waits in vain is refused, and told to come back. Counting for what is to be allowed is no such statement: it is done once in two seconds
-//! for each organisation, however many ask.
+//! What is counted: statements that run at the same time in this gateway, whoever has asked. Who
+//! finds no place waits a moment for one; who waits in vain is refused, and told to come back.
+//! Counting for what is to be allowed is no such statement: it is done once in two seconds for each
+//! organization, however many ask.
 
 use std::time::Duration;
 
@@ -38,9 +40,9 @@ impl Sums {
         match tokio::time::timeout(PATIENCE, self.places.acquire()).await {
             Ok(Ok(place)) => Ok(place),
             // It is never closed.
-            Ok(Err(_)) | Err(_) => {
-                Err(status::exhausted("too many ask at the moment for what was used; try again later"))
-            }
+            Ok(Err(_)) | Err(_) => Err(status::exhausted(
+                "too many ask at the moment for what was used; try again later",
+            )),
         }
     }
 }

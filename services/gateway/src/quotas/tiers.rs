@@ -19,7 +19,8 @@ pub(crate) const QUOTAS: [&str; 7] = [
     "storage_bytes",
 ];
 
-/// Calls in a minute at most, where they are limited: each takes a part of a minute that a clock can measure.
+/// Calls in a minute at most, where they are limited: each takes a part of a minute that a clock
+/// can measure.
 pub(crate) const MOST_REQUESTS: i64 = 1_000_000_000;
 /// What any other limit is at most: sums of money saturate beyond.
 pub(crate) const MOST: i64 = 9_000_000_000_000_000_000;
@@ -27,7 +28,9 @@ pub(crate) const MOST: i64 = 9_000_000_000_000_000_000;
 /// Whether a tier can be called this.
 fn is_name(name: &str) -> bool {
     let tail = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    name.len() <= 32 && name.starts_with(|first: char| first.is_ascii_lowercase()) && name.bytes().all(tail)
+    name.len() <= 32
+        && name.starts_with(|first: char| first.is_ascii_lowercase())
+        && name.bytes().all(tail)
 }
 
 /// What is wrong with some limits, and with which.
@@ -46,15 +49,20 @@ pub(crate) fn wrong(limits: &Limits) -> Option<(&'static str, String)> {
 pub(crate) fn check(tiers: &BTreeMap<String, Limits>, default: &str) -> Result<(), Invalid> {
     for (name, limits) in tiers {
         if !is_name(name) || name == UNLIMITED {
-            let words = format!("names tiers like `free` (`[a-z][a-z0-9-]{{0,31}}`), and `{name}` is none");
+            let words =
+                format!("names tiers like `free` (`[a-z][a-z0-9-]{{0,31}}`), and `{name}` is none");
             return Err(Invalid::new("gateway_tiers", words));
         }
         if let Some((limit, words)) = wrong(limits) {
-            return Err(Invalid::new("gateway_tiers", format!("has a tier `{name}` whose `{limit}` {words}")));
+            return Err(Invalid::new(
+                "gateway_tiers",
+                format!("has a tier `{name}` whose `{limit}` {words}"),
+            ));
         }
     }
     if default != UNLIMITED && !tiers.contains_key(default) {
-        let words = format!("must be `{UNLIMITED}` or a tier of gateway_tiers, and `{default}` is none");
+        let words =
+            format!("must be `{UNLIMITED}` or a tier of gateway_tiers, and `{default}` is none");
         return Err(Invalid::new("gateway_tier", words));
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! A file of keys, as text that is changed line by line: names and what people wrote beside them stay.
+//! A file of keys, as text that is changed line by line: names and what people wrote beside them
+//! stay.
 
 use std::{
     fs::{self, File, OpenOptions, Permissions},
@@ -41,7 +42,8 @@ impl Locked {
 
     pub(super) fn read(&self) -> anyhow::Result<KeyFile> {
         // Who may read the file is checked as the services do it.
-        MasterKeys::read(&self.path).with_context(|| format!("{} is no file of keys", self.path.display()))?;
+        MasterKeys::read(&self.path)
+            .with_context(|| format!("{} is no file of keys", self.path.display()))?;
         let mut text = String::new();
         (&self.file).read_to_string(&mut text)?;
         KeyFile::parse(&text)
@@ -60,10 +62,13 @@ impl Locked {
         let write = || -> anyhow::Result<()> {
             // Left over by one that was killed.
             match fs::remove_file(&new) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error.into());
+                }
                 _ => {}
             }
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+            let mut file =
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
             let (before, now) = (self.file.metadata()?, file.metadata()?);
             if (before.uid(), before.gid()) != (now.uid(), now.gid()) {
                 fchown(&file, Some(before.uid()), Some(before.gid()))?;
@@ -102,7 +107,8 @@ impl KeyFile {
         let mut lines = Vec::new();
         for line in text.lines() {
             let trimmed = line.trim();
-            if let Some((until, id)) = trimmed.strip_prefix(MARK).and_then(|mark| mark.split_once(": "))
+            if let Some((until, id)) =
+                trimmed.strip_prefix(MARK).and_then(|mark| mark.split_once(": "))
                 && let Ok(until) = until.parse()
             {
                 lines.push(Line::Mark { id: id.to_owned(), until });
@@ -160,7 +166,8 @@ impl KeyFile {
         let id = MasterKeys::parse(&text).context("the new key")?.active().id().to_owned();
         ensure!(!self.ids().contains(&id.as_str()), "there is a key `{id}` already");
         self.lines.push(Line::Key { id: id.clone(), text });
-        // The last line may have been a comment without an end, and the name one that breaks the rest.
+        // The last line may have been a comment without an end, and the name one that breaks the
+        // rest.
         MasterKeys::parse(&self.text()).context("with the new key the file")?;
         Ok(id)
     }
@@ -168,7 +175,8 @@ impl KeyFile {
     /// Makes a key the first. Gives the one that was.
     pub(super) fn promote(&mut self, id: &str, now: Timestamp) -> anyhow::Result<String> {
         let place = self.place(id)?;
-        let first = self.lines.iter().position(|line| matches!(line, Line::Key { .. })).unwrap_or(place);
+        let first =
+            self.lines.iter().position(|line| matches!(line, Line::Key { .. })).unwrap_or(place);
         ensure!(place != first, "`{id}` is the first already");
         let key = self.lines.remove(place);
         let before = match &self.lines[first] {
@@ -186,7 +194,10 @@ impl KeyFile {
     /// Takes a key out that is not the first.
     pub(super) fn retire(&mut self, id: &str) -> anyhow::Result<()> {
         let place = self.place(id)?;
-        ensure!(self.ids().first() != Some(&id), "`{id}` is the first: make another one that before (`keys promote`)");
+        ensure!(
+            self.ids().first() != Some(&id),
+            "`{id}` is the first: make another one that before (`keys promote`)"
+        );
         self.lines.remove(place);
         self.unmark(id);
         Ok(())
@@ -197,8 +208,11 @@ impl KeyFile {
     }
 
     fn place(&self, id: &str) -> anyhow::Result<usize> {
-        let place = self.lines.iter().position(|line| matches!(line, Line::Key { id: of, .. } if of == id));
-        place.with_context(|| format!("there is no key `{id}`; there are: {}", self.ids().join(", ")))
+        let place =
+            self.lines.iter().position(|line| matches!(line, Line::Key { id: of, .. } if of == id));
+        place.with_context(|| {
+            format!("there is no key `{id}`; there are: {}", self.ids().join(", "))
+        })
     }
 }
 
@@ -248,15 +262,21 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused_and_no_key_is_repeated() {
         let mut keys = KeyFile::parse(OLD).expect("a key");
-        let refused = |done: anyhow::Result<String>| format!("{:#}", done.expect_err("it is refused"));
+        let refused =
+            |done: anyhow::Result<String>| format!("{:#}", done.expect_err("it is refused"));
         assert!(refused(keys.add(Some("old"), &[9; 32])).contains("there is a key `old` already"));
         assert!(refused(keys.add(Some("a b"), &[9; 32])).contains("whose id is not"));
         assert!(refused(keys.promote("old", at(0))).contains("is the first already"));
-        assert!(refused(keys.promote("none", at(0))).contains("there is no key `none`; there are: old"));
+        assert!(
+            refused(keys.promote("none", at(0))).contains("there is no key `none`; there are: old")
+        );
         let first = keys.retire("old").expect_err("it is refused");
         assert!(format!("{first:#}").contains("is the first"), "{first:#}");
         for text in ["", "# nothing", "a secret that is no key"] {
-            let refused = KeyFile::parse(text).err().map(|error| format!("{error:#}")).expect("it is refused");
+            let refused = KeyFile::parse(text)
+                .err()
+                .map(|error| format!("{error:#}"))
+                .expect("it is refused");
             assert!(!refused.contains("a secret"), "{refused}");
         }
     }
@@ -280,11 +300,16 @@ mod tests {
                 });
             }
         });
-        assert_eq!(MasterKeys::read(&path).expect("keys").iter().count(), 17, "nobody's key is lost");
+        assert_eq!(
+            MasterKeys::read(&path).expect("keys").iter().count(),
+            17,
+            "nobody's key is lost"
+        );
         assert!(link.is_symlink(), "the file is replaced, not the link");
         assert!(!folder.path().join("master.key.new").exists());
         fs::set_permissions(&path, Permissions::from_mode(0o640)).expect("its rights are set");
-        let error = Locked::open(&path).and_then(|locked| locked.read()).err().expect("others may read it");
+        let error =
+            Locked::open(&path).and_then(|locked| locked.read()).err().expect("others may read it");
         assert!(format!("{error:#}").contains("chmod 600"), "{error:#}");
     }
 }

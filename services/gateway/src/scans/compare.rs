@@ -19,14 +19,17 @@ pub(super) async fn compare(
     (before_named, before): (&str, ScanId),
     (after_named, after): (&str, ScanId),
 ) -> Result<CompareScansResponse, Status> {
-    let (earlier, later) = (find(entry, before_named, before).await?, find(entry, after_named, after).await?);
+    let (earlier, later) =
+        (find(entry, before_named, before).await?, find(entry, after_named, after).await?);
     if earlier.repository != later.repository {
         return Err(Status::invalid_argument("after: is a scan of another repository"));
     }
     // Otherwise every candidate of the one would seem new, or gone, in the other.
     for (named, scan) in [(before_named, &earlier), (after_named, &later)] {
         if scan.phase != ScanPhase::Review {
-            return Err(Status::failed_precondition(format!("the scan {named} is not one whose candidates are known")));
+            return Err(Status::failed_precondition(format!(
+                "the scan {named} is not one whose candidates are known"
+            )));
         }
     }
     let (store, organization) = (entry.store(), entry.organization());
@@ -43,8 +46,14 @@ pub(super) async fn compare(
     }
     let mut contents = Vec::new();
     for scan in [before, after] {
-        let found = store.candidate_list(organization, scan, None).await.map_err(status::of_store)?;
-        contents.push(found.iter().filter_map(|candidate| show::content(&candidate.content)).collect::<Vec<_>>());
+        let found =
+            store.candidate_list(organization, scan, None).await.map_err(status::of_store)?;
+        contents.push(
+            found
+                .iter()
+                .filter_map(|candidate| show::content(&candidate.content))
+                .collect::<Vec<_>>(),
+        );
     }
     let mut answer = files(&manifests.0, &manifests.1);
     (answer.commit_before, answer.commit_after) = (earlier.commit, later.commit);
@@ -54,13 +63,21 @@ pub(super) async fn compare(
 
 /// Path and hash of each file. A line is a hash, a space and a path.
 fn read(manifest: &str) -> BTreeMap<&str, &str> {
-    manifest.lines().filter_map(|line| line.split_once(' ')).map(|(hash, path)| (path, hash)).collect()
+    manifest
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(hash, path)| (path, hash))
+        .collect()
 }
 
 /// Files that are not as they were.
 fn changed<'a>(before: &'a str, after: &'a str) -> BTreeSet<&'a str> {
     let (before, after) = (read(before), read(after));
-    before.iter().filter(|(path, hash)| after.get(*path) != Some(hash)).map(|(path, _)| *path).collect()
+    before
+        .iter()
+        .filter(|(path, hash)| after.get(*path) != Some(hash))
+        .map(|(path, _)| *path)
+        .collect()
 }
 
 fn files(before: &str, after: &str) -> CompareScansResponse {
@@ -71,7 +88,8 @@ fn files(before: &str, after: &str) -> CompareScansResponse {
     };
     let added = after.keys().filter(|path| !before.contains_key(*path)).copied().collect();
     let removed = before.keys().filter(|path| !after.contains_key(*path)).copied().collect();
-    let differs = |path: &&&str| after.get(**path).is_some_and(|hash| before.get(**path) != Some(hash));
+    let differs =
+        |path: &&&str| after.get(**path).is_some_and(|hash| before.get(**path) != Some(hash));
     let changed = before.keys().filter(differs).copied().collect();
     let ((files_added, added), (files_removed, removed), (files_changed, changed)) =
         (named(added), named(removed), named(changed));
@@ -89,7 +107,10 @@ fn files(before: &str, after: &str) -> CompareScansResponse {
 /// Whether two candidates are the same tool: by name, or by where it is started.
 fn same(one: &CandidateContent, other: &CandidateContent) -> bool {
     let started = |content: &CandidateContent| {
-        content.entry_point.as_ref().map(|entry| (entry.path.clone(), entry.symbol.clone(), entry.command.clone()))
+        content
+            .entry_point
+            .as_ref()
+            .map(|entry| (entry.path.clone(), entry.symbol.clone(), entry.command.clone()))
     };
     one.name == other.name || (started(one).is_some() && started(one) == started(other))
 }
@@ -112,14 +133,16 @@ fn candidates(
             continue;
         };
         let entry = candidate.entry_point.iter().map(|entry| entry.path.as_str());
-        let mut places = entry.chain(candidate.evidence.iter().map(|evidence| evidence.path.as_str()));
+        let mut places =
+            entry.chain(candidate.evidence.iter().map(|evidence| evidence.path.as_str()));
         if contract(earlier) != contract(candidate) || earlier.name != candidate.name {
             answer.candidates_changed.push(candidate.name.clone());
         } else if places.any(|path| changed.contains(path)) {
             answer.candidates_to_check.push(candidate.name.clone());
         }
     }
-    let gone = before.iter().filter(|earlier| !after.iter().any(|candidate| same(earlier, candidate)));
+    let gone =
+        before.iter().filter(|earlier| !after.iter().any(|candidate| same(earlier, candidate)));
     answer.candidates_gone = gone.map(|candidate| candidate.name.clone()).collect();
 }
 
@@ -130,7 +153,12 @@ mod tests {
     use super::*;
 
     fn candidate(name: &str, path: &str) -> CandidateContent {
-        let entry = CandidateEntryPoint { path: path.into(), line: 1, symbol: name.into(), ..Default::default() };
+        let entry = CandidateEntryPoint {
+            path: path.into(),
+            line: 1,
+            symbol: name.into(),
+            ..Default::default()
+        };
         CandidateContent { name: name.into(), entry_point: Some(entry), ..Default::default() }
     }
 
@@ -138,8 +166,14 @@ mod tests {
     fn files_and_candidates_are_new_gone_changed_or_to_be_checked() {
         let (before, after) = ("1 a.py\n2 b.py\n3 c d.py\n", "1 a.py\n9 b.py\n4 e.py\n");
         let mut answer = files(before, after);
-        assert_eq!((&*answer.files_added, &*answer.files_removed), (&["e.py".into()][..], &["c d.py".into()][..]));
-        assert_eq!((&*answer.files_changed, answer.files_changed_count), (&["b.py".to_owned()][..], 1));
+        assert_eq!(
+            (&*answer.files_added, &*answer.files_removed),
+            (&["e.py".into()][..], &["c d.py".into()][..])
+        );
+        assert_eq!(
+            (&*answer.files_changed, answer.files_changed_count),
+            (&["b.py".to_owned()][..], 1)
+        );
         let more = CandidateContent {
             inputs: vec![CandidateField { name: "month".into(), ..Default::default() }],
             ..candidate("changes", "a.py")
@@ -150,7 +184,12 @@ mod tests {
             candidate("gone", "c d.py"),
             candidate("changes", "a.py"),
         ];
-        let later = [candidate("stays", "a.py"), candidate("check", "b.py"), more, candidate("new", "e.py")];
+        let later = [
+            candidate("stays", "a.py"),
+            candidate("check", "b.py"),
+            more,
+            candidate("new", "e.py"),
+        ];
         candidates(&mut answer, &earlier, &later, &changed(before, after));
         assert_eq!(answer.candidates_new, ["new"]);
         assert_eq!(answer.candidates_gone, ["gone"]);

@@ -10,8 +10,8 @@ use construct_domain::{
 };
 use construct_proto::v1::{self, event::Payload};
 use construct_store::{
-    Agent, Budget, Error, Key, Model, ModelFilter, NewAgent, NewBudget, NewTask, Order, Page, StoredTask, Write,
-    Written, scan::ScanLimits,
+    Agent, Budget, Error, Key, Model, ModelFilter, NewAgent, NewBudget, NewTask, Order, Page,
+    StoredTask, Write, Written, scan::ScanLimits,
 };
 use tonic::Status;
 use uuid::Uuid;
@@ -23,8 +23,10 @@ use crate::{api::Entry, convert, events, status};
 const INSTRUCTIONS: &str = include_str!("explorer.md");
 /// How the agents' names begin.
 const AGENT: &str = "repository-scanner";
-/// What scripts of an exploration may call. Everything else is refused: nothing is written, run, sent or fetched.
-const READS: [&str; 7] = ["read_file", "grep", "find_file", "list_files", "print", "tools.search", "tools.describe"];
+/// What scripts of an exploration may call. Everything else is refused: nothing is written, run,
+/// sent or fetched.
+const READS: [&str; 7] =
+    ["read_file", "grep", "find_file", "list_files", "print", "tools.search", "tools.describe"];
 
 /// What is to be explored.
 pub(super) struct Wanted<'a> {
@@ -46,7 +48,10 @@ pub(super) fn policy() -> Vec<Rule> {
         agents: Vec::new(),
         reason: reason.to_owned(),
     };
-    vec![rule(Action::Allow, &READS, ""), rule(Action::Deny, &[], "an exploration reads, and does nothing else")]
+    vec![
+        rule(Action::Allow, &READS, ""),
+        rule(Action::Deny, &[], "an exploration reads, and does nothing else"),
+    ]
 }
 
 /// The model that a request names, or the only one there is.
@@ -55,13 +60,17 @@ pub(super) async fn model(entry: &Entry, reference: &str) -> Result<Model, Statu
         let found = entry.store().model_find(entry.organization(), reference).await;
         return found.map_err(|error| status::about(reference, error));
     }
-    let page = Page { limit: 2, order: Order { key: Key::CreatedAt, descending: false }, after: None };
-    let found = entry.store().model_list(entry.organization(), &ModelFilter::default(), &page).await;
+    let page =
+        Page { limit: 2, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+    let found =
+        entry.store().model_list(entry.organization(), &ModelFilter::default(), &page).await;
     let mut found = found.map_err(status::of_store)?;
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),
         (None, _) => Err(Status::failed_precondition("spec.model: there is no model yet")),
-        (Some(_), false) => Err(Status::invalid_argument("spec.model: is required, because there are several")),
+        (Some(_), false) => {
+            Err(Status::invalid_argument("spec.model: is required, because there are several"))
+        }
     }
 }
 
@@ -73,8 +82,14 @@ pub(super) struct Prepared {
     budget: BudgetId,
 }
 
-/// Makes what explores. When a request is repeated that came no further than here, it gets what it had, unless that was taken back.
-pub(super) async fn prepare(entry: &Entry, write: &Write, dir: &Path, wanted: &Wanted<'_>) -> Result<Prepared, Status> {
+/// Makes what explores. When a request is repeated that came no further than here, it gets what it
+/// had, unless that was taken back.
+pub(super) async fn prepare(
+    entry: &Entry,
+    write: &Write,
+    dir: &Path,
+    wanted: &Wanted<'_>,
+) -> Result<Prepared, Status> {
     let agent = agent(entry, write, wanted.model).await?;
     let task = || {
         let scan = ScanId::from_uuid(Uuid::now_v7());
@@ -128,11 +143,16 @@ pub(super) async fn prepare(entry: &Entry, write: &Write, dir: &Path, wanted: &W
         let budget = convert::budget(budget);
         events::rendered("budget.created", Payload::Budget(budget.clone()), &budget)
     };
-    let written = entry.store().budget_create(&budget_write, new, render).await.map_err(status::of_store)?;
+    let written =
+        entry.store().budget_create(&budget_write, new, render).await.map_err(status::of_store)?;
     announce(entry, &written).await;
     let budget: v1::Budget = made(written, convert::budget)?;
     let unreadable = || Status::internal("the budget of a scan cannot be read");
-    let budget = budget.metadata.as_ref().and_then(|metadata| metadata.id.parse().ok()).ok_or_else(unreadable)?;
+    let budget = budget
+        .metadata
+        .as_ref()
+        .and_then(|metadata| metadata.id.parse().ok())
+        .ok_or_else(unreadable)?;
     Ok(Prepared { scan, task: id, budget })
 }
 
@@ -143,24 +163,33 @@ fn earlier(response: &[u8]) -> Option<(ScanId, TaskId)> {
     Some((scan, task.metadata?.id.parse().ok()?))
 }
 
-/// Whether a scan, by the answer that is kept of it, has what was prepared. One that cannot be read may have it.
+/// Whether a scan, by the answer that is kept of it, has what was prepared. One that cannot be read
+/// may have it.
 pub(super) fn is_of(response: &[u8], prepared: &Prepared) -> bool {
     let scan = <v1::Scan as prost::Message>::decode(response).ok();
-    scan.and_then(|scan| scan.status).is_none_or(|status| status.task_id == prepared.task.to_string())
+    scan.and_then(|scan| scan.status)
+        .is_none_or(|status| status.task_id == prepared.task.to_string())
 }
 
-/// Takes back what explores for a scan that was refused after all. What that misses is a task that nobody asks anything.
+/// Takes back what explores for a scan that was refused after all. What that misses is a task that
+/// nobody asks anything.
 pub(super) async fn undo(entry: &Entry, write: &Write, prepared: &Prepared) {
     let write = Write { idempotency: None, audit: None, ..write.clone() };
     let render = |budget: &Budget| events::deleted("budget.deleted", budget.id);
     match entry.store().budget_delete(&write, prepared.budget, render).await {
         Ok(written) => announce(entry, &written).await,
-        Err(error) => tracing::warn!(error = status::chain(&error), "the budget of a scan that was refused stays"),
+        Err(error) => tracing::warn!(
+            error = status::chain(&error),
+            "the budget of a scan that was refused stays"
+        ),
     }
     let render = |task: &StoredTask| events::deleted("task.deleted", task.state.id);
     match entry.store().task_delete(&write, prepared.task, render).await {
         Ok(written) => announce(entry, &written).await,
-        Err(error) => tracing::warn!(error = status::chain(&error), "the task of a scan that was refused stays"),
+        Err(error) => tracing::warn!(
+            error = status::chain(&error),
+            "the task of a scan that was refused stays"
+        ),
     }
 }
 
@@ -174,7 +203,8 @@ async fn announce<T>(entry: &Entry, written: &Written<T>) {
     }
 }
 
-/// The agent that explores with a model; made when it is first needed. People may give it other instructions.
+/// The agent that explores with a model; made when it is first needed. People may give it other
+/// instructions.
 async fn agent(entry: &Entry, write: &Write, model: &Model) -> Result<AgentId, Status> {
     let name = agent_name(&model.name);
     let render = |agent: &Agent| {
@@ -186,7 +216,10 @@ async fn agent(entry: &Entry, write: &Write, model: &Model) -> Result<AgentId, S
         match entry.store().agent_find(entry.organization(), &name).await {
             Ok(found) if found.model == model.id => return Ok(found.id),
             Ok(_) => {
-                let words = format!("the agent `{name}`, which would explore with `{}`, has another model", model.name);
+                let words = format!(
+                    "the agent `{name}`, which would explore with `{}`, has another model",
+                    model.name
+                );
                 return Err(Status::failed_precondition(words));
             }
             Err(Error::NotFound { .. }) => {}
@@ -244,8 +277,12 @@ mod tests {
     fn an_exploration_reads_and_does_nothing_else() {
         let policy = Policy::new(policy());
         let judge = |tools: &[&str]| policy.judge(tools, &Subject::None).action;
-        for tools in [&["read", "read_file"][..], &["grep"], &["glob", "find", "find_file"], &["listdir", "list_files"]]
-        {
+        for tools in [
+            &["read", "read_file"][..],
+            &["grep"],
+            &["glob", "find", "find_file"],
+            &["listdir", "list_files"],
+        ] {
             assert_eq!(judge(tools), Action::Allow, "{tools:?}");
         }
         for tool in [

@@ -34,7 +34,8 @@ pub(super) async fn begin(
     let organization = entry.organization();
     let subject = subject::ScanNews { organization, scan }.subject();
     let listen = entry.backend.publisher.bus().tap(&subject);
-    let follow = move |backend, news, client| follow(backend, (organization, scan), after, news, client);
+    let follow =
+        move |backend, news, client| follow(backend, (organization, scan), after, news, client);
     watching::begin((api, &entry), ("watch of a scan", BUFFER), listen, follow).await
 }
 
@@ -48,7 +49,11 @@ async fn follow(
     loop {
         // In this order: of a scan that is over, all events are there.
         let scan = backend.store.scan_get(organization, id).await.map_err(status::of_store)?;
-        let events = backend.store.scan_events(organization, id, after, EVENTS).await.map_err(status::of_store)?;
+        let events = backend
+            .store
+            .scan_events(organization, id, after, EVENTS)
+            .await
+            .map_err(status::of_store)?;
         let found = !events.is_empty();
         for event in &events {
             after = event.sequence;

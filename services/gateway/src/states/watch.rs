@@ -1,4 +1,5 @@
-//! Documents as they change. What is told is read from the rows; other gateways only say when to look.
+//! Documents as they change. What is told is read from the rows; other gateways only say when to
+//! look.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -36,14 +37,21 @@ pub(super) async fn begin(
     let organization = entry.organization();
     let watched = Watched { organization, owner: owner(&entry, request.shared) };
     let (bus, address) = (entry.backend.publisher.bus(), subject::StateNews { organization });
-    let follow = |backend, news, client| async move { watched.follow(&backend, known, news, &client).await };
-    watching::begin((api, &entry), ("watch of documents", BUFFER), bus.hear_states(&address), follow).await
+    let follow =
+        |backend, news, client| async move { watched.follow(&backend, known, news, &client).await };
+    watching::begin(
+        (api, &entry),
+        ("watch of documents", BUFFER),
+        bus.hear_states(&address),
+        follow,
+    )
+    .await
 }
 
 /// One set of documents.
 struct Watched {
     organization: OrganizationId,
-    /// Whose own they are; none: the organisation's.
+    /// Whose own they are; none: the organization's.
     owner: Option<UserId>,
 }
 
@@ -57,7 +65,8 @@ impl Watched {
     ) -> Result<(), Status> {
         loop {
             let versions: Vec<_> = known.iter().map(|(name, version)| (*name, *version)).collect();
-            let changed = backend.store.state_changes(self.organization, self.owner, &versions).await;
+            let changed =
+                backend.store.state_changes(self.organization, self.owner, &versions).await;
             for state in changed.map_err(status::of_store)? {
                 if let Some(version) = known.get_mut(state.name.as_str()) {
                     *version = state.version;

@@ -2,10 +2,12 @@
 
 use std::{fmt, str::FromStr};
 
-/// A place between two events: behind record `sequence`, and before progress `index` of step `step`.
+/// A place between two events: behind record `sequence`, and before progress `index` of step
+/// `step`.
 ///
-/// As text `<sequence>.<step>.<index>`; clients treat it as opaque. `0` is the beginning. Everything before the place has
-/// been seen, everything after it has not; so one triple says what is missing of both kinds of events.
+/// As text `<sequence>.<step>.<index>`; clients treat it as opaque. `0` is the beginning.
+/// Everything before the place has been seen, everything after it has not; so one triple says what
+/// is missing of both kinds of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cursor {
     /// The last record seen; 0 when none.
@@ -18,7 +20,9 @@ pub(crate) struct Cursor {
 
 /// A text that is no cursor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("is not a cursor: give back the `cursor` of an event, `0` for the beginning, or nothing for what is new")]
+#[error(
+    "is not a cursor: give back the `cursor` of an event, `0` for the beginning, or nothing for what is new"
+)]
 pub(crate) struct Invalid;
 
 impl Cursor {
@@ -76,7 +80,10 @@ mod tests {
     #[test]
     fn only_cursors_we_made_are_accepted() {
         assert_eq!("0".parse(), Ok(Cursor::BEGINNING));
-        assert_eq!("7.2.4294967300".parse(), Ok(Cursor { sequence: 7, step: 2, index: 4_294_967_300 }));
+        assert_eq!(
+            "7.2.4294967300".parse(),
+            Ok(Cursor { sequence: 7, step: 2, index: 4_294_967_300 })
+        );
         for text in [
             "",
             "1",

@@ -12,12 +12,13 @@ impl Globs {
 
     /// Whether an event of this type is wanted.
     pub(crate) fn want(&self, kind: &str) -> bool {
-        self.0.is_empty() || self.0.iter().any(|pattern| matches(pattern.as_bytes(), kind.as_bytes()))
+        self.0.is_empty()
+            || self.0.iter().any(|pattern| matches(pattern.as_bytes(), kind.as_bytes()))
     }
 }
 
-/// Goes back to the last `*` only, which suffices: an earlier one could not match more. So the time is bounded by the
-/// product of the lengths, whatever the pattern.
+/// Goes back to the last `*` only, which suffices: an earlier one could not match more. So the time
+/// is bounded by the product of the lengths, whatever the pattern.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -77,7 +78,9 @@ mod tests {
         match pattern.split_first() {
             None => text.is_empty(),
             Some((b'*', rest)) => (0..=text.len()).any(|from| simple(rest, &text[from..])),
-            Some((byte, rest)) => text.split_first().is_some_and(|(first, text)| first == byte && simple(rest, text)),
+            Some((byte, rest)) => {
+                text.split_first().is_some_and(|(first, text)| first == byte && simple(rest, text))
+            }
         }
     }
 

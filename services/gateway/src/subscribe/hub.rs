@@ -1,8 +1,9 @@
-//! Feeds: what is live about one task or organisation, heard once by the process and passed on to all who watch it.
+//! Feeds: what is live about one task or organization, heard once by the process and passed on to
+//! all who watch it.
 //!
-//! A feed's buffer is bounded in number and size of what it holds, and the same for all: who is too slow for it loses
-//! what was overwritten, knows that, and reads it again. So no subscriber can slow another or the feed down. A feed ends
-//! with its last subscriber.
+//! A feed's buffer is bounded in number and size of what it holds, and the same for all: who is too
+//! slow for it loses what was overwritten, knows that, and reads it again. So no subscriber can
+//! slow another or the feed down. A feed ends with its last subscriber.
 
 use std::{
     collections::HashMap,
@@ -32,8 +33,8 @@ use crate::{metrics, status::chain};
 
 /// Items a feed remembers for its slowest subscriber.
 const BUFFER: usize = 256;
-/// Bytes of an event at most that is kept in a feed's buffer, which so holds at most 16 MiB. Of a larger one only its
-/// place is passed on, and each subscriber reads it when it is ready for it.
+/// Bytes of an event at most that is kept in a feed's buffer, which so holds at most 16 MiB. Of a
+/// larger one only its place is passed on, and each subscriber reads it when it is ready for it.
 const LARGEST: usize = 64 * 1024;
 /// How often the streams' heads are looked at. Only records whose publication was lost wait for it.
 const LOOK: Duration = Duration::from_secs(3);
@@ -104,11 +105,21 @@ impl Hub {
         let (sender, _) = broadcast::channel(BUFFER);
         let (started, has_started) = watch::channel(false);
         let head = Arc::new(AtomicU64::new(0));
-        let listener =
-            Listener { bus: self.bus.clone(), watched, sender: sender.clone(), head: Arc::clone(&head), started };
+        let listener = Listener {
+            bus: self.bus.clone(),
+            watched,
+            sender: sender.clone(),
+            head: Arc::clone(&head),
+            started,
+        };
         self.lifecycle.spawn_job("event feed", listener.run(stop.clone()));
-        let feed =
-            Arc::new(Feed { sender, head, past: Mutex::default(), started: has_started, _stop: stop.drop_guard() });
+        let feed = Arc::new(Feed {
+            sender,
+            head,
+            past: Mutex::default(),
+            started: has_started,
+            _stop: stop.drop_guard(),
+        });
         feeds.insert(watched, Arc::downgrade(&feed));
         feed
     }
@@ -125,11 +136,17 @@ impl Hub {
             match self.look().await {
                 Ok(()) => failing = false,
                 Err(error) if failing => {
-                    tracing::debug!(error = chain(&error), "the heads of event streams cannot be read")
+                    tracing::debug!(
+                        error = chain(&error),
+                        "the heads of event streams cannot be read"
+                    )
                 }
                 Err(error) => {
                     failing = true;
-                    tracing::warn!(error = chain(&error), "the heads of event streams cannot be read");
+                    tracing::warn!(
+                        error = chain(&error),
+                        "the heads of event streams cannot be read"
+                    );
                 }
             }
         }
@@ -139,13 +156,17 @@ impl Hub {
     async fn look(&self) -> Result<(), Error> {
         let feeds: Vec<(Watched, Arc<Feed>)> = {
             let feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
-            feeds.iter().filter_map(|(watched, feed)| feed.upgrade().map(|feed| (*watched, feed))).collect()
+            feeds
+                .iter()
+                .filter_map(|(watched, feed)| feed.upgrade().map(|feed| (*watched, feed)))
+                .collect()
         };
         // Before the heads: what is stored by now is of steps that records up to them begin.
         let end = self.end(&feeds).await;
         for feeds in feeds.chunks(CHUNK) {
             let streams: Vec<_> = feeds.iter().map(|(watched, _)| watched.stored()).collect();
-            for ((_, feed), (_, head)) in feeds.iter().zip(self.store.event_heads(&streams).await?) {
+            for ((_, feed), (_, head)) in feeds.iter().zip(self.store.event_heads(&streams).await?)
+            {
                 if feed.head.fetch_max(head, Ordering::Relaxed) < head {
                     // Without subscribers nobody needs to know.
                     _ = feed.sender.send(Live::Head(head));
@@ -200,12 +221,15 @@ impl Listener {
             match tokio::time::timeout(PATIENCE, self.bus.live(&self.watched.live())).await {
                 Ok(Ok(events)) => {
                     if self.started.send_replace(true) {
-                        // Somebody is watching already, and did not hear what was published before this.
+                        // Somebody is watching already, and did not hear what was published before
+                        // this.
                         self.pass_on_lost();
                     }
                     self.pass_on(events, &mut connection).await;
                 }
-                Ok(Err(error)) => tracing::debug!(error = chain(&error), "cannot listen to live events"),
+                Ok(Err(error)) => {
+                    tracing::debug!(error = chain(&error), "cannot listen to live events")
+                }
                 Err(_) => tracing::debug!("cannot listen to live events: the bus does not answer"),
             }
             self.started.send_replace(true);

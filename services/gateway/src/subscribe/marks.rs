@@ -1,10 +1,13 @@
 //! From where a catch-up reads the retained progress: behind what it need not look at again.
 //!
-//! What was read by a catch-up that came to its end is known. But most subscriptions hear everything live, for hours, and the one catch-up
-//! that a lost message leads to would read all that was said meanwhile, only to leave it out. So the process looks every few seconds how far
-//! the streams go ([`Past::end`]), and only then how far the records do ([`Past::head`]). Progress of a step is published after the record
-//! that begins the step is committed, so what is stored up to that end is of steps that those records begin: of the one that is open
-//! for who has just passed them, or of older ones. As soon as a record ends that step, the end is from where to read.
+//! What was read by a catch-up that came to its end is known. But most subscriptions hear
+//! everything live, for hours, and the one catch-up that a lost message leads to would read all
+//! that was said meanwhile, only to leave it out. So the process looks every few seconds how far
+//! the streams go ([`Past::end`]), and only then how far the records do ([`Past::head`]). Progress
+//! of a step is published after the record that begins the step is committed, so what is stored up
+//! to that end is of steps that those records begin: of the one that is open for who has just
+//! passed them, or of older ones. As soon as a record ends that step, the end is from where to
+//! read.
 
 use construct_bus::Bookmark;
 
@@ -24,8 +27,8 @@ pub(super) struct Past {
 pub(super) struct Marks {
     /// Up to here it was sent, or needs no sending.
     done: Bookmark,
-    /// What the catch-up at work has read. It counts only when the catch-up is at its end: until then the merge may drop what it was told,
-    /// and want to read it again.
+    /// What the catch-up at work has read. It counts only when the catch-up is at its end: until
+    /// then the merge may drop what it was told, and want to read it again.
     reading: Option<Bookmark>,
     /// An end that is to be gone on from once this step has ended.
     next: Option<(Bookmark, u64)>,

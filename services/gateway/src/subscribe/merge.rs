@@ -1,26 +1,30 @@
-//! One stream without gap or duplicate, out of three sources: what is live, the records in PostgreSQL, and the progress
-//! the bus retains. Pure: it says what it wants next ([`Want`]) and is told what came of it.
+//! One stream without gap or duplicate, out of three sources: what is live, the records in
+//! PostgreSQL, and the progress the bus retains. Pure: it says what it wants next ([`Want`]) and is
+//! told what came of it.
 //!
-//! *Live* is fast and may lose anything. *Records* are complete and numbered 1, 2, 3, …; *progress* is retained for a
-//! while and numbered within its step. What a worker says about a step is on the bus before the step's result, hence
-//! before the record that ends the step. From that follows the order of a catch-up:
+//! *Live* is fast and may lose anything. *Records* are complete and numbered 1, 2, 3, …; *progress*
+//! is retained for a while and numbered within its step. What a worker says about a step is on the
+//! bus before the step's result, hence before the record that ends the step. From that follows the
+//! order of a catch-up:
 //!
 //! 1. read the stream's head `H`;
 //! 2. read the progress. It holds everything that belongs before any record up to `H`;
 //! 3. read the records up to `H`; before each one that ends a step goes the progress of that step;
-//! 4. if progress is left, read the head again. Still `H`: all that is left belongs behind `H`. Moved: the progress read
-//!    is too old for the records that came, so go back to 2.
+//! 4. if progress is left, read the head again. Still `H`: all that is left belongs behind `H`.
+//!    Moved: the progress read is too old for the records that came, so go back to 2.
 //!
-//! Without progress left there is nothing to put in its place: what came since the two reads, records and progress, was
-//! published after listening began, and comes live in its order. For the same reason a task that has had no step needs no
-//! read of its progress, also when its first step begins a moment later: there was none when the head was read.
+//! Without progress left there is nothing to put in its place: what came since the two reads,
+//! records and progress, was published after listening began, and comes live in its order. For the
+//! same reason a task that has had no step needs no read of its progress, also when its first step
+//! begins a moment later: there was none when the head was read.
 //!
-//! Should the publication of the record that begins a step be lost, its progress is shown before the record, which is
-//! found a moment later: waiting for it would delay every first word for the sake of a rare disorder.
+//! Should the publication of the record that begins a step be lost, its progress is shown before
+//! the record, which is found a moment later: waiting for it would delay every first word for the
+//! sake of a rare disorder.
 //!
-//! The subscriber listens live before the first read, so nothing falls between catch-up and live. Live events are held
-//! against the cursor: what lies before it is a duplicate; what does not follow it directly means that something was
-//! lost, and leads to another catch-up.
+//! The subscriber listens live before the first read, so nothing falls between catch-up and live.
+//! Live events are held against the cursor: what lies before it is a duplicate; what does not
+//! follow it directly means that something was lost, and leads to another catch-up.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -137,11 +141,18 @@ struct Suspect {
 impl Merge {
     /// Goes on after `cursor`. Only a task's stream has progress.
     pub(crate) fn resume(cursor: Cursor, has_progress: bool) -> Self {
-        Self { cursor, has_progress, state: State::Head, ready: VecDeque::new(), suspect: None, holes: None }
+        Self {
+            cursor,
+            has_progress,
+            state: State::Head,
+            ready: VecDeque::new(),
+            suspect: None,
+            holes: None,
+        }
     }
 
-    /// Begins with what happens after the record `head`, when `step` is the oldest step that can still go on. The head must have been
-    /// read after listening began: what is newer is heard.
+    /// Begins with what happens after the record `head`, when `step` is the oldest step that can
+    /// still go on. The head must have been read after listening began: what is newer is heard.
     pub(crate) fn now(head: u64, step: u64, has_progress: bool) -> Self {
         let cursor = Cursor { sequence: head, step: step.max(1), ..Cursor::BEGINNING };
         let state = if has_progress { State::NowProgress } else { State::Live };
@@ -158,8 +169,8 @@ impl Merge {
         self.cursor
     }
 
-    /// What to do next. Emits first what is ready, so that memory holds one page of records and what progress is
-    /// retained.
+    /// What to do next. Emits first what is ready, so that memory holds one page of records and
+    /// what progress is retained.
     pub(crate) fn want(&mut self) -> Want {
         if let Some((event, cursor)) = self.ready.pop_front() {
             return Want::Emit(event, cursor);
@@ -172,8 +183,8 @@ impl Merge {
         }
     }
 
-    /// The newest record has this sequence (0: there is none). May be told unasked at the beginning, if it was read after
-    /// listening began.
+    /// The newest record has this sequence (0: there is none). May be told unasked at the
+    /// beginning, if it was read after listening began.
     pub(crate) fn on_head(&mut self, head: u64) -> Result<(), Ahead> {
         if head < self.cursor.sequence {
             return Err(Ahead);
@@ -185,15 +196,17 @@ impl Merge {
                 }
                 self.go_live();
             }
-            State::Head | State::Check { .. } if self.has_progress => self.state = State::Progress { head },
+            State::Head | State::Check { .. } if self.has_progress => {
+                self.state = State::Progress { head }
+            }
             State::Head | State::Check { .. } => self.begin_records(head, VecDeque::new()),
             other => self.state = other,
         }
         Ok(())
     }
 
-    /// All retained progress after what [`Want::ReadProgress`] named, in order of step and index. Of a task that has had no
-    /// step when the head was read, that is none, and need not be read.
+    /// All retained progress after what [`Want::ReadProgress`] named, in order of step and index.
+    /// Of a task that has had no step when the head was read, that is none, and need not be read.
     pub(crate) fn on_progress(&mut self, progress: Vec<Event>) {
         match self.state {
             State::NowProgress => {
@@ -209,9 +222,13 @@ impl Merge {
 
     /// Records after what [`Want::ReadRecords`] named, in order; none only if there is none.
     pub(crate) fn on_records(&mut self, records: Vec<Event>) {
-        let State::Records { head, mut progress } = std::mem::replace(&mut self.state, State::Live) else { return };
+        let State::Records { head, mut progress } = std::mem::replace(&mut self.state, State::Live)
+        else {
+            return;
+        };
         if records.is_empty() {
-            // Records never vanish except with their task, of which the last one stays. Don't read for ever.
+            // Records never vanish except with their task, of which the last one stays. Don't read
+            // for ever.
             self.cursor.sequence = head;
         }
         for record in records {
@@ -242,11 +259,15 @@ impl Merge {
                 }
                 Mark::Record { .. } | Mark::Unplaced => self.state = State::Head,
                 Mark::Progress { step, index } if self.cursor.is_past(step, index) => {}
-                Mark::Progress { step, index } if self.follows(step, index) => self.push_progress(event),
+                Mark::Progress { step, index } if self.follows(step, index) => {
+                    self.push_progress(event)
+                }
                 Mark::Progress { step, index } => {
                     let delivery = self.cursor.index >> DELIVERY_SHIFT;
-                    let same_delivery = step == self.cursor.step && [0, index >> DELIVERY_SHIFT].contains(&delivery);
-                    self.suspect = Some(Suspect { event, step, index, same_delivery, found: false });
+                    let same_delivery = step == self.cursor.step
+                        && [0, index >> DELIVERY_SHIFT].contains(&delivery);
+                    self.suspect =
+                        Some(Suspect { event, step, index, same_delivery, found: false });
                     self.state = State::Head;
                 }
             },
@@ -273,12 +294,14 @@ impl Merge {
         self.push_progress(suspect.event);
     }
 
-    /// Whether live progress follows the cursor directly. The index counts from 0 within each delivery of the command,
-    /// which stands in its upper half. A new delivery or step follows nothing, because what came before may have gone
-    /// on: so it leads to a catch-up, unless it is the first delivery of a step whose predecessor's end was seen.
+    /// Whether live progress follows the cursor directly. The index counts from 0 within each
+    /// delivery of the command, which stands in its upper half. A new delivery or step follows
+    /// nothing, because what came before may have gone on: so it leads to a catch-up, unless it is
+    /// the first delivery of a step whose predecessor's end was seen.
     fn follows(&self, step: u64, index: u64) -> bool {
         let first = self.cursor.index == 0 && index == FIRST_INDEX;
-        step == self.cursor.step && (index == self.cursor.index || first || self.holes == Some(step))
+        step == self.cursor.step
+            && (index == self.cursor.index || first || self.holes == Some(step))
     }
 
     /// The newest progress that was seen, as the bus wants to know it.

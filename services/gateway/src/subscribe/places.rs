@@ -1,4 +1,5 @@
-//! Places for subscriptions: so many in all, and so many for one organisation, so that none takes them all.
+//! Places for subscriptions: so many in all, and so many for one organization, so that none takes
+//! them all.
 
 use std::{
     collections::HashMap,
@@ -25,7 +26,8 @@ pub(crate) struct Place {
 }
 
 impl Places {
-    /// `limit` places in all. One organisation has half of them at most; the operator's all, because whose machine it is shares it.
+    /// `limit` places in all. One organization has half of them at most; the operator's all,
+    /// because whose machine it is shares it.
     pub(crate) fn new(limit: usize) -> Self {
         Self { limit, taken: Arc::default() }
     }
@@ -35,14 +37,17 @@ impl Places {
     /// # Errors
     /// `RESOURCE_EXHAUSTED`.
     pub(crate) fn take(&self, organization: OrganizationId) -> Result<Place, Status> {
-        let share = if organization == OrganizationId::LOCAL { self.limit } else { self.limit.div_ceil(2) };
+        let share =
+            if organization == OrganizationId::LOCAL { self.limit } else { self.limit.div_ceil(2) };
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.values().sum::<usize>() >= self.limit {
             return Err(status::exhausted("the gateway has too many subscriptions at the moment"));
         }
         let own = taken.entry(organization).or_default();
         if *own >= share {
-            return Err(status::exhausted("the organization has too many subscriptions at the moment"));
+            return Err(status::exhausted(
+                "the organization has too many subscriptions at the moment",
+            ));
         }
         *own += 1;
         Ok(Place { places: self.clone(), organization })

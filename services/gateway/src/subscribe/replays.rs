@@ -1,7 +1,8 @@
 //! What replays of retained progress may take of the process's memory.
 //!
-//! One is bounded, but who begins many subscriptions and does not read them would have the process hold as many. Progress may be lost:
-//! what does not fit any more is left out, and the records tell everything that lasts.
+//! One is bounded, but who begins many subscriptions and does not read them would have the process
+//! hold as many. Progress may be lost: what does not fit any more is left out, and the records tell
+//! everything that lasts.
 
 use std::sync::Arc;
 
@@ -30,7 +31,8 @@ impl Default for Replays {
 }
 
 impl Replays {
-    /// What is kept of a task's progress ([`Bus::replay_progress`]), and its place, which is to be given up with it.
+    /// What is kept of a task's progress ([`Bus::replay_progress`]), and its place, which is to be
+    /// given up with it.
     pub(super) async fn read(
         &self,
         bus: &Bus,

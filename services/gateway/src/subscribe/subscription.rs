@@ -23,7 +23,8 @@ use super::{
 };
 use crate::{api::Backend, events, metrics::Watching, status};
 
-/// Records read at once. Each can hold a message of a megabyte, so this bounds a catching-up client's memory.
+/// Records read at once. Each can hold a message of a megabyte, so this bounds a catching-up
+/// client's memory.
 const PAGE: u32 = 32;
 /// How long PostgreSQL may be away before the client is told to come back.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -83,7 +84,8 @@ impl Subscription {
                 Ok(Some((event, cursor))) => {
                     let last = self.watched.task.is_some() && event.r#type == "task.deleted";
                     // What happens in a task is the task's.
-                    let theirs = self.watched.task.is_some() || needed(&event.r#type).is_within(&self.scopes);
+                    let theirs = self.watched.task.is_some()
+                        || needed(&event.r#type).is_within(&self.scopes);
                     if theirs && self.types.want(&event.r#type) {
                         self.out.send(Item::Event(event, cursor)).await.map_err(|_| Gone)?;
                     }
@@ -109,7 +111,11 @@ impl Subscription {
                 self.merge.on_head(head).map_err(|Ahead| {
                     let words = "lies behind the end of this stream: it belongs to another one";
                     let details = ErrorDetails::with_bad_request_violation("cursor", words);
-                    Status::with_error_details(Code::InvalidArgument, format!("cursor: {words}"), details)
+                    Status::with_error_details(
+                        Code::InvalidArgument,
+                        format!("cursor: {words}"),
+                        details,
+                    )
                 })?;
             }
             Want::ReadProgress(after) => {
@@ -119,18 +125,24 @@ impl Subscription {
             Want::ReadRecords(after) => {
                 let stored = read(|| store.events_after(stream, after, PAGE)).await?;
                 let records: Result<Vec<Event>, _> = stored.iter().map(events::read).collect();
-                self.merge
-                    .on_records(records.map_err(|error| status::internal("a stored event cannot be read", &error))?);
+                self.merge.on_records(
+                    records.map_err(|error| {
+                        status::internal("a stored event cannot be read", &error)
+                    })?,
+                );
             }
             Want::Live => {
                 self.place = None;
                 self.marks.live(self.merge.cursor(), self.joined.past());
                 match self.joined.live.recv().await {
                     Ok(live) => self.merge.on_live(live),
-                    // Too slow for the feed's buffer: what was missed is read again from where this client stands.
+                    // Too slow for the feed's buffer: what was missed is read again from where this
+                    // client stands.
                     Err(RecvError::Lagged(_)) => self.merge.on_live(Live::Lost),
                     Err(RecvError::Closed) => {
-                        return Err(status::unavailable("the gateway is stopping: connect again with the cursor"));
+                        return Err(status::unavailable(
+                            "the gateway is stopping: connect again with the cursor",
+                        ));
                     }
                 }
             }
@@ -138,8 +150,8 @@ impl Subscription {
         Ok(None)
     }
 
-    /// The retained progress. While NATS is away there is none to be had: records go on without it, because they tell
-    /// everything that lasts, and what was said meanwhile is lost to this client.
+    /// The retained progress. While NATS is away there is none to be had: records go on without it,
+    /// because they tell everything that lasts, and what was said meanwhile is lost to this client.
     async fn progress(&mut self, after: Option<Position>) -> Vec<Event> {
         let Some(task) = self.watched.task else { return Vec::new() };
         let hub = &self.backend.hub;
@@ -148,7 +160,8 @@ impl Subscription {
         }
         // What was to be sent of an earlier one is given up for this one.
         self.place = None;
-        let replay = hub.replays.read(hub.bus(), self.watched.organization, task, after, self.marks.start());
+        let replay =
+            hub.replays.read(hub.bus(), self.watched.organization, task, after, self.marks.start());
         match tokio::time::timeout(PROGRESS_PATIENCE, replay).await {
             Ok(Ok((replay, place))) => {
                 self.place = place;
@@ -167,7 +180,7 @@ impl Subscription {
     }
 }
 
-/// What one needs to be told of an event of the organisation: the same as to read what it is about.
+/// What one needs to be told of an event of the organization: the same as to read what it is about.
 fn needed(kind: &str) -> Scope {
     match kind.split('.').next().unwrap_or_default() {
         "agent" => Scope::AgentsRead,
@@ -181,12 +194,16 @@ fn needed(kind: &str) -> Scope {
 }
 
 /// Reads from the store, patiently: a restart of PostgreSQL should not end every subscription.
-async fn read<T, F: Future<Output = Result<T, Error>>>(attempt: impl Fn() -> F) -> Result<T, Status> {
+async fn read<T, F: Future<Output = Result<T, Error>>>(
+    attempt: impl Fn() -> F,
+) -> Result<T, Status> {
     let begun = Instant::now();
     loop {
         match attempt().await {
             Ok(value) => return Ok(value),
-            Err(error) if error.is_retryable() && begun.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
+            Err(error) if error.is_retryable() && begun.elapsed() < PATIENCE => {
+                tokio::time::sleep(PAUSE).await
+            }
             Err(error) => return Err(status::of_store(error)),
         }
     }

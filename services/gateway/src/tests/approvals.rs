@@ -7,7 +7,9 @@ use construct_domain::{
     partition,
     task::{Phase, Stage, Step, StepState, Turn},
 };
-use construct_proto::v1::{self, PolicyAction, approval_service_client::ApprovalServiceClient, event::Payload};
+use construct_proto::v1::{
+    self, PolicyAction, approval_service_client::ApprovalServiceClient, event::Payload,
+};
 use construct_store::{AskedApproval, TaskCommit};
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
@@ -37,7 +39,8 @@ async fn ask(gateway: &Gateway, task: &str, hash: &str) -> String {
     ask_at(gateway, task, &message, hash).await
 }
 
-/// Has the task begin with its first message and ask about one call, as the reconciler does. Returns the approval's id.
+/// Has the task begin with its first message and ask about one call, as the reconciler does.
+/// Returns the approval's id.
 pub(super) async fn ask_at(gateway: &Gateway, task: &str, message: &str, hash: &str) -> String {
     let id: TaskId = task.parse().expect("an id");
     let loaded = gateway.store().task_load(id).await.expect("read").expect("there");
@@ -46,7 +49,8 @@ pub(super) async fn ask_at(gateway: &Gateway, task: &str, message: &str, hash: &
     let message = message.parse().expect("an id");
     state.last_position = 1;
     state.phase = Phase::AwaitApproval;
-    state.turn = Some(Turn { calls: 1, ..Turn::new(message, Stage::Code { calls: vec!["a".into()] }) });
+    state.turn =
+        Some(Turn { calls: 1, ..Turn::new(message, Stage::Code { calls: vec!["a".into()] }) });
     let step = Step {
         id: StepId::from_uuid(Uuid::now_v7()),
         number: 1,
@@ -54,7 +58,11 @@ pub(super) async fn ask_at(gateway: &Gateway, task: &str, message: &str, hash: &
         since: Timestamp::now(),
         round: 0,
         resumed: None,
-        state: StepState::Parked { waits: vec![call.clone()], awaits: Vec::new(), results: Vec::new() },
+        state: StepState::Parked {
+            waits: vec![call.clone()],
+            awaits: Vec::new(),
+            results: Vec::new(),
+        },
     };
     let asked = Asked {
         call,
@@ -88,11 +96,15 @@ async fn policies_are_kept_shown_and_replaced_as_a_whole() {
     let update = v1::UpdateAgentRequest { agent: "ada".into(), policy, ..Default::default() };
     let agent = gateway.agents().update_agent(update).await.expect("it is changed").into_inner();
     assert_eq!(agent.spec.expect("set").policy.len(), 2);
-    let untouched = v1::UpdateAgentRequest { agent: "ada".into(), max_turns: Some(3), ..Default::default() };
+    let untouched =
+        v1::UpdateAgentRequest { agent: "ada".into(), max_turns: Some(3), ..Default::default() };
     let agent = gateway.agents().update_agent(untouched).await.expect("it is changed").into_inner();
     assert_eq!(agent.spec.expect("set").policy.len(), 2);
-    let cleared =
-        v1::UpdateTaskRequest { task: task.clone(), policy: Some(v1::Policy::default()), ..Default::default() };
+    let cleared = v1::UpdateTaskRequest {
+        task: task.clone(),
+        policy: Some(v1::Policy::default()),
+        ..Default::default()
+    };
     let cleared = gateway.tasks().update_task(cleared).await.expect("it is changed").into_inner();
     assert!(cleared.spec.expect("set").policy.is_empty());
 }
@@ -136,8 +148,12 @@ async fn an_approval_is_listed_decided_once_and_told() {
     let id = ask(&gateway, &task, &hash).await;
     let mut service = approvals(&gateway);
     let explain = v1::ExplainTaskRequest { task: task.clone() };
-    let explanation = gateway.tasks().explain_task(explain).await.expect("it is explained").into_inner();
-    assert_eq!((explanation.phase(), &explanation.approvals), (v1::TaskPhase::AwaitApproval, &vec![id.clone()]));
+    let explanation =
+        gateway.tasks().explain_task(explain).await.expect("it is explained").into_inner();
+    assert_eq!(
+        (explanation.phase(), &explanation.approvals),
+        (v1::TaskPhase::AwaitApproval, &vec![id.clone()])
+    );
 
     let pending = v1::list_approvals_request::Filter {
         task: task.clone(),
@@ -145,22 +161,42 @@ async fn an_approval_is_listed_decided_once_and_told() {
         ..Default::default()
     };
     let list = v1::ListApprovalsRequest { page: None, filter: Some(pending) };
-    let listed = service.list_approvals(list.clone()).await.expect("it is listed").into_inner().approvals;
+    let listed =
+        service.list_approvals(list.clone()).await.expect("it is listed").into_inner().approvals;
     let tree = |tree: &str| {
-        let filter = v1::list_approvals_request::Filter { tree: tree.to_owned(), ..Default::default() };
+        let filter =
+            v1::list_approvals_request::Filter { tree: tree.to_owned(), ..Default::default() };
         v1::ListApprovalsRequest { page: None, filter: Some(filter) }
     };
-    let below = service.list_approvals(tree(&task)).await.expect("it is listed").into_inner().approvals;
+    let below =
+        service.list_approvals(tree(&task)).await.expect("it is listed").into_inner().approvals;
     assert_eq!(below, listed);
     let nowhere = TaskId::from_uuid(Uuid::now_v7()).to_string();
-    assert!(service.list_approvals(tree(&nowhere)).await.expect("it is listed").into_inner().approvals.is_empty());
-    assert_eq!(fields(&refused(service.list_approvals(tree("?")).await, Code::InvalidArgument)), ["filter.tree"]);
+    assert!(
+        service
+            .list_approvals(tree(&nowhere))
+            .await
+            .expect("it is listed")
+            .into_inner()
+            .approvals
+            .is_empty()
+    );
+    assert_eq!(
+        fields(&refused(service.list_approvals(tree("?")).await, Code::InvalidArgument)),
+        ["filter.tree"]
+    );
     let get = v1::GetApprovalRequest { approval: id.clone() };
     let found = service.get_approval(get).await.expect("it is there").into_inner();
     assert_eq!(listed, std::slice::from_ref(&found));
     let spec = found.spec.expect("set");
-    assert_eq!((spec.tool.as_str(), spec.arguments.as_str()), ("create_file", r#"{"path":"secrets/key"}"#));
-    assert_eq!((spec.arguments_hash.as_str(), spec.reason.as_str()), (hash.as_str(), "it is secret"));
+    assert_eq!(
+        (spec.tool.as_str(), spec.arguments.as_str()),
+        ("create_file", r#"{"path":"secrets/key"}"#)
+    );
+    assert_eq!(
+        (spec.arguments_hash.as_str(), spec.reason.as_str()),
+        (hash.as_str(), "it is secret")
+    );
 
     let decide = v1::DecideApprovalRequest {
         approval: id.clone(),
@@ -170,17 +206,22 @@ async fn an_approval_is_listed_decided_once_and_told() {
         idempotency_key: String::new(),
     };
     refused(service.decide_approval(decide.clone()).await, Code::Aborted);
-    let decide = v1::DecideApprovalRequest { arguments_hash: hash, idempotency_key: "k1".into(), ..decide };
-    let decided = service.decide_approval(decide.clone()).await.expect("it is decided").into_inner();
+    let decide =
+        v1::DecideApprovalRequest { arguments_hash: hash, idempotency_key: "k1".into(), ..decide };
+    let decided =
+        service.decide_approval(decide.clone()).await.expect("it is decided").into_inner();
     let status = decided.status.clone().expect("set");
     assert_eq!((status.state(), status.words.as_str()), (v1::ApprovalState::Approved, "go on"));
     assert_eq!(status.decided_by, "local");
-    let again = service.decide_approval(decide.clone()).await.expect("it is the first answer").into_inner();
+    let again =
+        service.decide_approval(decide.clone()).await.expect("it is the first answer").into_inner();
     assert_eq!(again, decided);
     let other = v1::DecideApprovalRequest { idempotency_key: "k2".into(), ..decide };
     let over = refused(service.decide_approval(other).await, Code::FailedPrecondition);
     assert!(over.message().contains("it was approved by local at "), "{over:?}");
-    assert!(service.list_approvals(list).await.expect("it is listed").into_inner().approvals.is_empty());
+    assert!(
+        service.list_approvals(list).await.expect("it is listed").into_inner().approvals.is_empty()
+    );
 
     let mut events = gateway.subscribe(&task, "0").await;
     let told = take(&mut events, 3).await.pop().expect("three events");
@@ -218,6 +259,7 @@ async fn what_is_no_decision_is_refused_field_by_field() {
     };
     let status = refused(approvals(&gateway).decide_approval(request).await, Code::InvalidArgument);
     assert_eq!(fields(&status), ["approval", "decision", "words", "arguments_hash"]);
-    let unknown = v1::GetApprovalRequest { approval: ApprovalId::from_uuid(Uuid::now_v7()).to_string() };
+    let unknown =
+        v1::GetApprovalRequest { approval: ApprovalId::from_uuid(Uuid::now_v7()).to_string() };
     refused(approvals(&gateway).get_approval(unknown).await, Code::NotFound);
 }

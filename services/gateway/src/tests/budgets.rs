@@ -13,7 +13,11 @@ fn budgets(gateway: &Gateway) -> BudgetServiceClient<Channel> {
 }
 
 fn spec() -> v1::BudgetSpec {
-    v1::BudgetSpec { period: v1::BudgetPeriod::Month.into(), limit_pico_usd: 5_000_000_000_000, ..Default::default() }
+    v1::BudgetSpec {
+        period: v1::BudgetPeriod::Month.into(),
+        limit_pico_usd: 5_000_000_000_000,
+        ..Default::default()
+    }
 }
 
 fn create(spec: v1::BudgetSpec) -> v1::CreateBudgetRequest {
@@ -36,7 +40,8 @@ async fn a_budget_lives_from_creation_to_deletion() {
     let of_agent = client.create_budget(create(of_agent)).await.expect("it is made").into_inner();
     assert_eq!(of_agent.spec.clone().expect("set").agent, "ada");
     assert!(of_agent.status.clone().expect("set").agent_id.starts_with("agent_"));
-    let of_task = v1::BudgetSpec { task: task.clone(), period: v1::BudgetPeriod::Total.into(), ..spec() };
+    let of_task =
+        v1::BudgetSpec { task: task.clone(), period: v1::BudgetPeriod::Total.into(), ..spec() };
     client.create_budget(create(of_task)).await.expect("it is made");
 
     let filter = v1::list_budgets_request::Filter { task, ..Default::default() };
@@ -44,13 +49,23 @@ async fn a_budget_lives_from_creation_to_deletion() {
     let listed = client.list_budgets(listed).await.expect("listed").into_inner().budgets;
     assert_eq!(listed.len(), 1);
     assert_eq!(listed[0].status.clone().expect("set").since, None, "a total has no beginning");
-    let all = client.list_budgets(v1::ListBudgetsRequest::default()).await.expect("listed").into_inner().budgets;
+    let all = client
+        .list_budgets(v1::ListBudgetsRequest::default())
+        .await
+        .expect("listed")
+        .into_inner()
+        .budgets;
     assert_eq!(all.len(), 3);
 
     let budget = id(whole.metadata.clone());
-    let update =
-        v1::UpdateBudgetRequest { budget: budget.clone(), limit_pico_usd: 7, revision: 1, ..Default::default() };
-    let updated = client.update_budget(update.clone()).await.expect("the revision is right").into_inner();
+    let update = v1::UpdateBudgetRequest {
+        budget: budget.clone(),
+        limit_pico_usd: 7,
+        revision: 1,
+        ..Default::default()
+    };
+    let updated =
+        client.update_budget(update.clone()).await.expect("the revision is right").into_inner();
     assert_eq!(updated.spec.expect("set").limit_pico_usd, 7);
     refused(client.update_budget(update).await, Code::Aborted);
     let delete = v1::DeleteBudgetRequest { budget: budget.clone(), ..Default::default() };
@@ -70,24 +85,29 @@ async fn what_is_no_budget_is_refused_field_by_field() {
         token_id: "t".into(),
     };
     let status = refused(client.create_budget(create(wrong)).await, Code::InvalidArgument);
-    let expected = ["spec.task", "spec.task", "spec.token_id", "spec.period", "spec.limit_pico_usd"];
+    let expected =
+        ["spec.task", "spec.task", "spec.token_id", "spec.period", "spec.limit_pico_usd"];
     assert_eq!(fields(&status), expected);
     let nobody = v1::BudgetSpec { agent: "nobody".into(), ..spec() };
     refused(client.create_budget(create(nobody)).await, Code::NotFound);
     let gone = v1::BudgetSpec { task: TaskId::from_uuid(Uuid::nil()).to_string(), ..spec() };
     refused(client.create_budget(create(gone)).await, Code::NotFound);
     let costs = v1::GetCostsRequest { task: "x".into(), group: 99, ..Default::default() };
-    assert_eq!(fields(&refused(client.get_costs(costs).await, Code::InvalidArgument)), ["group", "task"]);
+    assert_eq!(
+        fields(&refused(client.get_costs(costs).await, Code::InvalidArgument)),
+        ["group", "task"]
+    );
     let unknown = v1::GetCostsRequest { agent: "nobody".into(), ..Default::default() };
     refused(client.get_costs(unknown).await, Code::NotFound);
     let gone = AgentId::from_uuid(Uuid::nil()).to_string();
     let costs = v1::GetCostsRequest { agent: gone, ..Default::default() };
-    let costs = client.get_costs(costs).await.expect("one that is gone may have spent").into_inner();
+    let costs =
+        client.get_costs(costs).await.expect("one that is gone may have spent").into_inner();
     assert_eq!(costs.total, Some(v1::Cost::default()));
 }
 
 #[tokio::test]
-async fn prices_and_limits_come_from_the_catalogue_unless_they_are_given() {
+async fn prices_and_limits_come_from_the_catalog_unless_they_are_given() {
     let gateway = Gateway::start().await;
     let kinds = [
         ("claude", v1::ModelProviderType::Anthropic),
@@ -104,20 +124,22 @@ async fn prices_and_limits_come_from_the_catalogue_unless_they_are_given() {
         let request = v1::CreateModelProviderRequest { spec: Some(spec), ..Default::default() };
         gateway.providers().create_model_provider(request).await.expect("it is made");
     }
-    let create = async |name: &str, provider: &str, vendor_model: &str, prices: Option<v1::Prices>| {
-        let spec = v1::ModelSpec {
-            name: name.into(),
-            provider: provider.into(),
-            vendor_model: vendor_model.into(),
-            prices,
-            ..Default::default()
+    let create =
+        async |name: &str, provider: &str, vendor_model: &str, prices: Option<v1::Prices>| {
+            let spec = v1::ModelSpec {
+                name: name.into(),
+                provider: provider.into(),
+                vendor_model: vendor_model.into(),
+                prices,
+                ..Default::default()
+            };
+            let request = v1::CreateModelRequest { spec: Some(spec), ..Default::default() };
+            let model =
+                gateway.models().create_model(request).await.expect("it is made").into_inner();
+            (model.spec.expect("set"), model.status.expect("set").prices_source())
         };
-        let request = v1::CreateModelRequest { spec: Some(spec), ..Default::default() };
-        let model = gateway.models().create_model(request).await.expect("it is made").into_inner();
-        (model.spec.expect("set"), model.status.expect("set").prices_source())
-    };
     let (known, source) = create("opus", "claude", "claude-opus-4-5", None).await;
-    assert_eq!(source, PricesSource::Catalogue);
+    assert_eq!(source, PricesSource::Catalog);
     assert_eq!((known.context_window, known.max_output_tokens), (200_000, 64_000));
     let prices = known.prices.expect("set");
     let expected = (5_000_000, 25_000_000, 500_000, 6_250_000);
@@ -129,18 +151,26 @@ async fn prices_and_limits_come_from_the_catalogue_unless_they_are_given() {
     assert_eq!((unknown.context_window, source), (128_000, PricesSource::Unknown));
     assert_eq!(create("llama", "local", "llama3", None).await.1, PricesSource::Free);
     assert_eq!(create("fake", "script", "x", None).await.1, PricesSource::Free);
-    let update = v1::UpdateModelRequest { model: "new".into(), prices: Some(given), ..Default::default() };
+    let update =
+        v1::UpdateModelRequest { model: "new".into(), prices: Some(given), ..Default::default() };
     let updated = gateway.models().update_model(update).await.expect("changed").into_inner();
     assert_eq!(updated.status.expect("set").prices_source(), PricesSource::Given);
     let long = v1::LongContextPrices { above_input_tokens: 0, input: -1, ..Default::default() };
     let wrong = v1::Prices { request: -1, long_context: Some(long), ..Default::default() };
-    let update = v1::UpdateModelRequest { model: "new".into(), prices: Some(wrong), ..Default::default() };
+    let update =
+        v1::UpdateModelRequest { model: "new".into(), prices: Some(wrong), ..Default::default() };
     let status = refused(gateway.models().update_model(update).await, Code::InvalidArgument);
-    let expected = ["prices.request", "prices.long_context.above_input_tokens", "prices.long_context.input"];
+    let expected =
+        ["prices.request", "prices.long_context.above_input_tokens", "prices.long_context.input"];
     assert_eq!(fields(&status), expected);
 
-    let request = v1::ListCatalogueModelsRequest { r#type: v1::ModelProviderType::Anthropic.into() };
-    let models = gateway.models().list_catalogue_models(request).await.expect("listed").into_inner().models;
-    assert!(models.iter().any(|model| model.vendor_model == "claude-opus-4-5" && !model.source.is_empty()));
+    let request = v1::ListCatalogModelsRequest { r#type: v1::ModelProviderType::Anthropic.into() };
+    let models =
+        gateway.models().list_catalog_models(request).await.expect("listed").into_inner().models;
+    assert!(
+        models
+            .iter()
+            .any(|model| model.vendor_model == "claude-opus-4-5" && !model.source.is_empty())
+    );
     assert!(models.iter().all(|model| model.r#type() == v1::ModelProviderType::Anthropic));
 }

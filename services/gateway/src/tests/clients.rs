@@ -1,5 +1,5 @@
-//! Clients that others wrote, in other languages: Google's gRPC for Python, and Buf's Connect for Node, which knows gRPC-Web and gRPC as well.
-//! And an issuer that others wrote, for people.
+//! Clients that others wrote, in other languages: Google's gRPC for Python, and Buf's Connect for
+//! Node, which knows gRPC-Web and gRPC as well. And an issuer that others wrote, for people.
 
 use std::{
     ffi::OsString,
@@ -28,7 +28,8 @@ const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/clients"
 /// Node looks for packages beside the script.
 fn beside_packages(folder: &Path, script: &str) -> PathBuf {
     let there = folder.join("node").join(script);
-    fs::copy(Path::new(SCRIPTS).join(script), &there).unwrap_or_else(|error| panic!("{}: {error}", there.display()));
+    fs::copy(Path::new(SCRIPTS).join(script), &there)
+        .unwrap_or_else(|error| panic!("{}: {error}", there.display()));
     there
 }
 
@@ -36,8 +37,10 @@ fn beside_packages(folder: &Path, script: &str) -> PathBuf {
 async fn succeeds(command: &mut Command, what: &Path) {
     // A proxy of the person's is not the way to this machine.
     let running = command.env("no_proxy", "127.0.0.1").kill_on_drop(true).output();
-    let output = running.await.unwrap_or_else(|error| panic!("{} is not started: {error}", what.display()));
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let output =
+        running.await.unwrap_or_else(|error| panic!("{} is not started: {error}", what.display()));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}:\n{said}", what.display());
     println!("{said}");
 }
@@ -72,7 +75,9 @@ async fn clients_in_other_languages_work() {
 #[tokio::test]
 async fn people_log_in_at_a_real_issuer() {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let (Some(folder), Some(construct)) = (variable("CONSTRUCT_TEST_CLIENTS"), variable("CONSTRUCT_TEST_CLI")) else {
+    let (Some(folder), Some(construct)) =
+        (variable("CONSTRUCT_TEST_CLIENTS"), variable("CONSTRUCT_TEST_CLI"))
+    else {
         eprintln!(
             "LEFT OUT: CONSTRUCT_TEST_CLIENTS and CONSTRUCT_TEST_CLI are not set, so nobody logs in at a real issuer; ./dev clients does that"
         );
@@ -85,9 +90,11 @@ async fn people_log_in_at_a_real_issuer() {
         .spawn()
         .expect("node is there");
     let mut lines = BufReader::new(issuer.stdout.take().expect("it is piped")).lines();
-    let url = within("the issuer says where it is", lines.next_line()).await.expect("it can be read");
+    let url =
+        within("the issuer says where it is", lines.next_line()).await.expect("it can be read");
     let url = url.expect("it has not ended");
-    // One gateway takes ID tokens of the command, which are for that, and the other access tokens, which are for the gateway.
+    // One gateway takes ID tokens of the command, which are for that, and the other access tokens,
+    // which are for the gateway.
     let config = |audience: &str| Config {
         gateway_oidc_issuer: Some(url.clone()),
         gateway_oidc_audience: Some(audience.to_owned()),

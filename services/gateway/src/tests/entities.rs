@@ -21,7 +21,11 @@ async fn an_agent_lives_from_creation_to_deletion() {
     let get = |agent: &str| v1::GetAgentRequest { agent: agent.into() };
     let by_name = agents.get_agent(get("ada")).await.expect("it is there").into_inner();
     let metadata = by_name.metadata.clone().expect("set");
-    let by_id = agents.get_agent(get(&metadata.id)).await.expect("names and ids lead to the same").into_inner();
+    let by_id = agents
+        .get_agent(get(&metadata.id))
+        .await
+        .expect("names and ids lead to the same")
+        .into_inner();
     assert_eq!(by_name, by_id);
     assert_eq!(metadata.organization_id, OrganizationId::LOCAL.to_string());
 
@@ -32,9 +36,13 @@ async fn an_agent_lives_from_creation_to_deletion() {
         revision: metadata.revision,
         ..v1::UpdateAgentRequest::default()
     };
-    let updated = agents.update_agent(request.clone()).await.expect("the revision is right").into_inner();
+    let updated =
+        agents.update_agent(request.clone()).await.expect("the revision is right").into_inner();
     let spec = updated.spec.expect("set");
-    assert_eq!((spec.name.as_str(), spec.instructions.as_str(), spec.model.as_str()), ("grace", "Be brief.", "m"));
+    assert_eq!(
+        (spec.name.as_str(), spec.instructions.as_str(), spec.model.as_str()),
+        ("grace", "Be brief.", "m")
+    );
     assert!(updated.metadata.expect("set").revision > metadata.revision);
     let by_id = v1::UpdateAgentRequest { agent: metadata.id.clone(), ..request };
     refused(agents.update_agent(by_id).await, Code::Aborted);
@@ -56,21 +64,35 @@ async fn what_is_taken_used_or_missing_is_told_apart() {
     refused(gateway.models().create_model(model("m")).await, Code::AlreadyExists);
     refused(gateway.providers().create_model_provider(provider("p")).await, Code::AlreadyExists);
     let delete = v1::DeleteAgentRequest { agent: "ada".into(), ..Default::default() };
-    let status = refused(gateway.agents().delete_agent(delete.clone()).await, Code::FailedPrecondition);
+    let status =
+        refused(gateway.agents().delete_agent(delete.clone()).await, Code::FailedPrecondition);
     assert!(status.get_error_details().precondition_failure().is_some());
     let model_delete = v1::DeleteModelRequest { model: "m".into(), ..Default::default() };
     refused(gateway.models().delete_model(model_delete).await, Code::FailedPrecondition);
-    let provider_delete = v1::DeleteModelProviderRequest { model_provider: "p".into(), ..Default::default() };
-    refused(gateway.providers().delete_model_provider(provider_delete).await, Code::FailedPrecondition);
+    let provider_delete =
+        v1::DeleteModelProviderRequest { model_provider: "p".into(), ..Default::default() };
+    refused(
+        gateway.providers().delete_model_provider(provider_delete).await,
+        Code::FailedPrecondition,
+    );
     let mut unknown = agent("eve");
     unknown.spec.as_mut().expect("set").model = "no-such-model".into();
     let status = refused(gateway.agents().create_agent(unknown).await, Code::NotFound);
     assert_eq!(status.message(), "model `no-such-model` not found");
-    let status = refused(gateway.agents().create_agent(agent("Not A Name")).await, Code::InvalidArgument);
+    let status =
+        refused(gateway.agents().create_agent(agent("Not A Name")).await, Code::InvalidArgument);
     assert_eq!(fields(&status), ["spec.name"]);
-    let found = gateway.agents().get_agent(v1::GetAgentRequest { agent: "ada".into() }).await.expect("it is there");
+    let found = gateway
+        .agents()
+        .get_agent(v1::GetAgentRequest { agent: "ada".into() })
+        .await
+        .expect("it is there");
     assert_eq!(found.into_inner().status.expect("set").task_count, 1);
-    gateway.tasks().delete_task(v1::DeleteTaskRequest { task, ..Default::default() }).await.expect("it can be deleted");
+    gateway
+        .tasks()
+        .delete_task(v1::DeleteTaskRequest { task, ..Default::default() })
+        .await
+        .expect("it can be deleted");
 }
 
 #[tokio::test]
@@ -82,21 +104,36 @@ async fn an_api_key_is_sealed_at_rest_and_never_shown() {
     spec.set_type(v1::ModelProviderType::Openai);
     spec.api_key = SECRET.into();
     request.idempotency_key = "key".into();
-    let created = gateway.providers().create_model_provider(request.clone()).await.expect("it is made").into_inner();
-    let again = gateway.providers().create_model_provider(request).await.expect("it is repeated").into_inner();
+    let created = gateway
+        .providers()
+        .create_model_provider(request.clone())
+        .await
+        .expect("it is made")
+        .into_inner();
+    let again = gateway
+        .providers()
+        .create_model_provider(request)
+        .await
+        .expect("it is repeated")
+        .into_inner();
     assert_eq!(created, again);
     let status = created.status.clone().expect("set");
     assert_eq!((status.api_key_set, status.encryption_key_id.as_str()), (true, "test"));
     assert!(!contains(&created.encode_to_vec(), SECRET));
 
     let id: ModelProviderId = id(created.metadata).parse().expect("an id");
-    let stored = gateway.store().model_provider_get(OrganizationId::LOCAL, id).await.expect("it is stored");
+    let stored =
+        gateway.store().model_provider_get(OrganizationId::LOCAL, id).await.expect("it is stored");
     let key: [u8; 32] = std::array::from_fn(|index| index as u8);
     let keyring = Keyring::new("test", [("test".to_owned(), key)]).expect("a keyring");
-    let opened = keyring.open(&id.to_string(), &stored.key.expect("it has a key")).expect("it opens");
+    let opened =
+        keyring.open(&id.to_string(), &stored.key.expect("it has a key")).expect("it opens");
     assert_eq!(secrecy::ExposeSecret::expose_secret(&opened), SECRET.as_bytes());
-    let events =
-        gateway.store().events_after(Stream::organization(OrganizationId::LOCAL), 0, 100).await.expect("they are read");
+    let events = gateway
+        .store()
+        .events_after(Stream::organization(OrganizationId::LOCAL), 0, 100)
+        .await
+        .expect("they are read");
     assert!(!events.is_empty() && events.iter().all(|event| !contains(&event.payload, SECRET)));
 
     let clear = v1::UpdateModelProviderRequest {
@@ -104,7 +141,8 @@ async fn an_api_key_is_sealed_at_rest_and_never_shown() {
         api_key: Some(String::new()),
         ..Default::default()
     };
-    let cleared = gateway.providers().update_model_provider(clear).await.expect("it is cleared").into_inner();
+    let cleared =
+        gateway.providers().update_model_provider(clear).await.expect("it is cleared").into_inner();
     assert!(!cleared.status.expect("set").api_key_set);
 }
 
@@ -121,24 +159,47 @@ async fn a_key_does_not_follow_its_provider_to_another_address() {
         base_url: Some("https://elsewhere.example/v1".into()),
         ..Default::default()
     };
-    // With an idempotency key the refusal is kept until it is known that the request is no repetition.
+    // With an idempotency key the refusal is kept until it is known that the request is no
+    // repetition.
     for idempotency_key in ["", "k"] {
-        let steal = v1::UpdateModelProviderRequest { idempotency_key: idempotency_key.into(), ..steal.clone() };
-        let status = refused(gateway.providers().update_model_provider(steal).await, Code::InvalidArgument);
+        let steal = v1::UpdateModelProviderRequest {
+            idempotency_key: idempotency_key.into(),
+            ..steal.clone()
+        };
+        let status =
+            refused(gateway.providers().update_model_provider(steal).await, Code::InvalidArgument);
         assert_eq!(fields(&status), ["api_key"]);
     }
     let get = v1::GetModelProviderRequest { model_provider: "vendor".into() };
     let kept = gateway.providers().get_model_provider(get).await.expect("it is there").into_inner();
     assert_eq!(kept.spec.expect("set").base_url, "https://vendor.example/v1");
-    let same_origin =
-        v1::UpdateModelProviderRequest { base_url: Some("https://vendor.example/v2".into()), ..steal.clone() };
-    gateway.providers().update_model_provider(same_origin).await.expect("the key stays where it was");
-    let with_key =
-        v1::UpdateModelProviderRequest { api_key: Some("sk-2".into()), idempotency_key: "moved".into(), ..steal };
-    let moved = gateway.providers().update_model_provider(with_key.clone()).await.expect("it has a new key");
+    let same_origin = v1::UpdateModelProviderRequest {
+        base_url: Some("https://vendor.example/v2".into()),
+        ..steal.clone()
+    };
+    gateway
+        .providers()
+        .update_model_provider(same_origin)
+        .await
+        .expect("the key stays where it was");
+    let with_key = v1::UpdateModelProviderRequest {
+        api_key: Some("sk-2".into()),
+        idempotency_key: "moved".into(),
+        ..steal
+    };
+    let moved = gateway
+        .providers()
+        .update_model_provider(with_key.clone())
+        .await
+        .expect("it has a new key");
     let moved = moved.into_inner();
     assert!(moved.status.clone().expect("set").api_key_set);
-    let again = gateway.providers().update_model_provider(with_key).await.expect("it is repeated").into_inner();
+    let again = gateway
+        .providers()
+        .update_model_provider(with_key)
+        .await
+        .expect("it is repeated")
+        .into_inner();
     assert_eq!(again, moved);
 }
 
@@ -152,7 +213,8 @@ async fn a_list_of_providers_leaves_their_scripts_out() {
     let list = gateway.providers().list_model_providers(list).await.expect("a list").into_inner();
     assert_eq!(list.model_providers[0].spec.clone().expect("set").script, "");
     let get = v1::GetModelProviderRequest { model_provider: "p".into() };
-    let found = gateway.providers().get_model_provider(get).await.expect("it is there").into_inner();
+    let found =
+        gateway.providers().get_model_provider(get).await.expect("it is there").into_inner();
     assert_eq!(found.spec.expect("set").script, "[]");
 }
 
@@ -166,11 +228,13 @@ async fn pages_show_every_agent_once_while_others_are_added() {
     for name in ["b", "d", "f", "h"] {
         gateway.agents().create_agent(agent(name)).await.expect("it is made");
     }
-    let mut page = v1::PageRequest { page_size: 2, order_by: "name".into(), page_token: String::new() };
+    let mut page =
+        v1::PageRequest { page_size: 2, order_by: "name".into(), page_token: String::new() };
     let (mut seen, mut tokens) = (Vec::new(), Vec::new());
     for added in ["a", "g", "none"] {
         let request = v1::ListAgentsRequest { page: Some(page.clone()), filter: None };
-        let answer = gateway.agents().list_agents(request).await.expect("it is a page").into_inner();
+        let answer =
+            gateway.agents().list_agents(request).await.expect("it is a page").into_inner();
         seen.extend(answer.agents.into_iter().map(|agent| agent.spec.expect("set").name));
         page.page_token = answer.page.expect("set").next_page_token;
         tokens.push(page.page_token.clone());
@@ -181,7 +245,10 @@ async fn pages_show_every_agent_once_while_others_are_added() {
     assert_eq!(tokens[2], "", "the third page was the last");
     page.page_token = tokens.swap_remove(0);
     let filter = v1::list_agents_request::Filter { name_prefix: "a".into(), ..Default::default() };
-    let refusal = gateway.agents().list_agents(v1::ListAgentsRequest { page: Some(page), filter: Some(filter) }).await;
+    let refusal = gateway
+        .agents()
+        .list_agents(v1::ListAgentsRequest { page: Some(page), filter: Some(filter) })
+        .await;
     assert_eq!(fields(&refused(refusal, Code::InvalidArgument)), ["page.page_token"]);
 }
 
@@ -194,18 +261,30 @@ async fn lists_are_filtered_by_what_is_referred_to() {
     gateway.agents().create_agent(eve).await.expect("it is made");
     let list = async |model: &str| {
         let filter = v1::list_agents_request::Filter { model: model.into(), ..Default::default() };
-        gateway.agents().list_agents(v1::ListAgentsRequest { page: None, filter: Some(filter) }).await
+        gateway
+            .agents()
+            .list_agents(v1::ListAgentsRequest { page: None, filter: Some(filter) })
+            .await
     };
-    let names =
-        |agents: Vec<v1::Agent>| agents.into_iter().map(|agent| agent.spec.expect("set").name).collect::<Vec<_>>();
+    let names = |agents: Vec<v1::Agent>| {
+        agents.into_iter().map(|agent| agent.spec.expect("set").name).collect::<Vec<_>>()
+    };
     assert_eq!(names(list("other").await.expect("a list").into_inner().agents), ["eve"]);
     assert_eq!(names(list("").await.expect("a list").into_inner().agents), ["eve", "ada"]);
     refused(list("none").await, Code::NotFound);
-    let filter =
-        v1::list_model_providers_request::Filter { r#type: v1::ModelProviderType::Openai.into(), ..Default::default() };
+    let filter = v1::list_model_providers_request::Filter {
+        r#type: v1::ModelProviderType::Openai.into(),
+        ..Default::default()
+    };
     let request = v1::ListModelProvidersRequest { page: None, filter: Some(filter) };
     assert_eq!(
-        gateway.providers().list_model_providers(request).await.expect("a list").into_inner().model_providers,
+        gateway
+            .providers()
+            .list_model_providers(request)
+            .await
+            .expect("a list")
+            .into_inner()
+            .model_providers,
         []
     );
 }
@@ -213,10 +292,17 @@ async fn lists_are_filtered_by_what_is_referred_to() {
 #[tokio::test]
 async fn models_get_their_defaults() {
     let gateway = Gateway::start().await.with_agent().await;
-    let found =
-        gateway.models().get_model(v1::GetModelRequest { model: "m".into() }).await.expect("it is there").into_inner();
+    let found = gateway
+        .models()
+        .get_model(v1::GetModelRequest { model: "m".into() })
+        .await
+        .expect("it is there")
+        .into_inner();
     let spec = found.spec.expect("set");
-    assert_eq!((spec.vendor_model.as_str(), spec.context_window, spec.max_output_tokens), ("m", 128_000, 8192));
+    assert_eq!(
+        (spec.vendor_model.as_str(), spec.context_window, spec.max_output_tokens),
+        ("m", 128_000, 8192)
+    );
     let request = v1::UpdateModelRequest {
         model: "m".into(),
         prices: Some(v1::Prices { input: 3_000_000, ..Default::default() }),
@@ -233,16 +319,23 @@ async fn a_model_falls_back_to_others_that_stay_for_as_long() {
         gateway.models().create_model(model(name)).await.expect("it is made");
     }
     let update = |fallbacks: &[(&str, u32)]| {
-        let named = |&(model, weight): &(&str, u32)| v1::ModelFallback { model: model.to_owned(), weight };
+        let named =
+            |&(model, weight): &(&str, u32)| v1::ModelFallback { model: model.to_owned(), weight };
         let fallbacks = v1::ModelFallbacks { fallbacks: fallbacks.iter().map(named).collect() };
         let hedge_after = Some(prost_types::Duration { seconds: 1, nanos: 500_000_000 });
-        let request =
-            v1::UpdateModelRequest { model: "m".into(), fallbacks: Some(fallbacks), hedge_after, ..Default::default() };
+        let request = v1::UpdateModelRequest {
+            model: "m".into(),
+            fallbacks: Some(fallbacks),
+            hedge_after,
+            ..Default::default()
+        };
         let mut models = gateway.models();
         async move { models.update_model(request).await }
     };
-    let spec = update(&[("y", 0), ("x", 7)]).await.expect("it is changed").into_inner().spec.expect("set");
-    let named: Vec<_> = spec.fallbacks.iter().map(|fallback| (fallback.model.as_str(), fallback.weight)).collect();
+    let spec =
+        update(&[("y", 0), ("x", 7)]).await.expect("it is changed").into_inner().spec.expect("set");
+    let named: Vec<_> =
+        spec.fallbacks.iter().map(|fallback| (fallback.model.as_str(), fallback.weight)).collect();
     assert_eq!(named, [("y", 0), ("x", 7)]);
     assert_eq!(spec.hedge_after, Some(prost_types::Duration { seconds: 1, nanos: 500_000_000 }));
     refused(update(&[("m", 0)]).await, Code::InvalidArgument);
@@ -259,7 +352,14 @@ async fn a_model_falls_back_to_others_that_stay_for_as_long() {
 async fn what_only_the_providers_service_knows_is_not_known_without_it() {
     let gateway = Gateway::start().await.with_agent().await;
     let get = v1::GetModelRequest { model: "m".into() };
-    let status = gateway.models().get_model(get).await.expect("it is there").into_inner().status.expect("set");
+    let status = gateway
+        .models()
+        .get_model(get)
+        .await
+        .expect("it is there")
+        .into_inner()
+        .status
+        .expect("set");
     assert_eq!(status.breaker, None);
     let check = v1::CheckModelProviderRequest { model_provider: "p".into() };
     refused(gateway.providers().check_model_provider(check).await, Code::Unavailable);
@@ -278,7 +378,8 @@ async fn further_keys_are_sealed_and_never_shown() {
         spec.additional_api_keys = vec!["sk-2".into(), "sk-3".into()];
         spec.requests_per_minute = 50;
     }
-    let made = gateway.providers().create_model_provider(request).await.expect("it is made").into_inner();
+    let made =
+        gateway.providers().create_model_provider(request).await.expect("it is made").into_inner();
     let (spec, status) = (made.spec.expect("set"), made.status.expect("set"));
     assert_eq!((spec.additional_api_keys, spec.requests_per_minute), (Vec::new(), 50));
     assert_eq!(status.additional_api_keys, 2);
@@ -289,8 +390,12 @@ async fn further_keys_are_sealed_and_never_shown() {
         ..Default::default()
     };
     refused(gateway.providers().update_model_provider(moved.clone()).await, Code::InvalidArgument);
-    let moved = v1::UpdateModelProviderRequest { additional_api_keys: Some(v1::ApiKeys::default()), ..moved };
-    let moved = gateway.providers().update_model_provider(moved).await.expect("it is changed").into_inner();
+    let moved = v1::UpdateModelProviderRequest {
+        additional_api_keys: Some(v1::ApiKeys::default()),
+        ..moved
+    };
+    let moved =
+        gateway.providers().update_model_provider(moved).await.expect("it is changed").into_inner();
     assert_eq!(moved.status.expect("set").additional_api_keys, 0);
 }
 
@@ -308,7 +413,8 @@ async fn the_same_key_gives_the_first_answer() {
     for answer in &answers {
         assert_eq!(answer.as_ref().expect("it is made").get_ref(), &first);
     }
-    let status = refused(gateway.agents().create_agent(keyed("another")).await, Code::InvalidArgument);
+    let status =
+        refused(gateway.agents().create_agent(keyed("another")).await, Code::InvalidArgument);
     assert_eq!(fields(&status), ["idempotency_key"]);
     // The answer stays the same even when what was named is gone or has another name.
     let rename = v1::UpdateAgentRequest {
@@ -317,8 +423,12 @@ async fn the_same_key_gives_the_first_answer() {
         idempotency_key: "k2".into(),
         ..Default::default()
     };
-    let renamed = gateway.agents().update_agent(rename.clone()).await.expect("it is renamed").into_inner();
-    assert_eq!(gateway.agents().update_agent(rename).await.expect("it is repeated").into_inner(), renamed);
+    let renamed =
+        gateway.agents().update_agent(rename.clone()).await.expect("it is renamed").into_inner();
+    assert_eq!(
+        gateway.agents().update_agent(rename).await.expect("it is repeated").into_inner(),
+        renamed
+    );
     let delete = v1::DeleteAgentRequest { agent: "single".into(), idempotency_key: "k3".into() };
     for _ in 0..2 {
         gateway.agents().delete_agent(delete.clone()).await.expect("it is gone");
@@ -326,11 +436,14 @@ async fn the_same_key_gives_the_first_answer() {
     let other = v1::DeleteAgentRequest { agent: "single".into(), idempotency_key: "k4".into() };
     refused(gateway.agents().delete_agent(other).await, Code::NotFound);
     let create_deleted = v1::CreateAgentRequest { idempotency_key: "k1".into(), ..agent("twin") };
-    assert_eq!(gateway.agents().create_agent(create_deleted).await.expect("it is repeated").into_inner(), first);
+    assert_eq!(
+        gateway.agents().create_agent(create_deleted).await.expect("it is repeated").into_inner(),
+        first
+    );
 }
 
 #[tokio::test]
-async fn another_organisations_entities_do_not_exist() {
+async fn another_organizations_entities_do_not_exist() {
     let gateway = Gateway::start().await.with_agent().await;
     let other = OrganizationId::from_uuid(Uuid::now_v7());
     let sql = format!(
@@ -359,16 +472,27 @@ async fn another_organisations_entities_do_not_exist() {
     for reference in [id.to_string(), "theirs".to_owned()] {
         let get = v1::GetModelProviderRequest { model_provider: reference.clone() };
         refused(gateway.providers().get_model_provider(get).await, Code::NotFound);
-        let delete = v1::DeleteModelProviderRequest { model_provider: reference.clone(), ..Default::default() };
+        let delete = v1::DeleteModelProviderRequest {
+            model_provider: reference.clone(),
+            ..Default::default()
+        };
         refused(gateway.providers().delete_model_provider(delete).await, Code::NotFound);
         let mut request = model("mine");
         request.spec.as_mut().expect("set").provider = reference;
         refused(gateway.models().create_model(request).await, Code::NotFound);
     }
-    let all = gateway.providers().list_model_providers(v1::ListModelProvidersRequest::default()).await.expect("a list");
+    let all = gateway
+        .providers()
+        .list_model_providers(v1::ListModelProvidersRequest::default())
+        .await
+        .expect("a list");
     assert_eq!(all.into_inner().model_providers.len(), 1);
-    // A name is unique within an organisation only.
-    gateway.providers().create_model_provider(provider("theirs")).await.expect("the name is free here");
+    // A name is unique within an organization only.
+    gateway
+        .providers()
+        .create_model_provider(provider("theirs"))
+        .await
+        .expect("the name is free here");
     // A subscription to ours shows nothing of theirs.
     let mut events = gateway.subscribe("", "0").await;
     for event in take(&mut events, 4).await {

@@ -30,7 +30,12 @@ pub(super) fn http() -> reqwest::Client {
 /// An HTTP/2 client that knows that the server speaks it.
 fn http2() -> reqwest::Client {
     _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder().http2_prior_knowledge().no_gzip().no_proxy().build().expect("a client")
+    reqwest::Client::builder()
+        .http2_prior_knowledge()
+        .no_gzip()
+        .no_proxy()
+        .build()
+        .expect("a client")
 }
 
 impl Gateway {
@@ -43,7 +48,9 @@ impl Gateway {
         let mut stream = TcpStream::connect(self.address).await.expect("it listens");
         stream.write_all(request).await.expect("it reads");
         let mut answer = Vec::new();
-        within("the server closes the connection", stream.read_to_end(&mut answer)).await.expect("it answers");
+        within("the server closes the connection", stream.read_to_end(&mut answer))
+            .await
+            .expect("it answers");
         String::from_utf8_lossy(&answer).into_owned()
     }
 }

@@ -10,7 +10,9 @@ use tokio::{
     task::JoinHandle,
 };
 use tonic::{Code, Status, body::Body, codegen::http};
-use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
 use tonic_types::StatusExt as _;
 use tower::ServiceExt as _;
 
@@ -21,7 +23,8 @@ const NOWHERE: &str = "127.0.0.1:1";
 
 async fn health(gateway: &Gateway, service: &str) -> ServingStatus {
     let request = HealthCheckRequest { service: service.into() };
-    let answer = HealthClient::new(gateway.channel()).check(request).await.expect("health always answers");
+    let answer =
+        HealthClient::new(gateway.channel()).check(request).await.expect("health always answers");
     answer.into_inner().status()
 }
 
@@ -29,8 +32,11 @@ async fn health(gateway: &Gateway, service: &str) -> ServingStatus {
 async fn while_postgresql_or_nats_is_away_at_the_start_requests_are_unavailable() {
     for (database_there, nats_there) in [(false, true), (true, false)] {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
-        let database_url =
-            if database_there { database.url().to_owned() } else { format!("postgres://nobody@{NOWHERE}/none") };
+        let database_url = if database_there {
+            database.url().to_owned()
+        } else {
+            format!("postgres://nobody@{NOWHERE}/none")
+        };
         let nats_url = if nats_there { nats.url().to_owned() } else { format!("nats://{NOWHERE}") };
         let gateway = Gateway::launch(database, nats, &database_url, &nats_url).await;
         let away = async || {
@@ -56,9 +62,12 @@ async fn a_ready_gateway_says_so_and_describes_itself() {
         ..ServerReflectionRequest::default()
     };
     let mut client = ServerReflectionClient::new(gateway.channel());
-    let answers = client.server_reflection_info(tokio_stream::once(request)).await.expect("it answers");
+    let answers =
+        client.server_reflection_info(tokio_stream::once(request)).await.expect("it answers");
     let answer = answers.into_inner().message().await.expect("it answers").expect("it answers");
-    let Some(MessageResponse::ListServicesResponse(services)) = answer.message_response else { panic!("a list") };
+    let Some(MessageResponse::ListServicesResponse(services)) = answer.message_response else {
+        panic!("a list")
+    };
     let ours: Vec<String> = services.service.into_iter().map(|service| service.name).collect();
     for service in ["Agent", "Event", "Message", "ModelProvider", "Model", "Task"] {
         let name = format!("construct.v1.{service}Service");
@@ -76,16 +85,21 @@ async fn a_gateway_describes_itself_in_both_versions_of_reflection() {
     let list = v1::server_reflection_request::MessageRequest::ListServices(String::new());
     let request = v1::ServerReflectionRequest { host: String::new(), message_request: Some(list) };
     let mut client = v1::server_reflection_client::ServerReflectionClient::new(gateway.channel());
-    let answers = client.server_reflection_info(tokio_stream::once(request)).await.expect("it answers");
+    let answers =
+        client.server_reflection_info(tokio_stream::once(request)).await.expect("it answers");
     let answer = answers.into_inner().message().await.expect("it answers").expect("it answers");
-    let Some(v1::server_reflection_response::MessageResponse::ListServicesResponse(now)) = answer.message_response
+    let Some(v1::server_reflection_response::MessageResponse::ListServicesResponse(now)) =
+        answer.message_response
     else {
         panic!("a list")
     };
     let list = v1alpha::server_reflection_request::MessageRequest::ListServices(String::new());
-    let request = v1alpha::ServerReflectionRequest { host: String::new(), message_request: Some(list) };
-    let mut client = v1alpha::server_reflection_client::ServerReflectionClient::new(gateway.channel());
-    let answers = client.server_reflection_info(tokio_stream::once(request)).await.expect("it answers");
+    let request =
+        v1alpha::ServerReflectionRequest { host: String::new(), message_request: Some(list) };
+    let mut client =
+        v1alpha::server_reflection_client::ServerReflectionClient::new(gateway.channel());
+    let answers =
+        client.server_reflection_info(tokio_stream::once(request)).await.expect("it answers");
     let answer = answers.into_inner().message().await.expect("it answers").expect("it answers");
     let Some(v1alpha::server_reflection_response::MessageResponse::ListServicesResponse(before)) =
         answer.message_response
@@ -113,7 +127,8 @@ async fn while_nats_is_away_writes_are_accepted_and_subscriptions_go_on() {
     }
     assert!(begun.elapsed().as_secs() < 5, "five writes took {:?}", begun.elapsed());
     // PostgreSQL tells what NATS does not.
-    let sequences = |events: Vec<v1::Event>| events.into_iter().map(|event| event.sequence).collect::<Vec<_>>();
+    let sequences =
+        |events: Vec<v1::Event>| events.into_iter().map(|event| event.sequence).collect::<Vec<_>>();
     assert_eq!(sequences(take(&mut events, 5).await), [2, 3, 4, 5, 6]);
     // A new subscription does not need NATS either.
     let mut another = gateway.subscribe(&task, "0").await;
@@ -211,14 +226,19 @@ async fn while_postgresql_is_away_requests_are_unavailable_and_subscriptions_wai
     take(&mut events, 1).await;
 
     proxy.cut().await;
-    let status = refused(gateway.messages().create_message(message(&task, "lost")).await, Code::Unavailable);
+    let status =
+        refused(gateway.messages().create_message(message(&task, "lost")).await, Code::Unavailable);
     assert!(status.get_error_details().retry_info().is_some(), "{status:?}");
     assert!(!format!("{status:?}").contains("postgres:"), "{status:?}");
-    until("health says so", || health(&gateway, ""), |status| *status == ServingStatus::NotServing).await;
+    until("health says so", || health(&gateway, ""), |status| *status == ServingStatus::NotServing)
+        .await;
 
     proxy.mend().await;
-    until("health says so", || health(&gateway, ""), |status| *status == ServingStatus::Serving).await;
+    until("health says so", || health(&gateway, ""), |status| *status == ServingStatus::Serving)
+        .await;
     gateway.say(&task, "it is back").await;
     let next = take(&mut events, 1).await;
-    assert!(matches!(&next[0].payload, Some(v1::event::Payload::Message(message)) if text(message) == "it is back"));
+    assert!(
+        matches!(&next[0].payload, Some(v1::event::Payload::Message(message)) if text(message) == "it is back")
+    );
 }

@@ -1,4 +1,5 @@
-//! Files: what is uploaded is what is given out, however it was cut; what should not be taken is not.
+//! Files: what is uploaded is what is given out, however it was cut; what should not be taken is
+//! not.
 
 use std::collections::BTreeMap;
 
@@ -42,9 +43,15 @@ async fn created(gateway: &Gateway, spec: v1::FileSpec) -> v1::File {
     client(gateway).create_file(create(spec)).await.expect("created").into_inner()
 }
 
-async fn part(gateway: &Gateway, file: &v1::File, offset: usize, data: &[u8]) -> Result<v1::File, Status> {
+async fn part(
+    gateway: &Gateway,
+    file: &v1::File,
+    offset: usize,
+    data: &[u8],
+) -> Result<v1::File, Status> {
     let offset = i64::try_from(offset).expect("small");
-    let request = v1::UploadPartRequest { file: id(file.metadata.clone()), offset, data: data.to_vec() };
+    let request =
+        v1::UploadPartRequest { file: id(file.metadata.clone()), offset, data: data.to_vec() };
     client(gateway).upload_part(request).await.map(tonic::Response::into_inner)
 }
 
@@ -59,7 +66,8 @@ async fn get(gateway: &Gateway, file: &v1::File) -> v1::File {
 
 /// What became of a file, at last.
 async fn settled(gateway: &Gateway, file: &v1::File) -> v1::File {
-    until("it is looked at", || get(gateway, file), |file| state(file) != v1::FileState::Checking).await
+    until("it is looked at", || get(gateway, file), |file| state(file) != v1::FileState::Checking)
+        .await
 }
 
 /// A file with this content, uploaded at once.
@@ -69,7 +77,12 @@ async fn uploaded(gateway: &Gateway, name: &str, content: &[u8]) -> v1::File {
     settled(gateway, &file).await
 }
 
-async fn download(gateway: &Gateway, file: &v1::File, offset: i64, length: i64) -> Result<Vec<u8>, Status> {
+async fn download(
+    gateway: &Gateway,
+    file: &v1::File,
+    offset: i64,
+    length: i64,
+) -> Result<Vec<u8>, Status> {
     let request = v1::DownloadFileRequest { file: id(file.metadata.clone()), offset, length };
     let mut stream = client(gateway).download_file(request).await?.into_inner();
     let mut content = Vec::new();
@@ -81,7 +94,10 @@ async fn download(gateway: &Gateway, file: &v1::File, offset: i64, length: i64) 
 }
 
 fn noise(bytes: u32) -> Vec<u8> {
-    (0..bytes.div_ceil(4)).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).take(bytes as usize).collect()
+    (0..bytes.div_ceil(4))
+        .flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes())
+        .take(bytes as usize)
+        .collect()
 }
 
 fn details(status: &Status) -> (String, String) {
@@ -94,12 +110,18 @@ fn details(status: &Status) -> (String, String) {
 async fn a_file_is_uploaded_in_parts_and_given_out_as_it_is() {
     let gateway = Gateway::start().await;
     let content = noise(3_000_001);
-    let wanted = v1::FileSpec { sha256: Sha256::digest(&content).to_string(), ..spec("Übersicht.bin", &content) };
+    let wanted = v1::FileSpec {
+        sha256: Sha256::digest(&content).to_string(),
+        ..spec("Übersicht.bin", &content)
+    };
     let file = created(&gateway, wanted.clone()).await;
     assert_eq!(state(&file), v1::FileState::Uploading);
     refused(download(&gateway, &file, 0, 0).await, Code::FailedPrecondition);
     let half = part(&gateway, &file, 0, &content[..2_000_000]).await.expect("the first part");
-    assert_eq!((state(&half), half.status.as_ref().map(|it| it.received)), (v1::FileState::Uploading, Some(2_000_000)));
+    assert_eq!(
+        (state(&half), half.status.as_ref().map(|it| it.received)),
+        (v1::FileState::Uploading, Some(2_000_000))
+    );
     // Who does not know where it stands is told; who was not told that it was taken says it again.
     let status = refused(part(&gateway, &file, 0, b"x").await, Code::Aborted);
     assert_eq!(details(&status), ("OFFSET".into(), "2000000".into()));
@@ -114,7 +136,10 @@ async fn a_file_is_uploaded_in_parts_and_given_out_as_it_is() {
         (v1::FileState::Ready, wanted.sha256.as_str(), None)
     );
     assert_eq!(part(&gateway, &file, 2_000_000, &content[2_000_000..]).await.expect("again"), file);
-    refused(part(&gateway, &file, 2_000_000, &noise(1_000_002)[1..]).await, Code::FailedPrecondition);
+    refused(
+        part(&gateway, &file, 2_000_000, &noise(1_000_002)[1..]).await,
+        Code::FailedPrecondition,
+    );
     assert!(download(&gateway, &file, 0, 0).await.expect("all of it") == content);
     assert_eq!(download(&gateway, &file, 7, 3).await.expect("a part"), content[7..10]);
     assert_eq!(download(&gateway, &file, 3_000_001, 0).await.expect("nothing"), [0_u8; 0]);
@@ -126,14 +151,18 @@ async fn a_file_is_uploaded_in_parts_and_given_out_as_it_is() {
     let folder = folder(&gateway);
     let sha256: Sha256 = status.sha256.parse().expect("a hash");
     for (file, left) in [(file, true), (second, false)] {
-        let request = v1::DeleteFileRequest { file: id(file.metadata), ..v1::DeleteFileRequest::default() };
+        let request =
+            v1::DeleteFileRequest { file: id(file.metadata), ..v1::DeleteFileRequest::default() };
         client(&gateway).delete_file(request.clone()).await.expect("deleted");
         refused(client(&gateway).delete_file(request).await, Code::NotFound);
         let look = || async {
             let head = folder.head(OrganizationId::LOCAL, &sha256).await.expect("looked");
             (gateway.store().file_removals(1).await.expect("read").len(), head.is_some())
         };
-        assert_eq!(until("what has to go is gone", look, |(removals, _)| *removals == 0).await.1, left);
+        assert_eq!(
+            until("what has to go is gone", look, |(removals, _)| *removals == 0).await.1,
+            left
+        );
     }
     let nothing = created(&gateway, spec("nothing", b"")).await;
     assert_eq!(state(&settled(&gateway, &nothing).await), v1::FileState::Ready);
@@ -152,7 +181,10 @@ async fn of_parts_sent_at_once_one_is_taken_and_the_file_is_whole() {
         for (data, result) in parts.iter().zip(join_all(sent).await) {
             match result {
                 Ok(_) => taken.push(data.clone()),
-                Err(status) => assert!(matches!(status.code(), Code::Aborted | Code::FailedPrecondition), "{status:?}"),
+                Err(status) => assert!(
+                    matches!(status.code(), Code::Aborted | Code::FailedPrecondition),
+                    "{status:?}"
+                ),
             }
         }
         let [winner] = &taken[..] else { panic!("{} were taken in round {round}", taken.len()) };
@@ -176,7 +208,8 @@ async fn what_is_not_what_it_says_is_refused_and_gone() {
         std::io::Write::write_all(&mut packed, &vec![0; 64 * 1024 * 1024]).expect("to memory");
         packed.finish().expect("to memory")
     };
-    let png = [&b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x01\0\0\0\x01\x08\x06\0\0\0"[..], &[0; 20]].concat();
+    let png = [&b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x01\0\0\0\x01\x08\x06\0\0\0"[..], &[0; 20]]
+        .concat();
     for (content, media_type, sha256, words) in [
         (&b"words"[..], "", Sha256::digest(b"other words").to_string(), "SHA-256"),
         (&b"words"[..], "application/pdf", String::new(), "looks like something else"),
@@ -189,17 +222,30 @@ async fn what_is_not_what_it_says_is_refused_and_gone() {
         part(&gateway, &file, 0, content).await.expect("it is looked at");
         let file = settled(&gateway, &file).await;
         let status = file.status.clone().expect("it has one");
-        assert_eq!((status.state(), status.sha256.as_str()), (v1::FileState::Refused, ""), "{status:?}");
+        assert_eq!(
+            (status.state(), status.sha256.as_str()),
+            (v1::FileState::Refused, ""),
+            "{status:?}"
+        );
         assert!(status.reason.contains(words) && status.expires_at.is_some(), "{status:?}");
         let again = refused(part(&gateway, &file, 0, content).await, Code::FailedPrecondition);
         assert!(again.message().contains(words), "{again:?}");
         refused(download(&gateway, &file, 0, 0).await, Code::FailedPrecondition);
-        assert_eq!(folder(&gateway).head(OrganizationId::LOCAL, &Sha256::digest(content)).await.expect("looked"), None);
+        assert_eq!(
+            folder(&gateway)
+                .head(OrganizationId::LOCAL, &Sha256::digest(content))
+                .await
+                .expect("looked"),
+            None
+        );
     }
-    let large = client(&gateway).create_file(create(v1::FileSpec { size: 1_000_001, ..spec("x", b"") })).await;
+    let large = client(&gateway)
+        .create_file(create(v1::FileSpec { size: 1_000_001, ..spec("x", b"") }))
+        .await;
     refused(large, Code::InvalidArgument);
-    let image =
-        client(&gateway).create_file(create(v1::FileSpec { media_type: "image/png".into(), ..spec("x", b"x") })).await;
+    let image = client(&gateway)
+        .create_file(create(v1::FileSpec { media_type: "image/png".into(), ..spec("x", b"x") }))
+        .await;
     refused(image, Code::InvalidArgument);
 }
 
@@ -210,10 +256,17 @@ async fn what_a_killed_gateway_has_not_finished_another_finishes() {
     let file_id: FileId = id(file.metadata.clone()).parse().expect("an id");
     // As a gateway leaves it that is killed between the last part and what follows.
     let bytes = Bytes::from_static(b"left behind");
-    let name = folder(&gateway).put_part(OrganizationId::LOCAL, file_id, bytes.clone()).await.expect("put");
+    let name = folder(&gateway)
+        .put_part(OrganizationId::LOCAL, file_id, bytes.clone())
+        .await
+        .expect("put");
     let sha256 = *Sha256::digest(&bytes).as_bytes();
     let last = NewPart { position: 0, size: 11, part: name.uuid(), sha256 };
-    gateway.store().file_part(&write(OrganizationId::LOCAL), file_id, last, |_| silent(&())).await.expect("taken");
+    gateway
+        .store()
+        .file_part(&write(OrganizationId::LOCAL), file_id, last, |_| silent(&()))
+        .await
+        .expect("taken");
     let file = settled(&gateway, &file).await;
     assert_eq!(state(&file), v1::FileState::Ready);
     assert_eq!(download(&gateway, &file, 0, 0).await.expect("it can be read"), bytes);
@@ -230,7 +283,8 @@ async fn what_nobody_finishes_goes_and_what_is_ready_stays() {
     files.sweep_once(Timestamp::now() + EXPIRES * 2).await;
     let gone = v1::GetFileRequest { file: id(begun.metadata.clone()) };
     refused(client(&gateway).get_file(gone).await, Code::NotFound);
-    let upload = blob_dir.join(format!("files/{}/uploads/{}", OrganizationId::LOCAL, id(begun.metadata)));
+    let upload =
+        blob_dir.join(format!("files/{}/uploads/{}", OrganizationId::LOCAL, id(begun.metadata)));
     let look = || async { upload.exists() };
     assert!(!until("its parts are gone", look, |there| !there).await);
     assert_eq!(download(&gateway, &kept, 0, 0).await.expect("it stays"), b"kept");
@@ -253,7 +307,10 @@ async fn what_an_organization_has_is_counted_and_known_to_it_alone() {
     let content = noise(600);
     let spec = v1::FileSpec { sha256: Sha256::digest(&content).to_string(), ..spec("x", &content) };
     let begin = async |key: &str, spec: &v1::FileSpec| {
-        client(&gateway).create_file(authorized(create(spec.clone()), Some(key))).await.map(tonic::Response::into_inner)
+        client(&gateway)
+            .create_file(authorized(create(spec.clone()), Some(key)))
+            .await
+            .map(tonic::Response::into_inner)
     };
     let [one, two] = [&keys[0], &keys[1]];
     let file = begin(one, &spec).await.expect("there is room");

@@ -1,5 +1,6 @@
-//! Random tests of what strangers send: they run for `CONSTRUCT_FUZZ_SECONDS` (2), and `./dev fuzz NAME --seconds N` runs one for longer. Each
-//! stands beside what it tries; what fails is made smaller by `proptest`, and shown with the seed that all inputs come from, which
+//! Random tests of what strangers send: they run for `CONSTRUCT_FUZZ_SECONDS` (2), and `./dev fuzz
+//! NAME --seconds N` runs one for longer. Each stands beside what it tries; what fails is made
+//! smaller by `proptest`, and shown with the seed that all inputs come from, which
 //! `CONSTRUCT_FUZZ_SEED` repeats.
 
 use std::{
@@ -21,12 +22,20 @@ pub(crate) fn fuzz<S: Strategy>(inputs: &S, check: impl Fn(S::Value) -> TestCase
 where
     S::Value: Debug,
 {
-    let seconds = std::env::var("CONSTRUCT_FUZZ_SECONDS").ok().map_or(2, |text| text.parse().expect("seconds"));
-    let seed = std::env::var("CONSTRUCT_FUZZ_SEED").ok().map(|seed| seed.parse::<u64>().expect("a seed is a number"));
+    let seconds = std::env::var("CONSTRUCT_FUZZ_SECONDS")
+        .ok()
+        .map_or(2, |text| text.parse().expect("seconds"));
+    let seed = std::env::var("CONSTRUCT_FUZZ_SEED")
+        .ok()
+        .map(|seed| seed.parse::<u64>().expect("a seed is a number"));
     // The low bits of a version 7 UUID are random.
     let seed = seed.unwrap_or_else(|| Uuid::now_v7().as_u128() as u64);
-    let config =
-        Config { cases: BATCH, failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..Config::default() };
+    let config = Config {
+        cases: BATCH,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(seed),
+        ..Config::default()
+    };
     let mut runner = TestRunner::new(config);
     let (began, mut tried) = (Instant::now(), 0);
     while tried == 0 || began.elapsed() < Duration::from_secs(seconds) {

@@ -5,9 +5,10 @@ use std::{fmt::Debug, net::SocketAddr, time::Duration};
 use construct_bus::testing::NatsServer;
 use construct_proto::v1::{
     self, agent_service_client::AgentServiceClient, event_service_client::EventServiceClient,
-    message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
-    model_service_client::ModelServiceClient, organization_service_client::OrganizationServiceClient,
-    task_service_client::TaskServiceClient,
+    message_service_client::MessageServiceClient,
+    model_provider_service_client::ModelProviderServiceClient,
+    model_service_client::ModelServiceClient,
+    organization_service_client::OrganizationServiceClient, task_service_client::TaskServiceClient,
 };
 use construct_runtime::{Common, Context};
 use construct_store::{Store, testing::Database};
@@ -53,7 +54,9 @@ impl Gateway {
         let gateway = Self::launch_with(database, nats, &database_url, &nats_url, config).await;
         let who = || async {
             let mut request = Request::new(v1::WhoAmIRequest {});
-            request.metadata_mut().insert("authorization", "Bearer ct_x".parse().expect("a header"));
+            request
+                .metadata_mut()
+                .insert("authorization", "Bearer ct_x".parse().expect("a header"));
             OrganizationServiceClient::new(gateway.channel())
                 .who_am_i(request)
                 .await
@@ -61,7 +64,8 @@ impl Gateway {
                 .map_err(|status| status.code())
         };
         // Until the database is there nobody can be judged.
-        _ = until("the gateway is ready", who, |answer| *answer == Err(Code::Unauthenticated)).await;
+        _ = until("the gateway is ready", who, |answer| *answer == Err(Code::Unauthenticated))
+            .await;
         gateway
     }
 
@@ -79,7 +83,12 @@ impl Gateway {
     }
 
     /// A gateway that finds PostgreSQL and NATS, or not, at the given addresses.
-    pub(super) async fn launch(database: Database, nats: NatsServer, database_url: &str, nats_url: &str) -> Self {
+    pub(super) async fn launch(
+        database: Database,
+        nats: NatsServer,
+        database_url: &str,
+        nats_url: &str,
+    ) -> Self {
         Self::launch_with(database, nats, database_url, nats_url, Config::default()).await
     }
 
@@ -109,13 +118,21 @@ impl Gateway {
         let operator_address = operator.local_addr().expect("it is bound");
         let operator = Some(operator);
         let (starting, runtime) = (context.clone(), Handle::current());
-        // As in the process, the start is not a task but what the main thread does: it need not be `Send`.
+        // As in the process, the start is not a task but what the main thread does: it need not be
+        // `Send`.
         std::thread::spawn(move || {
             // Ends with an error only when the test ends first.
             _ = runtime.block_on(crate::start(listener, operator, None, &config, &starting));
         });
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
-        Self { context, nats, database, address, operator: operator_address, channel: endpoint.connect_lazy() }
+        Self {
+            context,
+            nats,
+            database,
+            address,
+            operator: operator_address,
+            channel: endpoint.connect_lazy(),
+        }
     }
 
     pub(super) fn store(&self) -> Store {
@@ -160,16 +177,22 @@ impl Gateway {
 
     /// A task of `ada`; its id.
     pub(super) async fn task(&self) -> String {
-        let request = v1::CreateTaskRequest { spec: Some(task_spec()), idempotency_key: String::new() };
+        let request =
+            v1::CreateTaskRequest { spec: Some(task_spec()), idempotency_key: String::new() };
         id(self.tasks().create_task(request).await.expect("the task is made").into_inner().metadata)
     }
 
     pub(super) async fn say(&self, task: &str, text: &str) -> v1::Message {
-        self.messages().create_message(message(task, text)).await.expect("the message is accepted").into_inner()
+        self.messages()
+            .create_message(message(task, text))
+            .await
+            .expect("the message is accepted")
+            .into_inner()
     }
 
     pub(super) async fn subscribe(&self, task: &str, cursor: &str) -> Streaming<v1::Event> {
-        let request = v1::SubscribeRequest { task: task.into(), cursor: cursor.into(), types: Vec::new() };
+        let request =
+            v1::SubscribeRequest { task: task.into(), cursor: cursor.into(), types: Vec::new() };
         self.events().subscribe(request).await.expect("the subscription is accepted").into_inner()
     }
 }
@@ -194,7 +217,8 @@ pub(super) fn provider(name: &str) -> v1::CreateModelProviderRequest {
 }
 
 pub(super) fn model(name: &str) -> v1::CreateModelRequest {
-    let spec = v1::ModelSpec { name: name.into(), provider: "p".into(), ..v1::ModelSpec::default() };
+    let spec =
+        v1::ModelSpec { name: name.into(), provider: "p".into(), ..v1::ModelSpec::default() };
     v1::CreateModelRequest { spec: Some(spec), ..v1::CreateModelRequest::default() }
 }
 
@@ -237,7 +261,9 @@ pub(super) fn refused<T: Debug>(result: Result<T, Status>, code: Code) -> Status
 
 /// Waits for something that must happen.
 pub(super) async fn within<T>(what: &str, happening: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, happening).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+    tokio::time::timeout(PATIENCE, happening)
+        .await
+        .unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
 /// The next `count` events.
@@ -250,13 +276,16 @@ pub(super) async fn take(stream: &mut Streaming<v1::Event>, count: usize) -> Vec
                 "the stream ended with {end:?} instead of event {} of {count}, after {events:?}",
                 events.len() + 1
             ),
-            Err(_) => panic!("event {} of {count} did not come, after {events:?}", events.len() + 1),
+            Err(_) => {
+                panic!("event {} of {count} did not come, after {events:?}", events.len() + 1)
+            }
         }
     }
     events
 }
 
-/// Asks again and again until the answer is as it should be; says what it was last, when it never is.
+/// Asks again and again until the answer is as it should be; says what it was last, when it never
+/// is.
 pub(super) async fn until<T: Debug, F: Future<Output = T>>(
     what: &str,
     ask: impl Fn() -> F,
@@ -268,7 +297,10 @@ pub(super) async fn until<T: Debug, F: Future<Output = T>>(
         if good(&answer) {
             return answer;
         }
-        assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: {what}; last: {answer:?}");
+        assert!(
+            tokio::time::Instant::now() < end,
+            "not within {PATIENCE:?}: {what}; last: {answer:?}"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

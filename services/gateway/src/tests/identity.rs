@@ -1,4 +1,4 @@
-//! Log-in, organisations, members, invitations, keys.
+//! Log-in, organizations, members, invitations, keys.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -43,7 +43,7 @@ async fn who(
     organizations(channel).who_am_i(request).await.map(tonic::Response::into_inner)
 }
 
-/// `request` in an organisation that is not the caller's usual one.
+/// `request` in an organization that is not the caller's usual one.
 fn inside<T>(mut request: Request<T>, organization: &str) -> Request<T> {
     request.metadata_mut().insert("x-organization-id", organization.parse().expect("a header"));
     request
@@ -55,7 +55,11 @@ fn spec(role: v1::Role, scopes: &[&str]) -> Option<v1::ApiKeySpec> {
 }
 
 fn organization_spec(slug: &str) -> v1::CreateOrganizationRequest {
-    let spec = v1::OrganizationSpec { name: "A team".into(), slug: slug.into(), avatar_url: String::new() };
+    let spec = v1::OrganizationSpec {
+        name: "A team".into(),
+        slug: slug.into(),
+        avatar_url: String::new(),
+    };
     v1::CreateOrganizationRequest { spec: Some(spec), idempotency_key: String::new() }
 }
 
@@ -63,7 +67,10 @@ fn organization_spec(slug: &str) -> v1::CreateOrganizationRequest {
 async fn in_local_mode_who_says_nothing_is_the_operator_and_who_says_something_is_judged_by_it() {
     let gateway = Gateway::start().await;
     let me = who(gateway.channel(), None, None).await.expect("it is the operator");
-    assert_eq!((me.organization_id.clone(), me.role()), (OrganizationId::LOCAL.to_string(), v1::Role::Owner));
+    assert_eq!(
+        (me.organization_id.clone(), me.role()),
+        (OrganizationId::LOCAL.to_string(), v1::Role::Owner)
+    );
     refused(who(gateway.channel(), Some("ct_wrong"), None).await, Code::Unauthenticated);
     refused(who(gateway.channel(), Some("eyJ.x.y"), None).await, Code::Unauthenticated);
     let mut basic = Request::new(v1::WhoAmIRequest {});
@@ -74,9 +81,11 @@ async fn in_local_mode_who_says_nothing_is_the_operator_and_who_says_something_i
     page.metadata_mut().insert("origin", "https://evil.example".parse().expect("a header"));
     refused(organizations(gateway.channel()).who_am_i(page).await, Code::PermissionDenied);
 
-    // The operator's other organisations are chosen; those of others are not to be had.
-    let made =
-        organizations(gateway.channel()).create_organization(organization_spec("team")).await.expect("it is made");
+    // The operator's other organizations are chosen; those of others are not to be had.
+    let made = organizations(gateway.channel())
+        .create_organization(organization_spec("team"))
+        .await
+        .expect("it is made");
     let made = made.into_inner();
     assert!(made.setup_code.is_none(), "who is the operator needs no code");
     let id = id(made.organization.expect("set").metadata);
@@ -93,16 +102,21 @@ async fn in_local_mode_who_says_nothing_is_the_operator_and_who_says_something_i
 
 #[tokio::test]
 async fn a_user_owns_so_many_organizations_and_no_more() {
-    let gateway = Gateway::start_with(Config { gateway_organizations_of_one: 2, ..required() }).await;
+    let gateway =
+        Gateway::start_with(Config { gateway_organizations_of_one: 2, ..required() }).await;
     let (organization, owner) = other(&gateway, "first").await;
     let (_, mine) = key(&gateway, (organization, owner), Role::Owner, &[Scope::Admin], None).await;
     let make = async |key: &str, slug: &str| {
-        organizations(gateway.channel()).create_organization(authorized(organization_spec(slug), Some(key))).await
+        organizations(gateway.channel())
+            .create_organization(authorized(organization_spec(slug), Some(key)))
+            .await
     };
     make(&mine, "second").await.expect("there is room");
     let status = refused(make(&mine, "third").await, Code::ResourceExhausted);
     assert!(status.message().contains("one user may own 2 organizations"), "{status:?}");
-    let (_, operator) = key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None).await;
+    let (_, operator) =
+        key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
+            .await;
     for slug in ["a", "b", "c"] {
         make(&operator, &format!("team-{slug}")).await.expect("the operator gives quotas");
     }
@@ -110,14 +124,18 @@ async fn a_user_owns_so_many_organizations_and_no_more() {
 
 #[tokio::test]
 async fn the_socket_is_for_processes_of_the_same_user_even_where_log_in_is_required() {
-    let directory = std::env::temp_dir().join(format!("construct-gateway-{}", uuid::Uuid::now_v7()));
+    let directory =
+        std::env::temp_dir().join(format!("construct-gateway-{}", uuid::Uuid::now_v7()));
     std::fs::create_dir(&directory).expect("a directory");
     let path = directory.join("socket");
-    let gateway = Gateway::start_with(Config { gateway_socket: Some(path.clone()), ..required() }).await;
+    let gateway =
+        Gateway::start_with(Config { gateway_socket: Some(path.clone()), ..required() }).await;
     refused(who(gateway.channel(), None, None).await, Code::Unauthenticated);
     let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let channel = Endpoint::from_shared(format!("unix:{}", path.display())).expect("an address").connect_lazy();
+    let channel = Endpoint::from_shared(format!("unix:{}", path.display()))
+        .expect("an address")
+        .connect_lazy();
     let me = who(channel.clone(), None, None).await.expect("it is the operator");
     assert_eq!(me.user_id, UserId::LOCAL.to_string());
     refused(who(channel, Some("ct_wrong"), None).await, Code::Unauthenticated);
@@ -127,52 +145,89 @@ async fn the_socket_is_for_processes_of_the_same_user_even_where_log_in_is_requi
 #[tokio::test]
 async fn a_key_may_what_it_was_given_until_it_is_revoked_and_gives_no_more_than_it_has() {
     let gateway = Gateway::start().await;
-    let request = v1::CreateApiKeyRequest { spec: spec(v1::Role::Member, &["admin"]), expires_in: None };
+    let request =
+        v1::CreateApiKeyRequest { spec: spec(v1::Role::Member, &["admin"]), expires_in: None };
     let made = keys(&gateway).create_api_key(request).await.expect("it is made").into_inner();
     assert!(!format!("{made:?}").contains(&made.key));
     let shown = made.api_key.clone().expect("set");
     assert!(made.key.starts_with(&shown.prefix) && made.key.len() > 40);
     let me = who(gateway.channel(), Some(&made.key), None).await.expect("it opens");
-    assert_eq!((me.role(), me.scopes.as_slice()), (v1::Role::Member, ["admin".to_owned()].as_slice()));
+    assert_eq!(
+        (me.role(), me.scopes.as_slice()),
+        (v1::Role::Member, ["admin".to_owned()].as_slice())
+    );
     // A member's key makes no admin's, and one for tasks none for models.
     let create = async |credential: &str, role, scopes: &[&str]| {
         let request = v1::CreateApiKeyRequest { spec: spec(role, scopes), expires_in: None };
-        keys(&gateway).create_api_key(authorized(request, Some(credential))).await.map(tonic::Response::into_inner)
+        keys(&gateway)
+            .create_api_key(authorized(request, Some(credential)))
+            .await
+            .map(tonic::Response::into_inner)
     };
     refused(create(&made.key, v1::Role::Admin, &["admin"]).await, Code::PermissionDenied);
-    let lesser = create(&made.key, v1::Role::Unspecified, &["tasks:read"]).await.expect("it is less").key;
+    let lesser =
+        create(&made.key, v1::Role::Unspecified, &["tasks:read"]).await.expect("it is less").key;
     let me = who(gateway.channel(), Some(&lesser), None).await.expect("it opens");
     assert_eq!((me.role(), me.scopes), (v1::Role::Member, vec!["tasks:read".to_owned()]));
     refused(create(&lesser, v1::Role::Viewer, &["tasks:read"]).await, Code::PermissionDenied);
-    // A key opens one organisation.
+    // A key opens one organization.
     let (others, _) = other(&gateway, "others").await;
-    refused(who(gateway.channel(), Some(&made.key), Some(&others.to_string())).await, Code::PermissionDenied);
-    who(gateway.channel(), Some(&made.key), Some(&OrganizationId::LOCAL.to_string())).await.expect("its own");
+    refused(
+        who(gateway.channel(), Some(&made.key), Some(&others.to_string())).await,
+        Code::PermissionDenied,
+    );
+    who(gateway.channel(), Some(&made.key), Some(&OrganizationId::LOCAL.to_string()))
+        .await
+        .expect("its own");
 
-    let listed = keys(&gateway).list_api_keys(v1::ListApiKeysRequest::default()).await.expect("listed").into_inner();
+    let listed = keys(&gateway)
+        .list_api_keys(v1::ListApiKeysRequest::default())
+        .await
+        .expect("listed")
+        .into_inner();
     assert_eq!(listed.api_keys.len(), 2);
     assert!(listed.api_keys.iter().all(|key| key.last_used_at.is_some()), "{listed:?}");
     // Of many uses in a minute the first is noted.
     let noted = listed.api_keys[0].last_used_at;
     who(gateway.channel(), Some(&lesser), None).await.expect("it opens");
-    let again = keys(&gateway).list_api_keys(v1::ListApiKeysRequest::default()).await.expect("listed").into_inner();
+    let again = keys(&gateway)
+        .list_api_keys(v1::ListApiKeysRequest::default())
+        .await
+        .expect("listed")
+        .into_inner();
     assert_eq!(again.api_keys[0].last_used_at, noted);
 
-    let revoke = v1::RevokeApiKeyRequest { api_key: id(shown.metadata), idempotency_key: "once".into() };
-    let revoked = keys(&gateway).revoke_api_key(revoke.clone()).await.expect("it is revoked").into_inner();
-    assert_eq!(keys(&gateway).revoke_api_key(revoke).await.expect("it is repeated").into_inner(), revoked);
+    let revoke =
+        v1::RevokeApiKeyRequest { api_key: id(shown.metadata), idempotency_key: "once".into() };
+    let revoked =
+        keys(&gateway).revoke_api_key(revoke.clone()).await.expect("it is revoked").into_inner();
+    assert_eq!(
+        keys(&gateway).revoke_api_key(revoke).await.expect("it is repeated").into_inner(),
+        revoked
+    );
     refused(who(gateway.channel(), Some(&made.key), None).await, Code::Unauthenticated);
     let contents = gateway.database.contents().await;
-    assert!(!contents.contains(&made.key) && !contents.contains(&lesser), "keys are stored nowhere");
+    assert!(
+        !contents.contains(&made.key) && !contents.contains(&lesser),
+        "keys are stored nowhere"
+    );
 }
 
 #[tokio::test]
 async fn a_setup_code_is_exchanged_once_however_many_try() {
     let gateway = Gateway::start_with(Config { gateway_login_failures: 20, ..required() }).await;
-    let (_, owner) = key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None).await;
-    let request = v1::CreateSetupCodeRequest { spec: spec(v1::Role::Viewer, &["tasks:read"]), ..Default::default() };
-    let code =
-        keys(&gateway).create_setup_code(authorized(request, Some(&owner))).await.expect("it is made").into_inner();
+    let (_, owner) =
+        key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
+            .await;
+    let request = v1::CreateSetupCodeRequest {
+        spec: spec(v1::Role::Viewer, &["tasks:read"]),
+        ..Default::default()
+    };
+    let code = keys(&gateway)
+        .create_setup_code(authorized(request, Some(&owner)))
+        .await
+        .expect("it is made")
+        .into_inner();
     assert!(!format!("{code:?}").contains(&code.code));
     let exchange = || async {
         let request = v1::ExchangeSetupCodeRequest { code: code.code.clone() };
@@ -183,18 +238,26 @@ async fn a_setup_code_is_exchanged_once_however_many_try() {
     assert_eq!(made.len(), 1);
     let me = who(gateway.channel(), Some(&made[0].key), None).await.expect("it opens");
     assert_eq!((me.role(), me.scopes), (v1::Role::Viewer, vec!["tasks:read".to_owned()]));
-    // A program that makes an organisation gets in by a code of its own; a repeated request does not get it again.
+    // A program that makes an organization gets in by a code of its own; a repeated request does
+    // not get it again.
     let mut request = organization_spec("team");
     request.idempotency_key = "once".into();
     let create = || async {
-        let made =
-            organizations(gateway.channel()).create_organization(authorized(request.clone(), Some(&owner))).await;
+        let made = organizations(gateway.channel())
+            .create_organization(authorized(request.clone(), Some(&owner)))
+            .await;
         made.expect("it is made").into_inner()
     };
     let (made, again) = (create().await, create().await);
     assert_eq!((&made.organization, again.setup_code), (&again.organization, None));
-    let request = v1::ExchangeSetupCodeRequest { code: made.setup_code.expect("a key needs one").code };
-    let inside = keys(&gateway).exchange_setup_code(request).await.expect("it is exchanged").into_inner().key;
+    let request =
+        v1::ExchangeSetupCodeRequest { code: made.setup_code.expect("a key needs one").code };
+    let inside = keys(&gateway)
+        .exchange_setup_code(request)
+        .await
+        .expect("it is exchanged")
+        .into_inner()
+        .key;
     let me = who(gateway.channel(), Some(&inside), None).await.expect("it opens");
     assert_eq!(
         (me.organization_id.clone(), me.role()),
@@ -204,14 +267,21 @@ async fn a_setup_code_is_exchanged_once_however_many_try() {
 
 #[tokio::test]
 async fn who_fails_again_and_again_is_refused_and_the_others_are_not() {
-    let config = Config { gateway_login: Login::Required, gateway_login_failures: 5, ..Config::default() };
+    let config =
+        Config { gateway_login: Login::Required, gateway_login_failures: 5, ..Config::default() };
     let gateway = Gateway::start_with(config).await;
-    let (_, good) = key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None).await;
-    let guess = || async { who(gateway.channel(), Some("eyJ.x.y"), None).await.expect_err("it is wrong").code() };
+    let (_, good) =
+        key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
+            .await;
+    let guess = || async {
+        who(gateway.channel(), Some("eyJ.x.y"), None).await.expect_err("it is wrong").code()
+    };
     _ = until("guessing is stopped", guess, |code| *code == Code::ResourceExhausted).await;
     // Keys and codes are looked at whatever happened, also those that come for the first time.
     who(gateway.channel(), Some(&good), None).await.expect("it opens");
-    let (_, fresh) = key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None).await;
+    let (_, fresh) =
+        key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
+            .await;
     who(gateway.channel(), Some(&fresh), None).await.expect("it opens");
     for _ in 0..10 {
         refused(who(gateway.channel(), Some("ct_guess"), None).await, Code::Unauthenticated);
@@ -240,13 +310,16 @@ async fn who_fails_behind_a_trusted_proxy_is_refused_and_the_others_behind_it_ar
 #[tokio::test]
 async fn in_local_mode_who_comes_by_a_trusted_proxy_has_to_log_in_wherever_they_are() {
     let gateway_trusted_proxies = vec!["127.0.0.1".to_owned()];
-    let gateway = Gateway::configured(Config { gateway_trusted_proxies, ..Config::default() }).await;
+    let gateway =
+        Gateway::configured(Config { gateway_trusted_proxies, ..Config::default() }).await;
     for client in ["127.0.0.1", "192.0.2.7", "nonsense", ""] {
         let mut request = authorized(v1::WhoAmIRequest {}, None);
         request.metadata_mut().insert("x-forwarded-for", client.parse().expect("a value"));
         refused(organizations(gateway.channel()).who_am_i(request).await, Code::Unauthenticated);
     }
-    who(gateway.channel(), None, None).await.expect("who connects from this machine is the operator");
+    who(gateway.channel(), None, None)
+        .await
+        .expect("who connects from this machine is the operator");
 }
 
 #[tokio::test]
@@ -261,12 +334,20 @@ async fn people_log_in_with_their_issuer_and_enter_where_they_are_invited() {
     let gateway = Gateway::start_with(config).await;
     let ada = rsa.sign(&issuer.claims("ada", "ada@example.com"));
     let first = who(gateway.channel(), Some(&ada), None).await.expect("she is taken in");
-    assert_eq!((first.role(), first.name.as_str(), first.email.as_str()), (v1::Role::Owner, "Ada", "ada@example.com"));
-    let again = who(gateway.channel(), Some(&ec.sign(&issuer.claims("ada", "ada@example.com"))), None).await;
+    assert_eq!(
+        (first.role(), first.name.as_str(), first.email.as_str()),
+        (v1::Role::Owner, "Ada", "ada@example.com")
+    );
+    let again =
+        who(gateway.channel(), Some(&ec.sign(&issuer.claims("ada", "ada@example.com"))), None)
+            .await;
     assert_eq!(again.expect("she comes again"), first);
 
     let mut people = organizations(gateway.channel());
-    let team = people.create_organization(authorized(organization_spec("team"), Some(&ada))).await.expect("it is made");
+    let team = people
+        .create_organization(authorized(organization_spec("team"), Some(&ada)))
+        .await
+        .expect("it is made");
     let team = id(team.into_inner().organization.expect("set").metadata);
     let taken = people.create_organization(authorized(organization_spec("team"), Some(&ada))).await;
     refused(taken, Code::AlreadyExists);
@@ -275,10 +356,17 @@ async fn people_log_in_with_their_issuer_and_enter_where_they_are_invited() {
         role: v1::Role::Admin.into(),
         ..Default::default()
     };
-    let invitation = people.create_invitation(inside(authorized(invite.clone(), Some(&ada)), &team)).await;
+    let invitation =
+        people.create_invitation(inside(authorized(invite.clone(), Some(&ada)), &team)).await;
     let invitation = invitation.expect("he is invited").into_inner();
-    assert_eq!((invitation.email.as_str(), invitation.state()), ("bob@example.com", v1::InvitationState::Pending));
-    refused(people.create_invitation(inside(authorized(invite, Some(&ada)), &team)).await, Code::AlreadyExists);
+    assert_eq!(
+        (invitation.email.as_str(), invitation.state()),
+        ("bob@example.com", v1::InvitationState::Pending)
+    );
+    refused(
+        people.create_invitation(inside(authorized(invite, Some(&ada)), &team)).await,
+        Code::AlreadyExists,
+    );
 
     // An address that nobody has verified is anybody's.
     let mut claims = issuer.claims("mallory", "bob@example.com");
@@ -288,10 +376,17 @@ async fn people_log_in_with_their_issuer_and_enter_where_they_are_invited() {
     let bob = ec.sign(&issuer.claims("bob", "bob@example.com"));
     let entered = who(gateway.channel(), Some(&bob), Some(&team)).await.expect("he is a member");
     assert_eq!(entered.role(), v1::Role::Admin);
-    let listed =
-        people.list_invitations(inside(authorized(v1::ListInvitationsRequest::default(), Some(&ada)), &team)).await;
+    let listed = people
+        .list_invitations(inside(
+            authorized(v1::ListInvitationsRequest::default(), Some(&ada)),
+            &team,
+        ))
+        .await;
     let listed = listed.expect("listed").into_inner().invitations;
-    assert_eq!((listed[0].state(), &listed[0].accepted_by), (v1::InvitationState::Accepted, &entered.user_id));
+    assert_eq!(
+        (listed[0].state(), &listed[0].accepted_by),
+        (v1::InvitationState::Accepted, &entered.user_id)
+    );
 
     // Nobody takes or gives what is above them, and one owner stays.
     let set = |user: &str, role: v1::Role| v1::UpdateMemberRequest {
@@ -300,57 +395,113 @@ async fn people_log_in_with_their_issuer_and_enter_where_they_are_invited() {
         ..Default::default()
     };
     let owner = first.user_id.as_str();
-    let by_bob = people.update_member(inside(authorized(set(owner, v1::Role::Viewer), Some(&bob)), &team)).await;
+    let by_bob = people
+        .update_member(inside(authorized(set(owner, v1::Role::Viewer), Some(&bob)), &team))
+        .await;
     refused(by_bob, Code::PermissionDenied);
-    let by_bob =
-        people.update_member(inside(authorized(set(&entered.user_id, v1::Role::Owner), Some(&bob)), &team)).await;
+    let by_bob = people
+        .update_member(inside(
+            authorized(set(&entered.user_id, v1::Role::Owner), Some(&bob)),
+            &team,
+        ))
+        .await;
     refused(by_bob, Code::PermissionDenied);
-    let by_ada = people.update_member(inside(authorized(set(owner, v1::Role::Admin), Some(&ada)), &team)).await;
+    let by_ada = people
+        .update_member(inside(authorized(set(owner, v1::Role::Admin), Some(&ada)), &team))
+        .await;
     refused(by_ada, Code::FailedPrecondition);
     let remove = |user: &str| v1::RemoveMemberRequest { user: user.into(), ..Default::default() };
-    refused(people.remove_member(inside(authorized(remove(owner), Some(&ada)), &team)).await, Code::FailedPrecondition);
+    refused(
+        people.remove_member(inside(authorized(remove(owner), Some(&ada)), &team)).await,
+        Code::FailedPrecondition,
+    );
 
     // A key is never more than the person it acts for, and ends with their membership.
-    let request = v1::CreateApiKeyRequest { spec: spec(v1::Role::Admin, &["admin"]), expires_in: None };
-    let made = keys(&gateway).create_api_key(inside(authorized(request, Some(&bob)), &team)).await.expect("it is made");
+    let request =
+        v1::CreateApiKeyRequest { spec: spec(v1::Role::Admin, &["admin"]), expires_in: None };
+    let made = keys(&gateway)
+        .create_api_key(inside(authorized(request, Some(&bob)), &team))
+        .await
+        .expect("it is made");
     let program = made.into_inner().key;
-    assert_eq!(who(gateway.channel(), Some(&program), None).await.expect("it opens").role(), v1::Role::Admin);
-    let less =
-        people.update_member(inside(authorized(set(&entered.user_id, v1::Role::Viewer), Some(&ada)), &team)).await;
+    assert_eq!(
+        who(gateway.channel(), Some(&program), None).await.expect("it opens").role(),
+        v1::Role::Admin
+    );
+    let less = people
+        .update_member(inside(
+            authorized(set(&entered.user_id, v1::Role::Viewer), Some(&ada)),
+            &team,
+        ))
+        .await;
     less.expect("she may");
-    assert_eq!(who(gateway.channel(), Some(&program), None).await.expect("it opens").role(), v1::Role::Viewer);
-    let removed = people.remove_member(inside(authorized(remove(&entered.user_id), Some(&ada)), &team)).await;
+    assert_eq!(
+        who(gateway.channel(), Some(&program), None).await.expect("it opens").role(),
+        v1::Role::Viewer
+    );
+    let removed =
+        people.remove_member(inside(authorized(remove(&entered.user_id), Some(&ada)), &team)).await;
     removed.expect("she may");
     refused(who(gateway.channel(), Some(&program), None).await, Code::Unauthenticated);
     refused(who(gateway.channel(), Some(&bob), Some(&team)).await, Code::PermissionDenied);
     who(gateway.channel(), Some(&bob), None).await.expect("his own is still his");
     let contents = gateway.database.contents().await;
-    assert!(!contents.contains(&ada) && !contents.contains(&program), "what opens doors is stored nowhere");
+    assert!(
+        !contents.contains(&ada) && !contents.contains(&program),
+        "what opens doors is stored nowhere"
+    );
 }
 
 #[tokio::test]
 async fn an_organization_that_is_deleted_opens_to_nobody_at_once_and_is_erased() {
     let gateway = Gateway::start().await;
     let mut people = organizations(gateway.channel());
-    let team = people.create_organization(organization_spec("team")).await.expect("it is made").into_inner();
+    let team = people
+        .create_organization(organization_spec("team"))
+        .await
+        .expect("it is made")
+        .into_inner();
     let team = id(team.organization.expect("set").metadata);
-    let delete =
-        |organization: &str| v1::DeleteOrganizationRequest { organization: organization.into(), ..Default::default() };
+    let delete = |organization: &str| v1::DeleteOrganizationRequest {
+        organization: organization.into(),
+        ..Default::default()
+    };
     refused(people.delete_organization(delete("nobody")).await, Code::NotFound);
     refused(people.delete_organization(delete("local")).await, Code::FailedPrecondition);
     // A task of it with a message that nobody has looked at yet.
-    gateway.providers().create_model_provider(inside(Request::new(provider("p")), &team)).await.expect("made");
+    gateway
+        .providers()
+        .create_model_provider(inside(Request::new(provider("p")), &team))
+        .await
+        .expect("made");
     gateway.models().create_model(inside(Request::new(model("m")), &team)).await.expect("made");
     gateway.agents().create_agent(inside(Request::new(agent("ada")), &team)).await.expect("made");
     let spec = v1::TaskSpec { workspace: String::new(), ..task_spec() };
     let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key: String::new() };
-    let task = gateway.tasks().create_task(inside(Request::new(request), &team)).await.expect("made").into_inner();
+    let task = gateway
+        .tasks()
+        .create_task(inside(Request::new(request), &team))
+        .await
+        .expect("made")
+        .into_inner();
     let task = id(task.metadata);
-    gateway.messages().create_message(inside(Request::new(message(&task, "hello")), &team)).await.expect("accepted");
-    let request = v1::CreateApiKeyRequest { spec: self::spec(v1::Role::Owner, &["admin"]), expires_in: None };
-    let program =
-        keys(&gateway).create_api_key(inside(Request::new(request), &team)).await.expect("made").into_inner().key;
-    people.delete_organization(inside(Request::new(delete("team")), &team)).await.expect("it is closed");
+    gateway
+        .messages()
+        .create_message(inside(Request::new(message(&task, "hello")), &team))
+        .await
+        .expect("accepted");
+    let request =
+        v1::CreateApiKeyRequest { spec: self::spec(v1::Role::Owner, &["admin"]), expires_in: None };
+    let program = keys(&gateway)
+        .create_api_key(inside(Request::new(request), &team))
+        .await
+        .expect("made")
+        .into_inner()
+        .key;
+    people
+        .delete_organization(inside(Request::new(delete("team")), &team))
+        .await
+        .expect("it is closed");
     refused(who(gateway.channel(), Some(&program), None).await, Code::Unauthenticated);
     refused(who(gateway.channel(), None, Some(&team)).await, Code::PermissionDenied);
     people.create_organization(organization_spec("team")).await.expect("the slug is free");
@@ -359,8 +510,15 @@ async fn an_organization_that_is_deleted_opens_to_nobody_at_once_and_is_erased()
     people.delete_organization(delete("other")).await.expect("the operator may");
     refused(people.delete_organization(delete("other")).await, Code::NotFound);
     let trail = || async { gateway.database.contents().await };
-    _ = until("the trail says that it is erased", trail, |trail| trail.contains("EraseOrganization")).await;
-    let listed = people.list_organizations(v1::ListOrganizationsRequest::default()).await.expect("listed").into_inner();
+    _ = until("the trail says that it is erased", trail, |trail| {
+        trail.contains("EraseOrganization")
+    })
+    .await;
+    let listed = people
+        .list_organizations(v1::ListOrganizationsRequest::default())
+        .await
+        .expect("listed")
+        .into_inner();
     assert_eq!(listed.organizations.len(), 2);
 }
 
@@ -370,16 +528,24 @@ async fn a_subscription_ends_with_what_opened_it() {
     let owner = (OrganizationId::LOCAL, UserId::LOCAL);
     let (key_id, credential) = key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;
     let request = authorized(v1::SubscribeRequest::default(), Some(&credential));
-    let opened = EventServiceClient::new(gateway.channel()).subscribe(request).await.expect("it is opened");
+    let opened =
+        EventServiceClient::new(gateway.channel()).subscribe(request).await.expect("it is opened");
     let mut stream = opened.into_inner();
-    let revoke = v1::RevokeApiKeyRequest { api_key: key_id.to_string(), idempotency_key: String::new() };
+    let revoke =
+        v1::RevokeApiKeyRequest { api_key: key_id.to_string(), idempotency_key: String::new() };
     keys(&gateway).revoke_api_key(revoke).await.expect("it is revoked");
     let end = within("the subscription ends", stream.message()).await;
     refused(end, Code::Unavailable);
     let request = authorized(v1::SubscribeRequest::default(), Some(&credential));
-    refused(EventServiceClient::new(gateway.channel()).subscribe(request).await, Code::Unauthenticated);
+    refused(
+        EventServiceClient::new(gateway.channel()).subscribe(request).await,
+        Code::Unauthenticated,
+    );
     let request = authorized(v1::ListAgentsRequest::default(), Some(&credential));
-    refused(AgentServiceClient::new(gateway.channel()).list_agents(request).await, Code::Unauthenticated);
+    refused(
+        AgentServiceClient::new(gateway.channel()).list_agents(request).await,
+        Code::Unauthenticated,
+    );
 }
 
 #[tokio::test]
@@ -390,8 +556,12 @@ async fn a_key_makes_none_that_outlives_it() {
     let (_, credential) = key(&gateway, owner, Role::Owner, &[Scope::Admin], Some(end)).await;
     for seconds in [None, Some(7200), Some(60)] {
         let expires_in = seconds.map(|seconds| prost_types::Duration { seconds, nanos: 0 });
-        let request = v1::CreateApiKeyRequest { spec: spec(v1::Role::Viewer, &["tasks:read"]), expires_in };
-        let made = keys(&gateway).create_api_key(authorized(request, Some(&credential))).await.expect("it is made");
+        let request =
+            v1::CreateApiKeyRequest { spec: spec(v1::Role::Viewer, &["tasks:read"]), expires_in };
+        let made = keys(&gateway)
+            .create_api_key(authorized(request, Some(&credential)))
+            .await
+            .expect("it is made");
         let until = made.into_inner().api_key.expect("set").expires_at.expect("it ends").seconds;
         assert!(until <= end.as_second(), "{seconds:?}: {until}");
         assert_eq!(seconds == Some(60), until < end.as_second(), "{seconds:?}: {until}");
@@ -401,7 +571,8 @@ async fn a_key_makes_none_that_outlives_it() {
 #[tokio::test]
 async fn only_the_operators_organization_says_where_a_model_provider_is() {
     let gateway = Gateway::start().await;
-    let made = organizations(gateway.channel()).create_organization(organization_spec("team")).await;
+    let made =
+        organizations(gateway.channel()).create_organization(organization_spec("team")).await;
     let team = id(made.expect("it is made").into_inner().organization.expect("set").metadata);
     let request = |name: &str, kind: v1::ModelProviderType, base_url: &str| {
         let spec = v1::ModelProviderSpec {
@@ -411,7 +582,10 @@ async fn only_the_operators_organization_says_where_a_model_provider_is() {
             api_key: if kind == v1::ModelProviderType::Local { String::new() } else { "k".into() },
             ..v1::ModelProviderSpec::default()
         };
-        v1::CreateModelProviderRequest { spec: Some(spec), ..v1::CreateModelProviderRequest::default() }
+        v1::CreateModelProviderRequest {
+            spec: Some(spec),
+            ..v1::CreateModelProviderRequest::default()
+        }
     };
     use v1::ModelProviderType as Kind;
     let inward = "http://127.0.0.1:5432";
@@ -425,7 +599,11 @@ async fn only_the_operators_organization_says_where_a_model_provider_is() {
         let theirs = inside(Request::new(request("theirs", kind, base_url)), &team);
         refused(gateway.providers().create_model_provider(theirs).await, Code::PermissionDenied);
         let name = format!("{kind:?}{}", base_url.len()).to_lowercase();
-        gateway.providers().create_model_provider(request(&name, kind, base_url)).await.expect("the operator may");
+        gateway
+            .providers()
+            .create_model_provider(request(&name, kind, base_url))
+            .await
+            .expect("the operator may");
     }
     let theirs = inside(Request::new(request("theirs", Kind::Openai, "")), &team);
     gateway.providers().create_model_provider(theirs).await.expect("vendors are everybody's");
@@ -435,7 +613,8 @@ async fn only_the_operators_organization_says_where_a_model_provider_is() {
         api_key: Some("k2".into()),
         ..v1::UpdateModelProviderRequest::default()
     };
-    let changed = gateway.providers().update_model_provider(inside(Request::new(change), &team)).await;
+    let changed =
+        gateway.providers().update_model_provider(inside(Request::new(change), &team)).await;
     refused(changed, Code::PermissionDenied);
 }
 
@@ -445,7 +624,8 @@ async fn a_subscription_tells_of_nothing_that_the_caller_may_not_read() {
     let owner = (OrganizationId::LOCAL, UserId::LOCAL);
     let (_, credential) = key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;
     let request = authorized(v1::SubscribeRequest::default(), Some(&credential));
-    let narrow = EventServiceClient::new(gateway.channel()).subscribe(request).await.expect("it is opened");
+    let narrow =
+        EventServiceClient::new(gateway.channel()).subscribe(request).await.expect("it is opened");
     let (mut narrow, mut wide) = (narrow.into_inner(), gateway.subscribe("", "").await);
     let gateway = gateway.with_agent().await;
     let block = v1::block::Block::Text(v1::Text { text: "hello".into() });
@@ -456,9 +636,14 @@ async fn a_subscription_tells_of_nothing_that_the_caller_may_not_read() {
         cron: "0 9 * * *".into(),
         ..v1::ScheduleSpec::default()
     };
-    let request = v1::CreateScheduleRequest { spec: Some(spec), ..v1::CreateScheduleRequest::default() };
-    ScheduleServiceClient::new(gateway.channel()).create_schedule(request).await.expect("it is made");
-    let seen: Vec<String> = take(&mut wide, 4).await.into_iter().map(|event| event.r#type).collect();
+    let request =
+        v1::CreateScheduleRequest { spec: Some(spec), ..v1::CreateScheduleRequest::default() };
+    ScheduleServiceClient::new(gateway.channel())
+        .create_schedule(request)
+        .await
+        .expect("it is made");
+    let seen: Vec<String> =
+        take(&mut wide, 4).await.into_iter().map(|event| event.r#type).collect();
     assert_eq!(seen, ["provider.created", "model.created", "agent.created", "schedule.created"]);
     assert_eq!(take(&mut narrow, 1).await[0].r#type, "schedule.created");
 }

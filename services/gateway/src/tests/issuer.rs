@@ -1,4 +1,5 @@
-//! A small OpenID Connect issuer: a real HTTP server with discovery and keys, that signs real tokens.
+//! A small OpenID Connect issuer: a real HTTP server with discovery and keys, that signs real
+//! tokens.
 
 use std::{
     net::SocketAddr,
@@ -14,14 +15,16 @@ use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use ring::{
     rand::SystemRandom,
     signature::{
-        ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair, EcdsaSigningAlgorithm,
-        Ed25519KeyPair, KeyPair as _, RsaKeyPair,
+        ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair,
+        EcdsaSigningAlgorithm, Ed25519KeyPair, KeyPair as _, RsaKeyPair,
     },
 };
 use serde_json::{Value, json};
 
-/// RSA keys that are good for nothing but these tests: making one takes longer than everything else here.
-const RSA: [&str; 2] = [include_str!("issuer/first.der.b64"), include_str!("issuer/second.der.b64")];
+/// RSA keys that are good for nothing but these tests: making one takes longer than everything else
+/// here.
+const RSA: [&str; 2] =
+    [include_str!("issuer/first.der.b64"), include_str!("issuer/second.der.b64")];
 
 pub(crate) const AUDIENCE: &str = "construct";
 
@@ -41,8 +44,14 @@ impl Key {
         let pair = RsaKeyPair::from_der(&der).expect("an RSA key");
         // `SEQUENCE { INTEGER n, INTEGER 65537 }`: of 2048 bits, n stands behind nine bytes.
         let n = BASE64_URL_SAFE_NO_PAD.encode(&pair.public().as_ref()[9..265]);
-        let public = json!({"kty": "RSA", "kid": id, "use": "sig", "alg": "RS256", "n": n, "e": "AQAB"});
-        Self { id: id.to_owned(), algorithm: Algorithm::RS256, signing: EncodingKey::from_rsa_der(&der), public }
+        let public =
+            json!({"kty": "RSA", "kid": id, "use": "sig", "alg": "RS256", "n": n, "e": "AQAB"});
+        Self {
+            id: id.to_owned(),
+            algorithm: Algorithm::RS256,
+            signing: EncodingKey::from_rsa_der(&der),
+            public,
+        }
     }
 
     /// The same key, published without saying what it is for.
@@ -61,10 +70,16 @@ impl Key {
         Self::on_curve(id, Algorithm::ES384, &ECDSA_P384_SHA384_FIXED_SIGNING, "P-384")
     }
 
-    fn on_curve(id: &str, algorithm: Algorithm, way: &'static EcdsaSigningAlgorithm, curve: &str) -> Self {
+    fn on_curve(
+        id: &str,
+        algorithm: Algorithm,
+        way: &'static EcdsaSigningAlgorithm,
+        curve: &str,
+    ) -> Self {
         let random = SystemRandom::new();
         let document = EcdsaKeyPair::generate_pkcs8(way, &random).expect("there is randomness");
-        let pair = EcdsaKeyPair::from_pkcs8(way, document.as_ref(), &random).expect("it was just made");
+        let pair =
+            EcdsaKeyPair::from_pkcs8(way, document.as_ref(), &random).expect("it was just made");
         // A byte that says how the point is written, and both of its halves.
         let point = &pair.public_key().as_ref()[1..];
         let (x, y) = point.split_at(point.len() / 2);
@@ -76,7 +91,8 @@ impl Key {
 
     /// A new one of Ed25519.
     pub(crate) fn ed(id: &str) -> Self {
-        let document = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).expect("there is randomness");
+        let document =
+            Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).expect("there is randomness");
         let pair = Ed25519KeyPair::from_pkcs8(document.as_ref()).expect("it was just made");
         let x = BASE64_URL_SAFE_NO_PAD.encode(pair.public_key().as_ref());
         let public = json!({"kty": "OKP", "crv": "Ed25519", "kid": id, "alg": "EdDSA", "x": x});

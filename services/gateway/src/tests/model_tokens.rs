@@ -14,7 +14,10 @@ fn tokens(gateway: &Gateway) -> ModelTokenServiceClient<Channel> {
 }
 
 fn request(model: &str) -> v1::CreateModelTokenRequest {
-    v1::CreateModelTokenRequest { models: vec![model.into()], ..v1::CreateModelTokenRequest::default() }
+    v1::CreateModelTokenRequest {
+        models: vec![model.into()],
+        ..v1::CreateModelTokenRequest::default()
+    }
 }
 
 #[tokio::test]
@@ -31,7 +34,10 @@ async fn a_token_names_whose_money_it_spends_and_on_what() {
     let keys = MasterKeys::parse(TOKEN_KEY).expect("a key");
     let now = Timestamp::now();
     let token = ModelToken::verify(&made.token, &keys, now).expect("it is valid");
-    assert_eq!((token.id.as_str(), token.models.as_slice()), (made.id.as_str(), ["m".to_owned()].as_slice()));
+    assert_eq!(
+        (token.id.as_str(), token.models.as_slice()),
+        (made.id.as_str(), ["m".to_owned()].as_slice())
+    );
     assert_eq!((token.organization, token.task), (OrganizationId::LOCAL.to_string(), task));
     assert_eq!(token.budget_pico_usd, 2_000_000_000_000);
     let left = token.expires_at.duration_since(now).as_secs();
@@ -44,7 +50,10 @@ async fn there_are_no_tokens_for_what_does_not_exist_nor_without_bounds() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = tokens(&gateway);
     refused(client.create_model_token(request("elsewhere")).await, Code::NotFound);
-    let task = v1::CreateModelTokenRequest { task: "task_01890a5d-ac96-774b-bcce-b302099a8057".into(), ..request("m") };
+    let task = v1::CreateModelTokenRequest {
+        task: "task_01890a5d-ac96-774b-bcce-b302099a8057".into(),
+        ..request("m")
+    };
     refused(client.create_model_token(task).await, Code::NotFound);
     let wrong = v1::CreateModelTokenRequest {
         budget_pico_usd: -1,

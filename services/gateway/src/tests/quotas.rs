@@ -7,9 +7,9 @@ use construct_domain::{
     access::{Role, Scope},
 };
 use construct_proto::v1::{
-    self, QuotaLimits, agent_service_client::AgentServiceClient, key_service_client::KeyServiceClient,
-    message_service_client::MessageServiceClient, task_service_client::TaskServiceClient,
-    usage_service_client::UsageServiceClient,
+    self, QuotaLimits, agent_service_client::AgentServiceClient,
+    key_service_client::KeyServiceClient, message_service_client::MessageServiceClient,
+    task_service_client::TaskServiceClient, usage_service_client::UsageServiceClient,
 };
 use construct_store::Limits;
 use reqwest::StatusCode;
@@ -34,10 +34,16 @@ async fn gateway(limits: Limits) -> Gateway {
     let gateway_tiers = BTreeMap::from([("free".to_owned(), limits)]);
     // A test is of one day, whatever the time is.
     let gateway_calendar = Calendar::around(jiff::Timestamp::now());
-    Gateway::start_with(Config { gateway_tiers, gateway_tier: "free".into(), gateway_calendar, ..required() }).await
+    Gateway::start_with(Config {
+        gateway_tiers,
+        gateway_tier: "free".into(),
+        gateway_calendar,
+        ..required()
+    })
+    .await
 }
 
-/// An organisation with an owner's key, and the agents of the operator's.
+/// An organization with an owner's key, and the agents of the operator's.
 async fn team(gateway: &Gateway, name: &str) -> (OrganizationId, String) {
     let (organization, owner) = other(gateway, name).await;
     let (_, key) = key(gateway, (organization, owner), Role::Owner, &[Scope::Admin], None).await;
@@ -47,24 +53,39 @@ async fn team(gateway: &Gateway, name: &str) -> (OrganizationId, String) {
 /// A provider, a model and the agent `ada` of whoever has this key.
 async fn furnish(gateway: &Gateway, key: &str) {
     let channel = gateway.channel();
-    let mut providers = v1::model_provider_service_client::ModelProviderServiceClient::new(channel.clone());
-    providers.create_model_provider(authorized(provider("p"), Some(key))).await.expect("it is made");
+    let mut providers =
+        v1::model_provider_service_client::ModelProviderServiceClient::new(channel.clone());
+    providers
+        .create_model_provider(authorized(provider("p"), Some(key)))
+        .await
+        .expect("it is made");
     let mut models = v1::model_service_client::ModelServiceClient::new(channel.clone());
     models.create_model(authorized(model("m"), Some(key))).await.expect("it is made");
-    AgentServiceClient::new(channel).create_agent(authorized(agent("ada"), Some(key))).await.expect("it is made");
+    AgentServiceClient::new(channel)
+        .create_agent(authorized(agent("ada"), Some(key)))
+        .await
+        .expect("it is made");
 }
 
 fn usage(gateway: &Gateway) -> UsageServiceClient<Channel> {
     UsageServiceClient::new(gateway.channel())
 }
 
-async fn create_task(gateway: &Gateway, caller: &str, idempotency_key: &str) -> Result<Response<v1::Task>, Status> {
+async fn create_task(
+    gateway: &Gateway,
+    caller: &str,
+    idempotency_key: &str,
+) -> Result<Response<v1::Task>, Status> {
     let spec = v1::TaskSpec { agent: "ada".into(), ..v1::TaskSpec::default() };
-    let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key: idempotency_key.into() };
+    let request =
+        v1::CreateTaskRequest { spec: Some(spec), idempotency_key: idempotency_key.into() };
     TaskServiceClient::new(gateway.channel()).create_task(authorized(request, Some(caller))).await
 }
 
-async fn list_tasks(gateway: &Gateway, caller: &str) -> Result<Response<v1::ListTasksResponse>, Status> {
+async fn list_tasks(
+    gateway: &Gateway,
+    caller: &str,
+) -> Result<Response<v1::ListTasksResponse>, Status> {
     let request = authorized(v1::ListTasksRequest::default(), Some(caller));
     TaskServiceClient::new(gateway.channel()).list_tasks(request).await
 }
@@ -86,7 +107,8 @@ fn requests(requests: i64) -> Limits {
 #[tokio::test]
 async fn who_floods_is_refused_and_nobody_else_notices() {
     let gateway = gateway(Limits { key_requests_per_minute: Some(4), ..requests(6) }).await;
-    let ((flooding, flood), (_, calm)) = (team(&gateway, "flood").await, team(&gateway, "calm").await);
+    let ((flooding, flood), (_, calm)) =
+        (team(&gateway, "flood").await, team(&gateway, "calm").await);
     let mut outcomes = Vec::new();
     for _ in 0..20 {
         outcomes.push(list_tasks(&gateway, &flood).await.map(drop));
@@ -98,7 +120,8 @@ async fn who_floods_is_refused_and_nobody_else_notices() {
     let (id, seconds) = quota(last);
     assert!(id == "key_requests_per_minute" && seconds < 60, "{id} {seconds}");
     let answer = list_tasks(&gateway, &calm).await.expect("nobody takes its share");
-    let told = answer.metadata().get("ratelimit").expect("it is told").to_str().expect("text").to_owned();
+    let told =
+        answer.metadata().get("ratelimit").expect("it is told").to_str().expect("text").to_owned();
     assert!(told.starts_with("\"requests_per_minute\";r=5;t="), "{told}");
     assert!(told.contains(", \"key_requests_per_minute\";r=3;t="), "{told}");
     assert_eq!(
@@ -113,7 +136,10 @@ async fn who_floods_is_refused_and_nobody_else_notices() {
     };
     let (_, operator) = key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
     let none = QuotaLimits { requests_per_minute: Some(0), ..QuotaLimits::default() };
-    refused(usage(&gateway).update_quota(authorized(request(none), Some(&operator))).await, Code::InvalidArgument);
+    refused(
+        usage(&gateway).update_quota(authorized(request(none), Some(&operator))).await,
+        Code::InvalidArgument,
+    );
     // The operator is not limited unless somebody says so.
     let (_, operator) = key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
     for _ in 0..20 {
@@ -121,14 +147,20 @@ async fn who_floods_is_refused_and_nobody_else_notices() {
         assert!(answer.metadata().get("ratelimit").is_none());
     }
     // What the operator says holds at once.
-    let overrides =
-        QuotaLimits { requests_per_minute: Some(1000), key_requests_per_minute: Some(1000), ..QuotaLimits::default() };
+    let overrides = QuotaLimits {
+        requests_per_minute: Some(1000),
+        key_requests_per_minute: Some(1000),
+        ..QuotaLimits::default()
+    };
     let request = v1::UpdateQuotaRequest {
         organization: flooding.to_string(),
         overrides: Some(overrides),
         ..v1::UpdateQuotaRequest::default()
     };
-    let said = usage(&gateway).update_quota(authorized(request, Some(&operator))).await.expect("it is said");
+    let said = usage(&gateway)
+        .update_quota(authorized(request, Some(&operator)))
+        .await
+        .expect("it is said");
     let said = said.into_inner();
     assert_eq!((said.tier.as_str(), said.assigned_tier.as_str(), said.revision), ("free", "", 1));
     for _ in 0..20 {
@@ -158,40 +190,64 @@ async fn a_refusal_and_what_is_left_are_told_on_every_face() {
     let refused = request.send().await.expect("it answers");
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     let left = told(&refused, "ratelimit");
-    assert!(left.contains("\"tasks_per_day\";r=0;t=") && left.contains("\"requests_per_minute\";r="), "{left}");
-    assert!(told(&refused, "ratelimit-policy").contains("\"tasks_per_day\";q=0;qu=\"tasks\";w=86400"));
+    assert!(
+        left.contains("\"tasks_per_day\";r=0;t=") && left.contains("\"requests_per_minute\";r="),
+        "{left}"
+    );
+    assert!(
+        told(&refused, "ratelimit-policy").contains("\"tasks_per_day\";q=0;qu=\"tasks\";w=86400")
+    );
     let after: u64 = told(&refused, "retry-after").parse().expect("seconds");
     assert!((1..=86_400).contains(&after), "{after}");
     let problem: Value = refused.json().await.expect("JSON");
     assert_eq!((&problem["code"], &problem["status"]), (&json!("RESOURCE_EXHAUSTED"), &json!(429)));
     assert_eq!(
-        (&problem["quotas"][0]["quota"], &problem["quotas"][0]["limit"], &problem["quotas"][0]["subject"]),
+        (
+            &problem["quotas"][0]["quota"],
+            &problem["quotas"][0]["limit"],
+            &problem["quotas"][0]["subject"]
+        ),
         (&json!("tasks_per_day"), &json!("0"), &json!(format!("organization:{organization}")))
     );
     // A call is counted once, however many layers look at it.
     let again = client.get(url("/v1/tasks")).bearer_auth(&key).send().await.expect("it answers");
     let number = |text: &str| -> u64 {
-        let digits = text.split(";r=").nth(1).and_then(|rest| rest.split(';').next()).expect("a number");
+        let digits =
+            text.split(";r=").nth(1).and_then(|rest| rest.split(';').next()).expect("a number");
         digits.parse().expect("a number")
     };
     assert!(number(&told(&again, "ratelimit")) >= number(&before) - 2, "{before}");
     // Connect.
     let request = client.post(url("/construct.v1.TaskService/CreateTask")).bearer_auth(&key);
-    let refused = request.json(&json!({"spec": {"agent": "ada"}})).send().await.expect("it answers");
+    let refused =
+        request.json(&json!({"spec": {"agent": "ada"}})).send().await.expect("it answers");
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(told(&refused, "ratelimit").contains("\"tasks_per_day\";r=0"));
     assert!(told(&refused, "retry-after").parse::<u64>().is_ok());
     let error: Value = refused.json().await.expect("JSON");
-    let kinds: Vec<_> =
-        error["details"].as_array().expect("details").iter().map(|detail| detail["type"].clone()).collect();
+    let kinds: Vec<_> = error["details"]
+        .as_array()
+        .expect("details")
+        .iter()
+        .map(|detail| detail["type"].clone())
+        .collect();
     assert_eq!(error["code"], "resource_exhausted");
-    assert!(kinds.contains(&json!("google.rpc.QuotaFailure")) && kinds.contains(&json!("google.rpc.RetryInfo")));
-    let fine = client.post(url("/construct.v1.TaskService/ListTasks")).bearer_auth(&key).json(&json!({}));
+    assert!(
+        kinds.contains(&json!("google.rpc.QuotaFailure"))
+            && kinds.contains(&json!("google.rpc.RetryInfo"))
+    );
+    let fine =
+        client.post(url("/construct.v1.TaskService/ListTasks")).bearer_auth(&key).json(&json!({}));
     let fine = fine.send().await.expect("it answers");
     assert!(told(&fine, "ratelimit").starts_with("\"requests_per_minute\";r="));
     // A body that is no JSON never reaches the services, and was counted all the same.
     let broken = client.post(url("/construct.v1.TaskService/ListTasks")).bearer_auth(&key);
-    let broken = broken.header("content-type", "application/json").body("{").send().await.expect("it answers");
+    let broken = broken
+        .header("content-type", "application/json")
+        .body("{")
+        .send()
+        .await
+        .expect("it answers");
     assert_eq!(broken.status(), StatusCode::BAD_REQUEST);
     assert!(told(&broken, "ratelimit").starts_with("\"requests_per_minute\";r="));
     // gRPC-Web.
@@ -205,7 +261,8 @@ async fn a_refusal_and_what_is_left_are_told_on_every_face() {
     let (id, seconds) = quota(Err::<(), _>(status));
     assert!(id == "tasks_per_day" && seconds <= 86_400, "{id} {seconds}");
     // The operator protocol.
-    let (reader, mut writer) = TcpStream::connect(gateway.operator).await.expect("it listens").into_split();
+    let (reader, mut writer) =
+        TcpStream::connect(gateway.operator).await.expect("it listens").into_split();
     let mut lines = BufReader::new(reader).lines();
     let text = json!([{"type": "text", "text": "hello"}]);
     for line in [
@@ -217,7 +274,8 @@ async fn a_refusal_and_what_is_left_are_told_on_every_face() {
     }
     let (mut errors, mut left) = (BTreeMap::new(), Value::Null);
     while errors.len() < 2 {
-        let line = within("an answer", lines.next_line()).await.expect("it lives").expect("it goes on");
+        let line =
+            within("an answer", lines.next_line()).await.expect("it lives").expect("it goes on");
         let line: Value = serde_json::from_str(&line).expect("JSON");
         if line["type"] == "authenticated" {
             left = line["rateLimit"]["requests_per_minute"].clone();
@@ -228,11 +286,18 @@ async fn a_refusal_and_what_is_left_are_told_on_every_face() {
         }
     }
     let number = |name: &str| left[name].as_i64().unwrap_or_else(|| panic!("{name}: {left}"));
-    assert!((0..number("limit")).contains(&number("remaining")) && number("window") == 60, "{left}");
+    assert!(
+        (0..number("limit")).contains(&number("remaining")) && number("window") == 60,
+        "{left}"
+    );
     for (id, error) in errors {
         assert_eq!(error["code"], "RATE_LIMIT_EXCEEDED", "{id}: {error}");
         let details = &error["details"];
-        assert_eq!((&details["quota"], &details["limit"]), (&json!("tasks_per_day"), &json!(0)), "{id}: {error}");
+        assert_eq!(
+            (&details["quota"], &details["limit"]),
+            (&json!("tasks_per_day"), &json!(0)),
+            "{id}: {error}"
+        );
         assert!(details["retryAfter"].as_u64().is_some_and(|after| after > 0), "{id}: {error}");
     }
 }
@@ -251,7 +316,10 @@ async fn what_lasts_is_refused_when_it_is_used_up_and_what_was_done_is_answered_
     // Who deletes a task has begun it all the same.
     let task = id(first.metadata);
     let delete = v1::DeleteTaskRequest { task: task.clone(), ..v1::DeleteTaskRequest::default() };
-    TaskServiceClient::new(gateway.channel()).delete_task(authorized(delete, Some(&key))).await.expect("deleted");
+    TaskServiceClient::new(gateway.channel())
+        .delete_task(authorized(delete, Some(&key)))
+        .await
+        .expect("deleted");
     assert_eq!(quota(create_task(&gateway, &key, "").await).0, "tasks_per_day");
     // Nobody's limit is another's.
     let (owner, calm) = team(&gateway, "calm").await;
@@ -259,8 +327,11 @@ async fn what_lasts_is_refused_when_it_is_used_up_and_what_was_done_is_answered_
     // What was allowed and did not come about uses nothing up.
     let spec = v1::TaskSpec { agent: "nobody".into(), ..v1::TaskSpec::default() };
     for _ in 0..3 {
-        let wrong = v1::CreateTaskRequest { spec: Some(spec.clone()), ..v1::CreateTaskRequest::default() };
-        let wrong = TaskServiceClient::new(gateway.channel()).create_task(authorized(wrong, Some(&calm))).await;
+        let wrong =
+            v1::CreateTaskRequest { spec: Some(spec.clone()), ..v1::CreateTaskRequest::default() };
+        let wrong = TaskServiceClient::new(gateway.channel())
+            .create_task(authorized(wrong, Some(&calm)))
+            .await;
         refused(wrong, Code::NotFound);
     }
     let task = id(create_task(&gateway, &calm, "").await.expect("its first").into_inner().metadata);
@@ -275,36 +346,57 @@ async fn what_lasts_is_refused_when_it_is_used_up_and_what_was_done_is_answered_
         step: construct_domain::StepId::from_uuid(uuid::Uuid::now_v7()),
         model: construct_domain::ModelId::from_uuid(uuid::Uuid::now_v7()),
         purpose: construct_store::Purpose::Turn,
-        usage: construct_domain::money::Usage { input_tokens: 9, output_tokens: 1, ..Default::default() },
+        usage: construct_domain::money::Usage {
+            input_tokens: 9,
+            output_tokens: 1,
+            ..Default::default()
+        },
     };
     let now = jiff::Timestamp::now();
-    store.step_usage_record(owner, task.parse().expect("an id"), None, &ledger, now).await.expect("booked");
+    store
+        .step_usage_record(owner, task.parse().expect("an id"), None, &ledger, now)
+        .await
+        .expect("booked");
     // What was counted is believed for a moment.
     let refusal = until("the tokens are counted", || say("again"), Result::is_err).await;
     let resume = v1::ResumeTaskRequest { task: task.clone(), ..v1::ResumeTaskRequest::default() };
-    let resume = TaskServiceClient::new(gateway.channel()).resume_task(authorized(resume, Some(&calm))).await;
+    let resume = TaskServiceClient::new(gateway.channel())
+        .resume_task(authorized(resume, Some(&calm)))
+        .await;
     assert_eq!(quota(resume).0, "tokens_per_day");
     assert_eq!(quota(refusal).0, "tokens_per_day");
     let shown = v1::GetQuotaRequest::default();
-    let shown = usage(&gateway).get_quota(authorized(shown, Some(&calm))).await.expect("shown").into_inner();
+    let shown = usage(&gateway)
+        .get_quota(authorized(shown, Some(&calm)))
+        .await
+        .expect("shown")
+        .into_inner();
     let used = shown.used.expect("it is counted");
     assert_eq!((shown.tier.as_str(), used.tasks, used.tokens), ("free", 1, 10));
     assert_eq!(shown.limits.expect("they are told").tokens_per_day, Some(10));
-    let counted = usage(&gateway).get_quota(authorized(v1::GetQuotaRequest::default(), Some(&key))).await;
+    let counted =
+        usage(&gateway).get_quota(authorized(v1::GetQuotaRequest::default(), Some(&key))).await;
     assert_eq!(counted.expect("shown").into_inner().used.expect("counted").tasks, 2);
     // What models used, over REST.
     _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-    let url =
-        format!("http://{}/v1/usage?dimensions=USAGE_DIMENSION_DAY&dimensions=USAGE_DIMENSION_AGENT", gateway.address);
+    let url = format!(
+        "http://{}/v1/usage?dimensions=USAGE_DIMENSION_DAY&dimensions=USAGE_DIMENSION_AGENT",
+        gateway.address
+    );
     let answer = client.get(url).bearer_auth(&calm).send().await.expect("it answers");
     let answer: Value = answer.json().await.expect("JSON");
-    assert_eq!((&answer["usage"][0]["agent"], &answer["usage"][0]["calls"]), (&json!("ada"), &json!("1")), "{answer}");
+    assert_eq!(
+        (&answer["usage"][0]["agent"], &answer["usage"][0]["calls"]),
+        (&json!("ada"), &json!("1")),
+        "{answer}"
+    );
     assert_eq!(answer["usage"][0]["usage"]["inputTokens"], "9");
     // The operator sees another's quota, and nobody else does.
     let (_, operator) = super::walk::key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
     let asked = v1::GetQuotaRequest { organization: organization.to_string() };
-    let seen = usage(&gateway).get_quota(authorized(asked.clone(), Some(&operator))).await.expect("shown");
+    let seen =
+        usage(&gateway).get_quota(authorized(asked.clone(), Some(&operator))).await.expect("shown");
     assert_eq!(seen.into_inner().used.expect("counted").tasks, 2);
     refused(usage(&gateway).get_quota(authorized(asked, Some(&calm))).await, Code::NotFound);
 }
@@ -322,7 +414,8 @@ async fn usage_is_listed_page_by_page_of_ones_own_only() {
             usage: construct_domain::money::Usage { input_tokens: day, ..Default::default() },
         };
         let at = format!("2026-05-0{day}T12:00:00Z").parse().expect("a time");
-        let booked = gateway.store().step_usage_record(OrganizationId::LOCAL, task, None, &entry, at).await;
+        let booked =
+            gateway.store().step_usage_record(OrganizationId::LOCAL, task, None, &entry, at).await;
         booked.expect("booked");
     }
     let time = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
@@ -332,14 +425,24 @@ async fn usage_is_listed_page_by_page_of_ones_own_only() {
         ..v1::list_usage_request::Filter::default()
     };
     let mut request = v1::ListUsageRequest {
-        page: Some(v1::PageRequest { page_size: 2, order_by: "day asc".into(), ..v1::PageRequest::default() }),
+        page: Some(v1::PageRequest {
+            page_size: 2,
+            order_by: "day asc".into(),
+            ..v1::PageRequest::default()
+        }),
         filter: Some(filter),
         dimensions: vec![v1::UsageDimension::Day.into()],
     };
     let mut days = Vec::new();
     loop {
-        let answer = usage(&gateway).list_usage(request.clone()).await.expect("listed").into_inner();
-        days.extend(answer.usage.into_iter().map(|row| (row.day, row.usage.expect("of models").input_tokens)));
+        let answer =
+            usage(&gateway).list_usage(request.clone()).await.expect("listed").into_inner();
+        days.extend(
+            answer
+                .usage
+                .into_iter()
+                .map(|row| (row.day, row.usage.expect("of models").input_tokens)),
+        );
         let next = answer.page.expect("it says").next_page_token;
         if next.is_empty() {
             break;
@@ -360,7 +463,12 @@ async fn usage_is_listed_page_by_page_of_ones_own_only() {
 
 fn limited(name: &str, limits: v1::ApiKeyLimits) -> v1::CreateApiKeyRequest {
     let scopes = vec!["admin".into()];
-    let spec = v1::ApiKeySpec { name: name.into(), scopes, limits: Some(limits), ..v1::ApiKeySpec::default() };
+    let spec = v1::ApiKeySpec {
+        name: name.into(),
+        scopes,
+        limits: Some(limits),
+        ..v1::ApiKeySpec::default()
+    };
     v1::CreateApiKeyRequest { spec: Some(spec), expires_in: None }
 }
 
@@ -385,12 +493,17 @@ async fn book(gateway: &Gateway, organization: OrganizationId, task: &str, token
         usage: construct_domain::money::Usage { input_tokens: tokens, ..Default::default() },
     };
     let (task, now) = (task.parse().expect("an id"), jiff::Timestamp::now());
-    gateway.store().step_usage_record(organization, task, None, &ledger, now).await.expect("booked");
+    gateway
+        .store()
+        .step_usage_record(organization, task, None, &ledger, now)
+        .await
+        .expect("booked");
 }
 
 #[tokio::test]
 async fn a_key_is_held_to_its_own_limits_and_another_is_not() {
-    let gateway = gateway(Limits { key_requests_per_minute: Some(2000), ..Limits::default() }).await;
+    let gateway =
+        gateway(Limits { key_requests_per_minute: Some(2000), ..Limits::default() }).await;
     let (organization, owner) = team(&gateway, "team").await;
     furnish(&gateway, &owner).await;
     let limits = v1::ApiKeyLimits {
@@ -406,10 +519,15 @@ async fn a_key_is_held_to_its_own_limits_and_another_is_not() {
     assert_eq!(told, "\"key_requests_per_minute\";q=1000;w=60", "the lower of the two");
     let task = id(first.into_inner().metadata);
     let status = create_task(&gateway, &bot, "").await.expect_err("there is one a day");
-    let subject = status.get_error_details().quota_failure().expect("it says which").violations[0].subject.clone();
+    let subject = status.get_error_details().quota_failure().expect("it says which").violations[0]
+        .subject
+        .clone();
     assert_eq!(subject, format!("api_key:{key_id}"));
     assert!(
-        status.metadata().get("ratelimit").is_some_and(|left| left.to_str().is_ok_and(|left| left.contains("r=0")))
+        status
+            .metadata()
+            .get("ratelimit")
+            .is_some_and(|left| left.to_str().is_ok_and(|left| left.contains("r=0")))
     );
     assert_eq!(quota(Err::<(), _>(status)).0, "key_tasks_per_day");
     let again = create_task(&gateway, &bot, "k").await.expect("it was made before").into_inner();
@@ -425,24 +543,45 @@ async fn a_key_is_held_to_its_own_limits_and_another_is_not() {
         revision,
         ..v1::UpdateApiKeyRequest::default()
     };
-    refused(keys(&gateway).update_api_key(authorized(raise(0), Some(&bot))).await, Code::PermissionDenied);
+    refused(
+        keys(&gateway).update_api_key(authorized(raise(0), Some(&bot))).await,
+        Code::PermissionDenied,
+    );
     let escape = limited("free", v1::ApiKeyLimits::default());
-    refused(keys(&gateway).create_api_key(authorized(escape, Some(&bot))).await, Code::PermissionDenied);
+    refused(
+        keys(&gateway).create_api_key(authorized(escape, Some(&bot))).await,
+        Code::PermissionDenied,
+    );
     let spec = limited("free", limits).spec;
     let code = v1::CreateSetupCodeRequest { spec, ..v1::CreateSetupCodeRequest::default() };
-    refused(keys(&gateway).create_setup_code(authorized(code, Some(&bot))).await, Code::PermissionDenied);
-    let spec = v1::OrganizationSpec { name: "free".into(), slug: "free".into(), ..v1::OrganizationSpec::default() };
-    let free = v1::CreateOrganizationRequest { spec: Some(spec), ..v1::CreateOrganizationRequest::default() };
+    refused(
+        keys(&gateway).create_setup_code(authorized(code, Some(&bot))).await,
+        Code::PermissionDenied,
+    );
+    let spec = v1::OrganizationSpec {
+        name: "free".into(),
+        slug: "free".into(),
+        ..v1::OrganizationSpec::default()
+    };
+    let free = v1::CreateOrganizationRequest {
+        spec: Some(spec),
+        ..v1::CreateOrganizationRequest::default()
+    };
     let free = v1::organization_service_client::OrganizationServiceClient::new(gateway.channel())
         .create_organization(authorized(free, Some(&bot)))
         .await;
     refused(free, Code::PermissionDenied);
     refused(keys(&gateway).update_api_key(authorized(raise(7), Some(&owner))).await, Code::Aborted);
-    let raised = keys(&gateway).update_api_key(authorized(raise(1), Some(&owner))).await.expect("said").into_inner();
+    let raised = keys(&gateway)
+        .update_api_key(authorized(raise(1), Some(&owner)))
+        .await
+        .expect("said")
+        .into_inner();
     assert_eq!(raised.metadata.expect("it has some").revision, 2);
     create_task(&gateway, &bot, "").await.expect("the second");
 
-    // What a task does is counted for who asked last: with the key that is limited, and then with one that is not.
+    // What a task does is counted for who asked last: with the key that is limited, and then with
+    // one that is not.
     let say = async |key: &str| {
         let request = authorized(message(&task, "go on"), Some(key));
         MessageServiceClient::new(gateway.channel()).create_message(request).await
@@ -452,40 +591,72 @@ async fn a_key_is_held_to_its_own_limits_and_another_is_not() {
     // What was counted is believed for a moment.
     let refusal = until("the tokens are counted", || say(&bot), Result::is_err).await;
     assert_eq!(quota(refusal).0, "key_tokens_per_day");
-    let mut tokens = v1::model_token_service_client::ModelTokenServiceClient::new(gateway.channel());
-    let token = v1::CreateModelTokenRequest { models: vec!["m".into()], ..v1::CreateModelTokenRequest::default() };
-    assert_eq!(quota(tokens.create_model_token(authorized(token.clone(), Some(&bot))).await).0, "key_tokens_per_day");
+    let mut tokens =
+        v1::model_token_service_client::ModelTokenServiceClient::new(gateway.channel());
+    let token = v1::CreateModelTokenRequest {
+        models: vec!["m".into()],
+        ..v1::CreateModelTokenRequest::default()
+    };
+    assert_eq!(
+        quota(tokens.create_model_token(authorized(token.clone(), Some(&bot))).await).0,
+        "key_tokens_per_day"
+    );
     say(&owner).await.expect("it is not limited");
     book(&gateway, organization, &task, 1000).await;
-    let signed = tokens.create_model_token(authorized(token, Some(&other))).await.expect("it is made").into_inner();
+    let signed = tokens
+        .create_model_token(authorized(token, Some(&other)))
+        .await
+        .expect("it is made")
+        .into_inner();
     let master = construct_runtime::MasterKeys::parse(TOKEN_KEY).expect("a key");
-    let signed = construct_runtime::ModelToken::verify(&signed.token, &master, jiff::Timestamp::now());
+    let signed =
+        construct_runtime::ModelToken::verify(&signed.token, &master, jiff::Timestamp::now());
     let other_id = signed.expect("it is valid").key;
     assert!(other_id.starts_with("key_") && other_id != key_id, "{other_id}");
 
-    let get = |key: &str, by: &str| authorized(v1::GetApiKeyRequest { api_key: key.to_owned() }, Some(by));
-    let shown = keys(&gateway).get_api_key(get(&key_id, &bot)).await.expect("it may see itself").into_inner();
-    assert_eq!(shown.used, Some(v1::ApiKeyUse { tasks: 2, tokens: 10, ..v1::ApiKeyUse::default() }));
-    assert_eq!(shown.spec.expect("it has one").limits.expect("it is limited").tasks_per_day, Some(2));
+    let get = |key: &str, by: &str| {
+        authorized(v1::GetApiKeyRequest { api_key: key.to_owned() }, Some(by))
+    };
+    let shown = keys(&gateway)
+        .get_api_key(get(&key_id, &bot))
+        .await
+        .expect("it may see itself")
+        .into_inner();
+    assert_eq!(
+        shown.used,
+        Some(v1::ApiKeyUse { tasks: 2, tokens: 10, ..v1::ApiKeyUse::default() })
+    );
+    assert_eq!(
+        shown.spec.expect("it has one").limits.expect("it is limited").tasks_per_day,
+        Some(2)
+    );
     let (_, stranger) = team(&gateway, "stranger").await;
     refused(keys(&gateway).get_api_key(get(&key_id, &stranger)).await, Code::NotFound);
 
     // Usage by key, over REST.
     _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-    let url = format!("http://{}/v1/usage?dimensions=USAGE_DIMENSION_KEY&apiKey={key_id}", gateway.address);
+    let url = format!(
+        "http://{}/v1/usage?dimensions=USAGE_DIMENSION_KEY&apiKey={key_id}",
+        gateway.address
+    );
     let answer = client.get(url).bearer_auth(&owner).send().await.expect("it answers");
     let answer: Value = answer.json().await.expect("JSON");
     let row = &answer["usage"][0];
     assert_eq!((&row["apiKeyId"], &row["apiKey"]), (&json!(key_id), &json!("bot")), "{answer}");
-    assert_eq!((&row["usage"]["inputTokens"], answer["usage"].as_array().map(Vec::len)), (&json!("10"), Some(1)));
+    assert_eq!(
+        (&row["usage"]["inputTokens"], answer["usage"].as_array().map(Vec::len)),
+        (&json!("10"), Some(1))
+    );
     let url = format!("http://{}/v1/api-keys/{key_id}", gateway.address);
     let limits = json!({"limits": {"requestsPerMinute": "0"}});
-    let answer = client.patch(&url).bearer_auth(&owner).json(&limits).send().await.expect("it answers");
+    let answer =
+        client.patch(&url).bearer_auth(&owner).json(&limits).send().await.expect("it answers");
     assert_eq!(answer.status(), StatusCode::OK);
     assert_eq!(quota(list_tasks(&gateway, &bot).await).0, "key_requests_per_minute");
     let wrong = json!({"limits": {"tasksPerDay": "-1"}});
-    let wrong = client.patch(&url).bearer_auth(&owner).json(&wrong).send().await.expect("it answers");
+    let wrong =
+        client.patch(&url).bearer_auth(&owner).json(&wrong).send().await.expect("it answers");
     let problem: Value = wrong.json().await.expect("JSON");
     assert_eq!(problem["violations"][0]["field"], "limits.tasks_per_day", "{problem}");
 }
@@ -500,17 +671,23 @@ async fn a_key_keeps_no_more_than_it_may_and_what_it_has_stored_stays() {
     let files = || v1::file_service_client::FileServiceClient::new(gateway.channel());
     let create = async |key: &str, size: i64| {
         let spec = v1::FileSpec { name: "notes".into(), size, ..v1::FileSpec::default() };
-        let request = v1::CreateFileRequest { spec: Some(spec), ..v1::CreateFileRequest::default() };
+        let request =
+            v1::CreateFileRequest { spec: Some(spec), ..v1::CreateFileRequest::default() };
         files().create_file(authorized(request, Some(key))).await
     };
     let put = async |key: &str, json: &str| {
-        let request = v1::PutStateRequest { state: "settings".into(), json: json.into(), ..Default::default() };
+        let request = v1::PutStateRequest {
+            state: "settings".into(),
+            json: json.into(),
+            ..Default::default()
+        };
         let mut states = v1::state_service_client::StateServiceClient::new(gateway.channel());
         states.put_state(authorized(request, Some(key))).await
     };
     put(&bot, "{\"abc\": 123}").await.expect("12 of 20");
     let status = create(&bot, 9).await.expect_err("there is room for 8");
-    let violation = status.get_error_details().quota_failure().expect("it says which").violations[0].clone();
+    let violation =
+        status.get_error_details().quota_failure().expect("it says which").violations[0].clone();
     assert_eq!((violation.subject, violation.quota_value), (format!("api_key:{key_id}"), 20));
     assert_eq!(quota(Err::<(), _>(status)), ("key_storage_bytes".to_owned(), 60));
     let file = id(create(&bot, 8).await.expect("20 of 20").into_inner().metadata);
@@ -520,20 +697,26 @@ async fn a_key_keeps_no_more_than_it_may_and_what_it_has_stored_stays() {
         create(free, 9).await.expect("it has its own limit, or none");
     }
     let get = v1::GetApiKeyRequest { api_key: key_id.clone() };
-    let shown = keys(&gateway).get_api_key(authorized(get, Some(&bot))).await.expect("it may see itself").into_inner();
+    let shown = keys(&gateway)
+        .get_api_key(authorized(get, Some(&bot)))
+        .await
+        .expect("it may see itself")
+        .into_inner();
     assert_eq!(shown.used, Some(v1::ApiKeyUse { storage_bytes: 20, ..v1::ApiKeyUse::default() }));
     assert_eq!(shown.spec.expect("it has one").limits, Some(limits));
     // Whoever makes room: what is gone is kept for nobody.
     let delete = v1::DeleteFileRequest { file, ..v1::DeleteFileRequest::default() };
     files().delete_file(authorized(delete, Some(&owner))).await.expect("deleted");
     // What was counted is believed for a moment.
-    let again = until("there is room again", || create(&bot, 8), Result::is_ok).await.expect("20 of 20");
+    let again =
+        until("there is room again", || create(&bot, 8), Result::is_ok).await.expect("20 of 20");
     // What a key has stored is its organization's.
     let revoke = v1::RevokeApiKeyRequest { api_key: key_id, ..v1::RevokeApiKeyRequest::default() };
     keys(&gateway).revoke_api_key(authorized(revoke, Some(&owner))).await.expect("revoked");
     let get = v1::GetFileRequest { file: id(again.into_inner().metadata) };
     files().get_file(authorized(get, Some(&owner))).await.expect("it stays");
-    let told = usage(&gateway).get_quota(authorized(v1::GetQuotaRequest::default(), Some(&owner))).await;
+    let told =
+        usage(&gateway).get_quota(authorized(v1::GetQuotaRequest::default(), Some(&owner))).await;
     let used = told.expect("it is told").into_inner().used.expect("it is counted");
     assert_eq!(used.storage_bytes, 12 + 8 + 2 * 9);
 }
@@ -544,7 +727,11 @@ async fn a_document_is_charged_with_what_it_adds() {
     let (_, key) = team(&gateway, "team").await;
     let mut client = v1::state_service_client::StateServiceClient::new(gateway.channel());
     let mut put = async |json: &str| {
-        let request = v1::PutStateRequest { state: "settings".into(), json: json.into(), ..Default::default() };
+        let request = v1::PutStateRequest {
+            state: "settings".into(),
+            json: json.into(),
+            ..Default::default()
+        };
         client.put_state(authorized(request, Some(&key))).await
     };
     put("{\"abc\": 123}").await.expect("12 of 20");

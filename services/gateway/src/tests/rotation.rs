@@ -81,10 +81,14 @@ async fn secrets_keys_are_exchanged_while_secrets_are_written() {
     let mut refused = 0;
     loop {
         let ended = writing.is_finished();
-        keys.store.secret_reseal_all(&started, Timestamp::now()).await.expect("it is looked through");
+        keys.store
+            .secret_reseal_all(&started, Timestamp::now())
+            .await
+            .expect("it is looked through");
         match keys.run(&["retire", "s1"]).await {
             Ok(_) if ended => break,
-            // Nothing of it was there at that moment: the old key is put back, as whoever sees that a gateway still has it would.
+            // Nothing of it was there at that moment: the old key is put back, as whoever sees that
+            // a gateway still has it would.
             Ok(_) => {
                 let text = fs::read_to_string(&keys.path).expect("it is there");
                 fs::write(&keys.path, format!("{text}{SECRETS_KEY}\n")).expect("it is written");
@@ -100,13 +104,22 @@ async fn secrets_keys_are_exchanged_while_secrets_are_written() {
     writing.await.expect("everything is written");
     let left = keys.keyring();
     for number in 0..20 {
-        let stored =
-            keys.store.secret_find(OrganizationId::LOCAL, &format!("TOKEN_{number}")).await.expect("it is there");
+        let stored = keys
+            .store
+            .secret_find(OrganizationId::LOCAL, &format!("TOKEN_{number}"))
+            .await
+            .expect("it is there");
         left.open(&stored.id.to_string(), &stored.value).expect("it opens with what is left");
     }
     let listed = keys.run(&["list"]).await.expect("it is listed");
-    assert!(listed.contains("first") && listed.contains("20 of secrets") && !listed.contains("s1"), "{listed}");
-    assert!(gateway.database.contents().await.contains("RetireKey"), "that a key is gone is written down");
+    assert!(
+        listed.contains("first") && listed.contains("20 of secrets") && !listed.contains("s1"),
+        "{listed}"
+    );
+    assert!(
+        gateway.database.contents().await.contains("RetireKey"),
+        "that a key is gone is written down"
+    );
 }
 
 #[tokio::test]
@@ -121,14 +134,18 @@ async fn a_wrong_file_of_master_keys_is_told_and_nothing_is_taken_out() {
     let text = format!("{other}\n{TOKEN_KEY}\n");
     let keys = Keys::new("master.key", &text, gateway.store());
     let listed = keys.run(&["list"]).await.expect("it is listed");
-    assert!(listed.contains("encrypts nothing") && listed.contains("absent  1 of model_providers"), "{listed}");
+    assert!(
+        listed.contains("encrypts nothing") && listed.contains("absent  1 of model_providers"),
+        "{listed}"
+    );
     assert!(!listed.contains("AQECAwQF"), "no key is shown: {listed}");
     let wrong = keys.run(&["retire", "t1"]).await.expect_err("the database needs others");
     assert!(wrong.contains("1 of model_providers (`test`)"), "{wrong}");
     assert_eq!(fs::read_to_string(&keys.path).expect("it is there"), text);
     let unknown = Keys { path: keys.folder.path().join("none.key"), ..keys };
     fs::write(&unknown.path, text).expect("it is written");
-    fs::set_permissions(&unknown.path, fs::Permissions::from_mode(0o600)).expect("its rights are set");
+    fs::set_permissions(&unknown.path, fs::Permissions::from_mode(0o600))
+        .expect("its rights are set");
     let unknown = unknown.run(&["retire", "t1"]).await.expect_err("nobody knows what it is");
     assert!(unknown.contains("--kind"), "{unknown}");
 }
@@ -142,12 +159,20 @@ async fn a_key_of_tokens_is_kept_until_the_last_token_has_ended() {
     keys.at(now, &["promote", "t2"]).await.expect("it is promoted");
     let week = SignedDuration::from_hours(7 * 24);
     let listed = keys.at(now, &["list"]).await.expect("it is listed");
-    let ends = format!("tokens it has signed end by {:.0}", now.round(jiff::Unit::Second).expect("a time") + week);
+    let ends = format!(
+        "tokens it has signed end by {:.0}",
+        now.round(jiff::Unit::Second).expect("a time") + week
+    );
     assert!(listed.contains(&ends), "{listed}, not {ends}");
-    let early = keys.at(now + week - SignedDuration::from_mins(1), &["retire", "t1"]).await.expect_err("too early");
+    let early = keys
+        .at(now + week - SignedDuration::from_mins(1), &["retire", "t1"])
+        .await
+        .expect_err("too early");
     assert!(early.contains("may be valid until"), "{early}");
     let before = fs::read_to_string(&keys.path).expect("it is there");
-    keys.at(now + week + SignedDuration::from_mins(1), &["retire", "t1"]).await.expect("the last one has ended");
+    keys.at(now + week + SignedDuration::from_mins(1), &["retire", "t1"])
+        .await
+        .expect("the last one has ended");
     fs::write(&keys.path, before).expect("it is written");
     keys.at(now, &["retire", "t1", "--at-once"]).await.expect("whoever wants it ends them");
     assert_eq!(keys.read().iter().map(|key| key.id().to_owned()).collect::<Vec<_>>(), ["t2"]);
@@ -172,6 +197,12 @@ fn what_is_not_understood_is_told() {
     ] {
         assert!(parse(words).expect_err("it is not understood").contains("usage:"), "{words:?}");
     }
-    assert_eq!(parse(&["list", "/etc/master.key"]), parse(&["list", "--kind", "master", "/etc/master.key"]));
-    assert_ne!(parse(&["list", "/etc/master.key"]), parse(&["list", "/etc/master.key", "--kind", "token"]));
+    assert_eq!(
+        parse(&["list", "/etc/master.key"]),
+        parse(&["list", "--kind", "master", "/etc/master.key"])
+    );
+    assert_ne!(
+        parse(&["list", "/etc/master.key"]),
+        parse(&["list", "/etc/master.key", "--kind", "token"])
+    );
 }

@@ -43,36 +43,50 @@ async fn a_value_is_sealed_with_a_key_of_its_own_and_never_shown() {
     other.spec.as_mut().expect("set").value.push('x');
     refused(client.create_secret(other).await, Code::InvalidArgument);
     let spec = created.spec.clone().expect("set");
-    assert_eq!((spec.value.as_str(), spec.bindings), ("", bindings(&["api.example.com"], &["git"])));
+    assert_eq!(
+        (spec.value.as_str(), spec.bindings),
+        ("", bindings(&["api.example.com"], &["git"]))
+    );
     assert_eq!(created.status.expect("set").encryption_key_id, "s1");
 
     let name = |name: &str| v1::GetSecretRequest { secret: name.into() };
     let id = created.metadata.expect("set").id;
     let got = client.get_secret(name("TOKEN")).await.expect("it is there").into_inner();
-    assert_eq!(got, client.get_secret(name(&id)).await.expect("names and ids lead to the same").into_inner());
+    assert_eq!(
+        got,
+        client.get_secret(name(&id)).await.expect("names and ids lead to the same").into_inner()
+    );
     let update = v1::UpdateSecretRequest {
         secret: "TOKEN".into(),
         value: Some(format!("{VALUE}-new")),
         ..v1::UpdateSecretRequest::default()
     };
     let updated = client.update_secret(update).await.expect("it is changed").into_inner();
-    let listed = client.list_secrets(v1::ListSecretsRequest::default()).await.expect("listed").into_inner();
+    let listed =
+        client.list_secrets(v1::ListSecretsRequest::default()).await.expect("listed").into_inner();
     assert_eq!(listed.secrets, [updated]);
 
-    let stored = gateway.store().secret_find(OrganizationId::LOCAL, &id).await.expect("it is stored");
+    let stored =
+        gateway.store().secret_find(OrganizationId::LOCAL, &id).await.expect("it is stored");
     let key: [u8; 32] = std::array::from_fn(|index| 31 - index as u8);
     let keyring = Keyring::new("s1", [("s1".to_owned(), key)]).expect("a keyring");
     let opened = keyring.open(&stored.id.to_string(), &stored.value).expect("it opens");
     assert_eq!(secrecy::ExposeSecret::expose_secret(&opened), format!("{VALUE}-new").as_bytes());
-    let events =
-        gateway.store().events_after(Stream::organization(OrganizationId::LOCAL), 0, 100).await.expect("they are read");
+    let events = gateway
+        .store()
+        .events_after(Stream::organization(OrganizationId::LOCAL), 0, 100)
+        .await
+        .expect("they are read");
     let kinds: Vec<&str> = events.iter().map(|event| event.kind.as_str()).collect();
     assert_eq!(kinds, ["secret.created", "secret.updated"]);
     assert!(events.iter().all(|event| !contains(&event.payload, "ghp_")));
     assert!(!contains(&listed.secrets[0].encode_to_vec(), "ghp_"));
     for shown in [
         format!("{request:?}"),
-        format!("{:?}", v1::UpdateSecretRequest { value: Some(VALUE.into()), ..Default::default() }),
+        format!(
+            "{:?}",
+            v1::UpdateSecretRequest { value: Some(VALUE.into()), ..Default::default() }
+        ),
     ] {
         assert!(!shown.contains("ghp_"), "{shown}");
     }
@@ -88,8 +102,14 @@ async fn a_secret_that_makes_no_sense_is_refused_without_repeating_its_value() {
         (v1::SecretSpec { value: " 1234567\n".into(), ..valid.clone() }, "spec.value"),
         (v1::SecretSpec { value: "x".repeat(64 * 1024 + 1), ..valid.clone() }, "spec.value"),
         (v1::SecretSpec { bindings: None, ..valid.clone() }, "spec.bindings"),
-        (v1::SecretSpec { bindings: bindings(&["*"], &[]), ..valid.clone() }, "spec.bindings.hosts[0]"),
-        (v1::SecretSpec { bindings: bindings(&["a.com:443"], &[]), ..valid.clone() }, "spec.bindings.hosts[0]"),
+        (
+            v1::SecretSpec { bindings: bindings(&["*"], &[]), ..valid.clone() },
+            "spec.bindings.hosts[0]",
+        ),
+        (
+            v1::SecretSpec { bindings: bindings(&["a.com:443"], &[]), ..valid.clone() },
+            "spec.bindings.hosts[0]",
+        ),
         (
             v1::SecretSpec { bindings: bindings(&[], &["git", "git push"]), ..valid.clone() },
             "spec.bindings.commands[1]",
@@ -118,12 +138,20 @@ async fn new_bindings_need_the_value_again_and_fewer_do_not() {
         bindings(&[], &["node"]),
         bindings(&["*.example.com"], &[]),
     ] {
-        let status = refused(client.update_secret(update(wider, None)).await, Code::InvalidArgument);
+        let status =
+            refused(client.update_secret(update(wider, None)).await, Code::InvalidArgument);
         assert_eq!(fields(&status), ["value"]);
     }
-    let fewer = client.update_secret(update(bindings(&[], &["git"]), None)).await.expect("fewer").into_inner();
+    let fewer = client
+        .update_secret(update(bindings(&[], &["git"]), None))
+        .await
+        .expect("fewer")
+        .into_inner();
     assert_eq!(fewer.spec.expect("set").bindings, bindings(&[], &["git"]));
-    client.update_secret(update(bindings(&["evil.example.org"], &[]), Some(VALUE))).await.expect("with the value");
+    client
+        .update_secret(update(bindings(&["evil.example.org"], &[]), Some(VALUE)))
+        .await
+        .expect("with the value");
 }
 
 #[tokio::test]
@@ -135,28 +163,39 @@ async fn agents_name_the_secrets_they_may_use() {
     let first = first.metadata.expect("set").id;
     let set = |secrets: &[&str]| v1::UpdateAgentRequest {
         agent: "ada".into(),
-        secrets: Some(v1::AgentSecrets { secrets: secrets.iter().map(|name| (*name).to_owned()).collect() }),
+        secrets: Some(v1::AgentSecrets {
+            secrets: secrets.iter().map(|name| (*name).to_owned()).collect(),
+        }),
         ..v1::UpdateAgentRequest::default()
     };
     refused(gateway.agents().update_agent(set(&["NONE"])).await, Code::NotFound);
     refused(gateway.agents().update_agent(set(&["none"])).await, Code::InvalidArgument);
     let names = async |request| {
-        let agent = gateway.agents().update_agent(request).await.expect("it is changed").into_inner();
+        let agent =
+            gateway.agents().update_agent(request).await.expect("it is changed").into_inner();
         agent.spec.expect("set").secrets
     };
     assert_eq!(names(set(&[&first, "ANOTHER", "TOKEN"])).await, ["ANOTHER", "TOKEN"]);
-    let untouched = v1::UpdateAgentRequest { agent: "ada".into(), max_turns: Some(3), ..Default::default() };
+    let untouched =
+        v1::UpdateAgentRequest { agent: "ada".into(), max_turns: Some(3), ..Default::default() };
     assert_eq!(names(untouched).await, ["ANOTHER", "TOKEN"]);
 
     let task = gateway.task().await.parse().expect("an id");
     let carried = gateway.store().task_secrets(task).await.expect("they are read");
-    assert_eq!(carried.iter().map(|secret| secret.name.as_str()).collect::<Vec<_>>(), ["ANOTHER", "TOKEN"]);
-    let delete = |secret: &str| v1::DeleteSecretRequest { secret: secret.into(), ..Default::default() };
+    assert_eq!(
+        carried.iter().map(|secret| secret.name.as_str()).collect::<Vec<_>>(),
+        ["ANOTHER", "TOKEN"]
+    );
+    let delete =
+        |secret: &str| v1::DeleteSecretRequest { secret: secret.into(), ..Default::default() };
     refused(client.delete_secret(delete("TOKEN")).await, Code::FailedPrecondition);
     assert_eq!(names(set(&["ANOTHER"])).await, ["ANOTHER"]);
     client.delete_secret(delete("TOKEN")).await.expect("no agent may use it");
     refused(client.delete_secret(delete("TOKEN")).await, Code::NotFound);
-    let got = client.get_secret(v1::GetSecretRequest { secret: "ANOTHER".into() }).await.expect("it is there");
+    let got = client
+        .get_secret(v1::GetSecretRequest { secret: "ANOTHER".into() })
+        .await
+        .expect("it is there");
     assert_eq!(got.into_inner().status.expect("set").agent_count, 1);
 
     let mut with = agent("eve");
@@ -176,10 +215,12 @@ async fn secrets_are_sealed_anew_when_their_key_changes() {
     secrets(&gateway).create_secret(secret("TOKEN")).await.expect("it is made");
     let old: [u8; 32] = std::array::from_fn(|index| 31 - index as u8);
     let store = gateway.store();
-    let both = Keyring::new("s2", [("s1".to_owned(), old), ("s2".to_owned(), [9; 32])]).expect("a keyring");
+    let both = Keyring::new("s2", [("s1".to_owned(), old), ("s2".to_owned(), [9; 32])])
+        .expect("a keyring");
     let only = Keyring::new("s2", [("s2".to_owned(), [9; 32])]).expect("a keyring");
     let now = jiff::Timestamp::now();
-    let id: SecretId = store.secret_resolve(OrganizationId::LOCAL, "TOKEN").await.expect("it is there");
+    let id: SecretId =
+        store.secret_resolve(OrganizationId::LOCAL, "TOKEN").await.expect("it is there");
     assert_eq!(store.secret_reseal_all(&only, now).await.expect("looked through").failed, [id]);
     assert_eq!(store.secret_reseal_all(&both, now).await.expect("looked through").resealed, 1);
     let stored = store.secret_find(OrganizationId::LOCAL, "TOKEN").await.expect("it is there");

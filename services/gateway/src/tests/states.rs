@@ -37,7 +37,10 @@ async fn told(stream: &mut Streaming<v1::StateEvent>, count: usize) -> Vec<v1::S
     let mut events = Vec::new();
     while events.len() < count {
         let next = within("a change is told", stream.message()).await;
-        events.push(next.unwrap_or_else(|status| panic!("{status:?}, after {events:?}")).expect("the stream goes on"));
+        events.push(
+            next.unwrap_or_else(|status| panic!("{status:?}, after {events:?}"))
+                .expect("the stream goes on"),
+        );
     }
     events
 }
@@ -50,11 +53,17 @@ fn ids(events: &[v1::StateEvent]) -> Vec<String> {
 async fn what_a_document_says_is_given_back_and_stands_nowhere_else() {
     let gateway = Gateway::start().await;
     let mut client = states(&gateway);
-    let request =
-        v1::PutStateRequest { idempotency_key: "once".into(), expected_version: Some(0), ..put("settings", JSON) };
+    let request = v1::PutStateRequest {
+        idempotency_key: "once".into(),
+        expected_version: Some(0),
+        ..put("settings", JSON)
+    };
     let made = client.put_state(request.clone()).await.expect("it is put").into_inner();
     assert_eq!((made.id.as_str(), made.version, made.json.as_str()), ("settings@1", 1, ""));
-    assert_eq!((made.updated_by.as_str(), made.bytes), ("local", i64::try_from(JSON.len()).expect("few")));
+    assert_eq!(
+        (made.updated_by.as_str(), made.bytes),
+        ("local", i64::try_from(JSON.len()).expect("few"))
+    );
     let again = client.put_state(request.clone()).await.expect("it is answered again").into_inner();
     assert_eq!(made, again);
     let got = client.get_state(get("settings", false)).await.expect("it is there").into_inner();
@@ -69,20 +78,31 @@ async fn what_a_document_says_is_given_back_and_stands_nowhere_else() {
     assert_eq!((violation.r#type.as_str(), violation.description.as_str()), ("VERSION", "1"));
     let shared = v1::PutStateRequest { shared: true, ..put("settings", JSON) };
     client.put_state(shared.clone()).await.expect("the operator may");
-    let delete = v1::DeleteStateRequest { state: "settings".into(), shared: true, ..v1::DeleteStateRequest::default() };
+    let delete = v1::DeleteStateRequest {
+        state: "settings".into(),
+        shared: true,
+        ..v1::DeleteStateRequest::default()
+    };
     client.delete_state(delete).await.expect("it is deleted");
     let kept = v1::ListStateVersionsRequest { state: "settings".into(), shared: true };
     let kept = client.list_state_versions(kept).await.expect("it is listed").into_inner().versions;
-    assert_eq!(kept.iter().map(|state| (state.version, state.json.as_str())).collect::<Vec<_>>(), [(1, "")]);
+    assert_eq!(
+        kept.iter().map(|state| (state.version, state.json.as_str())).collect::<Vec<_>>(),
+        [(1, "")]
+    );
     let earlier = v1::GetStateRequest { version: 1, ..get("settings", true) };
     assert_eq!(client.get_state(earlier).await.expect("it is kept").into_inner().json, JSON);
 
     // The trail has names, which of the two it was, and the version.
-    let page = Page { limit: 100, order: Order { key: Key::CreatedAt, descending: false }, after: None };
-    let trail = gateway.store().audit_list(OrganizationId::LOCAL, &AuditFilter::default(), &page).await;
+    let page =
+        Page { limit: 100, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+    let trail =
+        gateway.store().audit_list(OrganizationId::LOCAL, &AuditFilter::default(), &page).await;
     let trail = trail.expect("it is read");
-    let objects: Vec<_> =
-        trail.iter().map(|entry| (entry.method.as_str(), entry.code, entry.objects.join(" "))).collect();
+    let objects: Vec<_> = trail
+        .iter()
+        .map(|entry| (entry.method.as_str(), entry.code, entry.objects.join(" ")))
+        .collect();
     let entry = |method, code, objects: &str| (method, code, objects.to_owned());
     let (put, deleted) = ("StateService/PutState", "StateService/DeleteState");
     let expected = [
@@ -96,12 +116,17 @@ async fn what_a_document_says_is_given_back_and_stands_nowhere_else() {
     }
     assert!(!format!("{trail:?}").contains("hunter2"));
     // Whoever may watch the organization is told nothing.
-    let events = gateway.store().events_after(Stream::organization(OrganizationId::LOCAL), 0, 100).await;
+    let events =
+        gateway.store().events_after(Stream::organization(OrganizationId::LOCAL), 0, 100).await;
     assert!(events.expect("read").is_empty());
     for shown in [format!("{shared:?}"), format!("{got:?}"), format!("{request:?}")] {
         assert!(!shown.contains("hunter2"), "{shown}");
     }
-    let list = client.list_states(v1::ListStatesRequest { shared: false }).await.expect("listed").into_inner();
+    let list = client
+        .list_states(v1::ListStatesRequest { shared: false })
+        .await
+        .expect("listed")
+        .into_inner();
     assert!(list.states.len() == 1 && !contains(&list.encode_to_vec(), "hunter2"));
 }
 
@@ -135,8 +160,15 @@ async fn members_have_their_own_and_read_what_admins_share() {
     }
     let mut write = async |who: &str, shared: bool, json: &str| {
         // The same key for all of them, as the same program would use it.
-        let request = v1::PutStateRequest { shared, idempotency_key: format!("first-{shared}"), ..put("pinned", json) };
-        client.put_state(authorized(request, Some(&keys[who]))).await.map(tonic::Response::into_inner)
+        let request = v1::PutStateRequest {
+            shared,
+            idempotency_key: format!("first-{shared}"),
+            ..put("pinned", json)
+        };
+        client
+            .put_state(authorized(request, Some(&keys[who])))
+            .await
+            .map(tonic::Response::into_inner)
     };
     write("ada", true, "{\"of\": \"all\"}").await.expect("an admin may");
     let status = refused(write("bob", true, "{}").await, Code::PermissionDenied);
@@ -156,19 +188,37 @@ async fn members_have_their_own_and_read_what_admins_share() {
     for (who, own) in [("ada", "ada"), ("reader", "ada"), ("bob", "bob")] {
         for (shared, of) in [(true, "all"), (false, own)] {
             let got = client.get_state(authorized(get("pinned", shared), Some(&keys[who]))).await;
-            let got = got.unwrap_or_else(|status| panic!("{who} {shared}: {status:?}")).into_inner();
+            let got =
+                got.unwrap_or_else(|status| panic!("{who} {shared}: {status:?}")).into_inner();
             assert_eq!(got.json, format!("{{\"of\": \"{of}\"}}"), "{who}");
         }
     }
-    let delete =
-        |shared| v1::DeleteStateRequest { state: "pinned".into(), shared, ..v1::DeleteStateRequest::default() };
-    refused(client.delete_state(authorized(delete(true), Some(&keys["bob"]))).await, Code::PermissionDenied);
+    let delete = |shared| v1::DeleteStateRequest {
+        state: "pinned".into(),
+        shared,
+        ..v1::DeleteStateRequest::default()
+    };
+    refused(
+        client.delete_state(authorized(delete(true), Some(&keys["bob"]))).await,
+        Code::PermissionDenied,
+    );
 
     // Whatever one of them does, the other's stays, and is not told.
-    let watch = v1::WatchStatesRequest { cursor: "pinned@2".into(), ..v1::WatchStatesRequest::default() };
-    let mut watched = client.watch_states(authorized(watch, Some(&keys["ada"]))).await.expect("it begins").into_inner();
-    client.put_state(authorized(put("storage", JSON), Some(&keys["bob"]))).await.expect("it is his own");
-    client.delete_state(authorized(delete(false), Some(&keys["bob"]))).await.expect("it is his own");
+    let watch =
+        v1::WatchStatesRequest { cursor: "pinned@2".into(), ..v1::WatchStatesRequest::default() };
+    let mut watched = client
+        .watch_states(authorized(watch, Some(&keys["ada"])))
+        .await
+        .expect("it begins")
+        .into_inner();
+    client
+        .put_state(authorized(put("storage", JSON), Some(&keys["bob"])))
+        .await
+        .expect("it is his own");
+    client
+        .delete_state(authorized(delete(false), Some(&keys["bob"])))
+        .await
+        .expect("it is his own");
     let listed = |who: &str| authorized(v1::ListStatesRequest { shared: false }, Some(&keys[who]));
     let versions = |who: &str| {
         let request = v1::ListStateVersionsRequest { state: "pinned".into(), shared: false };
@@ -176,14 +226,26 @@ async fn members_have_their_own_and_read_what_admins_share() {
     };
     for (who, names, kept) in [("ada", ["pinned"], vec![2, 1]), ("bob", ["storage"], vec![2, 1])] {
         let states = client.list_states(listed(who)).await.expect("listed").into_inner().states;
-        assert_eq!(states.iter().map(|state| state.name.as_str()).collect::<Vec<_>>(), names, "{who}");
-        let states = client.list_state_versions(versions(who)).await.expect("listed").into_inner().versions;
+        assert_eq!(
+            states.iter().map(|state| state.name.as_str()).collect::<Vec<_>>(),
+            names,
+            "{who}"
+        );
+        let states =
+            client.list_state_versions(versions(who)).await.expect("listed").into_inner().versions;
         assert_eq!(states.iter().map(|state| state.version).collect::<Vec<_>>(), kept, "{who}");
     }
     let earlier = v1::GetStateRequest { version: 2, ..get("pinned", false) };
-    let got = client.get_state(authorized(earlier, Some(&keys["ada"]))).await.expect("it is hers").into_inner();
+    let got = client
+        .get_state(authorized(earlier, Some(&keys["ada"])))
+        .await
+        .expect("it is hers")
+        .into_inner();
     assert_eq!(got.json, "{\"of\": \"ada\"}");
-    client.put_state(authorized(put("designs", "{}"), Some(&keys["ada"]))).await.expect("it is her own");
+    client
+        .put_state(authorized(put("designs", "{}"), Some(&keys["ada"])))
+        .await
+        .expect("it is her own");
     assert_eq!(ids(&told(&mut watched, 1).await), ["designs@1"]);
 }
 
@@ -202,11 +264,21 @@ async fn who_watches_is_told_what_they_have_not_got_and_then_what_changes() {
     let first = told(&mut all, 2).await;
     assert_eq!(ids(&first), ["settings@1", "storage@1"]);
     assert_eq!(first[0].state.as_ref().expect("set").json, "{\"n\": 1}");
-    assert_eq!((first[0].cursor.as_str(), first[1].cursor.as_str()), ("settings@1", "settings@1,storage@1"));
-    let mut one = client.watch_states(watch(&["pinned"], &first[1].cursor)).await.expect("it begins").into_inner();
+    assert_eq!(
+        (first[0].cursor.as_str(), first[1].cursor.as_str()),
+        ("settings@1", "settings@1,storage@1")
+    );
+    let mut one = client
+        .watch_states(watch(&["pinned"], &first[1].cursor))
+        .await
+        .expect("it begins")
+        .into_inner();
 
     client.put_state(put("settings", "{\"n\": 2}")).await.expect("it is put");
-    client.put_state(v1::PutStateRequest { shared: true, ..put("pinned", "{}") }).await.expect("it is put");
+    client
+        .put_state(v1::PutStateRequest { shared: true, ..put("pinned", "{}") })
+        .await
+        .expect("it is put");
     let changed = told(&mut all, 1).await;
     assert_eq!(ids(&changed), ["settings@2"]);
     client.put_state(put("pinned", "{\"mine\": true}")).await.expect("it is put");
@@ -218,9 +290,11 @@ async fn who_watches_is_told_what_they_have_not_got_and_then_what_changes() {
 
     // Who was away is told what became of it, once; of what is gone, that it is.
     client.put_state(put("settings", "{\"n\": 3}")).await.expect("it is put");
-    let delete = v1::DeleteStateRequest { state: "storage".into(), ..v1::DeleteStateRequest::default() };
+    let delete =
+        v1::DeleteStateRequest { state: "storage".into(), ..v1::DeleteStateRequest::default() };
     client.delete_state(delete).await.expect("it is deleted");
-    let mut back = client.watch_states(watch(&[], &changed[0].cursor)).await.expect("it begins").into_inner();
+    let mut back =
+        client.watch_states(watch(&[], &changed[0].cursor)).await.expect("it begins").into_inner();
     let missed = told(&mut back, 3).await;
     assert_eq!(ids(&missed), ["pinned@1", "settings@3", "storage@2"]);
     let gone = missed[2].state.as_ref().expect("set");
@@ -228,7 +302,11 @@ async fn who_watches_is_told_what_they_have_not_got_and_then_what_changes() {
     client.put_state(put("storage", "{}")).await.expect("it is put");
     assert_eq!(ids(&told(&mut back, 1).await), ["storage@3"]);
     // Of what is gone altogether, as when a member was removed and has come back, that it is.
-    let mut ghost = client.watch_states(watch(&["designs"], "designs@7")).await.expect("it begins").into_inner();
+    let mut ghost = client
+        .watch_states(watch(&["designs"], "designs@7"))
+        .await
+        .expect("it begins")
+        .into_inner();
     let gone = told(&mut ghost, 1).await;
     assert_eq!((ids(&gone), gone[0].cursor.as_str()), (vec!["designs@0".to_owned()], ""));
     assert!(gone[0].state.as_ref().is_some_and(|state| state.deleted));
@@ -245,11 +323,15 @@ async fn an_earlier_version_is_put_back_and_the_same_request_is_answered_again()
     for json in ["{\"n\": 1}", "{\"n\": 2}"] {
         client.put_state(put("settings", json)).await.expect("it is put");
     }
-    let back = v1::PutStateRequest { restore: 1, idempotency_key: "back".into(), ..put("settings", "") };
+    let back =
+        v1::PutStateRequest { restore: 1, idempotency_key: "back".into(), ..put("settings", "") };
     let first = client.put_state(back.clone()).await.expect("it is kept").into_inner();
     assert_eq!(first.version, 3);
     client.put_state(put("settings", "{\"n\": 4}")).await.expect("it is put");
-    assert_eq!(client.put_state(back.clone()).await.expect("it is answered again").into_inner(), first);
+    assert_eq!(
+        client.put_state(back.clone()).await.expect("it is answered again").into_inner(),
+        first
+    );
     let now = client.get_state(get("settings", false)).await.expect("it is there").into_inner();
     assert_eq!((now.version, now.json.as_str()), (4, "{\"n\": 4}"));
     let nothing = v1::PutStateRequest { restore: 9, idempotency_key: String::new(), ..back };

@@ -25,7 +25,11 @@ struct Mesh {
 
 impl Mesh {
     async fn of(gateway: &Gateway, task: &str) -> Self {
-        Self { store: gateway.store(), bus: gateway.nats.bus().await, task: task.parse().expect("an id") }
+        Self {
+            store: gateway.store(),
+            bus: gateway.nats.bus().await,
+            task: task.parse().expect("an id"),
+        }
     }
 
     /// A worker says something about a step, which the reconciler has begun.
@@ -39,7 +43,10 @@ impl Mesh {
                 task_id: self.task.to_string(),
                 step,
                 index: (1 << 32) + number,
-                payload: Some(Payload::MessageDelta(v1::MessageDelta { index: number, ..Default::default() })),
+                payload: Some(Payload::MessageDelta(v1::MessageDelta {
+                    index: number,
+                    ..Default::default()
+                })),
                 ..Default::default()
             };
             self.bus.publish_event(&event).await.expect("it is published");
@@ -67,17 +74,24 @@ impl Mesh {
     async fn record(&self, kind: &str, step: Option<u64>, publish: bool) {
         let before = self.store.task_load(self.task).await.expect("it loads").expect("it is there");
         let payload = v1::Event {
-            payload: Some(Payload::PhaseChanged(v1::PhaseChanged { reason: kind.into(), ..Default::default() })),
+            payload: Some(Payload::PhaseChanged(v1::PhaseChanged {
+                reason: kind.into(),
+                ..Default::default()
+            })),
             ..Default::default()
         };
         let current = before.task.step.clone().filter(|current| Some(current.number) != step);
         let task = Task { step: current, ..before.task.clone() };
         let mut commit = TaskCommit::new(&before, &task, Timestamp::now());
-        commit.events = vec![NewEvent { kind: kind.into(), payload: payload.encode_to_vec(), step }];
+        commit.events =
+            vec![NewEvent { kind: kind.into(), payload: payload.encode_to_vec(), step }];
         let committed = self.store.task_commit(commit).await.expect("it commits");
         if publish {
             let event = v1::Event {
-                id: construct_domain::id::event_id(self.task.uuid(), committed.first_event_sequence),
+                id: construct_domain::id::event_id(
+                    self.task.uuid(),
+                    committed.first_event_sequence,
+                ),
                 sequence: committed.first_event_sequence,
                 r#type: kind.into(),
                 time: Some(convert::time(Timestamp::now())),
@@ -113,8 +127,14 @@ async fn what_was_missed_is_replayed_and_then_it_goes_on_live() {
     let replayed = take(&mut events, 8).await;
     assert_eq!(marks(&replayed), ["1", "2", "1/0", "1/1", "1/2", "3", "2/0", "2/1"]);
     assert_eq!(replayed[0].r#type, "task.created");
-    assert!(matches!(&replayed[1].payload, Some(Payload::Message(message)) if text(message) == "one"));
-    assert!(replayed.iter().all(|event| event.task_id == task && !event.cursor.is_empty() && !event.id.is_empty()));
+    assert!(
+        matches!(&replayed[1].payload, Some(Payload::Message(message)) if text(message) == "one")
+    );
+    assert!(
+        replayed
+            .iter()
+            .all(|event| event.task_id == task && !event.cursor.is_empty() && !event.id.is_empty())
+    );
 
     mesh.progress(2, 2..4).await;
     mesh.record("task.phase_changed", Some(2), true).await;
@@ -128,7 +148,8 @@ async fn what_was_missed_is_replayed_and_then_it_goes_on_live() {
         let mut again = gateway.subscribe(&task, &event.cursor).await;
         let rest = take(&mut again, all.len() - index - 1).await;
         assert_eq!(marks(&rest), marks(&all[index + 1..]), "after {}", event.cursor);
-        let ids = |events: &[v1::Event]| events.iter().map(|event| event.id.clone()).collect::<Vec<_>>();
+        let ids =
+            |events: &[v1::Event]| events.iter().map(|event| event.id.clone()).collect::<Vec<_>>();
         assert_eq!(ids(&rest), ids(&all[index + 1..]));
     }
 }
@@ -176,7 +197,8 @@ async fn types_are_filtered_without_losing_count() {
     let task = gateway.task().await;
     let types = vec!["message.*".to_owned(), "*.deleted".to_owned()];
     let request = v1::SubscribeRequest { task: task.clone(), cursor: "0".into(), types };
-    let mut events = gateway.events().subscribe(request).await.expect("it is accepted").into_inner();
+    let mut events =
+        gateway.events().subscribe(request).await.expect("it is accepted").into_inner();
     gateway.say(&task, "one").await;
     gateway
         .tasks()
@@ -221,10 +243,16 @@ async fn the_stream_of_a_deleted_task_says_so_and_ends() {
 async fn a_subscription_to_nothing_is_refused() {
     let gateway = Gateway::start().await.with_agent().await;
     let nobody = TaskId::from_uuid(Uuid::now_v7()).to_string();
-    let request =
-        |task: &str, cursor: &str| v1::SubscribeRequest { task: task.into(), cursor: cursor.into(), types: Vec::new() };
+    let request = |task: &str, cursor: &str| v1::SubscribeRequest {
+        task: task.into(),
+        cursor: cursor.into(),
+        types: Vec::new(),
+    };
     refused(gateway.events().subscribe(request(&nobody, "0")).await.map(|_| ()), Code::NotFound);
-    let status = refused(gateway.events().subscribe(request("", "nonsense")).await.map(|_| ()), Code::InvalidArgument);
+    let status = refused(
+        gateway.events().subscribe(request("", "nonsense")).await.map(|_| ()),
+        Code::InvalidArgument,
+    );
     assert_eq!(fields(&status), ["cursor"]);
     // A cursor of another stream would wait for ever.
     let task = gateway.task().await;
@@ -234,12 +262,20 @@ async fn a_subscription_to_nothing_is_refused() {
 }
 
 #[tokio::test]
-async fn the_organisations_stream_tells_of_its_entities() {
+async fn the_organizations_stream_tells_of_its_entities() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut events = gateway.subscribe("", "0").await;
-    let kinds = |events: Vec<v1::Event>| events.into_iter().map(|event| event.r#type).collect::<Vec<_>>();
-    assert_eq!(kinds(take(&mut events, 3).await), ["provider.created", "model.created", "agent.created"]);
-    let rename = v1::UpdateAgentRequest { agent: "ada".into(), name: Some("eve".into()), ..Default::default() };
+    let kinds =
+        |events: Vec<v1::Event>| events.into_iter().map(|event| event.r#type).collect::<Vec<_>>();
+    assert_eq!(
+        kinds(take(&mut events, 3).await),
+        ["provider.created", "model.created", "agent.created"]
+    );
+    let rename = v1::UpdateAgentRequest {
+        agent: "ada".into(),
+        name: Some("eve".into()),
+        ..Default::default()
+    };
     gateway.agents().update_agent(rename).await.expect("it is renamed");
     gateway
         .agents()
@@ -273,16 +309,27 @@ async fn a_slow_subscriber_slows_nobody_and_misses_nothing() {
         let render = |task: &construct_store::StoredTask| {
             let mut task = convert::task(task);
             task.spec.as_mut().expect("set").workspace = filler.clone();
-            let event = v1::Event { payload: Some(Payload::Task(Box::new(task))), ..Default::default() };
+            let event =
+                v1::Event { payload: Some(Payload::Task(Box::new(task))), ..Default::default() };
             Rendered {
-                event: NewEvent { kind: "task.updated".into(), payload: event.encode_to_vec(), step: None },
+                event: NewEvent {
+                    kind: "task.updated".into(),
+                    payload: event.encode_to_vec(),
+                    step: None,
+                },
                 response: Vec::new(),
             }
         };
-        let changes = TaskChanges { title: Some(format!("title {number}")), ..TaskChanges::default() };
-        let written = store.task_update(&write, id, None, changes, render).await.expect("it is written");
-        let construct_store::Written::Applied { event: Some(event), .. } = written else { panic!("it is applied") };
-        bus.publish_event(&crate::events::read(&event).expect("it reads")).await.expect("it is published");
+        let changes =
+            TaskChanges { title: Some(format!("title {number}")), ..TaskChanges::default() };
+        let written =
+            store.task_update(&write, id, None, changes, render).await.expect("it is written");
+        let construct_store::Written::Applied { event: Some(event), .. } = written else {
+            panic!("it is applied")
+        };
+        bus.publish_event(&crate::events::read(&event).expect("it reads"))
+            .await
+            .expect("it is published");
     }
     // The fast one gets everything while the slow one takes nothing.
     let fast = fast.await.expect("it sees everything");

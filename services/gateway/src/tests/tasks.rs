@@ -36,7 +36,8 @@ async fn a_task_lives_from_creation_to_deletion() {
     let spec = updated.spec.expect("set");
     assert_eq!((spec.agent.as_str(), spec.title.as_str(), spec.max_turns), ("eve", "Together", 3));
     assert_eq!(spec.pinned, ["It rains."]);
-    let stale = v1::UpdateTaskRequest { revision: found.metadata.expect("set").revision, ..update.clone() };
+    let stale =
+        v1::UpdateTaskRequest { revision: found.metadata.expect("set").revision, ..update.clone() };
     refused(tasks.update_task(stale).await, Code::Aborted);
     let unknown = v1::UpdateTaskRequest { agent: Some("nobody".into()), ..update };
     refused(tasks.update_task(unknown).await, Code::NotFound);
@@ -47,13 +48,20 @@ async fn a_task_lives_from_creation_to_deletion() {
     let resume = v1::ResumeTaskRequest { task: task.clone(), ..Default::default() };
     let resumed = tasks.resume_task(resume).await.expect("it is resumed").into_inner();
     assert_eq!(resumed.status.expect("set").desired_phase(), v1::TaskPhase::Unspecified);
-    let cancel = v1::CancelTaskRequest { task: task.clone(), reason: "wrong way".into(), ..Default::default() };
+    let cancel = v1::CancelTaskRequest {
+        task: task.clone(),
+        reason: "wrong way".into(),
+        ..Default::default()
+    };
     tasks.cancel_task(cancel).await.expect("it is cancelled");
     let explain = v1::ExplainTaskRequest { task: task.clone() };
     let explanation = tasks.explain_task(explain).await.expect("it is explained").into_inner();
     assert!(explanation.waiting_for.contains("wrong way"), "{explanation:?}");
 
-    tasks.delete_task(v1::DeleteTaskRequest { task: task.clone(), ..Default::default() }).await.expect("it is deleted");
+    tasks
+        .delete_task(v1::DeleteTaskRequest { task: task.clone(), ..Default::default() })
+        .await
+        .expect("it is deleted");
     refused(tasks.get_task(get()).await, Code::NotFound);
     refused(gateway.messages().create_message(message(&task, "too late")).await, Code::NotFound);
 }
@@ -71,14 +79,22 @@ async fn tasks_are_listed_by_agent_phase_and_workspace() {
         let found = gateway.tasks().list_tasks(request).await.expect("a list").into_inner().tasks;
         found.into_iter().map(|task| id(task.metadata)).collect::<Vec<_>>()
     };
-    let all = v1::list_tasks_request::Filter { agent: "ada".into(), workspace: "/work".into(), ..Default::default() };
+    let all = v1::list_tasks_request::Filter {
+        agent: "ada".into(),
+        workspace: "/work".into(),
+        ..Default::default()
+    };
     assert_eq!(list(all.clone(), "created_at").await, made);
     made.reverse();
     assert_eq!(list(all.clone(), "").await, made);
-    let suspended = v1::list_tasks_request::Filter { phase: v1::TaskPhase::Suspended.into(), ..all.clone() };
+    let suspended =
+        v1::list_tasks_request::Filter { phase: v1::TaskPhase::Suspended.into(), ..all.clone() };
     assert_eq!(list(suspended, "").await, [""; 0]);
     let later = prost_types::Timestamp { seconds: Timestamp::now().as_second() + 60, nanos: 0 };
-    assert_eq!(list(v1::list_tasks_request::Filter { created_after: Some(later), ..all }, "").await, [""; 0]);
+    assert_eq!(
+        list(v1::list_tasks_request::Filter { created_after: Some(later), ..all }, "").await,
+        [""; 0]
+    );
 }
 
 #[tokio::test]
@@ -91,7 +107,8 @@ async fn messages_are_listed_in_order_page_by_page() {
     let mut page = v1::PageRequest { page_size: 2, ..Default::default() };
     let mut seen = Vec::new();
     loop {
-        let request = v1::ListMessagesRequest { task: task.clone(), page: Some(page.clone()), filter: None };
+        let request =
+            v1::ListMessagesRequest { task: task.clone(), page: Some(page.clone()), filter: None };
         let answer = gateway.messages().list_messages(request).await.expect("a page").into_inner();
         seen.extend(answer.messages.iter().map(|message| text(message).to_owned()));
         page.page_token = answer.page.expect("set").next_page_token;
@@ -117,24 +134,45 @@ async fn only_a_waiting_message_can_be_changed_or_taken_back() {
         blocks: super::harness::message("", words).spec.expect("set").blocks,
         ..Default::default()
     };
-    let changed = gateway.messages().update_message(change(&first, "better")).await.expect("it waits").into_inner();
+    let changed = gateway
+        .messages()
+        .update_message(change(&first, "better"))
+        .await
+        .expect("it waits")
+        .into_inner();
     assert_eq!(text(&changed), "better");
-    let take_back = |message: &v1::Message| v1::DeleteMessageRequest { message: id_of(message), ..Default::default() };
+    let take_back = |message: &v1::Message| v1::DeleteMessageRequest {
+        message: id_of(message),
+        ..Default::default()
+    };
     gateway.messages().delete_message(take_back(&second)).await.expect("it waits");
-    refused(gateway.messages().get_message(v1::GetMessageRequest { message: id_of(&second) }).await, Code::NotFound);
+    refused(
+        gateway.messages().get_message(v1::GetMessageRequest { message: id_of(&second) }).await,
+        Code::NotFound,
+    );
 
     // The reconciler takes the first one.
     let store = gateway.store();
-    let before = store.task_load(task.parse().expect("an id")).await.expect("it loads").expect("it is there");
+    let before = store
+        .task_load(task.parse().expect("an id"))
+        .await
+        .expect("it loads")
+        .expect("it is there");
     let mut after = before.task.clone();
     after.last_position = 1;
     let mut commit = TaskCommit::new(&before, &after, Timestamp::now());
     commit.admitted = Some((id_of(&first).parse::<MessageId>().expect("an id"), 1));
     store.task_commit(commit).await.expect("it commits");
-    refused(gateway.messages().update_message(change(&first, "too late")).await, Code::FailedPrecondition);
+    refused(
+        gateway.messages().update_message(change(&first, "too late")).await,
+        Code::FailedPrecondition,
+    );
     refused(gateway.messages().delete_message(take_back(&first)).await, Code::FailedPrecondition);
-    let found =
-        gateway.messages().get_message(v1::GetMessageRequest { message: id_of(&first) }).await.expect("it is there");
+    let found = gateway
+        .messages()
+        .get_message(v1::GetMessageRequest { message: id_of(&first) })
+        .await
+        .expect("it is there");
     assert_eq!(found.into_inner().status.expect("set").position, 1);
 }
 
@@ -155,7 +193,10 @@ async fn too_many_waiting_messages_are_refused() {
         let render = |_: &_| Rendered { event, response: Vec::new() };
         gateway.store().message_create(&write, new, render).await.expect("there is room");
     }
-    let status = refused(gateway.messages().create_message(message(&task, "one more")).await, Code::ResourceExhausted);
+    let status = refused(
+        gateway.messages().create_message(message(&task, "one more")).await,
+        Code::ResourceExhausted,
+    );
     assert!(status.message().contains("1000"), "{status:?}");
 }
 
@@ -170,8 +211,11 @@ async fn pages_of_large_messages_are_short_and_complete() {
     let mut request = v1::ListMessagesRequest { task, ..Default::default() };
     let mut pages = Vec::new();
     loop {
-        let page = gateway.messages().list_messages(request.clone()).await.expect("a page").into_inner();
-        pages.push(page.messages.into_iter().map(|message| id(message.metadata)).collect::<Vec<_>>());
+        let page =
+            gateway.messages().list_messages(request.clone()).await.expect("a page").into_inner();
+        pages.push(
+            page.messages.into_iter().map(|message| id(message.metadata)).collect::<Vec<_>>(),
+        );
         let page_token = page.page.expect("set").next_page_token;
         if page_token.is_empty() {
             break;
@@ -188,12 +232,17 @@ async fn an_accepted_message_wakes_the_reconciler() {
     let id: TaskId = task.parse().expect("an id");
     gateway.say(&task, "hello").await;
     let bus = gateway.nats.bus().await;
-    let mut consumer = bus.consume_tasks(partition::of(id), ConsumeOptions::new(1, CancellationToken::new()));
+    let mut consumer =
+        bus.consume_tasks(partition::of(id), ConsumeOptions::new(1, CancellationToken::new()));
     let delivery = within("a wake", consumer.next()).await.expect("it goes on");
     let TaskMessage::Wake(wake) = delivery.message else { panic!("a wake") };
-    assert_eq!((wake.task_id, wake.organization_id), (task.clone(), OrganizationId::LOCAL.to_string()));
+    assert_eq!(
+        (wake.task_id, wake.organization_id),
+        (task.clone(), OrganizationId::LOCAL.to_string())
+    );
     let explain = v1::ExplainTaskRequest { task };
-    let explanation = gateway.tasks().explain_task(explain).await.expect("it is explained").into_inner();
+    let explanation =
+        gateway.tasks().explain_task(explain).await.expect("it is explained").into_inner();
     assert!(explanation.waiting_for.contains("the reconciler"), "{explanation:?}");
     assert!(explanation.next_wake.is_some());
 }
@@ -203,11 +252,14 @@ async fn requests_beyond_the_limits_are_refused() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     gateway.say(&task, &"x".repeat(1_048_576)).await;
-    let status =
-        refused(gateway.messages().create_message(message(&task, &"x".repeat(1_048_577))).await, Code::InvalidArgument);
+    let status = refused(
+        gateway.messages().create_message(message(&task, &"x".repeat(1_048_577))).await,
+        Code::InvalidArgument,
+    );
     assert_eq!(fields(&status), ["spec.blocks"]);
     // Above 4 MiB it is not even read.
-    let large = gateway.messages().create_message(message(&task, &"x".repeat(5 * 1024 * 1024))).await;
+    let large =
+        gateway.messages().create_message(message(&task, &"x".repeat(5 * 1024 * 1024))).await;
     let status = refused(large, Code::OutOfRange);
     assert!(status.message().contains("too large"), "{status:?}");
 }

@@ -3,7 +3,10 @@
 use std::{fs, io, path::PathBuf, sync::Arc, time::Duration};
 
 use construct_proto::v1;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair,
+};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
 use serde_json::{Value, json};
 use tokio::{
@@ -40,9 +43,12 @@ impl Authority {
     }
 
     fn vouch(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Made {
-        let mut params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).expect("names");
+        let mut params =
+            CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])
+                .expect("names");
         params.distinguished_name.push(DnType::CommonName, name);
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         change(&mut params);
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("it is signed").pem();
@@ -100,8 +106,12 @@ fn trusting(ca: &str) -> ClientTlsConfig {
     ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)).domain_name("localhost")
 }
 
-async fn connected(gateway: &Gateway, tls: ClientTlsConfig) -> Result<Channel, tonic::transport::Error> {
-    let endpoint = Endpoint::from_shared(format!("https://{}", gateway.address)).expect("an address");
+async fn connected(
+    gateway: &Gateway,
+    tls: ClientTlsConfig,
+) -> Result<Channel, tonic::transport::Error> {
+    let endpoint =
+        Endpoint::from_shared(format!("https://{}", gateway.address)).expect("an address");
     endpoint.tls_config(tls)?.connect().await
 }
 
@@ -113,7 +123,8 @@ async fn lists(channel: Channel) -> Result<v1::ListAgentsResponse, tonic::Status
 /// Waits until it serves; gives a connection.
 async fn ready(gateway: &Gateway, tls: &ClientTlsConfig) -> Channel {
     let ask = || async {
-        let channel = connected(gateway, tls.clone()).await.map_err(|error| format!("{error:?}"))?;
+        let channel =
+            connected(gateway, tls.clone()).await.map_err(|error| format!("{error:?}"))?;
         lists(channel.clone()).await.map(|_| channel).map_err(|status| format!("{status:?}"))
     };
     until("the gateway is ready", ask, Result::is_ok).await.expect("it is ready")
@@ -134,7 +145,8 @@ async fn over_tls_all_faces_are_there_for_who_trusts_the_certificate_and_nothing
     folder.take(&ca.vouch("gateway", |_| {}));
     let gateway = Gateway::unready(folder.config()).await;
     ready(&gateway, &trusting(&ca.pem())).await;
-    let wrong = connected(&gateway, trusting(&other.pem())).await.expect_err("nobody vouches for it");
+    let wrong =
+        connected(&gateway, trusting(&other.pem())).await.expect_err("nobody vouches for it");
     assert!(format!("{wrong:?}").contains("UnknownIssuer"), "{wrong:?}");
     // Both versions of HTTP, as the client and the gateway agree.
     for version in [reqwest::Version::HTTP_11, reqwest::Version::HTTP_2] {
@@ -180,13 +192,16 @@ async fn a_long_line_of_the_operator_protocol_comes_whole() {
     let mut session = Value::Null;
     for _ in 0..4 {
         let said = json!([{"role": "user", "content": [{"type": "text", "text": "long ".repeat(180_000)}]}]);
-        let line = json!({"type": "dispatch", "agentID": "ada", "sessionID": session, "messages": said});
+        let line =
+            json!({"type": "dispatch", "agentID": "ada", "sessionID": session, "messages": said});
         let made = asked(&mut stream, &line).await.expect("it answers");
         assert_eq!(made["stopReason"], "dispatched", "{made}");
         session = made["sessionID"].clone();
     }
     stream
-        .write_all(format!("{}\n", json!({"type": "export_session", "sessionID": session})).as_bytes())
+        .write_all(
+            format!("{}\n", json!({"type": "export_session", "sessionID": session})).as_bytes(),
+        )
         .await
         .expect("it reads");
     stream.flush().await.expect("it reads");
@@ -199,9 +214,11 @@ async fn a_long_line_of_the_operator_protocol_comes_whole() {
     assert!(line.len() > 3_600_000, "{}", line.len());
 }
 
-/// What is answered over the operator protocol to who trusts an authority, and shows a certificate or none.
+/// What is answered over the operator protocol to who trusts an authority, and shows a certificate
+/// or none.
 async fn sessions(gateway: &Gateway, ca: &str, shown: Option<&Made>) -> io::Result<Value> {
-    asked(&mut secured(gateway, ca, shown).await?, &json!({"id": "1", "type": "list_sessions"})).await
+    asked(&mut secured(gateway, ca, shown).await?, &json!({"id": "1", "type": "list_sessions"}))
+        .await
 }
 
 type Secured = BufReader<tokio_rustls::client::TlsStream<TcpStream>>;
@@ -231,7 +248,9 @@ async fn secured(gateway: &Gateway, ca: &str, shown: Option<&Made>) -> io::Resul
         None => builder.with_no_client_auth(),
         Some(made) => {
             let key = PrivateKeyDer::from_pem_slice(made.key.as_bytes()).expect("a key");
-            builder.with_client_auth_cert(vec![der(&made.certificate)], key).expect("they belong together")
+            builder
+                .with_client_auth_cert(vec![der(&made.certificate)], key)
+                .expect("they belong together")
         }
     };
     let socket = TcpSocket::new_v4()?;
@@ -244,13 +263,17 @@ async fn secured(gateway: &Gateway, ca: &str, shown: Option<&Made>) -> io::Resul
 
 #[tokio::test]
 async fn with_a_client_ca_who_has_no_valid_certificate_of_it_does_not_come_in() {
-    let (ca, clients, other) = (Authority::new("ca"), Authority::new("clients"), Authority::new("other"));
+    let (ca, clients, other) =
+        (Authority::new("ca"), Authority::new("clients"), Authority::new("other"));
     let folder = Folder::new();
     folder.take(&ca.vouch("gateway", |_| {}));
     folder.put("client-ca.crt", &clients.pem());
-    let config = Config { gateway_tls_client_ca: Some(folder.file("client-ca.crt")), ..folder.config() };
+    let config =
+        Config { gateway_tls_client_ca: Some(folder.file("client-ca.crt")), ..folder.config() };
     let gateway = Gateway::unready(config).await;
-    let showing = |made: &Made| trusting(&ca.pem()).identity(Identity::from_pem(&made.certificate, &made.key));
+    let showing = |made: &Made| {
+        trusting(&ca.pem()).identity(Identity::from_pem(&made.certificate, &made.key))
+    };
     ready(&gateway, &showing(&clients.vouch("me", |_| {}))).await;
     let refused = [
         ("none", trusting(&ca.pem())),
@@ -269,14 +292,17 @@ async fn with_a_client_ca_who_has_no_valid_certificate_of_it_does_not_come_in() 
 
 #[tokio::test]
 async fn with_a_client_ca_the_operator_protocol_asks_for_certificates_as_well() {
-    let (ca, clients, other) = (Authority::new("ca"), Authority::new("clients"), Authority::new("other"));
+    let (ca, clients, other) =
+        (Authority::new("ca"), Authority::new("clients"), Authority::new("other"));
     let folder = Folder::new();
     folder.take(&ca.vouch("gateway", |_| {}));
     folder.put("client-ca.crt", &clients.pem());
-    let config = Config { gateway_tls_client_ca: Some(folder.file("client-ca.crt")), ..folder.config() };
+    let config =
+        Config { gateway_tls_client_ca: Some(folder.file("client-ca.crt")), ..folder.config() };
     let gateway = Gateway::unready(config).await;
     let me = clients.vouch("me", |_| {});
-    ready(&gateway, &trusting(&ca.pem()).identity(Identity::from_pem(&me.certificate, &me.key))).await;
+    ready(&gateway, &trusting(&ca.pem()).identity(Identity::from_pem(&me.certificate, &me.key)))
+        .await;
     let answer = sessions(&gateway, &ca.pem(), Some(&me)).await.expect("it comes in");
     assert_eq!(answer["type"], "sessions", "{answer}");
     let refused = [
@@ -313,7 +339,9 @@ async fn a_new_certificate_is_taken_when_it_is_whole_and_connections_go_on() {
     let new_ca = Authority::new("new");
     let new = new_ca.vouch("gateway", |_| {});
     folder.take(&new);
-    let asks = || async { connected(&gateway, trusting(&new_ca.pem())).await.map_err(|error| format!("{error:?}")) };
+    let asks = || async {
+        connected(&gateway, trusting(&new_ca.pem())).await.map_err(|error| format!("{error:?}"))
+    };
     until("the new certificate is used", asks, Result::is_ok).await.expect("it is");
     connected(&gateway, trusting(&ca.pem())).await.expect_err("the old one is not");
     // The connections that were there are as they were.
@@ -337,7 +365,9 @@ async fn who_shakes_hands_slowly_holds_nobody_up_and_is_cut_off() {
         slow.push(TcpStream::connect(gateway.address).await.expect("it listens"));
     }
     let began = tokio::time::Instant::now();
-    let quick = within("a quick one comes in", connected(&gateway, trusting(&ca.pem()))).await.expect("it comes in");
+    let quick = within("a quick one comes in", connected(&gateway, trusting(&ca.pem())))
+        .await
+        .expect("it comes in");
     lists(quick).await.expect("it is served");
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     let mut byte = [0];
@@ -355,16 +385,25 @@ async fn files_that_are_no_certificates_are_told_at_the_start() {
         let error = crate::tls::Tls::new(&folder.config()).await.err().expect("it is refused");
         format!("{error:#}")
     };
-    assert!(told().await.contains("tls.crt cannot be read") || told().await.contains("tls.key cannot be read"));
+    assert!(
+        told().await.contains("tls.crt cannot be read")
+            || told().await.contains("tls.key cannot be read")
+    );
     folder.take(&Made { certificate: "nothing".into(), key: made.key.clone() });
     assert!(told().await.contains("gateway_tls_certificate is no certificate"));
     folder.take(&Made { certificate: made.certificate.clone(), key: "secret".into() });
     let words = told().await;
-    assert!(words.contains("gateway_tls_key is no private key") && !words.contains("secret"), "{words}");
+    assert!(
+        words.contains("gateway_tls_key is no private key") && !words.contains("secret"),
+        "{words}"
+    );
     folder.take(&Made { certificate: made.certificate.clone(), key: another.key });
     assert!(told().await.contains("do not belong together"));
     folder.take(&made);
-    let tls = crate::tls::Tls::new(&folder.config()).await.expect("it is fine").expect("it is configured");
+    let tls = crate::tls::Tls::new(&folder.config())
+        .await
+        .expect("it is fine")
+        .expect("it is configured");
     assert!(!tls.look().await.expect("nothing has changed"));
     // A certificate whose key has not come yet is not taken: the one before stays.
     let (new, before) = (ca.vouch("gateway", |_| {}), tls.web());

@@ -1,5 +1,5 @@
-//! Every method of the contract with every role, with strangers, and with the ids of others. What is walked is the descriptor set, so
-//! that a method which is added without a thought fails here.
+//! Every method of the contract with every role, with strangers, and with the ids of others. What
+//! is walked is the descriptor set, so that a method which is added without a thought fails here.
 
 mod faces;
 mod foreign;
@@ -113,7 +113,7 @@ pub(super) fn write(organization: OrganizationId) -> construct_store::Write {
     construct_store::Write::new(organization, Timestamp::now())
 }
 
-/// A second organisation and its owner.
+/// A second organization and its owner.
 pub(super) async fn other(gateway: &Gateway, slug: &str) -> (OrganizationId, UserId) {
     let profile = construct_store::identity::Profile {
         issuer: "https://test".into(),
@@ -122,11 +122,24 @@ pub(super) async fn other(gateway: &Gateway, slug: &str) -> (OrganizationId, Use
         email_verified: true,
         name: slug.into(),
     };
-    let (owner, _) = gateway.store().user_sign_in(&profile, None, Timestamp::now()).await.expect("they are taken in");
+    let (owner, _) = gateway
+        .store()
+        .user_sign_in(&profile, None, Timestamp::now())
+        .await
+        .expect("they are taken in");
     let id = OrganizationId::from_uuid(Uuid::now_v7());
-    let new = NewOrganization { id, name: slug.into(), slug: slug.into(), avatar_url: String::new(), owner };
+    let new = NewOrganization {
+        id,
+        name: slug.into(),
+        slug: slug.into(),
+        avatar_url: String::new(),
+        owner,
+    };
     let render = crate::organizations::silent(&());
-    let made = gateway.store().organization_create(&write(OrganizationId::LOCAL), new, None, None, |_| render).await;
+    let made = gateway
+        .store()
+        .organization_create(&write(OrganizationId::LOCAL), new, None, None, |_| render)
+        .await;
     made.expect("it is made");
     (id, owner)
 }
@@ -141,7 +154,9 @@ pub(super) fn authorized<T>(message: T, key: Option<&str>) -> Request<T> {
 }
 
 fn methods() -> Vec<(MethodDescriptor, Access)> {
-    let services = DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1");
+    let services = DESCRIPTORS
+        .services()
+        .filter(|service| service.parent_file().package_name() == "construct.v1");
     let methods = services.flat_map(|service| service.methods().collect::<Vec<_>>());
     methods
         .map(|method| {
@@ -158,7 +173,12 @@ fn method_named(name: &str) -> MethodDescriptor {
 }
 
 /// Calls a method; gives the first answer.
-async fn call(gateway: &Gateway, method: &MethodDescriptor, body: &Value, key: Option<&str>) -> Result<Bytes, Status> {
+async fn call(
+    gateway: &Gateway,
+    method: &MethodDescriptor,
+    body: &Value,
+    key: Option<&str>,
+) -> Result<Bytes, Status> {
     let message = DynamicMessage::deserialize(method.input(), body.clone())
         .unwrap_or_else(|error| panic!("{}: {error}: {body}", method.full_name()));
     let request = authorized(Bytes::from(message.encode_to_vec()), key);
@@ -190,7 +210,12 @@ impl Tally {
         let audited = crate::audit::methods::of(&path).expect("it is one of ours");
         match code(answer) {
             Code::Unauthenticated | Code::PermissionDenied => self.refused += 1,
-            code if audited.writes && code != Code::Ok && rules::of(&path) == Some(Access::Public) => self.failed += 1,
+            code if audited.writes
+                && code != Code::Ok
+                && rules::of(&path) == Some(Access::Public) =>
+            {
+                self.failed += 1
+            }
             _ if audited.writes => *self.written.entry(audited.name.clone()).or_default() += 1,
             _ => {}
         }
@@ -200,18 +225,32 @@ impl Tally {
     async fn compare(&self, gateway: &Gateway, organizations: &[OrganizationId]) {
         gateway.context.lifecycle().stop("the calls are over");
         let (store, filter) = (gateway.store(), AuditFilter::default());
-        let everything =
-            Page { limit: 1_000_000, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+        let everything = Page {
+            limit: 1_000_000,
+            order: Order { key: Key::CreatedAt, descending: false },
+            after: None,
+        };
         let entries = async || {
             let mut all = Vec::new();
             for organization in organizations {
-                all.extend(store.audit_list(*organization, &filter, &everything).await.expect("it is read"));
+                all.extend(
+                    store
+                        .audit_list(*organization, &filter, &everything)
+                        .await
+                        .expect("it is read"),
+                );
             }
             all
         };
         let refusal = |entry: &AuditEntry| entry.code == 16 || entry.code == 7;
-        let refused =
-            async || entries().await.iter().filter(|entry| refusal(entry)).map(|entry| entry.count).sum::<u64>();
+        let refused = async || {
+            entries()
+                .await
+                .iter()
+                .filter(|entry| refusal(entry))
+                .map(|entry| entry.count)
+                .sum::<u64>()
+        };
         let told = format!("each of {} refusals is counted", self.refused);
         until(&told, refused, |refused| *refused == self.refused).await;
         let mut written: BTreeMap<String, u64> = BTreeMap::new();
@@ -246,7 +285,10 @@ async fn every_method_refuses_strangers_and_who_may_not_and_lets_in_who_may() {
     let (id, revoked) = key(&gateway, local, Role::Owner, &all, None).await;
     let (store, local_write) = (gateway.store(), write(OrganizationId::LOCAL));
     let silent = crate::organizations::silent(&());
-    store.api_key_revoke(&local_write, id, None, Role::Owner, |_| silent).await.expect("it is revoked");
+    store
+        .api_key_revoke(&local_write, id, None, Role::Owner, |_| silent)
+        .await
+        .expect("it is revoked");
     let past = Timestamp::now() - jiff::SignedDuration::from_secs(1);
     let expired = key(&gateway, local, Role::Owner, &all, Some(past)).await.1;
     let elsewhere = other(&gateway, "elsewhere").await;
@@ -292,7 +334,11 @@ async fn every_method_refuses_strangers_and_who_may_not_and_lets_in_who_may() {
         }
         if access == Access::Operator {
             let answer = answer(Some(&foreign)).await;
-            assert_eq!(code(&answer), Code::PermissionDenied, "{name} for the owner of another organization");
+            assert_eq!(
+                code(&answer),
+                Code::PermissionDenied,
+                "{name} for the owner of another organization"
+            );
         }
     }
     // Scopes: the one that is needed suffices, and no other does but `admin`.
@@ -320,7 +366,8 @@ async fn every_method_refuses_strangers_and_who_may_not_and_lets_in_who_may() {
     tally.compare(&gateway, &[OrganizationId::LOCAL, elsewhere.0]).await;
 }
 
-/// Requests that name what belongs to another organisation, by the field that names it. `None`: the method names nothing of others.
+/// Requests that name what belongs to another organization, by the field that names it. `None`: the
+/// method names nothing of others.
 fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
     let id = |what: &str| ids[what].clone();
     let text = json!([{"text": {"text": "hello"}}]);
@@ -329,7 +376,10 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
         ("AgentService.DeleteAgent", json!({"agent": id("agent")})),
         ("AgentService.GetAgent", json!({"agent": id("agent")})),
         ("AgentService.UpdateAgent", json!({"agent": id("agent"), "description": "mine"})),
-        ("ApprovalService.DecideApproval", json!({"approval": id("approval"), "decision": "DECISION_APPROVE"})),
+        (
+            "ApprovalService.DecideApproval",
+            json!({"approval": id("approval"), "decision": "DECISION_APPROVE"}),
+        ),
         ("ApprovalService.GetApproval", json!({"approval": id("approval")})),
         (
             "BudgetService.CreateBudget",
@@ -346,7 +396,10 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
         ("FileService.UploadPart", json!({"file": id("file"), "offset": "0", "data": "bWluZQ=="})),
         ("KeyService.GetApiKey", json!({"apiKey": id("api_key")})),
         ("KeyService.RevokeApiKey", json!({"apiKey": id("api_key")})),
-        ("KeyService.UpdateApiKey", json!({"apiKey": id("api_key"), "limits": {"tasksPerDay": "1"}})),
+        (
+            "KeyService.UpdateApiKey",
+            json!({"apiKey": id("api_key"), "limits": {"tasksPerDay": "1"}}),
+        ),
         ("MessageService.CreateMessage", json!({"spec": {"task": id("task"), "blocks": text}})),
         ("MessageService.DeleteMessage", json!({"message": id("message")})),
         ("MessageService.EditMessage", json!({"message": id("message"), "blocks": text})),
@@ -357,8 +410,14 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
         ("ModelProviderService.DeleteModelProvider", json!({"modelProvider": id("provider")})),
         ("ModelProviderService.GetModelProvider", json!({"modelProvider": id("provider")})),
         ("ModelProviderService.ListVendorModels", json!({"modelProvider": id("provider")})),
-        ("ModelProviderService.UpdateModelProvider", json!({"modelProvider": id("provider"), "name": "mine"})),
-        ("ModelService.CreateModel", json!({"spec": {"name": "thief", "provider": id("provider")}})),
+        (
+            "ModelProviderService.UpdateModelProvider",
+            json!({"modelProvider": id("provider"), "name": "mine"}),
+        ),
+        (
+            "ModelService.CreateModel",
+            json!({"spec": {"name": "thief", "provider": id("provider")}}),
+        ),
         ("ModelService.DeleteModel", json!({"model": id("model")})),
         ("ModelService.GetModel", json!({"model": id("model")})),
         ("ModelService.UpdateModel", json!({"model": id("model"), "name": "mine"})),
@@ -368,7 +427,10 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
         ("OrganizationService.RemoveMember", json!({"user": id("user")})),
         ("OrganizationService.RevokeInvitation", json!({"invitation": id("invitation")})),
         ("OrganizationService.UpdateMember", json!({"user": id("user"), "role": "ROLE_VIEWER"})),
-        ("OrganizationService.UpdateOrganization", json!({"organization": id("organization"), "name": "mine"})),
+        (
+            "OrganizationService.UpdateOrganization",
+            json!({"organization": id("organization"), "name": "mine"}),
+        ),
         ("RecoveryService.RetryTask", json!({"task": id("task")})),
         ("ScanService.CancelScan", json!({"scan": id("scan")})),
         ("ScanService.CompareScans", json!({"before": id("scan"), "after": id("scan")})),
@@ -378,7 +440,10 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
         ("ScanService.GetScan", json!({"scan": id("scan")})),
         ("ScanService.ListCandidates", json!({"scan": id("scan")})),
         ("ScanService.ListRepositories", json!({"connection": id("connection")})),
-        ("ScanService.ReviewCandidate", json!({"candidate": id("candidate"), "state": "CANDIDATE_STATE_ACCEPTED"})),
+        (
+            "ScanService.ReviewCandidate",
+            json!({"candidate": id("candidate"), "state": "CANDIDATE_STATE_ACCEPTED"}),
+        ),
         ("ScanService.WatchScan", json!({"scan": id("scan")})),
         (
             "ScheduleService.CreateSchedule",
@@ -416,7 +481,7 @@ fn invented(id: &str) -> String {
     format!("{kind}_{}", Uuid::from_u128(0x0199_0000_0000_7000_8000_0000_0000_0000))
 }
 
-/// Methods that name nothing of an organisation's, or in a filter only.
+/// Methods that name nothing of an organization's, or in a filter only.
 const NAMELESS: &[&str] = &[
     "AgentService.ListAgents",
     "ApprovalService.ListApprovals",
@@ -435,7 +500,7 @@ const NAMELESS: &[&str] = &[
     "KeyService.ListApiKeys",
     "ModelProviderService.CreateModelProvider",
     "ModelProviderService.ListModelProviders",
-    "ModelService.ListCatalogueModels",
+    "ModelService.ListCatalogModels",
     "ModelService.ListModels",
     "OrganizationService.CreateInvitation",
     "OrganizationService.CreateOrganization",
@@ -470,14 +535,18 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
     let ids = belongings(&gateway, &own, own_key_id, local).await;
     let elsewhere = other(&gateway, "elsewhere").await;
     let (_, foreign) = key(&gateway, elsewhere, Role::Owner, &[Scope::Admin], None).await;
-    // Somebody who has named nothing of others, which would be in their own organization's audit trail.
-    let silent = key(&gateway, other(&gateway, "silent").await, Role::Owner, &[Scope::Admin], None).await.1;
+    // Somebody who has named nothing of others, which would be in their own organization's audit
+    // trail.
+    let silent =
+        key(&gateway, other(&gateway, "silent").await, Role::Owner, &[Scope::Admin], None).await.1;
     let naming = naming(&ids);
     for (method, access) in methods() {
         let short = method.full_name().trim_start_matches("construct.v1.");
         let Some((_, body)) = naming.iter().find(|(name, _)| *name == short) else {
             assert!(NAMELESS.contains(&short), "{short} has to stand in one of the two tables");
-            if access != Access::Operator && [".List", ".Get", ".Who"].iter().any(|reads| short.contains(reads)) {
+            if access != Access::Operator
+                && [".List", ".Get", ".Who"].iter().any(|reads| short.contains(reads))
+            {
                 let filters = [
                     json!({}),
                     json!({"filter": {"task": ids["task"]}}),
@@ -491,7 +560,8 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
                     if DynamicMessage::deserialize(method.input(), filter.clone()).is_err() {
                         continue;
                     }
-                    let caller = if short.starts_with("AuditService.") { &silent } else { &foreign };
+                    let caller =
+                        if short.starts_with("AuditService.") { &silent } else { &foreign };
                     let answer = call(&gateway, &method, &filter, Some(caller)).await;
                     shows_nothing(short, &answer, &ids);
                 }
@@ -501,7 +571,8 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
         let answer = call(&gateway, &method, body, Some(&foreign)).await;
         assert_eq!(code(&answer), Code::NotFound, "{short}: {answer:?}");
         // In the same words as for one that exists nowhere.
-        let (mut nowhere, mut said) = (body.to_string(), answer.expect_err("not found").message().to_owned());
+        let (mut nowhere, mut said) =
+            (body.to_string(), answer.expect_err("not found").message().to_owned());
         for id in ids.values() {
             let invented = invented(id);
             nowhere = nowhere.replace(id, &invented);
@@ -526,18 +597,20 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
         ("message", "MessageService.GetMessage", "message"),
         ("organization", "OrganizationService.GetOrganization", "organization"),
     ] {
-        let answer = call(&gateway, &method_named(method), &json!({field: ids[what]}), Some(&own)).await;
+        let answer =
+            call(&gateway, &method_named(method), &json!({field: ids[what]}), Some(&own)).await;
         assert_eq!(code(&answer), Code::Ok, "{what}: {answer:?}");
     }
     // What others could not decide was there to be decided: the same requests of its owner go well.
     for decides in ["ApprovalService.DecideApproval", "ScanService.ReviewCandidate"] {
-        let (_, body) = naming.iter().find(|(name, _)| *name == decides).expect("it stands in the table");
+        let (_, body) =
+            naming.iter().find(|(name, _)| *name == decides).expect("it stands in the table");
         let answer = call(&gateway, &method_named(decides), body, Some(&own)).await;
         assert_eq!(code(&answer), Code::Ok, "{decides}: {answer:?}");
     }
 }
 
-/// Everything that can be named, made in an organisation with an owner's key.
+/// Everything that can be named, made in an organization with an owner's key.
 async fn belongings(
     gateway: &Gateway,
     own: &str,
@@ -546,8 +619,9 @@ async fn belongings(
 ) -> Ids {
     let make = async |method: &str, body: Value| {
         let method = method_named(method);
-        let answer =
-            call(gateway, &method, &body, Some(own)).await.unwrap_or_else(|status| panic!("{method:?}: {status:?}"));
+        let answer = call(gateway, &method, &body, Some(own))
+            .await
+            .unwrap_or_else(|status| panic!("{method:?}: {status:?}"));
         let answer = DynamicMessage::decode(method.output(), answer).expect("it can be read");
         let answer = serde_json::to_value(&answer).expect("JSON");
         answer["metadata"]["id"].as_str().unwrap_or_default().to_owned()
@@ -556,16 +630,24 @@ async fn belongings(
     let mut ids = BTreeMap::new();
     let provider = json!({"spec": {"name": "tenant-a-p", "type": "MODEL_PROVIDER_TYPE_SCRIPTED"}});
     ids.insert("provider", make("CreateModelProvider", provider).await);
-    ids.insert("model", make("CreateModel", json!({"spec": {"name": "tenant-a-m", "provider": "tenant-a-p"}})).await);
-    ids.insert("agent", make("CreateAgent", json!({"spec": {"name": "tenant-a-a", "model": "tenant-a-m"}})).await);
-    ids.insert("task", make("CreateTask", json!({"spec": {"agent": "tenant-a-a", "title": "tenant-a-t"}})).await);
+    ids.insert(
+        "model",
+        make("CreateModel", json!({"spec": {"name": "tenant-a-m", "provider": "tenant-a-p"}}))
+            .await,
+    );
+    ids.insert(
+        "agent",
+        make("CreateAgent", json!({"spec": {"name": "tenant-a-a", "model": "tenant-a-m"}})).await,
+    );
+    ids.insert(
+        "task",
+        make("CreateTask", json!({"spec": {"agent": "tenant-a-a", "title": "tenant-a-t"}})).await,
+    );
     let message = json!({"spec": {"task": ids["task"], "blocks": text}});
     ids.insert("message", make("CreateMessage", message).await);
-    let budget =
-        json!({"spec": {"agent": "tenant-a-a", "period": "BUDGET_PERIOD_MONTH", "limitPicoUsd": "5000000000000"}});
+    let budget = json!({"spec": {"agent": "tenant-a-a", "period": "BUDGET_PERIOD_MONTH", "limitPicoUsd": "5000000000000"}});
     ids.insert("budget", make("CreateBudget", budget).await);
-    let secret =
-        json!({"spec": {"name": "TENANT_A", "value": "tenant-a-value", "bindings": {"hosts": ["a.example.com"]}}});
+    let secret = json!({"spec": {"name": "TENANT_A", "value": "tenant-a-value", "bindings": {"hosts": ["a.example.com"]}}});
     ids.insert("secret", make("CreateSecret", secret).await);
     let schedule = json!({"spec": {"name": "tenant-a-s", "agent": "tenant-a-a", "blocks": text, "cron": "0 9 * * *"}});
     ids.insert("schedule", make("CreateSchedule", schedule).await);
@@ -573,17 +655,27 @@ async fn belongings(
     ids.insert("connection", make("CreateScanConnection", connection).await);
     let scan = json!({"spec": {"github": "tenant-a/x", "connection": "tenant-a-c", "model": "tenant-a-m"}});
     ids.insert("scan", make("CreateScan", scan).await);
-    ids.insert("file", make("CreateFile", json!({"spec": {"name": "tenant-a-f", "size": "4"}})).await);
+    ids.insert(
+        "file",
+        make("CreateFile", json!({"spec": {"name": "tenant-a-f", "size": "4"}})).await,
+    );
     make("UploadPart", json!({"file": ids["file"], "offset": "0", "data": "bWluZQ=="})).await;
-    // Documents have no ids: of everybody the same names are asked for, and everybody has their own.
+    // Documents have no ids: of everybody the same names are asked for, and everybody has their
+    // own.
     for shared in [false, true] {
-        make("PutState", json!({"state": "settings", "shared": shared, "json": r#"{"who": "tenant-a"}"#})).await;
+        make(
+            "PutState",
+            json!({"state": "settings", "shared": shared, "json": r#"{"who": "tenant-a"}"#}),
+        )
+        .await;
     }
-    // Candidates are made by the scanner and approvals by the reconciler, which are not here: each is written as they write it.
+    // Candidates are made by the scanner and approvals by the reconciler, which are not here: each
+    // is written as they write it.
     let (store, scan) = (gateway.store(), ids["scan"].parse().expect("an id"));
     let mut scan = store.scan_get(organization, scan).await.expect("it is there");
     let (id, name) = (CandidateId::from_uuid(Uuid::now_v7()), "tenant-a-n");
-    let candidate = NewCandidate { id, name: name.into(), score: 50, content: json!({"name": name}) };
+    let candidate =
+        NewCandidate { id, name: name.into(), score: 50, content: json!({"name": name}) };
     let changes = ScanChanges { candidates: vec![candidate], ..ScanChanges::default() };
     store.scan_save(&mut scan, &changes, Timestamp::now()).await.expect("it is saved");
     ids.insert("candidate", id.to_string());
@@ -598,7 +690,9 @@ async fn belongings(
     };
     let silent = crate::organizations::silent(&());
     let made = store.invitation_create(&write(organization), new, |_| silent).await;
-    let Written::Applied { entity, .. } = made.expect("it is made") else { panic!("it has no idempotency key") };
+    let Written::Applied { entity, .. } = made.expect("it is made") else {
+        panic!("it has no idempotency key")
+    };
     ids.insert("invitation", entity.id.to_string());
     ids.insert("api_key", key.to_string());
     ids.insert("user", user.to_string());
@@ -647,8 +741,10 @@ fn no_field_that_names_something_is_forgotten() {
     let named = naming(&ids);
     for (method, access) in methods() {
         let short = method.full_name().trim_start_matches("construct.v1.").to_owned();
-        let names =
-            method.input().fields().any(|field| ids.contains_key(field.name()) || field.name() == "model_provider");
+        let names = method
+            .input()
+            .fields()
+            .any(|field| ids.contains_key(field.name()) || field.name() == "model_provider");
         let filters = short == "BudgetService.GetCosts" || access == Access::Operator;
         assert!(!names || filters || named.iter().any(|(name, _)| *name == short), "{short}");
     }
@@ -664,8 +760,12 @@ async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
     let (own_key_id, own) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
     let ids = belongings(&gateway, &own, own_key_id, local).await;
     let all = methods();
-    let method = |name: &str| &all.iter().find(|(known, _)| known.full_name().ends_with(name)).expect("a method").0;
-    let scan = call(&gateway, method("GetScan"), &json!({"scan": ids["scan"]}), Some(&own)).await.expect("it is there");
+    let method = |name: &str| {
+        &all.iter().find(|(known, _)| known.full_name().ends_with(name)).expect("a method").0
+    };
+    let scan = call(&gateway, method("GetScan"), &json!({"scan": ids["scan"]}), Some(&own))
+        .await
+        .expect("it is there");
     let scan = v1::Scan::decode(scan).expect("it can be read");
     let task = scan.status.expect("it has one").task_id;
     let sign = |scan: &str, task: &str, organization: &str, seconds: i64| {
@@ -682,7 +782,9 @@ async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
     let token = sign(&ids["scan"], &task, &organization, 60);
     let text = json!([{"text": {"text": "look"}}]);
     let message = json!({"spec": {"task": task, "blocks": text}});
-    let said = call(&gateway, method("CreateMessage"), &message, Some(&token)).await.expect("it is for this task");
+    let said = call(&gateway, method("CreateMessage"), &message, Some(&token))
+        .await
+        .expect("it is for this task");
     let said = v1::Message::decode(said).expect("it can be read").metadata.expect("it has some").id;
     // What it does is counted for the key that the scan was asked for with.
     let used = construct_store::StepUsage {
@@ -693,10 +795,16 @@ async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
         usage: construct_domain::money::Usage { input_tokens: 7, ..Default::default() },
     };
     let (now, explores) = (Timestamp::now(), task.parse().expect("an id"));
-    gateway.store().step_usage_record(OrganizationId::LOCAL, explores, None, &used, now).await.expect("booked");
+    gateway
+        .store()
+        .step_usage_record(OrganizationId::LOCAL, explores, None, &used, now)
+        .await
+        .expect("booked");
     let counted = construct_store::Counted::ALL;
-    let counts =
-        gateway.store().quota_counts_of_keys(OrganizationId::LOCAL, counted, &construct_store::Periods::of(now)).await;
+    let counts = gateway
+        .store()
+        .quota_counts_of_keys(OrganizationId::LOCAL, counted, &construct_store::Periods::of(now))
+        .await;
     assert_eq!(counts.expect("counted").get(&own_key_id).map(|counts| counts.tokens), Some(7));
     for (name, body, fine) in [
         ("GetTask", json!({"task": task}), true),
@@ -721,7 +829,7 @@ async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
         let answer = call(&gateway, method, &json!({}), Some(&token)).await;
         assert_eq!(code(&answer), Code::PermissionDenied, "{path}: {answer:?}");
     }
-    // Expired, of another organisation, of no scan; and when the scan is over.
+    // Expired, of another organization, of no scan; and when the scan is over.
     let elsewhere = other(&gateway, "elsewhere").await.0.to_string();
     let nowhere = format!("scan_{}", Uuid::now_v7());
     for token in [
@@ -735,9 +843,18 @@ async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
         assert_eq!(code(&answer), Code::Unauthenticated, "{answer:?}");
     }
     let lease = std::time::Duration::from_secs(60);
-    let mut taken = gateway.store().scans_take(1, &[], lease, Timestamp::now()).await.expect("it is taken").remove(0);
+    let mut taken = gateway
+        .store()
+        .scans_take(1, &[], lease, Timestamp::now())
+        .await
+        .expect("it is taken")
+        .remove(0);
     taken.phase = construct_store::scan::ScanPhase::Review;
-    gateway.store().scan_save(&mut taken, &Default::default(), Timestamp::now()).await.expect("it is over");
+    gateway
+        .store()
+        .scan_save(&mut taken, &Default::default(), Timestamp::now())
+        .await
+        .expect("it is over");
     let answer = call(&gateway, method("GetTask"), &json!({"task": task}), Some(&token)).await;
     assert_eq!(code(&answer), Code::Unauthenticated, "{answer:?}");
 }

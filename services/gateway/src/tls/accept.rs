@@ -21,8 +21,8 @@ use crate::{
 
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes under way at the same time, on all ports. Further connections are closed at once: nothing is known of them, and who
-/// connects slowly must not hold many places.
+/// Handshakes under way at the same time, on all ports. Further connections are closed at once:
+/// nothing is known of them, and who connects slowly must not hold many places.
 const HANDSHAKES: usize = 1024;
 /// Those of one network. Those of trusted proxies are of none, here and below: they are for many.
 const HANDSHAKES_OF_ONE: usize = 128;
@@ -42,13 +42,19 @@ pub(crate) fn handshakes() -> Places {
 ///
 /// # Errors
 /// When the client speaks something else, has no certificate that is asked for, or takes too long.
-pub(crate) async fn secure(stream: TcpStream, config: Arc<ServerConfig>, _shaking: Place) -> io::Result<Over> {
+pub(crate) async fn secure(
+    stream: TcpStream,
+    config: Arc<ServerConfig>,
+    _shaking: Place,
+) -> io::Result<Over> {
     let secured = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await;
-    let secured = secured.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the handshake takes too long"))??;
+    let secured = secured
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the handshake takes too long"))??;
     Ok(Over::Tls(Box::new(secured)))
 }
 
-/// The connections of gRPC's port, as they can be spoken over. One that is slow to get there does not hold up the others.
+/// The connections of gRPC's port, as they can be spoken over. One that is slow to get there does
+/// not hold up the others.
 pub(crate) fn connections(
     incoming: TcpIncoming,
     tls: Option<(Tls, Places)>,
@@ -68,9 +74,11 @@ pub(crate) fn connections(
         future::ready(accepted.transpose())
     });
     match tls {
-        None => {
-            incoming.map(|accepted| accepted.map(|(stream, place)| Stream::holding(Over::Plain(stream), place))).boxed()
-        }
+        None => incoming
+            .map(|accepted| {
+                accepted.map(|(stream, place)| Stream::holding(Over::Plain(stream), place))
+            })
+            .boxed(),
         Some((tls, handshakes)) => {
             let (sender, receiver) = mpsc::channel(READY);
             let running = lifecycle.clone();
@@ -104,7 +112,9 @@ async fn shake(
                 continue;
             }
         };
-        let Some(shaking) = stream.peer_addr().ok().and_then(|peer| handshakes.take(proxies.counted(peer))) else {
+        let Some(shaking) =
+            stream.peer_addr().ok().and_then(|peer| handshakes.take(proxies.counted(peer)))
+        else {
             tracing::debug!("a connection is closed because too many begin at the moment");
             continue;
         };

@@ -52,7 +52,11 @@ impl Connected for Stream {
 }
 
 impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         match &mut self.get_mut().over {
             Over::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
             Over::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
@@ -61,7 +65,11 @@ impl AsyncRead for Stream {
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match &mut self.get_mut().over {
             Over::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
             Over::Tls(stream) => Pin::new(stream).poll_write(context, bytes),

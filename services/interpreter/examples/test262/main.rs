@@ -1,9 +1,11 @@
-//! Runs the ECMAScript conformance suite in the sandbox, as scripts run in it, and prints what passed by area. `./dev test262` gets the suite and
-//! starts this: `test262 SUITE [--every N] [--failures] [PART-OF-A-PATH]`. Whatever fails, it succeeds: which failures are expected is known
-//! of the tests that `./dev test` runs, see `tests.rs`.
+//! Runs the ECMAScript conformance suite in the sandbox, as scripts run in it, and prints what
+//! passed by area. `./dev test262` gets the suite and starts this: `test262 SUITE [--every N]
+//! [--failures] [PART-OF-A-PATH]`. Whatever fails, it succeeds: which failures are expected is
+//! known of the tests that `./dev test` runs, see `tests.rs`.
 //!
-//! Each test runs as the product reads scripts: `await` may stand anywhere, what is no JavaScript is tried as TypeScript, and modules are files.
-//! What is skipped needs what the sandbox leaves out on purpose (threads, several realms, Intl). Tests that are not said to be of one mode run in
+//! Each test runs as the product reads scripts: `await` may stand anywhere, what is no JavaScript
+//! is tried as TypeScript, and modules are files. What is skipped needs what the sandbox leaves out
+//! on purpose (threads, several realms, Intl). Tests that are not said to be of one mode run in
 //! both, strict and not, and pass if both do.
 
 mod suite;
@@ -35,7 +37,9 @@ async fn main() -> anyhow::Result<()> {
             _ => part = argument,
         }
     }
-    let root = root.ok_or_else(|| anyhow::anyhow!("usage: test262 SUITE [--every N] [--failures] [PART-OF-A-PATH]"))?;
+    let root = root.ok_or_else(|| {
+        anyhow::anyhow!("usage: test262 SUITE [--every N] [--failures] [PART-OF-A-PATH]")
+    })?;
     let suite = Suite::open(root)?;
     let tests = suite.tests(&part, every)?;
     let (total, mut done) = (tests.len(), 0_usize);
@@ -68,9 +72,15 @@ fn print_table(areas: &BTreeMap<String, Counts>) {
     let mut all = Counts::default();
     let row = |name: &str, counts: &Counts| {
         let run = counts.passed + counts.failed;
-        let share =
-            if run == 0 { "–".to_owned() } else { format!("{:.1} %", 100.0 * counts.passed as f64 / run as f64) };
-        println!("| {name} | {} | {} | {} | {share} |", counts.passed, counts.failed, counts.skipped);
+        let share = if run == 0 {
+            "–".to_owned()
+        } else {
+            format!("{:.1} %", 100.0 * counts.passed as f64 / run as f64)
+        };
+        println!(
+            "| {name} | {} | {} | {} | {share} |",
+            counts.passed, counts.failed, counts.skipped
+        );
     };
     for (name, counts) in areas {
         row(name, counts);
@@ -86,15 +96,20 @@ fn area(path: &str) -> String {
     let mut parts = path.split('/');
     let (first, second) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     match (first, second) {
-        ("language", "expressions" | "statements" | "module-code" | "literals") => format!("language: {second}"),
+        ("language", "expressions" | "statements" | "module-code" | "literals") => {
+            format!("language: {second}")
+        }
         ("language", _) => "language: the rest".to_owned(),
         (
             "built-ins",
-            "Array" | "Object" | "RegExp" | "String" | "Date" | "Function" | "Promise" | "Proxy" | "DataView",
+            "Array" | "Object" | "RegExp" | "String" | "Date" | "Function" | "Promise" | "Proxy"
+            | "DataView",
         ) => {
             format!("built-ins: {second}")
         }
-        ("built-ins", second) if second.starts_with("TypedArray") => "built-ins: typed arrays".to_owned(),
+        ("built-ins", second) if second.starts_with("TypedArray") => {
+            "built-ins: typed arrays".to_owned()
+        }
         ("built-ins", _) => "built-ins: the rest".to_owned(),
         ("annexB", _) => "annex B".to_owned(),
         (other, _) => other.to_owned(),

@@ -14,7 +14,8 @@ use futures::{Stream, StreamExt as _, future::BoxFuture};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-/// What hosts of the suite must offer, as far as the sandbox can; and the end of an asynchronous test as a promise.
+/// What hosts of the suite must offer, as far as the sandbox can; and the end of an asynchronous
+/// test as a promise.
 const HOST: &str = "
 var $262 = {global: globalThis, gc() {}, evalScript: (source) => (0, eval)(source), detachArrayBuffer: (buffer) => buffer.transfer()};
 var __ended, __end = new Promise((resolve, reject) => { __ended = {resolve, reject} });
@@ -22,8 +23,14 @@ function $DONE(error) { error ? __ended.reject(error) : __ended.resolve() }
 ";
 
 /// Tests that say these words need what the sandbox leaves out on purpose.
-const LEFT_OUT: [&str; 6] =
-    ["createRealm", "$262.agent", "Atomics", "SharedArrayBuffer", "tail-call-optimization", "IsHTMLDDA"];
+const LEFT_OUT: [&str; 6] = [
+    "createRealm",
+    "$262.agent",
+    "Atomics",
+    "SharedArrayBuffer",
+    "tail-call-optimization",
+    "IsHTMLDDA",
+];
 
 /// Tests that run at the same time.
 const AT_ONCE: usize = 4;
@@ -67,7 +74,8 @@ impl Host for Beside<'_> {
 
     fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, Result<Value, ToolError>> {
         Box::pin(async move {
-            let path = call.args["path"].as_str().filter(|_| call.name == IMPORT).unwrap_or_default();
+            let path =
+                call.args["path"].as_str().filter(|_| call.name == IMPORT).unwrap_or_default();
             match tokio::fs::read_to_string(self.directory.join(path)).await {
                 Ok(source) => Ok(json!({"path": path, "source": source})),
                 Err(error) => Err(ToolError::new("FileNotFound", error.to_string())),
@@ -85,36 +93,51 @@ impl Host for Beside<'_> {
 }
 
 impl Suite {
-    /// Blocks for half a minute where the build is not optimised and the guest was not compiled before.
+    /// Blocks for half a minute where the build is not optimised and the guest was not compiled
+    /// before.
     pub(crate) fn open(root: PathBuf) -> anyhow::Result<Self> {
         // Beside the build's other artefacts, where the library's tests keep it as well.
         let executable = std::env::current_exe()?;
-        let cache = executable.ancestors().nth(3).unwrap_or(Path::new(".")).join("tmp").join("sandbox-cache");
-        let engine = Engine::new(&cache, EngineConfig { instances: 16, ..EngineConfig::default() })?;
+        let cache = executable
+            .ancestors()
+            .nth(3)
+            .unwrap_or(Path::new("."))
+            .join("tmp")
+            .join("sandbox-cache");
+        let engine =
+            Engine::new(&cache, EngineConfig { instances: 16, ..EngineConfig::default() })?;
         Ok(Self { root, engine, tools: ToolTable::new(&[]) })
     }
 
     /// One in `every` of the tests whose path below `test` contains `part`, as such paths.
     pub(crate) fn tests(&self, part: &str, every: usize) -> anyhow::Result<Vec<String>> {
         let (folder, mut files) = (self.root.join("test"), Vec::new());
-        find(&folder, &mut files).with_context(|| format!("{} cannot be read", folder.display()))?;
+        find(&folder, &mut files)
+            .with_context(|| format!("{} cannot be read", folder.display()))?;
         files.sort();
         let tests = files.iter().filter_map(|file| file.strip_prefix(&folder).ok()?.to_str());
-        let tests: Vec<String> =
-            tests.filter(|test| test.contains(part)).step_by(every.max(1)).map(str::to_owned).collect();
+        let tests: Vec<String> = tests
+            .filter(|test| test.contains(part))
+            .step_by(every.max(1))
+            .map(str::to_owned)
+            .collect();
         anyhow::ensure!(!tests.is_empty(), "{} holds no such tests", folder.display());
         Ok(tests)
     }
 
     /// Runs tests, a few at the same time, and tells of each when it has ended.
-    pub(crate) fn run(self, tests: Vec<String>) -> impl Stream<Item = anyhow::Result<(String, Verdict)>> {
+    pub(crate) fn run(
+        self,
+        tests: Vec<String>,
+    ) -> impl Stream<Item = anyhow::Result<(String, Verdict)>> {
         let suite = Arc::new(self);
         let running = futures::stream::iter(tests).map(move |test| {
             let suite = Arc::clone(&suite);
             // On whatever thread is free.
             async move {
-                let run =
-                    tokio::spawn(async move { (suite.run_one(&suite.root.join("test").join(&test)).await, test) });
+                let run = tokio::spawn(async move {
+                    (suite.run_one(&suite.root.join("test").join(&test)).await, test)
+                });
                 let (verdict, test) = run.await?;
                 Ok((test, verdict))
             }
@@ -129,7 +152,10 @@ impl Suite {
         };
         let path = test.to_string_lossy();
         let header = header(&source);
-        if path.contains("/intl402/") || path.contains("Atomics") || LEFT_OUT.iter().any(|word| source.contains(word)) {
+        if path.contains("/intl402/")
+            || path.contains("Atomics")
+            || LEFT_OUT.iter().any(|word| source.contains(word))
+        {
             return Verdict::Skipped;
         }
         let flag = |name: &str| header.flags.iter().any(|flag| flag == name);
@@ -141,12 +167,18 @@ impl Suite {
         };
         let name = test.file_name().map(|name| name.to_string_lossy());
         for strict in modes {
-            let script = match self.script(&source, &header, name.as_deref().filter(|_| module), *strict) {
-                Ok(script) => script,
-                Err(missing) => return Verdict::Failed(missing),
+            let script =
+                match self.script(&source, &header, name.as_deref().filter(|_| module), *strict) {
+                    Ok(script) => script,
+                    Err(missing) => return Verdict::Failed(missing),
+                };
+            let host =
+                Beside { directory: test.parent().unwrap_or(&self.root), tools: &self.tools };
+            let limits = Limits {
+                cpu: Duration::from_secs(20),
+                wall: Duration::from_secs(60),
+                ..Limits::default()
             };
-            let host = Beside { directory: test.parent().unwrap_or(&self.root), tools: &self.tools };
-            let limits = Limits { cpu: Duration::from_secs(20), wall: Duration::from_secs(60), ..Limits::default() };
             let outcome = self.engine.run(&script, &host, &limits, CancellationToken::new()).await;
             if let Some(why) = difference(&outcome, &header) {
                 return Verdict::Failed(format!("{}{why}", if *strict { "strict: " } else { "" }));
@@ -156,7 +188,13 @@ impl Suite {
     }
 
     /// The script that runs a test; `module` is its file if it is one.
-    fn script(&self, source: &str, header: &Header, module: Option<&str>, strict: bool) -> Result<String, String> {
+    fn script(
+        &self,
+        source: &str,
+        header: &Header,
+        module: Option<&str>,
+        strict: bool,
+    ) -> Result<String, String> {
         let flag = |name: &str| header.flags.iter().any(|flag| flag == name);
         let (raw, waits) = (flag("raw"), flag("async"));
         if raw {
@@ -164,14 +202,16 @@ impl Suite {
         }
         let mut script = String::from(if strict { "'use strict';\n" } else { "" });
         script.push_str(HOST);
-        let includes = header.includes.iter().map(String::as_str).filter(|name| *name != "doneprintHandle.js");
+        let includes =
+            header.includes.iter().map(String::as_str).filter(|name| *name != "doneprintHandle.js");
         for name in ["assert.js", "sta.js"].into_iter().chain(includes) {
             let include = std::fs::read_to_string(self.root.join("harness").join(name));
             script.push_str(&include.map_err(|error| format!("{name}: {error}"))?);
             script.push('\n');
         }
         match module {
-            // What the suite offers must be there before the module and what it imports, among which may be itself.
+            // What the suite offers must be there before the module and what it imports, among
+            // which may be itself.
             Some(name) => script.push_str(&format!("await import({})", json!(format!("./{name}")))),
             None => script.push_str(source),
         }
@@ -206,10 +246,14 @@ fn difference(outcome: &Outcome, header: &Header) -> Option<String> {
     }
 }
 
-/// The part of a test's leading comment that is for machines. It is YAML, of which the suite uses little.
+/// The part of a test's leading comment that is for machines. It is YAML, of which the suite uses
+/// little.
 fn header(source: &str) -> Header {
     let mut header = Header::default();
-    let Some(text) = source.split_once("/*---").and_then(|(_, rest)| rest.split_once("---*/")).map(|(text, _)| text)
+    let Some(text) = source
+        .split_once("/*---")
+        .and_then(|(_, rest)| rest.split_once("---*/"))
+        .map(|(text, _)| text)
     else {
         return header;
     };
@@ -229,7 +273,9 @@ fn header(source: &str) -> Header {
                 "flags" => header.flags = list(value),
                 "includes" => header.includes = list(value),
                 // The old form: just the name, as a pattern.
-                "negative" if !value.trim().is_empty() => header.negative = Some(value.trim().to_owned()),
+                "negative" if !value.trim().is_empty() => {
+                    header.negative = Some(value.trim().to_owned())
+                }
                 _ => {}
             }
         } else if let Some(item) = line.trim().strip_prefix("- ") {

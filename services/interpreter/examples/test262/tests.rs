@@ -1,4 +1,5 @@
-//! Which tests of a sample of the suite fail is committed in `failures.txt`, so that none can begin to fail unseen.
+//! Which tests of a sample of the suite fail is committed in `failures.txt`, so that none can begin
+//! to fail unseen.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -46,7 +47,11 @@ async fn what_fails_of_the_conformance_suite_is_listed() {
     for test in listed.iter().filter(|test| !failed.contains_key(**test)) {
         writeln!(wrong, "is listed and does not fail: {test}").expect("text takes more");
     }
-    assert!(wrong.is_empty(), "{} is not what fails. To write it anew: {UPDATE}\n{wrong}", list.display());
+    assert!(
+        wrong.is_empty(),
+        "{} is not what fails. To write it anew: {UPDATE}\n{wrong}",
+        list.display()
+    );
 }
 
 fn listing<'a>(failed: impl Iterator<Item = &'a String>) -> String {

@@ -1,17 +1,20 @@
 //! The sandbox around a command: what bubblewrap is asked for, and whether it works here.
 //!
-//! The command sees the system's programs and libraries read-only, a private `/tmp`, and the workspace at its own
-//! path, which is the only place it can write to that outlives it. It has user, process, IPC, host-name and (unless
-//! granted) network namespaces of its own, no capabilities, and dies with the service. Of `/etc` it sees what programs
-//! need to run and nothing that could hold a secret: a service that runs as root could otherwise read all of it.
+//! The command sees the system's programs and libraries read-only, a private `/tmp`, and the
+//! workspace at its own path, which is the only place it can write to that outlives it. It has
+//! user, process, IPC, host-name and (unless granted) network namespaces of its own, no
+//! capabilities, and dies with the service. Of `/etc` it sees what programs need to run and nothing
+//! that could hold a secret: a service that runs as root could otherwise read all of it.
 //!
-//! Where the kernel has Landlock, the interpreter's own program is run in front of the command and puts it under rules that
-//! repeat what the mounts say, for whatever gets around them; see [`crate::confine`].
+//! Where the kernel has Landlock, the interpreter's own program is run in front of the command and
+//! puts it under rules that repeat what the mounts say, for whatever gets around them; see
+//! [`crate::confine`].
 //!
-//! The workspace is mounted by its descriptor, because its path may lead elsewhere by now. `/proc` is read-only: to the
-//! kernel, commands of a service that runs as root are still root when they write a setting below `/proc/sys`. One more
-//! effect of being root is not prevented: a command can change the mode of the devices it shares (`/dev/null`). The service
-//! therefore warns at start; it belongs under a user of its own.
+//! The workspace is mounted by its descriptor, because its path may lead elsewhere by now. `/proc`
+//! is read-only: to the kernel, commands of a service that runs as root are still root when they
+//! write a setting below `/proc/sys`. One more effect of being root is not prevented: a command can
+//! change the mode of the devices it shares (`/dev/null`). The service therefore warns at start; it
+//! belongs under a user of its own.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -65,7 +68,8 @@ const SYSTEM_FILES: [&str; 19] = [
 ];
 
 /// What programs need of `/etc` in addition to use the network.
-const NETWORK_FILES: [&str; 4] = ["/etc/resolv.conf", "/etc/hosts", "/etc/services", "/etc/protocols"];
+const NETWORK_FILES: [&str; 4] =
+    ["/etc/resolv.conf", "/etc/hosts", "/etc/services", "/etc/protocols"];
 
 /// Where the interpreter's own program is seen inside.
 const CONFINE: &str = "/run/construct-confine";
@@ -73,9 +77,10 @@ const CONFINE: &str = "/run/construct-confine";
 /// What programs are made of; links on a merged system.
 const PROGRAMS: [&str; 6] = ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
 
-/// Runs in front of the command where Landlock is not used: the kernel then counts processes per sandbox. Shells differ in
-/// the option's name.
-const BOUNDED: &str = r#"ulimit -u "$2" 2>/dev/null || ulimit -p "$2" 2>/dev/null; exec "$0" -c "$1""#;
+/// Runs in front of the command where Landlock is not used: the kernel then counts processes per
+/// sandbox. Shells differ in the option's name.
+const BOUNDED: &str =
+    r#"ulimit -u "$2" 2>/dev/null || ulimit -p "$2" 2>/dev/null; exec "$0" -c "$1""#;
 
 /// A bubblewrap that works.
 #[derive(Clone, Debug)]
@@ -118,7 +123,8 @@ impl fmt::Display for Bubblewrap {
 }
 
 impl Bubblewrap {
-    /// Looks for bubblewrap and runs something in it. The error says why it does not work, for the operator.
+    /// Looks for bubblewrap and runs something in it. The error says why it does not work, for the
+    /// operator.
     pub(super) async fn detect(interpreter: &Path) -> Result<Self, String> {
         let program = find("bwrap").ok_or("bubblewrap (bwrap) is not installed")?;
         let mut reason = String::new();
@@ -138,10 +144,16 @@ impl Bubblewrap {
         let Some(version) = confine::version() else {
             return Self { landlock: Err("the kernel has none".to_owned()), ..self };
         };
-        let program = match rustix::fs::open(interpreter, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
-            Ok(program) => Arc::new(program),
-            Err(error) => return Self { landlock: Err(format!("{}: {error}", interpreter.display())), ..self },
-        };
+        let program =
+            match rustix::fs::open(interpreter, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+                Ok(program) => Arc::new(program),
+                Err(error) => {
+                    return Self {
+                        landlock: Err(format!("{}: {error}", interpreter.display())),
+                        ..self
+                    };
+                }
+            };
         let candidate = Self { landlock: Ok(Landlock { version, program }), ..self };
         match candidate.try_out().await {
             Ok(()) => candidate,
@@ -154,8 +166,9 @@ impl Bubblewrap {
         let command = self
             .command(None, &CommandPolicy::default(), &BTreeMap::new(), &script)
             .map_err(|e| format!("bubblewrap could not be prepared: {e}"))?;
-        let (group, child) =
-            spawn::spawn(command, None).await.map_err(|e| format!("bubblewrap could not be started: {e}"))?;
+        let (group, child) = spawn::spawn(command, None)
+            .await
+            .map_err(|e| format!("bubblewrap could not be started: {e}"))?;
         match tokio::time::timeout(TRIAL, child.wait_with_output()).await {
             Err(_) => Err("bubblewrap did not finish a trial run within 10 seconds".to_owned()),
             Ok(Err(error)) => Err(format!("bubblewrap could not be waited for: {error}")),
@@ -164,7 +177,8 @@ impl Bubblewrap {
                 Ok(())
             }
             Ok(Ok(output)) => {
-                let said: String = String::from_utf8_lossy(&output.stderr).trim().chars().take(500).collect();
+                let said: String =
+                    String::from_utf8_lossy(&output.stderr).trim().chars().take(500).collect();
                 Err(format!("a trial run of bubblewrap failed ({}): {said}", output.status))
             }
         }
@@ -194,8 +208,9 @@ impl Bubblewrap {
         });
         arguments.add([OsStr::new("--chdir"), start.as_os_str()]);
 
-        // The arguments go through a descriptor and the environment of bubblewrap itself is empty: the values are not
-        // visible in the process table, and no variable a script chose (LD_PRELOAD) acts outside of the sandbox.
+        // The arguments go through a descriptor and the environment of bubblewrap itself is empty:
+        // the values are not visible in the process table, and no variable a script chose
+        // (LD_PRELOAD) acts outside of the sandbox.
         let filter = super::seccomp::program().map_err(io::Error::other)?;
         let filter = in_memory("filter", filter)?;
         arguments.add(["--seccomp", &filter.as_raw_fd().to_string()]);
@@ -215,7 +230,8 @@ impl Bubblewrap {
         Ok(command)
     }
 
-    /// What runs first inside, and sees to it that the command gets its environment and its bound on processes.
+    /// What runs first inside, and sees to it that the command gets its environment and its bound
+    /// on processes.
     fn inside(
         &self,
         arguments: &mut Arguments,
@@ -229,7 +245,8 @@ impl Bubblewrap {
             }
             return Ok(["/bin/sh", "-c", BOUNDED].map(OsString::from).into());
         }
-        let variables: String = environment.iter().map(|(name, value)| format!("{name}={value}\0")).collect();
+        let variables: String =
+            environment.iter().map(|(name, value)| format!("{name}={value}\0")).collect();
         let variables = in_memory("environment", variables.as_bytes())?;
         let rules = confine::Rules {
             environment: Some(variables.as_raw_fd()),
@@ -241,7 +258,13 @@ impl Bubblewrap {
     }
 
     fn namespaces(&self, arguments: &mut Arguments, policy: &CommandPolicy) {
-        arguments.add(["--die-with-parent", "--new-session", "--unshare-user", "--unshare-ipc", "--unshare-pid"]);
+        arguments.add([
+            "--die-with-parent",
+            "--new-session",
+            "--unshare-user",
+            "--unshare-ipc",
+            "--unshare-pid",
+        ]);
         arguments.add(["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]);
         arguments.add(["--uid", USER, "--gid", USER, "--cap-drop", "ALL", "--clearenv"]);
         if self.seals_namespaces {
@@ -261,7 +284,10 @@ fn rules(place: Option<&Place<'_>>, policy: &CommandPolicy) -> confine::Rules {
         list: vec!["/".into()],
         read: system.chain(policy.read_only_paths.iter().cloned()).collect(),
         devices: vec!["/dev".into()],
-        write: scratch.into_iter().chain(place.map(|place| place.workspace.root().to_owned())).collect(),
+        write: scratch
+            .into_iter()
+            .chain(place.map(|place| place.workspace.root().to_owned()))
+            .collect(),
         tcp: policy.network || policy.loopback,
         ..confine::Rules::default()
     }
@@ -288,13 +314,20 @@ fn workspace(arguments: &mut Arguments, workspace: &Workspace) -> io::Result<()>
 
 /// Mounts everything but the workspace.
 fn system(arguments: &mut Arguments, policy: &CommandPolicy) -> io::Result<()> {
-    // By descriptor like a workspace, so that the trial run finds out whether this version can do that.
+    // By descriptor like a workspace, so that the trial run finds out whether this version can do
+    // that.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    arguments.bind("--ro-bind-fd", rustix::fs::open("/usr", flags, Mode::empty())?, Path::new("/usr"));
+    arguments.bind(
+        "--ro-bind-fd",
+        rustix::fs::open("/usr", flags, Mode::empty())?,
+        Path::new("/usr"),
+    );
     for name in PROGRAMS {
         // On a merged system these are links into /usr, and must be inside as well.
         match std::fs::read_link(name) {
-            Ok(target) => arguments.add([OsStr::new("--symlink"), target.as_os_str(), OsStr::new(name)]),
+            Ok(target) => {
+                arguments.add([OsStr::new("--symlink"), target.as_os_str(), OsStr::new(name)])
+            }
             Err(_) => arguments.add(["--ro-bind-try", name, name]),
         }
     }
@@ -306,7 +339,9 @@ fn system(arguments: &mut Arguments, policy: &CommandPolicy) -> io::Result<()> {
             arguments.add(["--ro-bind-try", name, name]);
         }
     }
-    let passwd = format!("agent:x:{USER}:{USER}:agent:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n");
+    let passwd = format!(
+        "agent:x:{USER}:{USER}:agent:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
+    );
     let group = format!("agent:x:{USER}:\nnogroup:x:65534:\n");
     arguments.add_file(Path::new("/etc/passwd"), passwd.as_bytes())?;
     arguments.add_file(Path::new("/etc/group"), group.as_bytes())?;
@@ -321,7 +356,8 @@ fn system(arguments: &mut Arguments, policy: &CommandPolicy) -> io::Result<()> {
     Ok(())
 }
 
-/// Arguments as bubblewrap reads them from a descriptor, each ending with NUL, and the descriptors they name.
+/// Arguments as bubblewrap reads them from a descriptor, each ending with NUL, and the descriptors
+/// they name.
 #[derive(Default)]
 struct Arguments {
     list: Vec<u8>,
@@ -360,7 +396,8 @@ fn in_memory(name: &str, content: &[u8]) -> io::Result<OwnedFd> {
 
 /// Looks for a program as a shell would, and in the usual places when the service has no `PATH`.
 fn find(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/local/bin:/usr/bin:/bin"));
+    let path =
+        std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/local/bin:/usr/bin:/bin"));
     std::env::split_paths(&path)
         .filter(|directory| directory.is_absolute())
         .map(|directory| directory.join(program))

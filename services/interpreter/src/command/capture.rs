@@ -1,4 +1,5 @@
-//! Reading the output of a command: its beginning and its end are kept, what lies between is counted.
+//! Reading the output of a command: its beginning and its end are kept, what lies between is
+//! counted.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +16,8 @@ use crate::scrub::Scrubber;
 /// What was kept of one stream.
 #[derive(Debug)]
 pub(crate) struct Captured {
-    /// The text; bytes that are no UTF-8 are replaced, and a marker stands where something was left out.
+    /// The text; bytes that are no UTF-8 are replaced, and a marker stands where something was left
+    /// out.
     pub(crate) text: String,
     /// Something was left out.
     pub(crate) truncated: bool,
@@ -28,7 +30,8 @@ impl Captured {
     }
 }
 
-/// Of each half a little more than is shown: a secret that lies across a cut must be seen whole to be taken out.
+/// Of each half a little more than is shown: a secret that lies across a cut must be seen whole to
+/// be taken out.
 #[derive(Debug, Default)]
 struct Kept {
     head: Vec<u8>,
@@ -53,7 +56,8 @@ impl Kept {
     }
 
     fn captured(&mut self) -> Captured {
-        let (mut head, tail) = (std::mem::take(&mut self.head), Vec::from(std::mem::take(&mut self.tail)));
+        let (mut head, tail) =
+            (std::mem::take(&mut self.head), Vec::from(std::mem::take(&mut self.tail)));
         let all = head.len() + self.omitted + tail.len();
         let truncated = all > 2 * HALF;
         let mut bytes = Vec::new();
@@ -64,9 +68,14 @@ impl Kept {
         let found = self.scrubber.find(&head, false);
         if truncated {
             self.scrubber.render(&head, &found, 0..HALF, &mut bytes);
-            bytes.extend_from_slice(format!("\n[... {} bytes left out ...]\n", all - 2 * HALF).as_bytes());
-            let (end, found) =
-                if self.omitted == 0 { (&head, found) } else { (&tail, self.scrubber.find(&tail, false)) };
+            bytes.extend_from_slice(
+                format!("\n[... {} bytes left out ...]\n", all - 2 * HALF).as_bytes(),
+            );
+            let (end, found) = if self.omitted == 0 {
+                (&head, found)
+            } else {
+                (&tail, self.scrubber.find(&tail, false))
+            };
             self.scrubber.render(end, &found, end.len() - HALF..end.len(), &mut bytes);
         } else {
             self.scrubber.render(&head, &found, 0..head.len(), &mut bytes);
@@ -87,7 +96,10 @@ pub(super) struct Capture {
 
 impl Capture {
     /// Starts reading.
-    pub(super) fn start(stream: Option<impl AsyncRead + Unpin + Send + 'static>, scrubber: Arc<Scrubber>) -> Self {
+    pub(super) fn start(
+        stream: Option<impl AsyncRead + Unpin + Send + 'static>,
+        scrubber: Arc<Scrubber>,
+    ) -> Self {
         let kept = Arc::new(Mutex::new(Kept::new(scrubber)));
         let shared = Arc::clone(&kept);
         let reading = tokio::spawn(async move {
@@ -147,7 +159,8 @@ mod tests {
     fn a_secret_is_taken_out_wherever_the_output_is_cut() {
         let (value, handle) = ("s3cr3t-0123456789abcdef", "{{secret:S:0000000000000000}}");
         let scrubber = Arc::new(Scrubber::new([(value, handle)]));
-        let pieces: Vec<&str> = (0..=value.len() - 4).map(|start| &value[start..start + 4]).collect();
+        let pieces: Vec<&str> =
+            (0..=value.len() - 4).map(|start| &value[start..start + 4]).collect();
         // Nothing is left out of what is kept, or little, or much.
         for total in [2 * HALF + 10, 3 * HALF] {
             for cut in [HALF, total - HALF] {

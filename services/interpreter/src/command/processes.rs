@@ -1,10 +1,11 @@
 //! The processes of a command: counting them, and killing all of them.
 //!
-//! A process belongs to a command when it descends from the one that was started or is in its session. Under
-//! bubblewrap that is exact, since the first process of the namespace adopts orphans. Without a sandbox, a process
-//! that starts a session of its own *and* loses its parent is not counted; it is killed all the same, by the mark that
-//! it inherited in its environment. A process that also clears its environment escapes, which is part of what
-//! `AllowUnconfined` accepts.
+//! A process belongs to a command when it descends from the one that was started or is in its
+//! session. Under bubblewrap that is exact, since the first process of the namespace adopts
+//! orphans. Without a sandbox, a process that starts a session of its own *and* loses its parent is
+//! not counted; it is killed all the same, by the mark that it inherited in its environment. A
+//! process that also clears its environment escapes, which is part of what `AllowUnconfined`
+//! accepts.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,7 +86,8 @@ impl Group {
             tokio::time::sleep(SAMPLE).await;
             let sampled = tokio::task::spawn_blocking(move || {
                 let members = members(&recent_table(), leader);
-                let memory = members.iter().map(|process| process.resident_pages).sum::<u64>() * page;
+                let memory =
+                    members.iter().map(|process| process.resident_pages).sum::<u64>() * page;
                 let ticks = members.iter().map(|process| process.ticks).sum::<u64>();
                 let cpu = Duration::from_millis(ticks * 1000 / ticks_per_second);
                 (members.iter().filter(|process| !process.ended).count(), memory, cpu)
@@ -107,12 +109,14 @@ impl Group {
     /// Kills every process of the group.
     pub(super) async fn kill(&self) {
         if let Some(leader) = self.leader {
-            // The group does nothing more; looking for those outside of it takes a few milliseconds, and only its leader leads to them.
+            // The group does nothing more; looking for those outside of it takes a few
+            // milliseconds, and only its leader leads to them.
             let _ = rustix::process::kill_process_group(leader, Signal::STOP);
             let mark = self.mark.clone();
             drop(tokio::task::spawn_blocking(move || kill_all(leader, mark.as_deref())).await);
         }
-        // Not before: who does not wait for this drops the leader, and with it what leads to the others.
+        // Not before: who does not wait for this drops the leader, and with it what leads to the
+        // others.
         self.killed.store(true, Ordering::Relaxed);
     }
 }
@@ -127,12 +131,13 @@ impl Drop for Group {
 }
 
 fn kill_all(leader: Pid, mark: Option<&str>) {
-    // The tree is read before its root dies, because orphans can no longer be traced to it, and while its root stands still:
-    // bubblewrap may be about to make a process that leaves its session. It is read a second time for processes that
-    // were forked during the first.
+    // The tree is read before its root dies, because orphans can no longer be traced to it, and
+    // while its root stands still: bubblewrap may be about to make a process that leaves its
+    // session. It is read a second time for processes that were forked during the first.
     let _ = rustix::process::kill_process(leader, Signal::STOP);
     let begun = Instant::now();
-    // One that is being made with namespaces of its own is made to its end, which takes long where many are made at the same time.
+    // One that is being made with namespaces of its own is made to its end, which takes long where
+    // many are made at the same time.
     while !stands_still(leader) && begun.elapsed() < STANDSTILL {
         std::thread::sleep(Duration::from_micros(200));
     }
@@ -140,7 +145,8 @@ fn kill_all(leader: Pid, mark: Option<&str>) {
         let table = table();
         let members = members(&table, leader.as_raw_nonzero().get());
         let _ = rustix::process::kill_process_group(leader, Signal::KILL);
-        let marked = table.iter().filter(|process| mark.is_some_and(|mark| is_marked(process.id, mark)));
+        let marked =
+            table.iter().filter(|process| mark.is_some_and(|mark| is_marked(process.id, mark)));
         for process in members.iter().chain(marked) {
             if let Some(id) = Pid::from_raw(process.id) {
                 let _ = rustix::process::kill_process(id, Signal::KILL);
@@ -151,7 +157,9 @@ fn kill_all(leader: Pid, mark: Option<&str>) {
 
 /// Whether a process is stopped or has ended: it makes no other.
 fn stands_still(id: Pid) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", id.as_raw_nonzero())) else { return true };
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", id.as_raw_nonzero())) else {
+        return true;
+    };
     // The name before it may hold anything.
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     matches!(state, Some('T' | 't' | 'Z' | 'X' | 'x'))
@@ -159,8 +167,9 @@ fn stands_still(id: Pid) -> bool {
 
 /// Whether a process was started with this variable, or by one that was.
 fn is_marked(id: i32, mark: &str) -> bool {
-    std::fs::read(format!("/proc/{id}/environ"))
-        .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes()))
+    std::fs::read(format!("/proc/{id}/environ")).is_ok_and(|environment| {
+        environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+    })
 }
 
 /// The descendants of `leader`, its session, and itself.
@@ -170,8 +179,9 @@ fn members(table: &[Process], leader: i32) -> Vec<Process> {
         children.entry(process.parent).or_default().push(index);
     }
     let mut seen = HashSet::new();
-    let mut open: Vec<usize> =
-        (0..table.len()).filter(|index| table[*index].id == leader || table[*index].session == leader).collect();
+    let mut open: Vec<usize> = (0..table.len())
+        .filter(|index| table[*index].id == leader || table[*index].session == leader)
+        .collect();
     let mut found = Vec::new();
     while let Some(index) = open.pop() {
         if seen.insert(index) {
@@ -207,10 +217,12 @@ fn table() -> Vec<Process> {
 
 /// Reads one line of `/proc/<pid>/stat` (see proc(5)).
 fn parse_stat(id: i32, line: &str) -> Option<Process> {
-    // The second field is the program's name in parentheses, which may itself contain spaces and parentheses.
+    // The second field is the program's name in parentheses, which may itself contain spaces and
+    // parentheses.
     let (_, rest) = line.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    let ticks = |fields: &[&str]| fields.iter().map(|field| field.parse::<u64>().ok()).sum::<Option<u64>>();
+    let ticks =
+        |fields: &[&str]| fields.iter().map(|field| field.parse::<u64>().ok()).sum::<Option<u64>>();
     Some(Process {
         id,
         ended: matches!(fields.first(), Some(&("Z" | "X"))),
@@ -236,10 +248,23 @@ mod tests {
 
     #[test]
     fn members_are_descendants_and_the_session_but_not_others() {
-        let process = |id, parent, session| Process { id, parent, session, ended: false, resident_pages: 1, ticks: 0 };
-        // 11 descends, 12 descends from it in a session of its own, 13 is an orphan of the session, 14 is a stranger.
-        let table =
-            [process(10, 1, 10), process(11, 10, 10), process(12, 11, 12), process(13, 1, 10), process(14, 1, 14)];
+        let process = |id, parent, session| Process {
+            id,
+            parent,
+            session,
+            ended: false,
+            resident_pages: 1,
+            ticks: 0,
+        };
+        // 11 descends, 12 descends from it in a session of its own, 13 is an orphan of the session,
+        // 14 is a stranger.
+        let table = [
+            process(10, 1, 10),
+            process(11, 10, 10),
+            process(12, 11, 12),
+            process(13, 1, 10),
+            process(14, 1, 14),
+        ];
         let mut ids: Vec<i32> = members(&table, 10).iter().map(|process| process.id).collect();
         ids.sort_unstable();
         assert_eq!(ids, [10, 11, 12, 13]);

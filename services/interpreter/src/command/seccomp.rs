@@ -1,22 +1,26 @@
 //! The system calls a confined command cannot make.
 //!
-//! Namespaces hide things; the kernel's code stays reachable. What programs of a workspace don't need and kernels have been
-//! broken through is refused with `EPERM`: mounting and new namespaces, eBPF, `io_uring`, keys, modules, handles, sockets
-//! of other families than the usual. Neither can a command set the set-user or set-group bit of a file, which would outlive
-//! it: where the service is root, the file would make root of whoever starts it.
+//! Namespaces hide things; the kernel's code stays reachable. What programs of a workspace don't
+//! need and kernels have been broken through is refused with `EPERM`: mounting and new namespaces,
+//! eBPF, `io_uring`, keys, modules, handles, sockets of other families than the usual. Neither can
+//! a command set the set-user or set-group bit of a file, which would outlive it: where the service
+//! is root, the file would make root of whoever starts it.
 //!
-//! The filter names what is refused and not what is allowed, because commands are any program. Its list follows the one of
-//! Docker's default profile (<https://docs.docker.com/engine/security/seccomp/>).
+//! The filter names what is refused and not what is allowed, because commands are any program. Its
+//! list follows the one of Docker's default profile
+//! (<https://docs.docker.com/engine/security/seccomp/>).
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use seccompiler::SeccompCmpArgLen::Dword;
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch, sock_filter,
+    BpfProgram, SeccompAction, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch, sock_filter,
 };
 
-/// The filter in the form that bubblewrap reads from a descriptor; the error says why there is none.
+/// The filter in the form that bubblewrap reads from a descriptor; the error says why there is
+/// none.
 pub(super) fn program() -> Result<&'static [u8], &'static str> {
     static PROGRAM: LazyLock<Result<Vec<u8>, String>> =
         LazyLock::new(|| build().map(|program| bytes(&program)).map_err(|error| error.to_string()));
@@ -76,8 +80,8 @@ const REFUSED: &[i64] = &[
     libc::SYS_modify_ldt,
 ];
 
-/// Answered as by a kernel that lacks them, because a filter cannot look into what they are given: programs then use the
-/// older call, which it can judge.
+/// Answered as by a kernel that lacks them, because a filter cannot look into what they are given:
+/// programs then use the older call, which it can judge.
 const MISSING: [i64; 2] = [libc::SYS_clone3, libc::SYS_openat2];
 
 /// Any of these makes a namespace.
@@ -89,7 +93,8 @@ const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWPID,
     libc::CLONE_NEWUSER,
     libc::CLONE_NEWUTS,
-    // Not CLONE_NEWTIME: to `clone` its bit is part of a signal's number, so that it needs `clone3`.
+    // Not CLONE_NEWTIME: to `clone` its bit is part of a signal's number, so that it needs
+    // `clone3`.
 ];
 
 /// Sockets may be of these families; netlink tells programs their addresses.
@@ -120,7 +125,8 @@ const OPENING: &[(i64, u8, u8)] = &[
 const MAKING: [i32; 2] = [libc::O_CREAT, libc::O_TMPFILE & !libc::O_DIRECTORY];
 
 fn build() -> Result<BpfProgram, seccompiler::BackendError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        REFUSED.iter().map(|call| (*call, Vec::new())).collect();
     let mut refuse = |call: i64, conditions: Vec<SeccompCondition>| {
         SeccompRule::new(conditions).map(|rule| rules.entry(call).or_default().push(rule))
     };
@@ -165,8 +171,8 @@ fn architecture() -> Result<TargetArch, seccompiler::BackendError> {
     TargetArch::try_from(std::env::consts::ARCH)
 }
 
-/// What runs before the filter proper: `ENOSYS` for [`MISSING`] calls, and on x86-64 for the second set of numbers that
-/// some kernels offer (x32), under which every call could be made unseen.
+/// What runs before the filter proper: `ENOSYS` for [`MISSING`] calls, and on x86-64 for the second
+/// set of numbers that some kernels offer (x32), under which every call could be made unseen.
 fn preamble() -> BpfProgram {
     const LOAD: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;
@@ -176,13 +182,15 @@ fn preamble() -> BpfProgram {
     const SECCOMP_RET_ERRNO: u32 = 0x0005_0000;
     let instruction = |code, jt, jf, k| sock_filter { code, jt, jf, k };
     let mut program = vec![instruction(LOAD, 0, 0, 0)];
-    let mut checks: Vec<(u16, u32)> = MISSING.iter().map(|call| (JUMP_IF_EQUAL, *call as u32)).collect();
+    let mut checks: Vec<(u16, u32)> =
+        MISSING.iter().map(|call| (JUMP_IF_EQUAL, *call as u32)).collect();
     if cfg!(target_arch = "x86_64") {
         checks.push((JUMP_IF_AT_LEAST, X32));
     }
     let count = checks.len() as u8;
     for (index, (code, value)) in (0_u8..).zip(checks) {
-        // To the return behind the last check, or on; the last one that doesn't hold skips the return.
+        // To the return behind the last check, or on; the last one that doesn't hold skips the
+        // return.
         let last = index + 1 == count;
         program.push(instruction(code, count - index - 1, u8::from(last), value));
     }

@@ -29,11 +29,12 @@ struct Job {
 
 /// Starts a process from a thread that lives as long as the service.
 ///
-/// "Kill me when my parent dies" means the parent *thread* to Linux. A process started from a thread of a runtime's
-/// pool would be killed when that thread idles away.
+/// "Kill me when my parent dies" means the parent *thread* to Linux. A process started from a
+/// thread of a runtime's pool would be killed when that thread idles away.
 ///
-/// It comes with its group, which kills everything that it has started when nobody waits for it any more. Killing the process alone
-/// would leave a sandbox behind that bubblewrap has made and not yet bound to its own life.
+/// It comes with its group, which kills everything that it has started when nobody waits for it any
+/// more. Killing the process alone would leave a sandbox behind that bubblewrap has made and not
+/// yet bound to its own life.
 pub(super) async fn spawn(command: Command, mark: Option<String>) -> io::Result<(Group, Child)> {
     let (reply, started) = oneshot::channel();
     let job = Job { command, mark, runtime: Handle::current(), reply };
@@ -52,7 +53,8 @@ fn spawner() -> io::Result<&'static Sender<Job>> {
                 for Job { mut command, mark, runtime, reply } in jobs {
                     let _context = runtime.enter();
                     let spawned = command.spawn().map(|child| (Group::of(&child, mark), child));
-                    // Nobody waiting any more drops the group, here or in the channel, and then the child.
+                    // Nobody waiting any more drops the group, here or in the channel, and then the
+                    // child.
                     drop(reply.send(spawned));
                 }
             })
@@ -62,8 +64,8 @@ fn spawner() -> io::Result<&'static Sender<Job>> {
     spawner.as_ref().map_err(|kind| io::Error::from(*kind))
 }
 
-/// Makes the process the leader of its own session and group, bounds its resources, hands `inherited` descriptors
-/// down, and starts it in `directory`.
+/// Makes the process the leader of its own session and group, bounds its resources, hands
+/// `inherited` descriptors down, and starts it in `directory`.
 pub(super) fn isolate(
     command: &mut Command,
     limits: &CommandLimits,
@@ -74,8 +76,8 @@ pub(super) fn isolate(
     let (bounds, processors) = (self::limits(limits), processors(limits.cores));
     let service = rustix::process::getpid();
     let prepare = move || {
-        // Bubblewrap asks for the same once it runs: a service that is killed before leaves nobody behind either, who would go on with the command,
-        // or hold the service's port.
+        // Bubblewrap asks for the same once it runs: a service that is killed before leaves nobody
+        // behind either, who would go on with the command, or hold the service's port.
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         if rustix::process::getppid() != Some(service) {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
@@ -87,9 +89,13 @@ pub(super) fn isolate(
         if let Some(processors) = &processors {
             rustix::thread::sched_setaffinity(None, processors)?;
         }
-        // What whoever started the service left open (a directory would lead out of the sandbox) ends here.
-        // SAFETY: a system call on numbers alone; it only marks descriptors to be closed by `exec`.
-        if unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) } != 0 {
+        // What whoever started the service left open (a directory would lead out of the sandbox)
+        // ends here. SAFETY: a system call on numbers alone; it only marks descriptors to be closed
+        // by `exec`.
+        if unsafe {
+            libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC)
+        } != 0
+        {
             return Err(io::Error::last_os_error());
         }
         for descriptor in &inherited {
@@ -100,15 +106,16 @@ pub(super) fn isolate(
         }
         Ok(())
     };
-    // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls are allowed. It
-    // makes plain system calls on values made before the fork: it allocates nothing, takes no lock and cannot panic.
+    // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe
+    // calls are allowed. It makes plain system calls on values made before the fork: it allocates
+    // nothing, takes no lock and cannot panic.
     unsafe {
         command.pre_exec(prepare);
     }
 }
 
-/// So many of the processors that the service may use, each command beginning where the one before ended. None when the
-/// service has no more of them, or does not know.
+/// So many of the processors that the service may use, each command beginning where the one before
+/// ended. None when the service has no more of them, or does not know.
 fn processors(count: usize) -> Option<CpuSet> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let own = rustix::thread::sched_getaffinity(None).ok()?;
@@ -135,7 +142,8 @@ fn limits(limits: &CommandLimits) -> [(Resource, Rlimit); 5] {
         bounded(Resource::Core, 0),
         bounded(Resource::Nofile, MAX_OPEN_FILES),
         bounded(Resource::Fsize, limits.file_bytes),
-        // Not the address space: programs with a garbage collector reserve far more of it than they use.
+        // Not the address space: programs with a garbage collector reserve far more of it than they
+        // use.
         bounded(Resource::Data, limits.memory_bytes),
         // The service ends the command first, and says why.
         bounded(Resource::Cpu, limits.cpu.as_secs() + 1),

@@ -20,11 +20,13 @@ struct Bench {
 fn bench(sandbox: CommandSandbox) -> Bench {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let workspace = Workspace::open(directory.path()).expect("a workspace");
-    let policy = CommandPolicy { confinement: Confinement::AllowUnconfined, ..CommandPolicy::default() };
+    let policy =
+        CommandPolicy { confinement: Confinement::AllowUnconfined, ..CommandPolicy::default() };
     Bench { directory, workspace, policy, sandbox }
 }
 
-/// How this machine confines commands, found out once. That it does not is said, and an error where all has to be tested.
+/// How this machine confines commands, found out once. That it does not is said, and an error where
+/// all has to be tested.
 pub(crate) async fn sandbox() -> CommandSandbox {
     static FOUND: OnceCell<CommandSandbox> = OnceCell::const_new();
     let found = FOUND.get_or_init(async || CommandSandbox::detect(&interpreter()).await).await;
@@ -34,8 +36,8 @@ pub(crate) async fn sandbox() -> CommandSandbox {
     found.clone()
 }
 
-/// The program that puts commands under Landlock. Built with the tests of a whole package; where it is missing, commands
-/// are tested without.
+/// The program that puts commands under Landlock. Built with the tests of a whole package; where it
+/// is missing, commands are tested without.
 pub(crate) fn interpreter() -> PathBuf {
     let test = std::env::current_exe().expect("there is one");
     test.ancestors().nth(2).expect("a target folder").join("construct-interpreter")
@@ -87,7 +89,10 @@ fn request(script: &str) -> Request {
 impl Bench {
     async fn run(&self, request: Request) -> Outcome {
         let cancel = CancellationToken::new();
-        self.sandbox.run(&self.workspace, &self.policy, request, &cancel).await.expect("a command that runs")
+        self.sandbox
+            .run(&self.workspace, &self.policy, request, &cancel)
+            .await
+            .expect("a command that runs")
     }
 
     async fn script(&self, script: &str) -> Outcome {
@@ -98,7 +103,8 @@ impl Bench {
         self.directory.path().join(name)
     }
 
-    /// Waits until nobody holds the lock that [`STAYS`] takes, which is when all its processes are gone.
+    /// Waits until nobody holds the lock that [`STAYS`] takes, which is when all its processes are
+    /// gone.
     async fn lock_is_free(&self) {
         let file = File::options().write(true).open(self.path("lock")).expect("the lock was made");
         let free = async {
@@ -106,7 +112,9 @@ impl Bench {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(5), free).await.expect("a process of the command is still alive");
+        tokio::time::timeout(Duration::from_secs(5), free)
+            .await
+            .expect("a process of the command is still alive");
     }
 
     async fn is_ready(&self) {
@@ -115,11 +123,14 @@ impl Bench {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), ready).await.expect("the command never got ready");
+        tokio::time::timeout(Duration::from_secs(20), ready)
+            .await
+            .expect("the command never got ready");
     }
 }
 
-/// Starts a grandchild in a session of its own, that holds a lock as long as it lives, and says when it does.
+/// Starts a grandchild in a session of its own, that holds a lock as long as it lives, and says
+/// when it does.
 const STAYS: &str = "(setsid sh -c 'exec 9>lock; flock 9; touch ready; sleep 300; true' &)\n\
     while [ ! -e ready ]; do sleep 0.01; done\n";
 
@@ -150,12 +161,18 @@ async fn input_directory_and_variables_reach_the_command() {
         let outcome = bench
             .run(Request {
                 directory: bench.workspace.locate("sub dir").expect("a path"),
-                environment: BTreeMap::from([("GREETING".to_owned(), "hello 'you' $HOME".to_owned())]),
+                environment: BTreeMap::from([(
+                    "GREETING".to_owned(),
+                    "hello 'you' $HOME".to_owned(),
+                )]),
                 stdin: b"some input".to_vec(),
                 ..request("cat; echo; echo \"$GREETING\"; pwd; echo made > made")
             })
             .await;
-        let expected = format!("some input\nhello 'you' $HOME\n{}/sub dir\n", bench.workspace.root().display());
+        let expected = format!(
+            "some input\nhello 'you' $HOME\n{}/sub dir\n",
+            bench.workspace.root().display()
+        );
         assert_eq!(outcome.stdout.text, expected, "{}", outcome.stderr.text);
         assert!(bench.path("sub dir/made").exists());
     }
@@ -167,7 +184,8 @@ async fn the_environment_of_the_service_is_not_inherited() {
     assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
     for bench in benches().await {
         let outcome = bench.script("env").await;
-        let names: Vec<&str> = outcome.stdout.text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
+        let names: Vec<&str> =
+            outcome.stdout.text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
         let known = [
             "PATH",
             "HOME",
@@ -183,7 +201,8 @@ async fn the_environment_of_the_service_is_not_inherited() {
             processes::MARK,
         ];
         assert!(names.iter().all(|name| known.contains(name)), "{names:?}");
-        let parents = bench.script("cat /proc/$PPID/environ /proc/1/environ | tr '\\0' '\\n'").await;
+        let parents =
+            bench.script("cat /proc/$PPID/environ /proc/1/environ | tr '\\0' '\\n'").await;
         if bench.sandbox.is_available() {
             assert!(!parents.stdout.text.contains("CARGO_MANIFEST_DIR"));
         }
@@ -194,7 +213,8 @@ async fn the_environment_of_the_service_is_not_inherited() {
 async fn a_timeout_kills_grandchildren_in_sessions_of_their_own() {
     for bench in benches().await {
         let script = format!("{STAYS}echo started; sleep 300");
-        let outcome = bench.run(Request { timeout: Duration::from_secs(3), ..request(&script) }).await;
+        let outcome =
+            bench.run(Request { timeout: Duration::from_secs(3), ..request(&script) }).await;
         assert!(outcome.timed_out);
         assert_eq!((outcome.exit_code, outcome.signal), (None, Some("SIGKILL")));
         assert_eq!(outcome.stdout.text, "started\n");
@@ -246,10 +266,14 @@ async fn a_call_that_is_dropped_leaves_no_process_behind() {
 #[tokio::test]
 async fn a_flood_of_output_is_cut_in_the_middle() {
     for bench in benches().await {
-        let outcome = bench.script("echo first; head -c 5000000 /dev/zero | tr '\\0' x; echo; echo last").await;
+        let outcome = bench
+            .script("echo first; head -c 5000000 /dev/zero | tr '\\0' x; echo; echo last")
+            .await;
         assert_eq!(outcome.exit_code, Some(0));
         assert!(outcome.stdout.truncated && outcome.stdout.text.len() < 300_000);
-        assert!(outcome.stdout.text.starts_with("first\n") && outcome.stdout.text.ends_with("\nlast\n"));
+        assert!(
+            outcome.stdout.text.starts_with("first\n") && outcome.stdout.text.ends_with("\nlast\n")
+        );
     }
 }
 
@@ -258,7 +282,8 @@ async fn without_a_sandbox_commands_are_refused_unless_the_operator_accepts_it()
     let mut bench = bench(CommandSandbox::unavailable("bubblewrap is missing"));
     bench.policy = CommandPolicy::default();
     let cancel = CancellationToken::new();
-    let refused = bench.sandbox.run(&bench.workspace, &bench.policy, request("touch ran"), &cancel).await;
+    let refused =
+        bench.sandbox.run(&bench.workspace, &bench.policy, request("touch ran"), &cancel).await;
     assert!(
         matches!(refused, Err(CommandError::NoSandbox { ref reason }) if reason.contains("missing")),
         "{refused:?}"
@@ -274,7 +299,10 @@ async fn a_start_directory_outside_is_refused_before_anything_runs() {
         let cancel = CancellationToken::new();
         let request = Request { directory, ..request("true") };
         let refused = bench.sandbox.run(&bench.workspace, &bench.policy, request, &cancel).await;
-        assert!(matches!(refused, Err(CommandError::Directory(PathError::Outside { .. }))), "{refused:?}");
+        assert!(
+            matches!(refused, Err(CommandError::Directory(PathError::Outside { .. }))),
+            "{refused:?}"
+        );
     }
 }
 
@@ -284,8 +312,10 @@ async fn too_many_processes_end_a_command() {
         bench.policy.limits.processes = 40;
         // Bounded by itself, in case the bound under test does not hold.
         let script = "for i in $(seq 300); do sleep 20 & done; wait";
-        let outcome = bench.run(Request { timeout: Duration::from_secs(15), ..request(script) }).await;
-        // Where the service is not root the kernel refuses the fork before the service counts too many.
+        let outcome =
+            bench.run(Request { timeout: Duration::from_secs(15), ..request(script) }).await;
+        // Where the service is not root the kernel refuses the fork before the service counts too
+        // many.
         let by_kernel = outcome.stderr.text.contains("fork");
         assert!(outcome.limit_exceeded == Some("processes") || by_kernel, "{outcome:?}");
         let left = bench.script("ls -d /proc/[0-9]* | wc -l").await;
@@ -299,8 +329,13 @@ async fn too_many_processes_end_a_command() {
 async fn memory_beyond_the_bound_is_not_had() {
     for mut bench in benches().await {
         bench.policy.limits.memory_bytes = 100 << 20;
-        let outcome = bench.script("head -c 400000000 /dev/zero | tail -n 1 | wc -c; exit ${PIPESTATUS[1]}").await;
-        assert!(outcome.limit_exceeded == Some("memory") || outcome.exit_code != Some(0), "{outcome:?}");
+        let outcome = bench
+            .script("head -c 400000000 /dev/zero | tail -n 1 | wc -c; exit ${PIPESTATUS[1]}")
+            .await;
+        assert!(
+            outcome.limit_exceeded == Some("memory") || outcome.exit_code != Some(0),
+            "{outcome:?}"
+        );
     }
 }
 
@@ -312,7 +347,8 @@ async fn cpu_time_beyond_the_bound_ends_a_command_whichever_of_its_processes_tak
     for mut bench in benches().await {
         bench.policy.limits.cpu = Duration::from_secs(1);
         for script in [alone, many] {
-            let outcome = bench.run(Request { timeout: Duration::from_secs(120), ..request(script) }).await;
+            let outcome =
+                bench.run(Request { timeout: Duration::from_secs(120), ..request(script) }).await;
             assert_eq!(outcome.limit_exceeded, Some("cpu"), "{script}: {outcome:?}");
         }
     }
@@ -367,7 +403,10 @@ async fn a_confined_command_writes_nowhere_but_into_the_workspace() {
 #[tokio::test]
 async fn a_confined_command_has_no_capabilities_and_sees_no_other_process() {
     let Some(bench) = confined().await else { return };
-    let script = format!("grep CapEff /proc/self/status; kill -0 {} && echo SEEN; id -u", std::process::id());
+    let script = format!(
+        "grep CapEff /proc/self/status; kill -0 {} && echo SEEN; id -u",
+        std::process::id()
+    );
     let outcome = bench.script(&script).await;
     assert_eq!(outcome.stdout.text, "CapEff:\t0000000000000000\n1000\n");
     let count = bench.script("ls -d /proc/[0-9]* | wc -l").await;
@@ -415,11 +454,17 @@ async fn what_the_operator_sets_is_what_commands_may_do() {
     };
     for (wrong, key) in [
         (
-            crate::Config { interpreter_command_search_path: vec!["bin".into()], ..granting.clone() },
+            crate::Config {
+                interpreter_command_search_path: vec!["bin".into()],
+                ..granting.clone()
+            },
             "interpreter_command_search_path",
         ),
         (
-            crate::Config { interpreter_command_read_only_paths: vec!["opt".into()], ..granting.clone() },
+            crate::Config {
+                interpreter_command_read_only_paths: vec!["opt".into()],
+                ..granting.clone()
+            },
             "interpreter_command_read_only_paths",
         ),
         (
@@ -427,7 +472,10 @@ async fn what_the_operator_sets_is_what_commands_may_do() {
             "interpreter_command_read_only_paths",
         ),
         (
-            crate::Config { interpreter_command_read_only_paths: vec!["/".into()], ..granting.clone() },
+            crate::Config {
+                interpreter_command_read_only_paths: vec!["/".into()],
+                ..granting.clone()
+            },
             "interpreter_command_read_only_paths",
         ),
     ] {
@@ -436,7 +484,9 @@ async fn what_the_operator_sets_is_what_commands_may_do() {
     }
     let Some((mut bench, _listener, connect)) = connecting().await else { return };
     let script = format!("tool; {connect}");
-    for (config, expected) in [(crate::Config::default(), ""), (granting, "from the tool\nCONNECTED\n")] {
+    for (config, expected) in
+        [(crate::Config::default(), ""), (granting, "from the tool\nCONNECTED\n")]
+    {
         bench.policy = policy(&config).expect("sound");
         let outcome = bench.script(&script).await;
         assert_eq!(outcome.stdout.text, expected, "{}", outcome.stderr.text);
@@ -446,13 +496,16 @@ async fn what_the_operator_sets_is_what_commands_may_do() {
 #[tokio::test]
 async fn variables_of_a_script_do_not_act_on_the_sandbox_itself() {
     let Some(bench) = confined().await else { return };
-    // With this the dynamic loader lists libraries instead of running the program, which for bubblewrap are others
-    // than for a shell.
+    // With this the dynamic loader lists libraries instead of running the program, which for
+    // bubblewrap are others than for a shell.
     let environment = BTreeMap::from([("LD_TRACE_LOADED_OBJECTS".to_owned(), "1".to_owned())]);
     let outcome = bench.run(Request { environment, ..request("true") }).await;
     assert!(outcome.stdout.text.contains("libc"), "{outcome:?}");
     assert!(!outcome.stdout.text.contains("libcap"), "bubblewrap itself was traced: {outcome:?}");
-    assert!(!outcome.stdout.text.contains("libgcc"), "what puts it under Landlock was traced: {outcome:?}");
+    assert!(
+        !outcome.stdout.text.contains("libgcc"),
+        "what puts it under Landlock was traced: {outcome:?}"
+    );
 }
 
 #[tokio::test]
@@ -466,7 +519,10 @@ async fn a_path_can_be_made_readable_by_policy_only() {
     bench.policy.read_only_paths = vec![tools.path().to_owned()];
     bench.policy.search_path = vec![tools.path().to_owned()];
     assert_eq!(bench.script("tool").await.stdout.text, "from the tool\n");
-    assert_ne!(bench.script(&format!("echo x > {}/x", tools.path().display())).await.exit_code, Some(0));
+    assert_ne!(
+        bench.script(&format!("echo x > {}/x", tools.path().display())).await.exit_code,
+        Some(0)
+    );
 }
 
 #[tokio::test]
@@ -482,12 +538,16 @@ async fn a_confined_command_cannot_change_settings_of_the_kernel() {
 #[tokio::test]
 async fn a_command_inherits_no_descriptor_of_the_service() {
     // As whoever starts the service may leave it open: without the flag that closes it.
-    let open = rustix::fs::open("/", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).expect("a directory");
+    let open = rustix::fs::open("/", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())
+        .expect("a directory");
     for bench in benches().await {
         // Named one by one, because a listing has the directory that it lists open itself.
         let outcome = bench.script("exec readlink $(seq -f /proc/self/fd/%g 0 300)").await;
         let open: Vec<&str> = outcome.stdout.text.lines().collect();
-        assert!(open.len() == 3 && open.iter().all(|target| target.starts_with("pipe:")), "{open:?}");
+        assert!(
+            open.len() == 3 && open.iter().all(|target| target.starts_with("pipe:")),
+            "{open:?}"
+        );
     }
     drop(open);
 }
@@ -512,7 +572,8 @@ async fn more_commands_than_the_service_runs_at_once_wait_and_can_be_cancelled()
 #[tokio::test]
 async fn system_calls_that_programs_do_not_need_are_refused() {
     let Some(bench) = confined().await else { return };
-    // `syscall` of Perl, which every Debian has, makes calls by number. 425 is io_uring_setup, 38 the family AF_ALG.
+    // `syscall` of Perl, which every Debian has, makes calls by number. 425 is io_uring_setup, 38
+    // the family AF_ALG.
     let outcome = bench
         .script(
             "unshare -U true 2>/dev/null && echo unshared\n\
@@ -544,7 +605,8 @@ async fn no_file_that_a_command_leaves_runs_as_its_owner() {
 #[tokio::test]
 async fn a_confined_command_is_under_landlock_which_refuses_tcp_even_on_its_own_loopback() {
     let Some(mut bench) = landlocked().await else { return };
-    // Nobody listens in the command's own network: refused by that it gets ECONNREFUSED (111), by Landlock EACCES (13).
+    // Nobody listens in the command's own network: refused by that it gets ECONNREFUSED (111), by
+    // Landlock EACCES (13).
     let script = "perl -MSocket -e 'socket(S, AF_INET, SOCK_STREAM, 0); \
         print connect(S, pack_sockaddr_in(9, INADDR_LOOPBACK)) ? 0 : int($!), \" \"; \
         socket(T, AF_INET, SOCK_STREAM, 0); print bind(T, pack_sockaddr_in(8080, INADDR_LOOPBACK)) ? 0 : int($!)'";
@@ -562,16 +624,26 @@ async fn what_programs_usually_do_works_under_landlock() {
         ls / > /dev/null; cat /proc/self/comm; head -c 3 /dev/urandom | wc -c\n\
         sleep 60 & kill $!; wait $! || echo \"killed $?\"; set +e; yes | head -1; echo \"${PIPESTATUS[0]}\"";
     let outcome = bench.script(&script.replace("\\n        ", "\n")).await;
-    assert_eq!(outcome.stdout.text, "x\nrun\nrun\nsame\ncat\n3\nkilled 143\ny\n141\n", "{}", outcome.stderr.text);
+    assert_eq!(
+        outcome.stdout.text, "x\nrun\nrun\nsame\ncat\n3\nkilled 143\ny\n141\n",
+        "{}",
+        outcome.stderr.text
+    );
 }
 
 #[tokio::test]
 async fn variables_and_the_bound_on_processes_reach_a_command_under_landlock() {
     let Some(bench) = landlocked().await else { return };
-    let environment =
-        BTreeMap::from([("ODD".to_owned(), "a=b\nc 'd'".to_owned()), ("EMPTY".to_owned(), String::new())]);
-    let outcome =
-        bench.run(Request { environment, ..request("echo \"$ODD|${EMPTY-unset}|\"; ulimit -u; env | wc -l") }).await;
+    let environment = BTreeMap::from([
+        ("ODD".to_owned(), "a=b\nc 'd'".to_owned()),
+        ("EMPTY".to_owned(), String::new()),
+    ]);
+    let outcome = bench
+        .run(Request {
+            environment,
+            ..request("echo \"$ODD|${EMPTY-unset}|\"; ulimit -u; env | wc -l")
+        })
+        .await;
     let words: Vec<&str> = outcome.stdout.text.lines().collect();
     assert_eq!(words[..3], ["a=b", "c 'd'||", "512"], "{outcome:?}");
 }

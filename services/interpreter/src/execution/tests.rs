@@ -61,7 +61,12 @@ impl World {
         Self::with(scripts, granting(), egress, crate::command::tests::sandbox().await).await
     }
 
-    async fn with(scripts: &[&str], policy: Policy, egress: Egress, sandbox: CommandSandbox) -> Self {
+    async fn with(
+        scripts: &[&str],
+        policy: Policy,
+        egress: Egress,
+        sandbox: CommandSandbox,
+    ) -> Self {
         let nats = Arc::new(NatsServer::start().await);
         let folder = folder();
         let executor = executor(nats.bus().await, folder.path(), policy, egress, sandbox);
@@ -144,8 +149,15 @@ fn folder() -> tempfile::TempDir {
 }
 
 /// What an interpreter is that works in this folder.
-fn executor(bus: Bus, folder: &Path, policy: Policy, egress: Egress, sandbox: CommandSandbox) -> Executor {
-    let workspaces = Workspaces::new(&[folder.join("work")], folder.join("data/own"), policy, egress, sandbox);
+fn executor(
+    bus: Bus,
+    folder: &Path,
+    policy: Policy,
+    egress: Egress,
+    sandbox: CommandSandbox,
+) -> Executor {
+    let workspaces =
+        Workspaces::new(&[folder.join("work")], folder.join("data/own"), policy, egress, sandbox);
     Executor {
         bus,
         engine: engine(),
@@ -164,13 +176,15 @@ fn executor(bus: Bus, folder: &Path, policy: Policy, egress: Egress, sandbox: Co
 /// Every tier, with room for a slow machine and at most this long from a script's start to its end.
 fn tiers(wall: Duration) -> Tiers {
     let (cpu, wall) = (Span(Duration::from_secs(10)), Span(wall));
-    let overrides = Overrides { script_cpu: Some(cpu), script_wall: Some(wall), ..Overrides::default() };
+    let overrides =
+        Overrides { script_cpu: Some(cpu), script_wall: Some(wall), ..Overrides::default() };
     Tiers::new(&compute::STANDARD.map(str::to_owned), &overrides, &BTreeMap::new()).expect("sound")
 }
 
 /// Lets scripts run commands, confined where the machine can, and reach this machine.
 fn granting() -> Policy {
-    let commands = CommandPolicy { confinement: Confinement::AllowUnconfined, ..CommandPolicy::default() };
+    let commands =
+        CommandPolicy { confinement: Confinement::AllowUnconfined, ..CommandPolicy::default() };
     Policy { commands, hosts: vec!["127.0.0.1".parse().expect("a host")] }
 }
 
@@ -187,7 +201,10 @@ fn command(folder: &Path, scripts: &[&str]) -> CodeExecute {
         }),
         calls: (0..)
             .zip(scripts)
-            .map(|(n, code)| CodeInterpreterCall { id: format!("call_{n}"), code: (*code).to_owned() })
+            .map(|(n, code)| CodeInterpreterCall {
+                id: format!("call_{n}"),
+                code: (*code).to_owned(),
+            })
             .collect(),
         workspace: folder.join("work").display().to_string(),
         ..CodeExecute::default()
@@ -206,21 +223,25 @@ async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The engine of all tests. The compiled guest is kept beside the build's other artefacts.
+/// The engine of all tests. The compiled guest is kept beside the build's other artifacts.
 fn engine() -> Arc<Engine> {
     static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
     let engine = ENGINE.get_or_init(|| {
         let executable = std::env::current_exe().expect("there is one");
         let target = executable.ancestors().nth(3).unwrap_or(Path::new("."));
         let cache = target.join("tmp").join("sandbox-cache");
-        Arc::new(Engine::new(&cache, EngineConfig { instances: 64, ..EngineConfig::default() }).expect("it is set up"))
+        Arc::new(
+            Engine::new(&cache, EngineConfig { instances: 64, ..EngineConfig::default() })
+                .expect("it is set up"),
+        )
     });
     Arc::clone(engine)
 }
 
 #[tokio::test]
 async fn a_call_that_needs_an_approval_parks_the_script_and_is_made_once_it_has_it() {
-    let script = "print('before'); create_file('open.txt', 'x'); create_file('secrets/key', 'k').status";
+    let script =
+        "print('before'); create_file('open.txt', 'x'); create_file('secrets/key', 'k').status";
     let mut world = World::new(&[script, "'second'"]).await;
     let parked = world.parks().await;
     let [asked] = parked.calls.as_slice() else { panic!("{parked:?}") };
@@ -230,9 +251,17 @@ async fn a_call_that_needs_an_approval_parks_the_script_and_is_made_once_it_has_
     assert_eq!(world.file("secrets/key"), None);
     let [first, second] = parked.results.as_slice() else { panic!("{parked:?}") };
     assert_eq!(first.output, "before\n");
-    assert!(first.error.starts_with("Stopped: cancelled while waiting for an approval."), "{}", first.error);
+    assert!(
+        first.error.starts_with("Stopped: cancelled while waiting for an approval."),
+        "{}",
+        first.error
+    );
     assert!(first.error.contains("nobody has approved them: #2 create_file"), "{}", first.error);
-    assert!(second.error.starts_with("NotRun: cancelled while waiting for an approval."), "{}", second.error);
+    assert!(
+        second.error.starts_with("NotRun: cancelled while waiting for an approval."),
+        "{}",
+        second.error
+    );
 
     // The same command again, because its acknowledgement was lost: it waits for the same.
     assert_eq!(world.parks().await.calls, parked.calls);
@@ -242,7 +271,11 @@ async fn a_call_that_needs_an_approval_parks_the_script_and_is_made_once_it_has_
     assert_eq!((results[0].output.as_str(), results[0].error.as_str()), ("before\ncreated", ""));
     assert_eq!(results[1].output, "second");
     assert_eq!(world.file("secrets/key").as_deref(), Some("k"));
-    assert_eq!(world.file("open.txt").as_deref(), Some("changed"), "what was done before is not done again");
+    assert_eq!(
+        world.file("open.txt").as_deref(),
+        Some("changed"),
+        "what was done before is not done again"
+    );
     // Run once more, it is answered from the journal.
     std::fs::remove_file(world.folder.path().join("work/secrets/key")).expect("removed");
     assert_eq!(world.completes().await, results);
@@ -326,9 +359,13 @@ async fn what_the_policy_forbids_is_an_error_the_script_can_catch() {
     let uses = &results[0].tool_uses;
     let given: Vec<serde_json::Value> =
         uses.iter().map(|used| serde_json::from_str(&used.arguments).expect("JSON")).collect();
-    let expected = ["a", "secrets/key"].map(|path| serde_json::json!({"path": path, "content": "x"}));
+    let expected =
+        ["a", "secrets/key"].map(|path| serde_json::json!({"path": path, "content": "x"}));
     assert_eq!(given, expected);
-    assert!(uses[0].result.contains("created") && uses[1].result.contains("PolicyDenied"), "{uses:?}");
+    assert!(
+        uses[0].result.contains("created") && uses[1].result.contains("PolicyDenied"),
+        "{uses:?}"
+    );
     // The policy may have changed when the script is run again; what was refused stays refused.
     world.command.task_policy.clear();
     world.command.agent_policy.clear();
@@ -356,8 +393,12 @@ async fn a_command_of_an_earlier_round_is_over() {
 
 #[tokio::test]
 async fn scripts_that_come_too_late_are_not_run() {
-    let mut world = World::new(&["create_file('a', 'x').status", "create_file('secrets/key', 'k')"]).await;
-    let at = |time: Timestamp| prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() };
+    let mut world =
+        World::new(&["create_file('a', 'x').status", "create_file('secrets/key', 'k')"]).await;
+    let at = |time: Timestamp| prost_types::Timestamp {
+        seconds: time.as_second(),
+        nanos: time.subsec_nanosecond(),
+    };
     let now = clock::now();
     let set = |world: &mut World, deadline| {
         world.command.step.as_mut().expect("it names a step").deadline = Some(at(deadline))
@@ -365,7 +406,8 @@ async fn scripts_that_come_too_late_are_not_run() {
     set(&mut world, now + Duration::from_secs(600));
     let asked = world.parks().await.calls.remove(0);
     std::fs::remove_file(world.path("a")).expect("it was made");
-    // Approved, and wanted again when its time is over: what was done is told, and nothing more is done.
+    // Approved, and wanted again when its time is over: what was done is told, and nothing more is
+    // done.
     world.decide(&asked, true, "");
     set(&mut world, now);
     for _ in 0..2 {
@@ -433,11 +475,14 @@ async fn the_same_script_fits_into_a_larger_tier_and_not_into_the_smaller_one() 
 
 #[tokio::test]
 async fn a_script_that_computes_for_too_long_is_told_the_limit_of_its_tier() {
-    let short = Overrides { script_cpu: Some(Span(Duration::from_millis(50))), ..Overrides::default() };
+    let short =
+        Overrides { script_cpu: Some(Span(Duration::from_millis(50))), ..Overrides::default() };
     let pools = compute::STANDARD.map(str::to_owned);
-    let mut world = World::new(&["let end = Date.now(); for (let i = 0; i < 1e9; i++) end += i; end"]).await;
+    let mut world =
+        World::new(&["let end = Date.now(); for (let i = 0; i < 1e9; i++) end += i; end"]).await;
     world.executor.tiers =
-        Tiers::new(&pools, &Overrides::default(), &BTreeMap::from([("cpu-8".to_owned(), short)])).expect("sound");
+        Tiers::new(&pools, &Overrides::default(), &BTreeMap::from([("cpu-8".to_owned(), short)]))
+            .expect("sound");
     world.command.compute = "cpu-8".to_owned();
     let ended = world.completes().await.remove(0);
     assert!(ended.error.contains("50ms"), "{ended:?}");

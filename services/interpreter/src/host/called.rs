@@ -9,20 +9,30 @@ use crate::{
     tools::{self, Toolbox},
 };
 
-/// The arguments of a call in their canonical form, as JSON, in the order of the tool's parameters: who reads a clipped one sees what the call is about
-/// before what it writes. Where they do not fit the tool the call fails, and they are as the script gave them; so are those of an import.
+/// The arguments of a call in their canonical form, as JSON, in the order of the tool's parameters:
+/// who reads a clipped one sees what the call is about before what it writes. Where they do not fit
+/// the tool the call fails, and they are as the script gave them; so are those of an import.
 pub(super) fn arguments(call: &HostCall, toolbox: &Toolbox) -> String {
     match (toolbox.canonical(&call.name, &call.args), tools::definition(&call.name)) {
         (Ok(Value::Object(mut canonical)), Some(tool)) => {
-            let in_order = tool.parameters.iter().filter_map(|parameter| canonical.remove_entry(parameter.name));
+            let in_order = tool
+                .parameters
+                .iter()
+                .filter_map(|parameter| canonical.remove_entry(parameter.name));
             Value::Object(in_order.collect()).to_string()
         }
         _ => call.args.to_string(),
     }
 }
 
-/// A call with what its tool's definition says of it. An import is told as what it is judged as: the reading of a file.
-pub(super) fn event(step_id: &str, script_id: &str, call: &HostCall, arguments: &str) -> v1::ToolCalled {
+/// A call with what its tool's definition says of it. An import is told as what it is judged as:
+/// the reading of a file.
+pub(super) fn event(
+    step_id: &str,
+    script_id: &str,
+    call: &HostCall,
+    arguments: &str,
+) -> v1::ToolCalled {
     let tool = tools::definition(if call.name == IMPORT { READING } else { &call.name });
     v1::ToolCalled {
         step_id: step_id.to_owned(),
@@ -52,12 +62,16 @@ mod tests {
         let rows = page.lines().filter(|line| line.starts_with("| [`"));
         let mut told = 0;
         for row in rows {
-            let cells: Vec<&str> = row.split(" | ").map(|cell| cell.trim_matches(['|', ' '])).collect();
+            let cells: Vec<&str> =
+                row.split(" | ").map(|cell| cell.trim_matches(['|', ' '])).collect();
             let name = cells[0].split('`').nth(1).expect("a name");
             let event = event("step", "script", &call(name, json!({})), "{}");
             assert_eq!([&*event.effect, &*event.permission], cells[cells.len() - 2..], "{row}");
             assert_eq!((event.step_id.as_str(), event.script_id.as_str()), ("step", "script"));
-            assert_eq!((event.name.as_str(), event.number, event.arguments.as_str()), (name, 7, "{}"));
+            assert_eq!(
+                (event.name.as_str(), event.number, event.arguments.as_str()),
+                (name, 7, "{}")
+            );
             told += 1;
         }
         assert_eq!(told, tools::definitions().len());
@@ -71,8 +85,16 @@ mod tests {
         let toolbox = toolbox(folder.path());
         let absolute = toolbox.workspace().root().join("a").display().to_string();
         for (name, args, told) in [
-            ("create_file", json!({"path": "./b/../a", "content": "x"}), r#"{"path":"a","content":"x"}"#),
-            ("create_file", json!({"content": "x", "path": absolute}), r#"{"path":"a","content":"x"}"#),
+            (
+                "create_file",
+                json!({"path": "./b/../a", "content": "x"}),
+                r#"{"path":"a","content":"x"}"#,
+            ),
+            (
+                "create_file",
+                json!({"content": "x", "path": absolute}),
+                r#"{"path":"a","content":"x"}"#,
+            ),
             // They do not fit, and the call will say so.
             ("create_file", json!({"path": "./a"}), r#"{"path":"./a"}"#),
             (IMPORT, json!({"path": "./lib"}), r#"{"path":"./lib"}"#),

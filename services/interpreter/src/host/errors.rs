@@ -1,4 +1,5 @@
-//! How a call ends that was not made, or of which too little is known: in words that a model can act on.
+//! How a call ends that was not made, or of which too little is known: in words that a model can
+//! act on.
 
 use construct_proto::mesh::v1::ApprovalDecision;
 use serde_json::json;
@@ -10,22 +11,27 @@ use crate::sandbox::ToolError;
 pub(super) const OUTCOME_UNKNOWN: &str = "OutcomeUnknown";
 /// The name of the error that a call ends with for which the journal has no room.
 const JOURNAL_LIMIT: &str = "JournalLimitExceeded";
-/// How long the canonical arguments of a call can be that a person is asked about, in bytes of JSON. Longer ones can be shown in part only, and
-/// nobody can approve of what they have not seen.
+/// How long the canonical arguments of a call can be that a person is asked about, in bytes of
+/// JSON. Longer ones can be shown in part only, and nobody can approve of what they have not seen.
 pub(super) const ASKED: usize = 64 * 1024;
 
 /// The policy says no.
 pub(super) fn denied(tool: &str, reason: &str) -> ToolError {
     let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-    let message = format!("the policy does not let scripts make this call of {tool}{because}. Go on without it.");
+    let message = format!(
+        "the policy does not let scripts make this call of {tool}{because}. Go on without it."
+    );
     ToolError::new("PolicyDenied", message)
 }
 
 /// People have said no, or nobody has said anything in time.
 pub(super) fn rejected(tool: &str, decision: &ApprovalDecision) -> ToolError {
-    let words = if decision.words.is_empty() { String::new() } else { format!(": {}", decision.words) };
+    let words =
+        if decision.words.is_empty() { String::new() } else { format!(": {}", decision.words) };
     let message = if decision.decided_by.is_empty() {
-        format!("this call of {tool} needs a person's approval and did not get it{words}. Nothing of it happened.")
+        format!(
+            "this call of {tool} needs a person's approval and did not get it{words}. Nothing of it happened."
+        )
     } else {
         format!("a person did not approve this call of {tool}{words}. Nothing of it happened.")
     };

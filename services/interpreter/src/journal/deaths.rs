@@ -3,8 +3,8 @@
 /// So many processes may die in a row without having got the scripts any further.
 const FRUITLESS: u32 = 5;
 
-/// So many may die in all, however far they got: a script that kills each process a call later would go on for as many calls as
-/// a script may make.
+/// So many may die in all, however far they got: a script that kills each process a call later
+/// would go on for as many calls as a script may make.
 const IN_ALL: u32 = 25;
 
 /// Processes that had taken an execution over and neither ended it nor handed it back: they died.
@@ -37,9 +37,13 @@ impl Deaths {
     pub(crate) fn too_many(self) -> Option<String> {
         if self.fruitless >= FRUITLESS {
             let deaths = self.fruitless;
-            return Some(format!("{deaths} processes in a row died while they ran it, and it is given up"));
+            return Some(format!(
+                "{deaths} processes in a row died while they ran it, and it is given up"
+            ));
         }
-        (self.in_all >= IN_ALL).then(|| format!("{} processes died while they ran it, and it is given up", self.in_all))
+        (self.in_all >= IN_ALL).then(|| {
+            format!("{} processes died while they ran it, and it is given up", self.in_all)
+        })
     }
 }
 
@@ -56,7 +60,9 @@ mod tests {
             moving.opened();
             moving.got_further();
         }
-        assert!(stuck.too_many().is_some_and(|reason| reason.starts_with("5 processes in a row died")));
+        assert!(
+            stuck.too_many().is_some_and(|reason| reason.starts_with("5 processes in a row died"))
+        );
         assert_eq!(moving.too_many(), None);
         for _ in FRUITLESS..IN_ALL {
             assert_eq!(moving.too_many(), None);

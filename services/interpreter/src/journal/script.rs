@@ -1,7 +1,7 @@
 //! The end of a script, as the journal keeps it where another script follows.
 //!
-//! Calls alone do not say how a script ended: one that was ended by a limit would go on from them when it is run again, and do more
-//! things after the next script has begun.
+//! Calls alone do not say how a script ended: one that was ended by a limit would go on from them
+//! when it is run again, and do more things after the next script has begun.
 
 use construct_proto::{
     mesh::v1::JournalCompleted,
@@ -26,12 +26,18 @@ struct Told {
 }
 
 /// The entry for a script that has ended so, when the guest's clock showed `clock_micros`.
-pub(super) fn encode(code: &str, result: &CodeInterpreterResult, clock_micros: i64) -> JournalCompleted {
+pub(super) fn encode(
+    code: &str,
+    result: &CodeInterpreterResult,
+    clock_micros: i64,
+) -> JournalCompleted {
     let (uses, kept) = (result.tool_uses.iter(), result.tool_uses.iter());
     let told = Told {
         output: result.output.clone(),
         error: result.error.clone(),
-        tool_uses: uses.map(|tool| (tool.number, tool.name.clone(), tool.succeeded, tool.duration_micros)).collect(),
+        tool_uses: uses
+            .map(|tool| (tool.number, tool.name.clone(), tool.succeeded, tool.duration_micros))
+            .collect(),
         kept: kept.map(|tool| (tool.arguments.clone(), tool.result.clone())).collect(),
     };
     JournalCompleted {
@@ -45,7 +51,11 @@ pub(super) fn encode(code: &str, result: &CodeInterpreterResult, clock_micros: i
 }
 
 /// What the model was to be told, if the entry is about this text.
-pub(super) fn decode(id: &str, code: &str, entry: &JournalCompleted) -> Option<CodeInterpreterResult> {
+pub(super) fn decode(
+    id: &str,
+    code: &str,
+    entry: &JournalCompleted,
+) -> Option<CodeInterpreterResult> {
     if entry.arguments_hash != Sha256::digest(code).as_slice() {
         return None;
     }
@@ -74,7 +84,11 @@ mod tests {
             arguments: arguments.into(),
             result: result.into(),
         };
-        let result = |used| CodeInterpreterResult { id: "c".into(), tool_uses: vec![used], ..Default::default() };
+        let result = |used| CodeInterpreterResult {
+            id: "c".into(),
+            tool_uses: vec![used],
+            ..Default::default()
+        };
         let mut entry = encode("1", &result(used("{}", "[]")), 7);
         assert_eq!(decode("c", "1", &entry), Some(result(used("{}", "[]"))));
         assert_eq!(decode("c", "2", &entry), None);

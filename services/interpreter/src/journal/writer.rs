@@ -1,8 +1,10 @@
-//! Writes the entries of one journal, one after the other, in the order in which they are handed over.
+//! Writes the entries of one journal, one after the other, in the order in which they are handed
+//! over.
 //!
-//! Whoever hands one over waits for it only where something must not happen before it is written: a side effect. Everything
-//! else goes on meanwhile, because an entry is never written without all that were handed over before it. What a process had not
-//! written when it died, no side effect has followed.
+//! Whoever hands one over waits for it only where something must not happen before it is written: a
+//! side effect. Everything else goes on meanwhile, because an entry is never written without all
+//! that were handed over before it. What a process had not written when it died, no side effect has
+//! followed.
 
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 
@@ -14,7 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{End, Ends};
 
-/// Entries that may wait to be written; whoever has another one waits. Each holds the result of a call.
+/// Entries that may wait to be written; whoever has another one waits. Each holds the result of a
+/// call.
 const WAITING: usize = 16;
 
 /// That an entry was not written, and none will be any more; why, [`Writer::failure`] says.
@@ -38,14 +41,20 @@ struct Job {
 }
 
 impl Writer {
-    /// Begins to write after the entry with the sequence `last`. Entries that cannot be written now are tried again until `stop` is
-    /// cancelled; one that cannot be written at all cancels it.
-    pub(super) fn start(bus: Bus, step: StepId, mut last: u64, ends: Ends, stop: CancellationToken) -> Self {
+    /// Begins to write after the entry with the sequence `last`. Entries that cannot be written now
+    /// are tried again until `stop` is cancelled; one that cannot be written at all cancels it.
+    pub(super) fn start(
+        bus: Bus,
+        step: StepId,
+        mut last: u64,
+        ends: Ends,
+        stop: CancellationToken,
+    ) -> Self {
         let (queue, mut jobs) = mpsc::channel::<Job>(WAITING);
         let failure = Arc::new(OnceLock::new());
         let failed = Arc::clone(&failure);
-        // It lives until all is written, also when the scripts have been dropped: an entry may be on its way then, and the next one
-        // has to name it.
+        // It lives until all is written, also when the scripts have been dropped: an entry may be
+        // on its way then, and the next one has to name it.
         tokio::spawn(async move {
             while let Some(Job { entry, written }) = jobs.recv().await {
                 if let Some(entry) = entry {
@@ -73,8 +82,13 @@ impl Writer {
         self.failure.get()
     }
 
-    /// Hands an entry over; with it, in the same order as all others, the `end` of a call that scripts may then see.
-    pub(super) async fn hand_over(&self, entry: JournalEntry, end: Option<End>) -> Result<(), NotWritten> {
+    /// Hands an entry over; with it, in the same order as all others, the `end` of a call that
+    /// scripts may then see.
+    pub(super) async fn hand_over(
+        &self,
+        entry: JournalEntry,
+        end: Option<End>,
+    ) -> Result<(), NotWritten> {
         self.send(Job { entry: Some(entry), written: None }, end).await
     }
 
@@ -96,8 +110,9 @@ impl Writer {
 
     async fn send(&self, job: Job, end: Option<End>) -> Result<(), NotWritten> {
         let place = self.queue.reserve().await.map_err(|_| NotWritten)?;
-        // Under one lock: two calls that end at the same time wake their script in any order, and it must see them in that of
-        // the journal, or it would see them otherwise when it is run again.
+        // Under one lock: two calls that end at the same time wake their script in any order, and
+        // it must see them in that of the journal, or it would see them otherwise when it is run
+        // again.
         let mut ends = self.ends();
         if let Some(End { script, number, clock_micros }) = end {
             ends.entry(script).or_default().push_back((number, clock_micros));

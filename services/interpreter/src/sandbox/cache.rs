@@ -1,8 +1,10 @@
 //! The guests' machine code, kept between starts.
 //!
-//! Compiling takes a second in a release build (many in a debug build), loading a millisecond. A file's name holds what its content depends on
-//! (the guest's name and hash, and wasmtime's version, settings and features) and the hash of the content itself, which is checked before it is
-//! used: wasmtime trusts machine code it loads. For the same reason the folder must be writable by this service only.
+//! Compiling takes a second in a release build (many in a debug build), loading a millisecond. A
+//! file's name holds what its content depends on (the guest's name and hash, and wasmtime's
+//! version, settings and features) and the hash of the content itself, which is checked before it
+//! is used: wasmtime trusts machine code it loads. For the same reason the folder must be writable
+//! by this service only.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{Hash, Hasher};
@@ -22,7 +24,8 @@ pub(super) struct Guest {
 }
 
 /// Runs scripts.
-pub(super) const QUICKJS: Guest = Guest { name: "quickjs", wasm: include_bytes!("../../guest/artifacts/quickjs.wasm") };
+pub(super) const QUICKJS: Guest =
+    Guest { name: "quickjs", wasm: include_bytes!("../../guest/artifacts/quickjs.wasm") };
 
 /// Makes JavaScript of TypeScript.
 pub(super) const TYPESCRIPT: Guest =
@@ -52,11 +55,17 @@ pub(super) fn load(engine: &Engine, dir: &Path, guest: &Guest) -> Result<Module,
     let prefix = prefix(engine, guest);
     let path = dir.join(format!("{prefix}{}.cwasm", hex(&Sha256::digest(&code))));
     let temporary = dir.join(format!("{prefix}{}.tmp", std::process::id()));
-    let mut file =
-        OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&temporary).map_err(failed)?;
+    let mut file = OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(&temporary)
+        .map_err(failed)?;
     file.write_all(&code).and_then(|()| file.sync_all()).map_err(failed)?;
     fs::rename(&temporary, &path).map_err(failed)?;
-    find(engine, dir, guest)?.ok_or_else(|| failed(std::io::Error::other("the compiled guest vanished")))
+    find(engine, dir, guest)?
+        .ok_or_else(|| failed(std::io::Error::other("the compiled guest vanished")))
 }
 
 /// How the names of files begin whose content is for this engine and this guest.
@@ -93,7 +102,9 @@ pub(super) fn find(engine: &Engine, dir: &Path, guest: &Guest) -> Result<Option<
     for entry in fs::read_dir(dir).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let Some(expected) = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(".cwasm")) else {
+        let Some(expected) =
+            name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(".cwasm"))
+        else {
             continue;
         };
         match open(engine, &path, expected) {
@@ -115,8 +126,9 @@ fn open(engine: &Engine, path: &PathBuf, expected: &str) -> Result<Module, Strin
     if hex(&digest.finalize()) != expected {
         return Err("its content has changed".to_owned());
     }
-    // SAFETY: the file is what `precompile_module` gave (its hash says so), for an engine with this compatibility hash, in a folder
-    // that only this service's user can write to and whose files are never changed in place.
+    // SAFETY: the file is what `precompile_module` gave (its hash says so), for an engine with this
+    // compatibility hash, in a folder that only this service's user can write to and whose files
+    // are never changed in place.
     unsafe { Module::deserialize_file(engine, path) }.map_err(|error| error.to_string())
 }
 

@@ -1,8 +1,9 @@
 //! Drives a run: polls the guest, and the host's futures when the guest has asked for something.
 //!
-//! The guest's imports can't hold the host, which is only borrowed for the run. They put what they want into the bridge and suspend the
-//! guest; the driver, in the same task, takes it from there, lets the host answer, and polls the guest again. So host code never runs
-//! on the guest's stack, and its time is told apart from the script's.
+//! The guest's imports can't hold the host, which is only borrowed for the run. They put what they
+//! want into the bridge and suspend the guest; the driver, in the same task, takes it from there,
+//! lets the host answer, and polls the guest again. So host code never runs on the guest's stack,
+//! and its time is told apart from the script's.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::future::{Future, poll_fn};
@@ -29,7 +30,8 @@ pub(super) struct Bridge {
     /// The question the guest waits for the answer to.
     asked: Option<Ask>,
     answer: Option<Answer>,
-    /// Concurrent calls and timers the driver doesn't know yet; those that were refused with the error the script gets.
+    /// Concurrent calls and timers the driver doesn't know yet; those that were refused with the
+    /// error the script gets.
     started: Vec<Result<Requested, (u32, Refusal)>>,
     /// Timers the script has cleared, which the driver doesn't know yet either.
     cancelled: BTreeSet<u32>,
@@ -39,7 +41,11 @@ pub(super) struct Bridge {
 
 impl Bridge {
     /// Starts a call or timer, or what is refused the script instead. `Err` ends the run.
-    pub(super) fn start(&mut self, number: u32, requested: Result<Requested, Refusal>) -> wasmtime::Result<()> {
+    pub(super) fn start(
+        &mut self,
+        number: u32,
+        requested: Result<Requested, Refusal>,
+    ) -> wasmtime::Result<()> {
         match requested {
             Ok(Requested::Sleep { .. }) => self.outstanding.start_timer(number)?,
             Ok(Requested::Call(_)) | Err(_) => self.outstanding.start_call(number)?,
@@ -48,7 +54,8 @@ impl Bridge {
         Ok(())
     }
 
-    /// Clears a timer. A call can't be cancelled: the host holds its arguments until it has ended, and it counts for as long.
+    /// Clears a timer. A call can't be cancelled: the host holds its arguments until it has ended,
+    /// and it counts for as long.
     pub(super) fn cancel(&mut self, number: u32) {
         if self.outstanding.cancel(number) {
             self.cancelled.insert(number);
@@ -98,7 +105,10 @@ pub(super) fn lock(bridge: &Mutex<Bridge>) -> MutexGuard<'_, Bridge> {
 }
 
 /// Asks the driver, for an import. Suspends the guest.
-pub(super) fn ask(bridge: &Mutex<Bridge>, ask: Ask) -> impl Future<Output = Answer> + Send + use<'_> {
+pub(super) fn ask(
+    bridge: &Mutex<Bridge>,
+    ask: Ask,
+) -> impl Future<Output = Answer> + Send + use<'_> {
     lock(bridge).asked = Some(ask);
     // No waker: the driver polls the guest when it has put the answer here, and only then.
     poll_fn(|_| lock(bridge).answer.take().map_or(Poll::Pending, Poll::Ready))
@@ -173,7 +183,11 @@ impl<'h> Driver<'h> {
     }
 
     /// Goes on with the run until it ends or nothing more can be done now.
-    pub(super) fn poll<F>(&mut self, cx: &mut Context<'_>, guest: Pin<&mut F>) -> Poll<wasmtime::Result<()>>
+    pub(super) fn poll<F>(
+        &mut self,
+        cx: &mut Context<'_>,
+        guest: Pin<&mut F>,
+    ) -> Poll<wasmtime::Result<()>>
     where
         F: Future<Output = wasmtime::Result<()>>,
     {
@@ -183,7 +197,11 @@ impl<'h> Driver<'h> {
         polled
     }
 
-    fn advance<F>(&mut self, cx: &mut Context<'_>, mut guest: Pin<&mut F>) -> Poll<wasmtime::Result<()>>
+    fn advance<F>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut guest: Pin<&mut F>,
+    ) -> Poll<wasmtime::Result<()>>
     where
         F: Future<Output = wasmtime::Result<()>>,
     {
@@ -196,13 +214,16 @@ impl<'h> Driver<'h> {
             }
             self.poll_running(cx);
             let Some(mut waiting) = self.asked.take() else {
-                // The guest was only interrupted to let others have the processor, and has woken its task.
+                // The guest was only interrupted to let others have the processor, and has woken
+                // its task.
                 return Poll::Pending;
             };
             let answer = match &mut waiting {
                 Waiting::Now => Some(Answer::Now(self.host.now())),
                 Waiting::Seed => Some(Answer::Seed(self.host.seed())),
-                Waiting::Refused((name, message)) => Some(self.result(0, refused(name, std::mem::take(message)))),
+                Waiting::Refused((name, message)) => {
+                    Some(self.result(0, refused(name, std::mem::take(message))))
+                }
                 // Not excluded from the script's time: what is parsed is the script's own.
                 Waiting::Strip(future) => match future.as_mut().poll(cx) {
                     Poll::Ready(stripped) => Some(Answer::Stripped(stripped)),
@@ -227,7 +248,9 @@ impl<'h> Driver<'h> {
                         self.host.settled(number);
                         Some(self.result(number, outcome))
                     }
-                    None if self.running.is_empty() && self.ready.is_empty() => Some(Answer::Nothing),
+                    None if self.running.is_empty() && self.ready.is_empty() => {
+                        Some(Answer::Nothing)
+                    }
                     None => None,
                 },
             };
@@ -251,7 +274,9 @@ impl<'h> Driver<'h> {
             _ => None,
         };
         let ended: HashSet<u32> = self.ready.iter().map(|(number, _)| *number).collect();
-        immediate.into_iter().chain(self.names.keys().copied().filter(move |number| !ended.contains(number)))
+        immediate
+            .into_iter()
+            .chain(self.names.keys().copied().filter(move |number| !ended.contains(number)))
     }
 
     /// Takes over what the guest has put into the bridge.
@@ -261,12 +286,18 @@ impl<'h> Driver<'h> {
             if bridge.started.is_empty() && bridge.cancelled.is_empty() && bridge.asked.is_none() {
                 return;
             }
-            (std::mem::take(&mut bridge.started), std::mem::take(&mut bridge.cancelled), bridge.asked.take())
+            (
+                std::mem::take(&mut bridge.started),
+                std::mem::take(&mut bridge.cancelled),
+                bridge.asked.take(),
+            )
         };
         for started in started {
             match started {
                 Ok(requested) => self.start(requested),
-                Err((number, (name, message))) => self.ready.push_back((number, refused(name, message))),
+                Err((number, (name, message))) => {
+                    self.ready.push_back((number, refused(name, message)))
+                }
             }
         }
         for number in &cancelled {
@@ -310,24 +341,32 @@ impl<'h> Driver<'h> {
                 self.running.push(call.map(move |outcome| Some((number, outcome))).boxed());
             }
             Requested::Sleep { number, milliseconds } => {
-                let (sleep, abort) = abortable(self.host.sleep(number, Duration::from_millis(milliseconds)));
+                let (sleep, abort) =
+                    abortable(self.host.sleep(number, Duration::from_millis(milliseconds)));
                 self.names.insert(number, (TIMER.to_owned(), Some(abort)));
-                self.running
-                    .push(sleep.map(move |slept| slept.ok().map(|()| (number, Ok(serde_json::Value::Null)))).boxed());
+                self.running.push(
+                    sleep
+                        .map(move |slept| {
+                            slept.ok().map(|()| (number, Ok(serde_json::Value::Null)))
+                        })
+                        .boxed(),
+                );
             }
         }
     }
 
-    /// The host's future, which is made when it is first polled, so that its time is the poll's. A panic becomes an error the script can catch.
+    /// The host's future, which is made when it is first polled, so that its time is the poll's. A
+    /// panic becomes an error the script can catch.
     fn call(&self, call: super::HostCall) -> BoxFuture<'h, Outcome> {
         let host = self.host;
         Box::pin(async move {
             let name = call.name.clone();
             match AssertUnwindSafe(async { host.call(call).await }).catch_unwind().await {
                 Ok(outcome) => outcome.map_err(Box::new),
-                Err(_) => {
-                    refused("InternalError", format!("{name} failed inside the host; this is not the script's fault"))
-                }
+                Err(_) => refused(
+                    "InternalError",
+                    format!("{name} failed inside the host; this is not the script's fault"),
+                ),
             }
         })
     }
@@ -346,8 +385,11 @@ impl<'h> Driver<'h> {
 
     /// The end the script sees next, if it is there.
     fn next_ready(&mut self) -> Option<(u32, Outcome)> {
-        // Calls that were never made come first: they were refused at once, and so they are when the script runs again.
-        if let Some(position) = self.ready.iter().position(|(number, _)| !self.names.contains_key(number)) {
+        // Calls that were never made come first: they were refused at once, and so they are when
+        // the script runs again.
+        if let Some(position) =
+            self.ready.iter().position(|(number, _)| !self.names.contains_key(number))
+        {
             return self.ready.remove(position);
         }
         match self.host.next_settled(&|number| self.names.contains_key(&number)) {

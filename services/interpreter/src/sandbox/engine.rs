@@ -1,4 +1,5 @@
-//! The engine: the compiled guest, the pool of instances and the epoch; and one run from start to end.
+//! The engine: the compiled guest, the pool of instances and the epoch; and one run from start to
+//! end.
 
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -10,8 +11,8 @@ use futures::FutureExt as _;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use wasmtime::{
-    Config, Enabled, InstanceAllocationStrategy, InstancePre, Linker, Module, ModuleExport, PoolingAllocationConfig,
-    Store, UpdateDeadline,
+    Config, Enabled, InstanceAllocationStrategy, InstancePre, Linker, Module, ModuleExport,
+    PoolingAllocationConfig, Store, UpdateDeadline,
 };
 
 use super::cache;
@@ -25,21 +26,25 @@ use super::outcome::{Limit, Outcome, Status};
 use super::ticker::Ticker;
 use super::typescript::{self, StripError, TypeScript};
 
-/// What the stack of native code may use: 32 times the guest's limit on JavaScript, which the worst recursion needs.
+/// What the stack of native code may use: 32 times the guest's limit on JavaScript, which the worst
+/// recursion needs.
 const WASM_STACK: usize = 8 << 20;
 /// Room for the host's own frames above it.
 const HOST_STACK: usize = 512 << 10;
-/// After the interruption at the CPU limit, how much longer the guest has to say where it was before it is stopped without.
+/// After the interruption at the CPU limit, how much longer the guest has to say where it was
+/// before it is stopped without.
 const INTERRUPT_GRACE: Duration = Duration::from_millis(250);
 
-/// The CPU time of a run that may leave its instance's pages to the next one. Not optimised, the host's part of the same run takes several times as long.
+/// The CPU time of a run that may leave its instance's pages to the next one. Not optimized, the
+/// host's part of the same run takes several times as long.
 const LIGHT: Duration = Duration::from_millis(if cfg!(debug_assertions) { 8 } else { 1 });
 
 /// How an [`Engine`] is set up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineConfig {
-    /// Runs at once; further ones wait for one to end. Each takes 4 GiB of address space (not of memory) and up to eight memory maps, of which
-    /// a process has 65,530 by default, so that 8,000 is a sensible maximum. The few instances in which TypeScript is parsed come on top.
+    /// Runs at once; further ones wait for one to end. Each takes 4 GiB of address space (not of
+    /// memory) and up to eight memory maps, of which a process has 65,530 by default, so that 8,000
+    /// is a sensible maximum. The few instances in which TypeScript is parsed come on top.
     pub instances: u32,
     /// The most that [`Limits::memory_bytes`] may ask for.
     pub max_memory_bytes: usize,
@@ -62,8 +67,11 @@ pub enum Error {
         /// What failed.
         source: std::io::Error,
     },
-    /// The folder of compiled code belongs to someone else or others may write to it, so that they could run code as this service.
-    #[error("the folder for compiled code {path} must belong to this user and be writable by nobody else")]
+    /// The folder of compiled code belongs to someone else or others may write to it, so that they
+    /// could run code as this service.
+    #[error(
+        "the folder for compiled code {path} must belong to this user and be writable by nobody else"
+    )]
     CacheNotPrivate {
         /// The folder.
         path: PathBuf,
@@ -110,14 +118,16 @@ struct Exports {
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("free_slots", &self.slots.available_permits()).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("free_slots", &self.slots.available_permits())
+            .finish_non_exhaustive()
     }
 }
 
 impl Engine {
-    /// Loads the guest, compiling it first if `cache_dir` holds no code that fits. Blocks meanwhile: a second in a release
-    /// build, half a minute in a debug build, a few milliseconds when there is code. The guest for TypeScript is loaded when the
-    /// first TypeScript comes.
+    /// Loads the guest, compiling it first if `cache_dir` holds no code that fits. Blocks
+    /// meanwhile: a second in a release build, half a minute in a debug build, a few milliseconds
+    /// when there is code. The guest for TypeScript is loaded when the first TypeScript comes.
     pub fn new(cache_dir: &Path, config: EngineConfig) -> Result<Self, Error> {
         let setup = |source| Error::Setup { instances: config.instances, source };
         let engine = wasmtime::Engine::new(&wasmtime_config(&config)).map_err(setup)?;
@@ -127,7 +137,11 @@ impl Engine {
 
     /// One whose guest is something else, compiled each time.
     #[cfg(test)]
-    pub(super) fn with_guest(wasm: &[u8], cache_dir: &Path, config: EngineConfig) -> Result<Self, Error> {
+    pub(super) fn with_guest(
+        wasm: &[u8],
+        cache_dir: &Path,
+        config: EngineConfig,
+    ) -> Result<Self, Error> {
         let setup = |source| Error::Setup { instances: config.instances, source };
         let engine = wasmtime::Engine::new(&wasmtime_config(&config)).map_err(setup)?;
         Self::of(&Module::new(&engine, wasm).map_err(Error::Compile)?, cache_dir, config)
@@ -135,15 +149,19 @@ impl Engine {
 
     /// The engine of a guest that is compiled.
     fn of(module: &Module, cache_dir: &Path, config: EngineConfig) -> Result<Self, Error> {
-        let (engine, setup) = (module.engine(), |source| Error::Setup { instances: config.instances, source });
+        let (engine, setup) =
+            (module.engine(), |source| Error::Setup { instances: config.instances, source });
         let mut linker = Linker::new(engine);
         imports::define(&mut linker).map_err(setup)?;
-        let instance = linker.instantiate_pre(module).map_err(|error| Error::Guest(format!("{error:#}")))?;
+        let instance =
+            linker.instantiate_pre(module).map_err(|error| Error::Guest(format!("{error:#}")))?;
         let exports = Exports::of(module)?;
         // Nothing in this suspends: the epoch is never reached and no import that waits is called.
         let facts = facts(engine, &instance).now_or_never();
-        let facts = facts.unwrap_or_else(|| Err(wasmtime::Error::msg("the guest suspends where it must not")));
-        let (interrupt_flag, booted_tools) = facts.map_err(|error| Error::Guest(format!("{error:#}")))?;
+        let facts = facts
+            .unwrap_or_else(|| Err(wasmtime::Error::msg("the guest suspends where it must not")));
+        let (interrupt_flag, booted_tools) =
+            facts.map_err(|error| Error::Guest(format!("{error:#}")))?;
         Ok(Engine {
             instance,
             exports,
@@ -156,11 +174,20 @@ impl Engine {
         })
     }
 
-    /// Runs a script in a fresh instance. Waits for a free one if as many runs as allowed are under way.
+    /// Runs a script in a fresh instance. Waits for a free one if as many runs as allowed are under
+    /// way.
     ///
-    /// Ends within milliseconds after `cancel`, wherever the script is; futures of the host are dropped then.
-    pub async fn run(&self, script: &str, host: &dyn Host, limits: &Limits, cancel: CancellationToken) -> Outcome {
-        let state = State::new(limits, self.max_memory_bytes, self.interrupt_flag, host.declare().names());
+    /// Ends within milliseconds after `cancel`, wherever the script is; futures of the host are
+    /// dropped then.
+    pub async fn run(
+        &self,
+        script: &str,
+        host: &dyn Host,
+        limits: &Limits,
+        cancel: CancellationToken,
+    ) -> Outcome {
+        let state =
+            State::new(limits, self.max_memory_bytes, self.interrupt_flag, host.declare().names());
         let slot = tokio::select! {
             biased;
             () = cancel.cancelled() => return state.outcome(Status::Cancelled),
@@ -206,11 +233,12 @@ impl Engine {
         tools.json() == self.booted_tools
     }
 
-    /// The JavaScript of TypeScript, each line where it was: types are blanked, enums and parameter properties are rewritten in place.
-    /// JavaScript comes back as it is.
+    /// The JavaScript of TypeScript, each line where it was: types are blanked, enums and parameter
+    /// properties are rewritten in place. JavaScript comes back as it is.
     ///
     /// # Errors
-    /// [`StripError::Syntax`] when the source does not parse, is nested too deeply or too large, or holds what has no equivalent.
+    /// [`StripError::Syntax`] when the source does not parse, is nested too deeply or too large, or
+    /// holds what has no equivalent.
     pub async fn strip_types(&self, source: &str) -> Result<String, StripError> {
         let _ticking = self.ticker.run();
         self.typescript.strip(source).await
@@ -239,7 +267,12 @@ impl Engine {
         store
     }
 
-    async fn execute(&self, store: &mut Store<State>, tools: &str, script: &str) -> wasmtime::Result<()> {
+    async fn execute(
+        &self,
+        store: &mut Store<State>,
+        tools: &str,
+        script: &str,
+    ) -> wasmtime::Result<()> {
         let instance = self.instance.instantiate_async(&mut *store).await?;
         let fits = "Engine::new has looked at the exports";
         let memory = instance
@@ -265,8 +298,11 @@ impl Engine {
 
 impl Exports {
     fn of(module: &Module) -> Result<Self, Error> {
-        let find =
-            |name: &str| module.get_export_index(name).ok_or_else(|| Error::Guest(format!("it has no export {name}")));
+        let find = |name: &str| {
+            module
+                .get_export_index(name)
+                .ok_or_else(|| Error::Guest(format!("it has no export {name}")))
+        };
         Ok(Exports { memory: find("memory")?, run: find("run")? })
     }
 }
@@ -283,7 +319,8 @@ pub(super) fn wasmtime_config(config: &EngineConfig) -> Config {
         .max_core_instance_size(1 << 20)
         .max_tables_per_module(1)
         .max_unused_warm_slots(instances)
-        // What a short run touches stays mapped, which costs less than faulting it in again; PAGEMAP_SCAN (Linux 6.7) finds what must be reset.
+        // What a short run touches stays mapped, which costs less than faulting it in again;
+        // PAGEMAP_SCAN (Linux 6.7) finds what must be reset.
         .linear_memory_keep_resident(512 << 10)
         .table_keep_resident(8 << 10)
         .async_stack_keep_resident(64 << 10)
@@ -303,9 +340,14 @@ pub(super) fn wasmtime_config(config: &EngineConfig) -> Config {
     wasmtime
 }
 
-/// Asks the guest what is the same in every instance: where its flag is, and the declaration of the tools it was booted with.
-async fn facts(engine: &wasmtime::Engine, instance: &InstancePre<State>) -> wasmtime::Result<(u32, String)> {
-    let mut store = Store::new(engine, State::new(&Limits::default(), usize::MAX, 0, Arc::default()));
+/// Asks the guest what is the same in every instance: where its flag is, and the declaration of the
+/// tools it was booted with.
+async fn facts(
+    engine: &wasmtime::Engine,
+    instance: &InstancePre<State>,
+) -> wasmtime::Result<(u32, String)> {
+    let mut store =
+        Store::new(engine, State::new(&Limits::default(), usize::MAX, 0, Arc::default()));
     store.limiter(|state| &mut state.memory_limiter);
     store.set_epoch_deadline(u64::MAX / 2);
     let instance = instance.instantiate_async(&mut store).await?;
@@ -314,21 +356,26 @@ async fn facts(engine: &wasmtime::Engine, instance: &InstancePre<State>) -> wasm
     let tools = instance.get_typed_func::<(), u64>(&mut store, "booted_tools")?;
     let tools = tools.call_async(&mut store, ()).await?;
     let (at, len) = ((tools >> 32) as usize, (tools & 0xffff_ffff) as usize);
-    let memory = instance.get_memory(&mut store, "memory").ok_or_else(|| wasmtime::Error::msg("it has no memory"))?;
+    let memory = instance
+        .get_memory(&mut store, "memory")
+        .ok_or_else(|| wasmtime::Error::msg("it has no memory"))?;
     let tools = memory.data(&store).get(at..at + len);
     let tools = tools.ok_or_else(|| wasmtime::Error::msg("its tools lie outside of its memory"))?;
     Ok((flag, str::from_utf8(tools)?.to_owned()))
 }
 
-/// Gives the pages that a run has written to back to the system. Otherwise up to half a MiB of them stays with the slot, for a start without page
-/// faults; the host cannot see which of these the next run has written to and puts all of them back, for as long as the slot is used. A light
-/// run writes to few.
+/// Gives the pages that a run has written to back to the system. Otherwise up to half a MiB of them
+/// stays with the slot, for a start without page faults; the host cannot see which of these the
+/// next run has written to and puts all of them back, for as long as the slot is used. A light run
+/// writes to few.
 fn give_back(store: &Store<State>) {
     let Some(memory) = store.data().memory else { return };
     let (start, len) = (memory.data_ptr(store), memory.data_size(store));
-    // SAFETY: the pages are those of the run's memory, to which nobody refers and which nobody uses any more: the store is dropped next, and the pool
-    // puts the memory back to how the guest was stored, whatever is in it.
-    let given = unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxDontNeed) };
+    // SAFETY: the pages are those of the run's memory, to which nobody refers and which nobody uses
+    // any more: the store is dropped next, and the pool puts the memory back to how the guest was
+    // stored, whatever is in it.
+    let given =
+        unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxDontNeed) };
     if let Err(error) = given {
         tracing::debug!(%error, "the pages of a run are kept");
     }
@@ -361,7 +408,10 @@ fn status(state: &mut State, ended: Ended, waiting_for: &[String], limits: &Limi
             };
             return Status::LimitExceeded {
                 limit: Limit::Wall,
-                message: format!("the script ran for longer than {:?} and was stopped.{waiting}", limits.wall),
+                message: format!(
+                    "the script ran for longer than {:?} and was stopped.{waiting}",
+                    limits.wall
+                ),
                 stack: String::new(),
             };
         }

@@ -9,14 +9,15 @@ use serde::Serialize;
 
 /// What a run can reach. One host serves one run.
 ///
-/// A run is deterministic: everything that differs between two executions of the same script comes through these functions, in
-/// an order that only depends on what they answered before. A host that records the answers can therefore repeat a run.
+/// A run is deterministic: everything that differs between two executions of the same script comes
+/// through these functions, in an order that only depends on what they answered before. A host that
+/// records the answers can therefore repeat a run.
 pub trait Host: Send + Sync {
     /// The tools the script may call.
     fn declare(&self) -> &ToolTable;
 
-    /// Runs a tool. Dropping the future means that nobody will learn the result: the run was cancelled, exceeded a limit, or ended
-    /// without waiting for this call.
+    /// Runs a tool. Dropping the future means that nobody will learn the result: the run was
+    /// cancelled, exceeded a limit, or ended without waiting for this call.
     fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, Result<serde_json::Value, ToolError>>;
 
     /// Lets a timer of the script elapse. Timers are numbered in one sequence with calls.
@@ -28,11 +29,13 @@ pub trait Host: Send + Sync {
     /// The time, whenever the script asks for it.
     fn now(&self) -> jiff::Timestamp;
 
-    /// The seed of the run's random numbers, asked for at most once. Different for every execution, the same when one is repeated.
+    /// The seed of the run's random numbers, asked for at most once. Different for every execution,
+    /// the same when one is repeated.
     fn seed(&self) -> [u8; 32];
 
-    /// Which concurrent call or timer the script must see end next, where an order is known. `outstanding` says of a number whether it is one
-    /// that was started and that the script has not seen end. `None` means whichever ends first.
+    /// Which concurrent call or timer the script must see end next, where an order is known.
+    /// `outstanding` says of a number whether it is one that was started and that the script has
+    /// not seen end. `None` means whichever ends first.
     fn next_settled(&self, outstanding: &dyn Fn(u32) -> bool) -> Option<u32> {
         let _ = outstanding;
         None
@@ -49,14 +52,16 @@ pub trait Host: Send + Sync {
     }
 }
 
-/// The name of the call by which a script reads a module it imports: `{"path": …}`, relative to the workspace; the result is
-/// `{"path": …, "source": …}`, where `path` is what tells modules apart. No tool has this name.
+/// The name of the call by which a script reads a module it imports: `{"path": …}`, relative to the
+/// workspace; the result is `{"path": …, "source": …}`, where `path` is what tells modules apart.
+/// No tool has this name.
 pub const IMPORT: &str = "import";
 
 /// A tool call of the script, or the reading of a module ([`IMPORT`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct HostCall {
-    /// The call's place among all calls and timers of the run, from 1, in the order in which the script made them.
+    /// The call's place among all calls and timers of the run, from 1, in the order in which the
+    /// script made them.
     pub number: u32,
     /// The tool's name, as declared.
     pub name: String,
@@ -67,7 +72,8 @@ pub struct HostCall {
 /// The error of a tool: in the script, an `Error` with these properties.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ToolError {
-    /// The kind, such as `FileNotFound`. With `TypeError`, `RangeError` or `SyntaxError` the script gets an error of that class.
+    /// The kind, such as `FileNotFound`. With `TypeError`, `RangeError` or `SyntaxError` the script
+    /// gets an error of that class.
     pub name: String,
     /// What went wrong and what to do about it, for the model.
     pub message: String,
@@ -89,15 +95,15 @@ impl ToolError {
 /// A tool as the guest must know it to offer it to scripts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tool {
-    /// The name of the global function. `secrets.get` is the member `get` of the global object `secrets`; a member of `tools`, such as
-    /// `tools.search`, always gives a promise.
+    /// The name of the global function. `secrets.get` is the member `get` of the global object
+    /// `secrets`; a member of `tools`, such as `tools.search`, always gives a promise.
     pub name: String,
     /// Further names of the same function, of either form.
     pub aliases: Vec<String>,
     /// The parameters in positional order.
     pub parameters: Vec<Parameter>,
-    /// Whether the global function gives its result directly, while the script stands still, or a promise of it. The member of `tools`
-    /// always gives a promise.
+    /// Whether the global function gives its result directly, while the script stands still, or a
+    /// promise of it. The member of `tools` always gives a promise.
     pub immediate: bool,
 }
 
@@ -106,7 +112,8 @@ pub struct Tool {
 pub struct Parameter {
     /// Its name.
     pub name: String,
-    /// Whether it takes an object, so that an object in its place is its value and not a set of named arguments.
+    /// Whether it takes an object, so that an object in its place is its value and not a set of
+    /// named arguments.
     pub object: bool,
 }
 
@@ -125,7 +132,8 @@ impl ToolTable {
             .into_iter()
             .map(|tool| {
                 called.insert(tool.name.clone());
-                let names: Vec<_> = tool.parameters.iter().map(|parameter| &parameter.name).collect();
+                let names: Vec<_> =
+                    tool.parameters.iter().map(|parameter| &parameter.name).collect();
                 let objects: Vec<_> = tool
                     .parameters
                     .iter()

@@ -12,14 +12,16 @@ use super::limits::{ARGUMENTS_EXCEEDED, Limits, VALUES_EXCEEDED};
 use super::outcome::{Limit, Outcome, Status, Value};
 use super::typescript::StripError;
 
-/// More of a description of an uncaught error, or of a note, is cut off; the guest itself keeps below.
+/// More of a description of an uncaught error, or of a note, is cut off; the guest itself keeps
+/// below.
 const MAX_DESCRIPTION: usize = 256 << 10;
 /// More notes are dropped.
 const MAX_NOTES: usize = 32;
 /// The name under which timers pass through the imports for calls.
 const SLEEP: &str = "__sleep";
-/// Most values (lists, objects, texts, numbers …) in the arguments of one call. Here each takes up to a hundred times the memory that it
-/// takes as text, so that the size of the text alone bounds little. More is an error the script can catch.
+/// Most values (lists, objects, texts, numbers …) in the arguments of one call. Here each takes up
+/// to a hundred times the memory that it takes as text, so that the size of the text alone bounds
+/// little. More is an error the script can catch.
 const MAX_VALUES: usize = 20_000;
 
 /// The data of a run's store.
@@ -39,8 +41,8 @@ pub(super) struct State {
     output_dropped: u64,
     notes: Vec<String>,
     host_calls: u32,
-    /// The numbers that calls have had. An approval and a journal's entry are for one number: a guest in which a script has taken over the
-    /// engine must not use one twice.
+    /// The numbers that calls have had. An approval and a journal's entry are for one number: a
+    /// guest in which a script has taken over the engine must not use one twice.
     numbers: HashSet<u32>,
     ending: Option<(u32, Vec<u8>)>,
     /// The size of a value, or of the description of an error, that is too large.
@@ -56,13 +58,23 @@ pub(super) struct MemoryLimiter {
 }
 
 impl ResourceLimiter for MemoryLimiter {
-    fn memory_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> Result<bool> {
+    fn memory_growing(
+        &mut self,
+        _current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> Result<bool> {
         let allowed = desired <= self.limit;
         self.refused |= !allowed;
         Ok(allowed)
     }
 
-    fn table_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> Result<bool> {
+    fn table_growing(
+        &mut self,
+        _current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> Result<bool> {
         Ok(desired <= 4096)
     }
 }
@@ -78,7 +90,10 @@ impl State {
             bridge: Arc::default(),
             limits: limits.clone(),
             memory: None,
-            memory_limiter: MemoryLimiter { limit: limits.memory_bytes.min(max_memory_bytes), refused: false },
+            memory_limiter: MemoryLimiter {
+                limit: limits.memory_bytes.min(max_memory_bytes),
+                refused: false,
+            },
             interrupt_flag,
             tools,
             stopped: None,
@@ -109,7 +124,9 @@ impl State {
     /// How the script ended, as the guest has said.
     pub(super) fn finished(&mut self) -> Status {
         let Some((kind, text)) = self.ending.take() else {
-            return Status::Internal("the guest returned without saying how the script ended".to_owned());
+            return Status::Internal(
+                "the guest returned without saying how the script ended".to_owned(),
+            );
         };
         if let (Some(size), 0..=2) = (self.oversized, kind) {
             return Status::LimitExceeded {
@@ -121,24 +138,29 @@ impl State {
                 stack: String::new(),
             };
         }
-        let text =
-            String::from_utf8(text).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+        let text = String::from_utf8(text)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
         match kind {
             0 => Status::Completed { value: Value::Json(text) },
             1 => Status::Completed { value: Value::Text(text) },
             2 => Status::Completed { value: Value::Undefined },
-            // What is thrown may have getters of the script, which ran into the limit while it was described.
+            // What is thrown may have getters of the script, which ran into the limit while it was
+            // described.
             3 if let Some(limit) = self.stopped => self.exceeded(limit, String::new()),
             3 => match (Thrown::read(&text), self.oversized) {
                 (Ok(thrown), _) => thrown.into(),
-                (Err(_), Some(size)) => Thrown::undescribed(&format!("its details are {size} bytes")).into(),
+                (Err(_), Some(size)) => {
+                    Thrown::undescribed(&format!("its details are {size} bytes")).into()
+                }
                 (Err(error), None) => Thrown::undescribed(&error.to_string()).into(),
             },
             4 | 5 => {
                 let stack = Thrown::read(&text).map(|thrown| thrown.stack).unwrap_or_default();
                 match kind {
                     4 => self.exceeded(Limit::Memory, stack),
-                    _ => self.exceeded(self.stopped.unwrap_or(Limit::Cpu), interrupted_stack(&stack)),
+                    _ => {
+                        self.exceeded(self.stopped.unwrap_or(Limit::Cpu), interrupted_stack(&stack))
+                    }
                 }
             }
             other => Status::Internal(format!("the guest ended in an unknown way: {other}")),
@@ -178,7 +200,8 @@ impl State {
             output.truncate(output.floor_char_boundary(self.limits.output_bytes));
             output
         });
-        let (output_dropped, notes, host_calls) = (self.output_dropped, self.notes, self.host_calls);
+        let (output_dropped, notes, host_calls) =
+            (self.output_dropped, self.notes, self.host_calls);
         Outcome { status, output, output_dropped, notes, host_calls, cpu }
     }
 
@@ -189,7 +212,8 @@ impl State {
             self.output.push(b'\n');
             return;
         }
-        // Once something was dropped, nothing later is kept: output with a hole in it would mislead.
+        // Once something was dropped, nothing later is kept: output with a hole in it would
+        // mislead.
         let kept = if self.output_dropped == 0 { floor_char_boundary(text, room) } else { 0 };
         self.output.extend_from_slice(&text[..kept]);
         self.output_dropped += (text.len() + 1 - kept) as u64;
@@ -206,10 +230,12 @@ impl State {
     }
 }
 
-/// The stack of an interruption. QuickJS notes a position only where a function calls or may throw, so that of the innermost frame, which
-/// was interrupted somewhere else, would point to the wrong line.
+/// The stack of an interruption. QuickJS notes a position only where a function calls or may throw,
+/// so that of the innermost frame, which was interrupted somewhere else, would point to the wrong
+/// line.
 fn interrupted_stack(stack: &str) -> String {
-    let (first, rest) = stack.split_once('\n').map_or((stack, None), |(first, rest)| (first, Some(rest)));
+    let (first, rest) =
+        stack.split_once('\n').map_or((stack, None), |(first, rest)| (first, Some(rest)));
     let first = match first.rsplit_once('(') {
         Some((function, place)) if place.ends_with(')') => {
             let file = place.trim_end_matches(')').split(':').next().unwrap_or_default();
@@ -239,8 +265,9 @@ struct Thrown {
 }
 
 impl Thrown {
-    /// Reads what the guest says of an exception. What an exception is lies with the script: its texts may hold halves of surrogate
-    /// pairs, and its details may be nested deeper than can be read here; then they are left out.
+    /// Reads what the guest says of an exception. What an exception is lies with the script: its
+    /// texts may hold halves of surrogate pairs, and its details may be nested deeper than can be
+    /// read here; then they are left out.
     fn read(json: &str) -> serde_json::Result<Self> {
         serde_json::from_str(json).or_else(|_| {
             let json = with_whole_characters(json);
@@ -254,7 +281,9 @@ impl Thrown {
     fn undescribed(why: &str) -> Self {
         Thrown {
             name: "InternalError".to_owned(),
-            message: format!("the script failed with an exception that could not be described: {why}"),
+            message: format!(
+                "the script failed with an exception that could not be described: {why}"
+            ),
             stack: String::new(),
             code: None,
             details: None,
@@ -271,14 +300,16 @@ struct WithoutDetails {
     code: Option<String>,
 }
 
-/// JSON with U+FFFD for each half of a surrogate pair, which JavaScript's strings can hold and text cannot.
+/// JSON with U+FFFD for each half of a surrogate pair, which JavaScript's strings can hold and text
+/// cannot.
 fn with_whole_characters(json: &str) -> String {
     let unit = |text: &str| u16::from_str_radix(text.strip_prefix("\\u")?.get(..4)?, 16).ok();
     let (mut whole, mut rest) = (String::with_capacity(json.len()), json);
     while let Some(at) = rest.find('\\') {
         let (before, escape) = rest.split_at(at);
         whole.push_str(before);
-        let pair = escape.get(6..).and_then(unit).is_some_and(|low| (0xdc00..0xe000).contains(&low));
+        let pair =
+            escape.get(6..).and_then(unit).is_some_and(|low| (0xdc00..0xe000).contains(&low));
         let (length, is_whole) = match unit(escape) {
             Some(0xd800..0xdc00) if pair => (12, true),
             Some(0xd800..0xe000) => (6, false),
@@ -304,13 +335,15 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap_async(
         "host",
         "call",
-        |mut caller: Caller<'_, State>, (number, name, name_len, args, args_len): (u32, u32, u32, u32, u32)| {
+        |mut caller: Caller<'_, State>,
+         (number, name, name_len, args, args_len): (u32, u32, u32, u32, u32)| {
             Box::new(async move {
                 caller.data_mut().count_call()?;
-                let request = match request(&mut caller, number, (name, name_len), (args, args_len))? {
-                    Ok(call) => Ask::Call(call),
-                    Err(refused) => Ask::Refused(refused),
-                };
+                let request =
+                    match request(&mut caller, number, (name, name_len), (args, args_len))? {
+                        Ok(call) => Ask::Call(call),
+                        Err(refused) => Ask::Refused(refused),
+                    };
                 let bridge = Arc::clone(&caller.data().bridge);
                 match ask(&bridge, request).await {
                     Answer::Result { succeeded, json, .. } => {
@@ -361,23 +394,35 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
             })
         },
     )?;
-    linker.func_wrap("host", "take", |mut caller: Caller<'_, State>, buffer: u32| -> Result<()> {
-        let reply = std::mem::take(&mut caller.data_mut().reply);
-        write(&mut caller, buffer, &reply)
-    })?;
-    linker.func_wrap("host", "log", |mut caller: Caller<'_, State>, text: u32, len: u32| -> Result<()> {
-        let (text, state) = read_with_state(&mut caller, text, len)?;
-        state.print(text);
-        Ok(())
-    })?;
-    linker.func_wrap("host", "note", |mut caller: Caller<'_, State>, text: u32, len: u32| -> Result<()> {
-        let (text, state) = read_with_state(&mut caller, text, len)?;
-        if state.notes.len() < MAX_NOTES {
-            let text = &text[..floor_char_boundary(text, MAX_DESCRIPTION)];
-            state.notes.push(String::from_utf8_lossy(text).into_owned());
-        }
-        Ok(())
-    })?;
+    linker.func_wrap(
+        "host",
+        "take",
+        |mut caller: Caller<'_, State>, buffer: u32| -> Result<()> {
+            let reply = std::mem::take(&mut caller.data_mut().reply);
+            write(&mut caller, buffer, &reply)
+        },
+    )?;
+    linker.func_wrap(
+        "host",
+        "log",
+        |mut caller: Caller<'_, State>, text: u32, len: u32| -> Result<()> {
+            let (text, state) = read_with_state(&mut caller, text, len)?;
+            state.print(text);
+            Ok(())
+        },
+    )?;
+    linker.func_wrap(
+        "host",
+        "note",
+        |mut caller: Caller<'_, State>, text: u32, len: u32| -> Result<()> {
+            let (text, state) = read_with_state(&mut caller, text, len)?;
+            if state.notes.len() < MAX_NOTES {
+                let text = &text[..floor_char_boundary(text, MAX_DESCRIPTION)];
+                state.notes.push(String::from_utf8_lossy(text).into_owned());
+            }
+            Ok(())
+        },
+    )?;
     linker.func_wrap(
         "host",
         "finish",
@@ -393,41 +438,55 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
             Ok(())
         },
     )?;
-    linker.func_wrap_async("host", "seed", |mut caller: Caller<'_, State>, (buffer,): (u32,)| {
-        Box::new(async move {
-            let bridge = Arc::clone(&caller.data().bridge);
-            match ask(&bridge, Ask::Seed).await {
-                Answer::Seed(seed) => write(&mut caller, buffer, &seed),
-                other => Err(mismatch(&other)),
-            }
-        })
-    })?;
-    linker.func_wrap_async("host", "strip", |mut caller: Caller<'_, State>, (source, len): (u32, u32)| {
-        Box::new(async move {
-            let source = str::from_utf8(read(&caller, source, len)?)?.to_owned();
-            let bridge = Arc::clone(&caller.data().bridge);
-            let (succeeded, reply) = match ask(&bridge, Ask::Strip(source)).await {
-                Answer::Stripped(Ok(javascript)) => (true, javascript.into_bytes()),
-                Answer::Stripped(Err(StripError::Syntax { message, line, column })) => {
-                    (false, serde_json::json!([message, line, column]).to_string().into_bytes())
+    linker.func_wrap_async(
+        "host",
+        "seed",
+        |mut caller: Caller<'_, State>, (buffer,): (u32,)| {
+            Box::new(async move {
+                let bridge = Arc::clone(&caller.data().bridge);
+                match ask(&bridge, Ask::Seed).await {
+                    Answer::Seed(seed) => write(&mut caller, buffer, &seed),
+                    other => Err(mismatch(&other)),
                 }
-                Answer::Stripped(Err(unavailable)) => return Err(Error::msg(unavailable.to_string())),
-                other => return Err(mismatch(&other)),
-            };
-            let len = reply.len() as i64;
-            caller.data_mut().reply = reply;
-            Ok(if succeeded { len } else { -1 - len })
-        })
-    })?;
-    linker.func_wrap_async("env", "__rquickjs_host_now_us", |caller: Caller<'_, State>, (): ()| {
-        Box::new(async move {
-            let bridge = Arc::clone(&caller.data().bridge);
-            match ask(&bridge, Ask::Now).await {
-                Answer::Now(now) => Ok(now.as_microsecond() as f64),
-                other => Err(mismatch(&other)),
-            }
-        })
-    })?;
+            })
+        },
+    )?;
+    linker.func_wrap_async(
+        "host",
+        "strip",
+        |mut caller: Caller<'_, State>, (source, len): (u32, u32)| {
+            Box::new(async move {
+                let source = str::from_utf8(read(&caller, source, len)?)?.to_owned();
+                let bridge = Arc::clone(&caller.data().bridge);
+                let (succeeded, reply) = match ask(&bridge, Ask::Strip(source)).await {
+                    Answer::Stripped(Ok(javascript)) => (true, javascript.into_bytes()),
+                    Answer::Stripped(Err(StripError::Syntax { message, line, column })) => {
+                        (false, serde_json::json!([message, line, column]).to_string().into_bytes())
+                    }
+                    Answer::Stripped(Err(unavailable)) => {
+                        return Err(Error::msg(unavailable.to_string()));
+                    }
+                    other => return Err(mismatch(&other)),
+                };
+                let len = reply.len() as i64;
+                caller.data_mut().reply = reply;
+                Ok(if succeeded { len } else { -1 - len })
+            })
+        },
+    )?;
+    linker.func_wrap_async(
+        "env",
+        "__rquickjs_host_now_us",
+        |caller: Caller<'_, State>, (): ()| {
+            Box::new(async move {
+                let bridge = Arc::clone(&caller.data().bridge);
+                match ask(&bridge, Ask::Now).await {
+                    Answer::Now(now) => Ok(now.as_microsecond() as f64),
+                    other => Err(mismatch(&other)),
+                }
+            })
+        },
+    )?;
     Ok(())
 }
 
@@ -440,7 +499,12 @@ pub(super) enum Requested {
     Sleep { number: u32, milliseconds: u64 },
 }
 
-fn request(caller: &mut Caller<'_, State>, number: u32, name: (u32, u32), args: (u32, u32)) -> Result<Request> {
+fn request(
+    caller: &mut Caller<'_, State>,
+    number: u32,
+    name: (u32, u32),
+    args: (u32, u32),
+) -> Result<Request> {
     if !caller.data_mut().numbers.insert(number) {
         return Err(Error::msg(format!("the guest gives two calls the number {number}")));
     }
@@ -466,7 +530,12 @@ fn request(caller: &mut Caller<'_, State>, number: u32, name: (u32, u32), args: 
     }
     let args: serde_json::Value = match serde_json::from_slice(args) {
         Ok(args) => args,
-        Err(error) => return Ok(Err(("TypeError", format!("the arguments of {name} cannot be read: {error}")))),
+        Err(error) => {
+            return Ok(Err((
+                "TypeError",
+                format!("the arguments of {name} cannot be read: {error}"),
+            )));
+        }
     };
     if name == SLEEP {
         let milliseconds = args.get("ms").and_then(serde_json::Value::as_u64).unwrap_or_default();
@@ -475,7 +544,8 @@ fn request(caller: &mut Caller<'_, State>, number: u32, name: (u32, u32), args: 
     Ok(Ok(Requested::Call(HostCall { number, name: name.to_owned(), args })))
 }
 
-/// How many values there are in JSON, without reading it: what is opened and what is separated, outside of texts.
+/// How many values there are in JSON, without reading it: what is opened and what is separated,
+/// outside of texts.
 fn values(json: &[u8]) -> usize {
     let (mut count, mut at) = (0, 0);
     while at < json.len() {
@@ -507,7 +577,11 @@ fn read<'a>(caller: &'a Caller<'_, State>, at: u32, len: u32) -> Result<&'a [u8]
     memory(caller)?.data(caller).get(at..at + len as usize).ok_or_else(outside)
 }
 
-fn read_with_state<'a>(caller: &'a mut Caller<'_, State>, at: u32, len: u32) -> Result<(&'a [u8], &'a mut State)> {
+fn read_with_state<'a>(
+    caller: &'a mut Caller<'_, State>,
+    at: u32,
+    len: u32,
+) -> Result<(&'a [u8], &'a mut State)> {
     let at = at as usize;
     let (data, state) = memory(caller)?.data_and_store_mut(caller);
     Ok((data.get(at..at + len as usize).ok_or_else(outside)?, state))

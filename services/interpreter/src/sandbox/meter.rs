@@ -4,13 +4,16 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What the host does in less time counts as the script's own: two looks at the thread's clock, which the kernel has to be asked for, would take as long as
-/// most calls. As many calls as a script may make by default, all of this length, use up a fiftieth of its time.
+/// What the host does in less time counts as the script's own: two looks at the thread's clock,
+/// which the kernel has to be asked for, would take as long as most calls. As many calls as a
+/// script may make by default, all of this length, use up a fiftieth of its time.
 const SHORT: Duration = Duration::from_micros(20);
 
-/// CPU time of a run: that of the thread while the run is being polled, less what was spent in the host's futures meanwhile.
+/// CPU time of a run: that of the thread while the run is being polled, less what was spent in the
+/// host's futures meanwhile.
 ///
-/// The thread's clock stands still while other threads have the processor, so that a busy machine doesn't use up a script's time.
+/// The thread's clock stands still while other threads have the processor, so that a busy machine
+/// doesn't use up a script's time.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     spent: Duration,
@@ -27,7 +30,8 @@ struct Poll {
 }
 
 impl Poll {
-    /// Looks at the thread's clock again. Of what the thread has done since it was last looked at, at most `own` was the script's.
+    /// Looks at the thread's clock again. Of what the thread has done since it was last looked at,
+    /// at most `own` was the script's.
     fn look(&mut self, own: Duration) {
         let now = (Instant::now(), thread_time());
         let done = now.1.saturating_sub(self.looked.1);
@@ -50,8 +54,10 @@ impl Meter {
 
     /// Of the poll under way, what the thread has done since `began` was the host's.
     ///
-    /// Its clock was last looked at some time before, at most a tick of the epoch. What passed from there to `began` is taken for the script's, though others may have
-    /// had a part of it; what passed since is not taken for the host's, because others may have had that: the script must not gain by it.
+    /// Its clock was last looked at some time before, at most a tick of the epoch. What passed from
+    /// there to `began` is taken for the script's, though others may have had a part of it; what
+    /// passed since is not taken for the host's, because others may have had that: the script must
+    /// not gain by it.
     pub(super) fn exclude_since(&mut self, began: Instant) {
         if began.elapsed() < SHORT {
             return;

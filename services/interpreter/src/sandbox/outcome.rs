@@ -8,11 +8,13 @@ use std::time::Duration;
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// Everything that was printed, whatever the status, up to [`Limits::output_bytes`](super::Limits::output_bytes).
+    /// Everything that was printed, whatever the status, up to
+    /// [`Limits::output_bytes`](super::Limits::output_bytes).
     pub output: String,
     /// How many bytes were printed beyond those in `output`.
     pub output_dropped: u64,
-    /// What a reader should know beyond status and output, in sentences: errors that nothing handled, calls that were dropped.
+    /// What a reader should know beyond status and output, in sentences: errors that nothing
+    /// handled, calls that were dropped.
     pub notes: Vec<String>,
     /// How many tool calls and timers the script started.
     pub host_calls: u32,
@@ -28,7 +30,8 @@ pub enum Status {
         /// The value of its last expression, or what it returned.
         value: Value,
     },
-    /// The script threw something and didn't catch it. Also: it doesn't parse, or awaits what nothing will settle.
+    /// The script threw something and didn't catch it. Also: it doesn't parse, or awaits what
+    /// nothing will settle.
     Threw {
         /// The error's name, `NotAnError` when something else was thrown.
         name: String,
@@ -47,7 +50,8 @@ pub enum Status {
         limit: Limit,
         /// What was exceeded, by what value it is limited and what to do about it, for the model.
         message: String,
-        /// Where the script was, as far as that is known; of the function that was interrupted only the name.
+        /// Where the script was, as far as that is known; of the function that was interrupted only
+        /// the name.
         stack: String,
     },
     /// The run was cancelled.
@@ -85,7 +89,8 @@ pub enum Value {
 }
 
 impl Value {
-    /// The value as a reader wants to see it: strings without quotes and escapes, everything else as it is.
+    /// The value as a reader wants to see it: strings without quotes and escapes, everything else
+    /// as it is.
     pub fn display(&self) -> Cow<'_, str> {
         match self {
             Value::Undefined => "undefined".into(),

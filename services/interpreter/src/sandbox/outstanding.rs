@@ -4,12 +4,14 @@ use std::collections::HashSet;
 
 use wasmtime::{Error, Result};
 
-/// Most calls that were started and whose ends the guest has not taken. It starts no more at once and lets further ones wait (`MAX_RUNNING` in its
-/// `prelude/tools.js`), so that only a guest in which a script has taken over the engine gets here. For each the host holds the
-/// arguments or the result, which the guest's own memory doesn't bound.
+/// Most calls that were started and whose ends the guest has not taken. It starts no more at once
+/// and lets further ones wait (`MAX_RUNNING` in its `prelude/tools.js`), so that only a guest in
+/// which a script has taken over the engine gets here. For each the host holds the arguments or the
+/// result, which the guest's own memory doesn't bound.
 const MAX_CALLS: usize = 64;
-/// Most timers likewise. The guest refuses more than 1,000 (`MAX_TIMERS`), but counts them before it takes the delay for a number, which may run code of the
-/// script that sets further ones: a few hundred, since each is nested in the one before.
+/// Most timers likewise. The guest refuses more than 1,000 (`MAX_TIMERS`), but counts them before
+/// it takes the delay for a number, which may run code of the script that sets further ones: a few
+/// hundred, since each is nested in the one before.
 const MAX_TIMERS: usize = 4096;
 
 /// The calls and timers that were started and whose ends the guest has not taken, by number.

@@ -21,14 +21,17 @@ mod typescript;
 mod values;
 mod web;
 
-/// One engine for all tests; its compiled code is kept beside the build's other artefacts.
+/// One engine for all tests; its compiled code is kept beside the build's other artifacts.
 fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
-    ENGINE
-        .get_or_init(|| Engine::new(&cache_dir(), EngineConfig { instances: 256, ..EngineConfig::default() }).unwrap())
+    ENGINE.get_or_init(|| {
+        Engine::new(&cache_dir(), EngineConfig { instances: 256, ..EngineConfig::default() })
+            .unwrap()
+    })
 }
 
-/// What is built is committed: here it is held to what it was built from, in `guest --check` by building it again.
+/// What is built is committed: here it is held to what it was built from, in `guest --check` by
+/// building it again.
 #[test]
 fn the_guests_are_built_from_the_sources_beside_them() {
     let artifacts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/artifacts");
@@ -38,19 +41,29 @@ fn the_guests_are_built_from_the_sources_beside_them() {
         let (sum, name) = line.split_once("  ").unwrap();
         let file = artifacts.join(name);
         let bytes = std::fs::read(&file).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let found: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(found, sum, "{name} was changed: run services/interpreter/guest/build.sh and commit what it writes");
+        let found: String =
+            Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            found, sum,
+            "{name} was changed: run services/interpreter/guest/build.sh and commit what it writes"
+        );
         named.insert(file.canonicalize().unwrap());
     }
     let mut folders = vec![artifacts];
-    folders.extend(["preinit", "quickjs", "typescript"].map(|part| folders[0].join(format!("../{part}/src"))));
+    folders.extend(
+        ["preinit", "quickjs", "typescript"].map(|part| folders[0].join(format!("../{part}/src"))),
+    );
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
             } else if !path.ends_with("SHA256SUMS") {
-                assert!(named.contains(&path.canonicalize().unwrap()), "{} has no sum", path.display());
+                assert!(
+                    named.contains(&path.canonicalize().unwrap()),
+                    "{} has no sum",
+                    path.display()
+                );
             }
         }
     }
@@ -81,10 +94,17 @@ impl TestHost {
     fn new() -> Self {
         let tool = |name: &str, parameters: &[&str], immediate| Tool {
             name: name.to_owned(),
-            aliases: if name == "echo" { vec!["say".to_owned(), "talk.loudly".to_owned()] } else { Vec::new() },
+            aliases: if name == "echo" {
+                vec!["say".to_owned(), "talk.loudly".to_owned()]
+            } else {
+                Vec::new()
+            },
             parameters: parameters
                 .iter()
-                .map(|name| Parameter { name: name.trim_start_matches('*').to_owned(), object: name.starts_with('*') })
+                .map(|name| Parameter {
+                    name: name.trim_start_matches('*').to_owned(),
+                    object: name.starts_with('*'),
+                })
                 .collect(),
             immediate,
         };
@@ -117,7 +137,12 @@ impl TestHost {
     }
 
     fn calls(&self) -> Vec<(u32, String, Json)> {
-        self.calls.lock().unwrap().iter().map(|call| (call.number, call.name.clone(), call.args.clone())).collect()
+        self.calls
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|call| (call.number, call.name.clone(), call.args.clone()))
+            .collect()
     }
 
     async fn answer(&self, call: HostCall) -> Result<Json, ToolError> {
@@ -125,9 +150,10 @@ impl TestHost {
             IMPORT => {
                 let path = call.args["path"].as_str().unwrap();
                 let found = [path.to_owned(), format!("{path}.ts")];
-                let found = found.iter().find_map(|path| Some((path, self.files.get(path.as_str())?)));
-                let (path, source) =
-                    found.ok_or_else(|| ToolError::new("FileNotFound", format!("there is no {path}")))?;
+                let found =
+                    found.iter().find_map(|path| Some((path, self.files.get(path.as_str())?)));
+                let (path, source) = found
+                    .ok_or_else(|| ToolError::new("FileNotFound", format!("there is no {path}")))?;
                 Ok(json!({"path": path, "source": source}))
             }
             "fail" => Err(ToolError {

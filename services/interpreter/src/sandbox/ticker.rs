@@ -9,8 +9,8 @@ use wasmtime::Engine;
 
 /// How often running guests come back to the host.
 const TICK: Duration = Duration::from_millis(1);
-/// How many ticks the thread goes on after the last run has ended, before it sleeps until the next: waking it costs more than
-/// a short run.
+/// How many ticks the thread goes on after the last run has ended, before it sleeps until the next:
+/// waking it costs more than a short run.
 const LINGER: u32 = 100;
 
 #[derive(Debug, Default)]
@@ -78,7 +78,8 @@ fn tick(shared: &Shared, engine: &Engine) {
         } else if idle < LINGER {
             idle += 1;
         } else {
-            // A run that begins now either sees the flag and unparks the thread, or has been counted before it is looked at.
+            // A run that begins now either sees the flag and unparks the thread, or has been
+            // counted before it is looked at.
             shared.parked.store(true, Ordering::SeqCst);
             if shared.runs.load(Ordering::SeqCst) == 0 && !shared.stop.load(Ordering::SeqCst) {
                 thread::park();

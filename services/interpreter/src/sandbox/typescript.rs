@@ -1,7 +1,7 @@
 //! From TypeScript to JavaScript: the second guest.
 //!
-//! Parsing hostile source natively could end this process (a parser recurses), so it is done in a Wasm instance that imports nothing. Each
-//! source gets a fresh one.
+//! Parsing hostile source natively could end this process (a parser recurses), so it is done in a
+//! Wasm instance that imports nothing. Each source gets a fresh one.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,8 @@ use wasmtime::{Engine, InstancePre, Linker, Memory, Store, Trap, UpdateDeadline}
 use super::cache;
 use super::imports::MemoryLimiter;
 
-/// Sources parsed at once; further ones wait. Parsing never waits for anything, so more would only share the processors.
+/// Sources parsed at once; further ones wait. Parsing never waits for anything, so more would only
+/// share the processors.
 pub(super) const INSTANCES: u32 = 8;
 /// Memory of an instance, a few hundred bytes of it per token.
 const MEMORY: usize = 256 << 20;
@@ -62,10 +63,15 @@ impl TypeScript {
         }
     }
 
-    /// See [`Engine::strip_types`](super::Engine::strip_types). The engine's epoch must be advancing.
+    /// See [`Engine::strip_types`](super::Engine::strip_types). The engine's epoch must be
+    /// advancing.
     pub(super) async fn strip(&self, source: &str) -> Result<String, StripError> {
         let instance = self.instance.get_or_try_init(|| self.load()).await?;
-        let _slot = self.slots.acquire().await.map_err(|error| StripError::Unavailable(error.to_string()))?;
+        let _slot = self
+            .slots
+            .acquire()
+            .await
+            .map_err(|error| StripError::Unavailable(error.to_string()))?;
         let memory = MemoryLimiter { limit: self.memory, refused: false };
         let mut store = Store::new(&self.engine, Parse { memory, ticks: 0 });
         store.limiter(|parse| &mut parse.memory);
@@ -73,18 +79,29 @@ impl TypeScript {
         store.epoch_deadline_callback(|mut store| {
             let parse = store.data_mut();
             parse.ticks += 1;
-            Ok(if parse.ticks > TICKS { UpdateDeadline::Interrupt } else { UpdateDeadline::Yield(1) })
+            Ok(if parse.ticks > TICKS {
+                UpdateDeadline::Interrupt
+            } else {
+                UpdateDeadline::Yield(1)
+            })
         });
         let error = match parse(&mut store, instance, source).await {
             Ok(parsed) => return parsed,
             Err(error) => error,
         };
-        let refused = |message: &str| StripError::Syntax { message: message.to_owned(), line: 1, column: 1 };
+        let refused =
+            |message: &str| StripError::Syntax { message: message.to_owned(), line: 1, column: 1 };
         Err(match error.downcast_ref::<Trap>() {
-            Some(Trap::Interrupt) => refused("the source takes too long to parse; split it into several"),
-            _ if store.data().memory.refused => refused("the source is too large to parse; split it into several"),
+            Some(Trap::Interrupt) => {
+                refused("the source takes too long to parse; split it into several")
+            }
+            _ if store.data().memory.refused => {
+                refused("the source is too large to parse; split it into several")
+            }
             // The parser's stack has an end of its own inside the memory.
-            Some(Trap::StackOverflow | Trap::MemoryOutOfBounds) => refused("the source is nested too deeply"),
+            Some(Trap::StackOverflow | Trap::MemoryOutOfBounds) => {
+                refused("the source is nested too deeply")
+            }
             _ => StripError::Unavailable(format!("{error:#}")),
         })
     }
@@ -92,7 +109,8 @@ impl TypeScript {
     async fn load(&self) -> Result<InstancePre<Parse>, StripError> {
         let (engine, dir) = (self.engine.clone(), self.cache_dir.clone());
         let loaded = tokio::task::spawn_blocking(move || {
-            let module = cache::load(&engine, &dir, &cache::TYPESCRIPT).map_err(|error| error.to_string())?;
+            let module = cache::load(&engine, &dir, &cache::TYPESCRIPT)
+                .map_err(|error| error.to_string())?;
             Linker::new(&engine).instantiate_pre(&module).map_err(|error| format!("{error:#}"))
         });
         let loaded = loaded.await.unwrap_or_else(|error| Err(error.to_string()));
@@ -108,8 +126,9 @@ async fn parse(
 ) -> wasmtime::Result<Result<String, StripError>> {
     let outside = || wasmtime::Error::msg("the guest points outside of its memory");
     let instance = instance.instantiate_async(&mut *store).await?;
-    let memory =
-        instance.get_memory(&mut *store, "memory").ok_or_else(|| wasmtime::Error::msg("the guest has no memory"))?;
+    let memory = instance
+        .get_memory(&mut *store, "memory")
+        .ok_or_else(|| wasmtime::Error::msg("the guest has no memory"))?;
     let alloc = instance.get_typed_func::<u32, u32>(&mut *store, "alloc")?;
     let strip = instance.get_typed_func::<(u32, u32), u32>(&mut *store, "strip")?;
     let len = u32::try_from(source.len())?;

@@ -10,8 +10,9 @@ use base64::{
     },
 };
 
-/// Every form of a value, without duplicates: as it is, in base64 (also in the middle of something longer), for URLs and
-/// forms, in JSON, in HTML, in hexadecimal; all that also without white space around it, which headers lose.
+/// Every form of a value, without duplicates: as it is, in base64 (also in the middle of something
+/// longer), for URLs and forms, in JSON, in HTML, in hexadecimal; all that also without white space
+/// around it, which headers lose.
 pub(super) fn of(value: &str) -> Vec<Vec<u8>> {
     let mut forms = Vec::new();
     for value in [value, value.trim()] {
@@ -33,8 +34,9 @@ pub(super) fn of(value: &str) -> Vec<Vec<u8>> {
     forms
 }
 
-/// Base64 in both alphabets, with and without padding; and what every base64 text contains that has the value somewhere in
-/// it, for each of the three ways in which it can begin within a group of three bytes.
+/// Base64 in both alphabets, with and without padding; and what every base64 text contains that has
+/// the value somewhere in it, for each of the three ways in which it can begin within a group of
+/// three bytes.
 fn base64(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     let alphabets: [&GeneralPurpose; 2] = [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD];
     for alphabet in alphabets {
@@ -77,8 +79,8 @@ fn hexadecimal(value: &str, upper: bool) -> String {
     })
 }
 
-/// As it stands between quotes in JSON, as the usual libraries write it: some escape the slash, some what is not ASCII, some
-/// what means something in HTML.
+/// As it stands between quotes in JSON, as the usual libraries write it: some escape the slash,
+/// some what is not ASCII, some what means something in HTML.
 fn json(value: &str) -> Vec<String> {
     let quoted = serde_json::Value::from(value).to_string();
     let plain = &quoted[1..quoted.len() - 1];
@@ -105,8 +107,10 @@ fn escaped(text: &str, which: fn(char) -> bool) -> String {
 fn html(value: &str) -> Vec<String> {
     let tags = value.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let quotes = [("&quot;", "&#39;"), ("&#34;", "&#39;"), ("&quot;", "&#x27;"), ("&quot;", "'")];
-    let mut forms: Vec<String> =
-        quotes.iter().map(|(double, single)| tags.replace('"', double).replace('\'', single)).collect();
+    let mut forms: Vec<String> = quotes
+        .iter()
+        .map(|(double, single)| tags.replace('"', double).replace('\'', single))
+        .collect();
     forms.push(tags);
     forms
 }

@@ -34,7 +34,10 @@ fn every_usual_way_to_write_a_value_is_found() {
         json[1..json.len() - 1].replace('/', "\\/"),
         json[1..json.len() - 1].replace('é', "\\u00e9"),
         json[1..json.len() - 1].replace('é', "\\u00e9").replace('/', "\\/"),
-        json[1..json.len() - 1].replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"),
+        json[1..json.len() - 1]
+            .replace('<', "\\u003c")
+            .replace('>', "\\u003e")
+            .replace('&', "\\u0026"),
         value
             .replace('&', "&amp;")
             .replace('<', "&lt;")
@@ -45,7 +48,11 @@ fn every_usual_way_to_write_a_value_is_found() {
         value.bytes().map(|byte| format!("{byte:02X}")).collect(),
     ];
     for form in cases {
-        assert_eq!(scrub(value, &format!("before {form} after")), format!("before {HANDLE} after"), "{form}");
+        assert_eq!(
+            scrub(value, &format!("before {form} after")),
+            format!("before {HANDLE} after"),
+            "{form}"
+        );
     }
 }
 
@@ -54,9 +61,10 @@ fn a_value_is_found_in_the_base64_of_something_longer() {
     let value = "t0ken-of-many-letters";
     for before in ["", "a", "ab", "user:", "user:name:"] {
         for after in ["", "x", "xy", "xyz"] {
-            for encoded in
-                [STANDARD.encode(format!("{before}{value}{after}")), URL_SAFE.encode(format!("{before}{value}{after}"))]
-            {
+            for encoded in [
+                STANDARD.encode(format!("{before}{value}{after}")),
+                URL_SAFE.encode(format!("{before}{value}{after}")),
+            ] {
                 let scrubbed = scrub(value, &encoded);
                 assert!(scrubbed.contains(HANDLE), "{before:?} {after:?}: {scrubbed}");
                 // What is left of the value are a few bits at its ends.
@@ -83,7 +91,11 @@ fn where_a_text_was_cut_the_beginning_of_a_value_goes_too() {
         assert_eq!(scrubber.text(text.clone(), true), expected);
         assert_eq!(scrubber.text(text.clone(), false), text, "nothing was cut");
     }
-    assert_eq!(scrubber.text("abcdefghijklabcdef".to_owned(), true), HANDLE, "one handle for what follows on itself");
+    assert_eq!(
+        scrubber.text("abcdefghijklabcdef".to_owned(), true),
+        HANDLE,
+        "one handle for what follows on itself"
+    );
 }
 
 #[test]
@@ -98,12 +110,10 @@ fn values_that_overlap_leave_nothing_behind() {
 #[test]
 fn a_value_is_found_in_every_text_and_name_of_a_result() {
     let scrubber = Scrubber::new([("abcdefgh", HANDLE)]);
-    let mut found =
-        json!({"a": ["1 abcdefgh", {"b": "abcdefgh"}], "abcdefgh": {"x abcdefgh": null}, "c": [1, true, "abcdefg"]});
+    let mut found = json!({"a": ["1 abcdefgh", {"b": "abcdefgh"}], "abcdefgh": {"x abcdefgh": null}, "c": [1, true, "abcdefg"]});
     scrubber.value(&mut found);
     let name = format!("x {HANDLE}");
-    let expected =
-        json!({"a": [format!("1 {HANDLE}"), {"b": HANDLE}], HANDLE: {name: null}, "c": [1, true, "abcdefg"]});
+    let expected = json!({"a": [format!("1 {HANDLE}"), {"b": HANDLE}], HANDLE: {name: null}, "c": [1, true, "abcdefg"]});
     assert_eq!(found, expected);
 }
 
@@ -112,7 +122,10 @@ fn other_text_stays_as_it_is() {
     let text = "ein schöner Text, {{secret:S:0123456789abcdef}}, aGVsbG8=";
     assert_eq!(scrub("something-else", text), text);
     assert_eq!(Scrubber::default().text(text.to_owned(), true), text);
-    assert_eq!(scrub("something-else", "something-elsx something-els"), "something-elsx something-els");
+    assert_eq!(
+        scrub("something-else", "something-elsx something-els"),
+        "something-elsx something-els"
+    );
 }
 
 #[test]
@@ -125,7 +138,11 @@ fn hostile_repetitions_take_no_longer_than_their_length() {
         (almost, "a".repeat(1 << 20)),
     ] {
         let scrubbed = scrub(&value, &text);
-        assert!(scrubbed.len() < 100 || !scrubbed.contains(&value), "{} bytes are left", scrubbed.len());
+        assert!(
+            scrubbed.len() < 100 || !scrubbed.contains(&value),
+            "{} bytes are left",
+            scrubbed.len()
+        );
     }
     assert!(began.elapsed() < Duration::from_secs(20), "it took {:?}", began.elapsed());
 }

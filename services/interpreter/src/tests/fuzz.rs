@@ -1,8 +1,9 @@
-//! Random tests that look for what nobody thought of: the runner they share, and whole programs. Calls of tools are fuzzed beside their other
-//! tests.
+//! Random tests that look for what nobody thought of: the runner they share, and whole programs.
+//! Calls of tools are fuzzed beside their other tests.
 //!
-//! A case is made from a seed and from nothing else. Each test runs for `CONSTRUCT_FUZZ_SECONDS` (10) with seeds that differ from time to time;
-//! what fails is made smaller and shown with its seed, which `CONSTRUCT_FUZZ_SEED` repeats. `./dev fuzz NAME --seconds N` runs one for longer.
+//! A case is made from a seed and from nothing else. Each test runs for `CONSTRUCT_FUZZ_SECONDS`
+//! (10) with seeds that differ from time to time; what fails is made smaller and shown with its
+//! seed, which `CONSTRUCT_FUZZ_SEED` repeats. `./dev fuzz NAME --seconds N` runs one for longer.
 
 mod grammar;
 mod programs;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 
 /// How long a failing case may be made smaller.
-const MINIMISING: Duration = Duration::from_secs(60);
+const MINIMIZING: Duration = Duration::from_secs(60);
 
 /// What is fuzzed.
 pub(crate) trait Target {
@@ -38,15 +39,19 @@ pub(crate) trait Target {
 
 /// Tries inputs until the time is over or one fails.
 pub(crate) async fn fuzz<T: Target>(target: T) {
-    let seed = std::env::var("CONSTRUCT_FUZZ_SEED").ok().map(|seed| seed.parse::<u64>().expect("a seed is a number"));
-    let seconds = std::env::var("CONSTRUCT_FUZZ_SECONDS").ok().map_or(10, |text| text.parse().expect("seconds"));
+    let seed = std::env::var("CONSTRUCT_FUZZ_SEED")
+        .ok()
+        .map(|seed| seed.parse::<u64>().expect("a seed is a number"));
+    let seconds = std::env::var("CONSTRUCT_FUZZ_SECONDS")
+        .ok()
+        .map_or(10, |text| text.parse().expect("seconds"));
     let (began, mut tried) = (Instant::now(), 0_u64);
     let mut seeds = Rng::new();
     while tried == 0 || seed.is_none() && began.elapsed() < Duration::from_secs(seconds) {
         let seed = seed.unwrap_or_else(|| seeds.u64(..));
         let case = target.make(&mut Rng::with_seed(seed));
         if let Err(problem) = attempt(&target, &case).await {
-            let (smallest, problem) = minimised(&target, case, problem).await;
+            let (smallest, problem) = minimized(&target, case, problem).await;
             panic!(
                 "{problem}\nCONSTRUCT_FUZZ_SEED={seed} ./dev fuzz {} tries it again; made smaller it is:\n{}",
                 T::NAME,
@@ -71,11 +76,15 @@ async fn attempt<T: Target>(target: &T, case: &T::Case) -> Result<(), String> {
     }
 }
 
-async fn minimised<T: Target>(target: &T, mut case: T::Case, mut problem: String) -> (T::Case, String) {
+async fn minimized<T: Target>(
+    target: &T,
+    mut case: T::Case,
+    mut problem: String,
+) -> (T::Case, String) {
     let began = Instant::now();
     'smaller: loop {
         for candidate in target.smaller(&case) {
-            if began.elapsed() > MINIMISING {
+            if began.elapsed() > MINIMIZING {
                 break 'smaller;
             }
             if let Err(found) = attempt(target, &candidate).await {
@@ -129,7 +138,8 @@ fn a_failing_case_is_found_and_made_as_small_as_it_can_be() {
         }
     }
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let found = std::panic::catch_unwind(|| runtime.block_on(fuzz(Numbers))).expect_err("42 comes up");
+    let found =
+        std::panic::catch_unwind(|| runtime.block_on(fuzz(Numbers))).expect_err("42 comes up");
     let text = found.downcast_ref::<String>().expect("text");
     assert!(text.contains("42 is in it") && text.ends_with("\n[42]"), "{text}");
 }

@@ -1,6 +1,7 @@
-//! Scripts that try to get out, to stay, to take more than they may, or to mislead. Each is a row of a table, with the error that must
-//! stop it. After every row the next script must work as ever on the same engine; each table is run several times over, and the
-//! process must not have grown after that.
+//! Scripts that try to get out, to stay, to take more than they may, or to mislead. Each is a row
+//! of a table, with the error that must stop it. After every row the next script must work as ever
+//! on the same engine; each table is run several times over, and the process must not have grown
+//! after that.
 
 mod builtins;
 mod commands;
@@ -30,13 +31,15 @@ use Expected::{Exceeds, Throws, Value as Is};
 
 /// How often each table is run: the first time is to warm up.
 const ROUNDS: usize = 2;
-/// What the process may have grown after the first round, in bytes. A table has dozens of runs, each of which may hold 64 MiB.
+/// What the process may have grown after the first round, in bytes. A table has dozens of runs,
+/// each of which may hold 64 MiB.
 const GROWTH: u64 = 16 << 20;
 /// What the process may have grown at any moment: a run's memory, and what the host holds for it.
 const PEAK: u64 = 320 << 20;
 
 impl Bench {
-    /// Runs scripts that must end as their row says, each followed by one that must work as if nothing had been.
+    /// Runs scripts that must end as their row says, each followed by one that must work as if
+    /// nothing had been.
     async fn withstands(&self, attacks: &[(&str, Expected)]) {
         let before = Memory::now();
         let mut settled = before;
@@ -49,7 +52,13 @@ impl Bench {
                 }
                 self.works_as_ever(script).await;
             }
-            assert!(wrong.is_empty(), "{} of {} are wrong:\n{}", wrong.len(), attacks.len(), wrong.join("\n"));
+            assert!(
+                wrong.is_empty(),
+                "{} of {} are wrong:\n{}",
+                wrong.len(),
+                attacks.len(),
+                wrong.join("\n")
+            );
             if round == 0 {
                 settled = Memory::now();
             }
@@ -62,7 +71,8 @@ impl Bench {
         }
     }
 
-    /// The same for calls that must be refused, by an error of this name: the script can catch it and go on.
+    /// The same for calls that must be refused, by an error of this name: the script can catch it
+    /// and go on.
     async fn refuses(&self, calls: &[(&str, &'static str)]) {
         let scripts: Vec<(String, Expected)> = calls
             .iter()
@@ -88,9 +98,15 @@ impl Bench {
             await new Promise(done => setTimeout(done, 1));
             JSON.stringify([...found, new Map([[1, {a: /b/.test('b')}]]).get(1), typeof leaked])";
         let outcome = self.run(script).await;
-        let expected = r#"["inside",{"paths":["inside.txt"],"truncated":false},"123",{"a":true},"undefined"]"#;
-        let is_same = matches!(&outcome.status, Status::Completed { value } if value.display() == expected);
-        assert!(is_same && outcome.output == "inside\n", "after {}:\n{outcome:?}", start(after, 300));
+        let expected =
+            r#"["inside",{"paths":["inside.txt"],"truncated":false},"123",{"a":true},"undefined"]"#;
+        let is_same =
+            matches!(&outcome.status, Status::Completed { value } if value.display() == expected);
+        assert!(
+            is_same && outcome.output == "inside\n",
+            "after {}:\n{outcome:?}",
+            start(after, 300)
+        );
     }
 }
 
@@ -104,8 +120,12 @@ fn difference(outcome: &Outcome, expected: Expected) -> Option<String> {
     }
     let fits = match (&outcome.status, expected) {
         (Status::Completed { value }, Is(text)) => value.display() == text,
-        (Status::Threw { name, message, .. }, Throws(expected, words)) => name == expected && message.contains(words),
-        (Status::LimitExceeded { limit, message, .. }, Exceeds(expected)) => *limit == expected && !message.is_empty(),
+        (Status::Threw { name, message, .. }, Throws(expected, words)) => {
+            name == expected && message.contains(words)
+        }
+        (Status::LimitExceeded { limit, message, .. }, Exceeds(expected)) => {
+            *limit == expected && !message.is_empty()
+        }
         _ => false,
     };
     (!fits).then(|| format!("must end with {expected:?}, but: {}", start(&all, 1000)))
@@ -139,7 +159,8 @@ impl Memory {
         Self { resident: field("RssAnon:"), peak: field("VmHWM:") }
     }
 
-    /// Waits until the process takes about what it took: what runs in the background may not have ended yet.
+    /// Waits until the process takes about what it took: what runs in the background may not have
+    /// ended yet.
     async fn has_not_grown(&self) {
         let mut grown = 0;
         for _ in 0..200 {

@@ -1,4 +1,5 @@
-//! The limits as docs/interpreter.md lists them, each told to the model by a name or words of its own.
+//! The limits as docs/interpreter.md lists them, each told to the model by a name or words of its
+//! own.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -17,7 +18,12 @@ struct Exceeding {
     told: &'static str,
 }
 
-const fn exceeding(row: &'static str, set: fn(&mut Limits), script: &'static str, told: &'static str) -> Exceeding {
+const fn exceeding(
+    row: &'static str,
+    set: fn(&mut Limits),
+    script: &'static str,
+    told: &'static str,
+) -> Exceeding {
     Exceeding { row, set, script, told }
 }
 
@@ -25,7 +31,12 @@ const fn exceeding(row: &'static str, set: fn(&mut Limits), script: &'static str
 const AS_IT_IS: fn(&mut Limits) = |_| {};
 
 const EXCEEDING: &[Exceeding] = &[
-    exceeding("CPU time of the script", |l| l.cpu = Duration::from_millis(50), "for (;;);", "CpuLimitExceeded"),
+    exceeding(
+        "CPU time of the script",
+        |l| l.cpu = Duration::from_millis(50),
+        "for (;;);",
+        "CpuLimitExceeded",
+    ),
     exceeding(
         "time from start to end",
         |l| l.wall = Duration::from_millis(200),
@@ -44,9 +55,24 @@ const EXCEEDING: &[Exceeding] = &[
         "try { const all = []; for (;;) all.push(new Uint8Array(1 << 20)) } catch (error) { error.name }",
         "InternalError",
     ),
-    exceeding("printed text", |l| l.output_bytes = 1000, "print('x'.repeat(2000))", "more bytes were printed"),
-    exceeding("the script's value", |l| l.result_bytes = 1000, "'x'.repeat(2000)", "ResultLimitExceeded"),
-    exceeding("host calls and timers", |l| l.host_calls = 10, "for (;;) pwd()", "CallLimitExceeded"),
+    exceeding(
+        "printed text",
+        |l| l.output_bytes = 1000,
+        "print('x'.repeat(2000))",
+        "more bytes were printed",
+    ),
+    exceeding(
+        "the script's value",
+        |l| l.result_bytes = 1000,
+        "'x'.repeat(2000)",
+        "ResultLimitExceeded",
+    ),
+    exceeding(
+        "host calls and timers",
+        |l| l.host_calls = 10,
+        "for (;;) pwd()",
+        "CallLimitExceeded",
+    ),
     exceeding(
         "arguments of a call, its result",
         |l| l.call_bytes = 1000,
@@ -96,7 +122,12 @@ const EXCEEDING: &[Exceeding] = &[
         "(function f() { return 1 + f() })()",
         "RangeError: Maximum call stack size exceeded",
     ),
-    exceeding("length of a text", AS_IT_IS, "'x'.repeat(2 ** 30)", "RangeError: invalid string length"),
+    exceeding(
+        "length of a text",
+        AS_IT_IS,
+        "'x'.repeat(2 ** 30)",
+        "RangeError: invalid string length",
+    ),
     exceeding(
         "values in the arguments",
         AS_IT_IS,
@@ -116,15 +147,21 @@ const EXCEEDING: &[Exceeding] = &[
         r#""timed_out":true"#,
     ),
     exceeding("output with the value", AS_IT_IS, "'x'.repeat(100000)", "bytes are left out here"),
-    exceeding("modules", AS_IT_IS, "for (let i = 0; i < 257; i++) await import(`./m${i}.js`)", "ModuleLimitExceeded"),
+    exceeding(
+        "modules",
+        AS_IT_IS,
+        "for (let i = 0; i < 257; i++) await import(`./m${i}.js`)",
+        "ModuleLimitExceeded",
+    ),
     exceeding("a module", AS_IT_IS, "await import('./large.js')", "ModuleTooLarge"),
 ];
 
 /// A limit that only holds where commands are confined.
 const CONFINED: &str = "its `/tmp` and `/dev/shm`";
 
-/// Where nothing is told: who is over it waits, or is only started so. How much is journaled, and what is too
-/// large to be approved, is tried in `execution::tests`, which have a journal and policies.
+/// Where nothing is told: who is over it waits, or is only started so. How much is journaled, and
+/// what is too large to be approved, is tried in `execution::tests`, which have a journal and
+/// policies.
 const UNTOLD: [&str; 6] = [
     "its processors",
     "calls at the same time",
@@ -144,7 +181,8 @@ fn rows() -> BTreeMap<&'static str, &'static str> {
     cells.filter(|(first, _)| *first != "what").collect()
 }
 
-/// With commands that reach their bounds quickly. None where they are to be confined and cannot be, which is said.
+/// With commands that reach their bounds quickly. None where they are to be confined and cannot be,
+/// which is said.
 async fn bench(confined: bool) -> Option<Bench> {
     let limits = CommandLimits {
         cpu: Duration::from_secs(1),
@@ -154,7 +192,11 @@ async fn bench(confined: bool) -> Option<Bench> {
         scratch_bytes: 4 << 20,
         ..CommandLimits::default()
     };
-    let commands = CommandPolicy { confinement: Confinement::AllowUnconfined, limits, ..CommandPolicy::default() };
+    let commands = CommandPolicy {
+        confinement: Confinement::AllowUnconfined,
+        limits,
+        ..CommandPolicy::default()
+    };
     if confined {
         let policy = CommandPolicy {
             limits: CommandLimits { file_bytes: 64 << 20, ..commands.limits },
@@ -163,7 +205,11 @@ async fn bench(confined: bool) -> Option<Bench> {
         return Bench::with_commands(policy).await;
     }
     let policy = Policy { commands, ..Policy::default() };
-    Some(Bench::new(policy, Egress::new(&[]).expect("an HTTP client"), CommandSandbox::unavailable("a test")))
+    Some(Bench::new(
+        policy,
+        Egress::new(&[]).expect("an HTTP client"),
+        CommandSandbox::unavailable("a test"),
+    ))
 }
 
 #[tokio::test]
@@ -172,7 +218,9 @@ async fn each_limit_is_told_as_the_documentation_says() {
     let (mut tried, mut names) = (HashSet::new(), HashSet::new());
     for Exceeding { row, set, script, told } in EXCEEDING {
         let mut found = rows.iter().filter(|(first, _)| first.starts_with(row));
-        let ((first, says), None) = (found.next().expect(row), found.next()) else { panic!("{row} is no single row") };
+        let ((first, says), None) = (found.next().expect(row), found.next()) else {
+            panic!("{row} is no single row")
+        };
         assert!(says.contains(&format!("`{told}`")), "{first}: it says {says:?} and not {told:?}");
         assert!(names.insert(told), "{told} is told of two limits");
         tried.insert(*first);
@@ -186,11 +234,20 @@ async fn each_limit_is_told_as_the_documentation_says() {
         set(&mut limits);
         let result = report::result("call", &bench.run_within(script, &limits).await, &[], "");
         let all = format!("{}\n{}", result.error, result.output);
-        assert!(all.contains(told), "{script} must be told {told:?}: {}", &all[..all.floor_char_boundary(2000)]);
+        assert!(
+            all.contains(told),
+            "{script} must be told {told:?}: {}",
+            &all[..all.floor_char_boundary(2000)]
+        );
         assert!(!bench.work("made").exists(), "{script}: the call is not made");
     }
     let untold = |first: &str| UNTOLD.iter().any(|row| first.starts_with(row));
-    let left: Vec<_> = rows.keys().filter(|first| !tried.contains(*first) && !untold(first)).collect();
+    let left: Vec<_> =
+        rows.keys().filter(|first| !tried.contains(*first) && !untold(first)).collect();
     assert!(left.is_empty(), "no script exceeds {left:?}");
-    assert_eq!(rows.keys().filter(|first| untold(first)).count(), UNTOLD.len(), "there are other rows now");
+    assert_eq!(
+        rows.keys().filter(|first| untold(first)).count(),
+        UNTOLD.len(),
+        "there are other rows now"
+    );
 }

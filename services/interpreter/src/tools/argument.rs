@@ -6,19 +6,27 @@ use super::definition::Definition;
 use super::error::ToolError;
 use super::kind::{Kind, MAX_ARGUMENTS, MAX_PATH_BYTES, MAX_TEXTS, Parameter};
 
-/// Checks arguments given by name or by position, and brings them into their canonical form: by name, keys sorted, whole
-/// numbers as integers, paths as `normalise` spells them, without those that are absent (`null` counts as absent).
-pub(super) fn check(tool: &Definition, args: Value, normalise: &dyn Fn(&str) -> String) -> Result<Value, ToolError> {
+/// Checks arguments given by name or by position, and brings them into their canonical form: by
+/// name, keys sorted, whole numbers as integers, paths as `normalize` spells them, without those
+/// that are absent (`null` counts as absent).
+pub(super) fn check(
+    tool: &Definition,
+    args: Value,
+    normalize: &dyn Fn(&str) -> String,
+) -> Result<Value, ToolError> {
     let named = by_name(tool, args)?;
-    let mut checked = Value::Object(Check { tool, normalise }.object(tool.parameters, named, "")?);
+    let mut checked =
+        Value::Object(Check { tool, normalize }.object(tool.parameters, named, "")?);
     checked.sort_all_objects();
     Ok(checked)
 }
 
-/// A path without `.`, doubled slashes and a slash at its end, and without `..` where the text tells what it means.
+/// A path without `.`, doubled slashes and a slash at its end, and without `..` where the text
+/// tells what it means.
 ///
-/// The kernel would take `..` after a symbolic link for the directory above the link's target. The tools are called with
-/// what stands here, so that what a policy was asked about and what is done are the same.
+/// The kernel would take `..` after a symbolic link for the directory above the link's target. The
+/// tools are called with what stands here, so that what a policy was asked about and what is done
+/// are the same.
 pub(super) fn lexical(path: &str) -> String {
     let absolute = path.starts_with('/');
     let mut parts: Vec<&str> = Vec::new();
@@ -44,7 +52,8 @@ fn by_name(tool: &Definition, args: Value) -> Result<Map<String, Value>, ToolErr
         Value::Array(list) => list,
         other => vec![other],
     };
-    // `read_file({path: "a"})` means the same as `read_file("a")` where the first parameter is no object itself.
+    // `read_file({path: "a"})` means the same as `read_file("a")` where the first parameter is no
+    // object itself.
     let first_is_object = tool.parameters.first().is_some_and(|first| first.kind.takes_object());
     if list.len() == 1 && list[0].is_object() && !first_is_object {
         if let Some(Value::Object(named)) = list.pop() {
@@ -56,13 +65,18 @@ fn by_name(tool: &Definition, args: Value) -> Result<Map<String, Value>, ToolErr
         let (given, most) = (list.len(), tool.parameters.len());
         return Err(wrong(tool, format!("takes at most {most} arguments, but got {given}")));
     }
-    Ok(tool.parameters.iter().zip(list).map(|(parameter, value)| (parameter.name.to_owned(), value)).collect())
+    Ok(tool
+        .parameters
+        .iter()
+        .zip(list)
+        .map(|(parameter, value)| (parameter.name.to_owned(), value))
+        .collect())
 }
 
 /// One check.
 struct Check<'a> {
     tool: &'a Definition,
-    normalise: &'a dyn Fn(&str) -> String,
+    normalize: &'a dyn Fn(&str) -> String,
 }
 
 impl Check<'_> {
@@ -78,11 +92,17 @@ impl Check<'_> {
             match given.remove(parameter.name) {
                 None | Some(Value::Null) if parameter.required => {
                     let expected = parameter.kind.words();
-                    return Err(wrong(self.tool, format!("is missing {path:?}, which is {expected}")));
+                    return Err(wrong(
+                        self.tool,
+                        format!("is missing {path:?}, which is {expected}"),
+                    ));
                 }
                 None | Some(Value::Null) => {}
                 Some(value) => {
-                    checked.insert(parameter.name.to_owned(), self.value(&parameter.kind, value, &path)?);
+                    checked.insert(
+                        parameter.name.to_owned(),
+                        self.value(&parameter.kind, value, &path)?,
+                    );
                 }
             }
         }
@@ -90,7 +110,8 @@ impl Check<'_> {
             let names: Vec<&str> = parameters.iter().map(|p| p.name).collect();
             let shown: String = unknown.chars().take(100).collect();
             let near = similar::get_close_matches(shown.as_str(), &names, 1, 0.6);
-            let hint = near.first().map(|near| format!(" (did you mean {near:?}?)")).unwrap_or_default();
+            let hint =
+                near.first().map(|near| format!(" (did you mean {near:?}?)")).unwrap_or_default();
             let unknown = format!("{prefix}{shown}");
             let known = if names.is_empty() {
                 "it takes none".to_owned()
@@ -137,12 +158,22 @@ impl Check<'_> {
                     None => Err(unfit(&word.into())),
                 }
             }
-            (Kind::TextOrTexts { max_bytes }, Value::String(text)) if text.len() <= *max_bytes => Ok(vec![text].into()),
-            (Kind::TextOrTexts { max_bytes }, value) if all_texts(&value, MAX_TEXTS, *max_bytes) => Ok(value),
-            (Kind::Arguments | Kind::CodeOrArguments { .. }, value) if all_texts(&value, MAX_ARGUMENTS, usize::MAX) => {
+            (Kind::TextOrTexts { max_bytes }, Value::String(text)) if text.len() <= *max_bytes => {
+                Ok(vec![text].into())
+            }
+            (Kind::TextOrTexts { max_bytes }, value)
+                if all_texts(&value, MAX_TEXTS, *max_bytes) =>
+            {
                 Ok(value)
             }
-            (Kind::CodeOrArguments { max_bytes }, Value::String(code)) if code.len() <= *max_bytes => {
+            (Kind::Arguments | Kind::CodeOrArguments { .. }, value)
+                if all_texts(&value, MAX_ARGUMENTS, usize::MAX) =>
+            {
+                Ok(value)
+            }
+            (Kind::CodeOrArguments { max_bytes }, Value::String(code))
+                if code.len() <= *max_bytes =>
+            {
                 Ok(Value::String(code))
             }
             (Kind::TextMap, Value::Object(map)) => {
@@ -150,7 +181,10 @@ impl Check<'_> {
                     if !value.is_string() {
                         let shown: String = name.chars().take(100).collect();
                         let (given, path) = (described(value), format!("{path}.{shown}"));
-                        return Err(wrong(self.tool, format!("needs {path:?} to be a string, but got {given}")));
+                        return Err(wrong(
+                            self.tool,
+                            format!("needs {path:?} to be a string, but got {given}"),
+                        ));
                     }
                 }
                 Ok(Value::Object(map))
@@ -164,9 +198,16 @@ impl Check<'_> {
                     let path = format!("{path}[{index}]");
                     let Value::Object(map) = item else {
                         let given = described(&item);
-                        return Err(wrong(self.tool, format!("needs {path:?} to be an object, but got {given}")));
+                        return Err(wrong(
+                            self.tool,
+                            format!("needs {path:?} to be an object, but got {given}"),
+                        ));
                     };
-                    checked.push(Value::Object(self.object(properties, map, &format!("{path}."))?));
+                    checked.push(Value::Object(self.object(
+                        properties,
+                        map,
+                        &format!("{path}."),
+                    )?));
                 }
                 Ok(Value::Array(checked))
             }
@@ -177,22 +218,32 @@ impl Check<'_> {
     fn path(&self, kind: &Kind, text: String, path: &str) -> Result<Value, ToolError> {
         if text.is_empty() || text.len() > MAX_PATH_BYTES {
             let (expected, given) = (kind.words(), described(&Value::String(text)));
-            return Err(wrong(self.tool, format!("needs {path:?} to be {expected}, but got {given}")));
+            return Err(wrong(
+                self.tool,
+                format!("needs {path:?} to be {expected}, but got {given}"),
+            ));
         }
         if matches!(kind, Kind::File) && text.ends_with('/') {
-            let what = format!("needs {path:?} to be the path of a file, but {text:?} ends with a slash");
+            let what =
+                format!("needs {path:?} to be the path of a file, but {text:?} ends with a slash");
             return Err(wrong(self.tool, what));
         }
-        Ok(Value::String((self.normalise)(&text)))
+        Ok(Value::String((self.normalize)(&text)))
     }
 }
 
-/// The number, if it is whole, not negative, and exact in JavaScript, which has only floating-point numbers.
+/// The number, if it is whole, not negative, and exact in JavaScript, which has only floating-point
+/// numbers.
 fn whole(number: &Number) -> Option<u64> {
     number.as_u64().or_else(|| {
         let float = number.as_f64()?;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be whole and in range")]
-        let integer = (float.fract() == 0.0 && (0.0..9_007_199_254_740_992.0).contains(&float)).then_some(float as u64);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "checked to be whole and in range"
+        )]
+        let integer = (float.fract() == 0.0 && (0.0..9_007_199_254_740_992.0).contains(&float))
+            .then_some(float as u64);
         integer
     })
 }
@@ -204,7 +255,9 @@ fn described(value: &Value) -> String {
         Value::Null => return "null".to_owned(),
         Value::Bool(_) => "boolean",
         Value::Number(_) => "number",
-        Value::String(text) if text.len() > SHOWN => return format!("a string of {} bytes", text.len()),
+        Value::String(text) if text.len() > SHOWN => {
+            return format!("a string of {} bytes", text.len());
+        }
         Value::String(_) => "string",
         Value::Array(items) => return format!("a list of {} items", items.len()),
         Value::Object(map) => {
@@ -218,7 +271,10 @@ fn described(value: &Value) -> String {
 
 fn wrong(tool: &Definition, what: String) -> ToolError {
     let Definition { name, example, .. } = tool;
-    ToolError::invalid(format!("{name} {what}. Signature: {}. Example: {example}", tool.signature()))
+    ToolError::invalid(format!(
+        "{name} {what}. Signature: {}. Example: {example}",
+        tool.signature()
+    ))
 }
 
 #[cfg(test)]
@@ -226,7 +282,7 @@ mod tests {
     use super::lexical;
 
     #[test]
-    fn a_path_is_normalised_by_its_text_alone() {
+    fn a_path_is_normalized_by_its_text_alone() {
         for (given, expected) in [
             ("a/b", "a/b"),
             ("./a//b/", "a/b"),

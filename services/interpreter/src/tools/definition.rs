@@ -21,8 +21,8 @@ const OPTIONS: &str = "options";
 /// Errors of every tool of the toolbox, which its definition need not name.
 pub(super) const ERRORS_OF_ALL: [&str; 3] = ["InvalidArguments", "Cancelled", "InternalError"];
 
-/// Errors of every tool that takes a path. The last four are named where they are to be expected; they come also where something else changes
-/// what is there meanwhile.
+/// Errors of every tool that takes a path. The last four are named where they are to be expected;
+/// they come also where something else changes what is there meanwhile.
 pub(super) const ERRORS_OF_PATHS: [&str; 9] = [
     "OutsideWorkspace",
     "InvalidPath",
@@ -35,22 +35,26 @@ pub(super) const ERRORS_OF_PATHS: [&str; 9] = [
     "FileChanged",
 ];
 
-/// Errors of every tool that does nothing but work on files, where it has nothing to show when its time is over.
+/// Errors of every tool that does nothing but work on files, where it has nothing to show when its
+/// time is over.
 pub(super) const ERRORS_OF_FILES: [&str; 1] = ["Timeout"];
 
-/// Errors of every tool that reaches other tasks. Like the others above they stand on the page and not in each definition, which a prompt would pay for
-/// every time.
+/// Errors of every tool that reaches other tasks. Like the others above they stand on the page and
+/// not in each definition, which a prompt would pay for every time.
 pub(super) const ERRORS_OF_TASKS: [&str; 2] = ["TaskOver", "TasksUnavailable"];
 
-/// Words of JavaScript that cannot be called as a function; a tool of that name is a member of `tools` only.
+/// Words of JavaScript that cannot be called as a function; a tool of that name is a member of
+/// `tools` only.
 const RESERVED: [&str; 1] = ["delete"];
 
 /// One tool.
 #[derive(Debug)]
 pub struct Definition {
-    /// Its name: that of the global function in scripts, or with one dot that of a function in a namespace.
+    /// Its name: that of the global function in scripts, or with one dot that of a function in a
+    /// namespace.
     pub name: &'static str,
-    /// Other names by which scripts may call it. One that JavaScript reserves can be called as a member of `tools` only.
+    /// Other names by which scripts may call it. One that JavaScript reserves can be called as a
+    /// member of `tools` only.
     pub aliases: &'static [&'static str],
     /// What it does, in one line.
     pub summary: &'static str,
@@ -60,12 +64,13 @@ pub struct Definition {
     pub parameters: &'static [Parameter],
     /// What it returns.
     pub output: Output,
-    /// A tool with the same `options` and result, told of before it: the signature refers to that one's instead of repeating
-    /// them, which a prompt would pay for every time.
+    /// A tool with the same `options` and result, told of before it: the signature refers to that
+    /// one's instead of repeating them, which a prompt would pay for every time.
     pub like: Option<&'static str>,
     /// A call, for the declarations and for error messages.
     pub example: &'static str,
-    /// Names of the errors that are particular to it, with their meaning; those of a tool that it is like come on top.
+    /// Names of the errors that are particular to it, with their meaning; those of a tool that it
+    /// is like come on top.
     pub errors: &'static [(&'static str, &'static str)],
     /// What a call changes.
     pub effect: Effect,
@@ -125,8 +130,8 @@ pub enum Provider {
 /// How much a call may use. What the arguments ask for is bounded by the parameters themselves.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Longest wall time of a call from when it has its turn, including what its arguments ask for; none where only the script's own time
-    /// bounds it.
+    /// Longest wall time of a call from when it has its turn, including what its arguments ask for;
+    /// none where only the script's own time bounds it.
     pub wall: Option<Duration>,
     /// Largest result, in bytes of text, approximately: the tool cuts its result and says so.
     pub result_bytes: usize,
@@ -185,12 +190,13 @@ impl Permission {
 }
 
 impl Definition {
-    /// Whether a call may be made again when nobody knows whether it was made. True of reads, and of what changes only
-    /// the toolbox, which is lost together with the process that died; and of what is done about other tasks, where the same call makes the
-    /// same once.
+    /// Whether a call may be made again when nobody knows whether it was made. True of reads, and
+    /// of what changes only the toolbox, which is lost together with the process that died; and of
+    /// what is done about other tasks, where the same call makes the same once.
     #[must_use]
     pub fn is_repeatable(&self) -> bool {
-        self.effect == Effect::Read || matches!(self.permission, Permission::Environment | Permission::Tasks)
+        self.effect == Effect::Read
+            || matches!(self.permission, Permission::Environment | Permission::Tasks)
     }
 
     /// Whether it is called so.
@@ -199,9 +205,10 @@ impl Definition {
         self.name == name || self.aliases.contains(&name)
     }
 
-    /// The arguments in their one canonical form: checked, by name, without those that were not given, keys sorted, paths
-    /// without `.`, `..` and doubled slashes where that can be told from the text. Calls that mean the same have the same
-    /// form, whatever way they were written; it is what is approved and hashed.
+    /// The arguments in their one canonical form: checked, by name, without those that were not
+    /// given, keys sorted, paths without `.`, `..` and doubled slashes where that can be told from
+    /// the text. Calls that mean the same have the same form, whatever way they were written; it is
+    /// what is approved and hashed.
     ///
     /// A toolbox also makes absolute paths relative, see [`super::Toolbox::canonical`].
     ///
@@ -217,7 +224,8 @@ impl Definition {
         self.errors.iter().chain(like)
     }
 
-    /// Whether a call may fail with an error of this name, as this definition and the page about the tools have it.
+    /// Whether a call may fail with an error of this name, as this definition and the page about
+    /// the tools have it.
     #[must_use]
     pub fn can_fail_with(&self, error: &str) -> bool {
         self.all_errors().any(|(name, _)| *name == error)
@@ -229,7 +237,8 @@ impl Definition {
                 Permission::Tasks => ERRORS_OF_TASKS.contains(&error),
                 _ => false,
             }
-            || (ERRORS_OF_PATHS.contains(&error) && self.parameters.iter().any(|parameter| parameter.kind.has_path()))
+            || (ERRORS_OF_PATHS.contains(&error)
+                && self.parameters.iter().any(|parameter| parameter.kind.has_path()))
     }
 
     /// What a policy decides on, taken from canonical arguments.
@@ -238,7 +247,8 @@ impl Definition {
         (self.subject)(canonical)
     }
 
-    /// Its TypeScript signature without documentation, for example `read_file(path: string): string`.
+    /// Its TypeScript signature without documentation, for example `read_file(path: string):
+    /// string`.
     #[must_use]
     pub fn signature(&self) -> String {
         self.signed(self.name)
@@ -246,12 +256,17 @@ impl Definition {
 
     fn signed(&self, name: &str) -> String {
         let parameter = |parameter: &Parameter| match self.like {
-            Some(tool) if parameter.name == OPTIONS => format!("{OPTIONS}?: Parameters<typeof {tool}>[1]"),
+            Some(tool) if parameter.name == OPTIONS => {
+                format!("{OPTIONS}?: Parameters<typeof {tool}>[1]")
+            }
             _ => parameter.typescript(),
         };
         let parameters: Vec<String> = self.parameters.iter().map(parameter).collect();
-        let output = self.like.map_or_else(|| self.output.typescript(), |tool| format!("ReturnType<typeof {tool}>"));
-        let output = if self.namespace() == Some(PROMISES) { format!("Promise<{output}>") } else { output };
+        let output = self
+            .like
+            .map_or_else(|| self.output.typescript(), |tool| format!("ReturnType<typeof {tool}>"));
+        let output =
+            if self.namespace() == Some(PROMISES) { format!("Promise<{output}>") } else { output };
         format!("{name}({}): {output}", parameters.join(", "))
     }
 
@@ -269,7 +284,8 @@ impl Definition {
         if !self.aliases.is_empty() {
             let _ = writeln!(text, " * Other names: {}.", self.callable_aliases().join(", "));
         }
-        let told_elsewhere = |parameter: &&Parameter| self.like.is_some() && parameter.name == OPTIONS;
+        let told_elsewhere =
+            |parameter: &&Parameter| self.like.is_some() && parameter.name == OPTIONS;
         for parameter in self.parameters.iter().filter(|parameter| !told_elsewhere(parameter)) {
             document(&mut text, "", parameter);
         }
@@ -289,8 +305,9 @@ impl Definition {
 
     /// The other names, as a script writes them.
     pub(crate) fn callable_aliases(&self) -> Vec<String> {
-        let callable =
-            |name: &&str| if RESERVED.contains(name) { format!("{PROMISES}.{name}") } else { (*name).to_owned() };
+        let callable = |name: &&str| {
+            if RESERVED.contains(name) { format!("{PROMISES}.{name}") } else { (*name).to_owned() }
+        };
         self.aliases.iter().map(callable).collect()
     }
 

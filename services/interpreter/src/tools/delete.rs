@@ -28,8 +28,14 @@ pub(super) const DEFINITION: Definition = Definition {
     errors: &[
         NOT_FOUND,
         OUTSIDE,
-        ("IsADirectory", "when the path is a directory and `recursive` is not true; nothing was deleted."),
-        ("DeletedInPart", "when it failed on the way; the message says how much was deleted and why."),
+        (
+            "IsADirectory",
+            "when the path is a directory and `recursive` is not true; nothing was deleted.",
+        ),
+        (
+            "DeletedInPart",
+            "when it failed on the way; the message says how much was deleted and why.",
+        ),
     ],
     effect: Effect::Write,
     permission: Permission::FilesDelete,
@@ -54,7 +60,11 @@ pub(super) struct Deleted {
     deleted: usize,
 }
 
-pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Deleted, ToolError> {
+pub(super) fn run(
+    workspace: &Workspace,
+    arguments: Arguments,
+    stop: &Stop,
+) -> Result<Deleted, ToolError> {
     let Arguments { path, recursive } = arguments;
     let located = workspace.locate(&path).map_err(|e| path_error(workspace, &e))?;
     if located.is_root() {
@@ -76,7 +86,9 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
             let message = format!(
                 "{path:?} is a directory; nothing was deleted. To delete it with everything in it: delete_file({path:?}, true)."
             );
-            return Err(ToolError::new("IsADirectory", message).with(serde_json::json!({"path": path})));
+            return Err(
+                ToolError::new("IsADirectory", message).with(serde_json::json!({"path": path}))
+            );
         }
         Err(RemoveError::Path { removed, source }) => (removed, path_error(workspace, &source)),
         Err(RemoveError::Stopped { removed }) => {
@@ -91,5 +103,6 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
         "{path:?} was deleted in part: {deleted} files and directories in it are gone, then this happened: {}",
         why.message
     );
-    Err(ToolError::new("DeletedInPart", message).with(serde_json::json!({"path": path, "deleted": deleted})))
+    Err(ToolError::new("DeletedInPart", message)
+        .with(serde_json::json!({"path": path, "deleted": deleted})))
 }

@@ -33,7 +33,11 @@ pub(super) const DEFINITION: Definition = Definition {
         required(
             "diffs",
             Kind::Objects(&[
-                required("old", CONTENT, "Text that is there now, with enough around it to be unique."),
+                required(
+                    "old",
+                    CONTENT,
+                    "Text that is there now, with enough around it to be unique.",
+                ),
                 required("new", CONTENT, "Text to put in its place; empty to delete it."),
             ]),
             "The edits.",
@@ -106,7 +110,11 @@ struct Placed<'a> {
     new: Cow<'a, str>,
 }
 
-pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Edited, ToolError> {
+pub(super) fn run(
+    workspace: &Workspace,
+    arguments: Arguments,
+    stop: &Stop,
+) -> Result<Edited, ToolError> {
     let Arguments { path, diffs } = arguments;
     let refused = |e| path_error(workspace, &e);
     let located = workspace.locate(&path).map_err(refused)?;
@@ -151,7 +159,8 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     Ok(Edited { path: located.shown(), diff, replacements: placed.len() })
 }
 
-/// Asked before each pass over the file. A call may ask for thousands of edits, each of which takes some; nothing is written before the last.
+/// Asked before each pass over the file. A call may ask for thousands of edits, each of which takes
+/// some; nothing is written before the last.
 fn look_at(stop: &Stop) -> Result<(), ToolError> {
     stop.check().map_err(|stopped| stopped.into_error(TOOL))
 }
@@ -199,7 +208,11 @@ fn with_lf(text: &str) -> Cow<'_, str> {
 }
 
 fn with_crlf(text: &str) -> Cow<'_, str> {
-    if text.contains('\n') { Cow::Owned(with_lf(text).replace('\n', "\r\n")) } else { Cow::Borrowed(text) }
+    if text.contains('\n') {
+        Cow::Owned(with_lf(text).replace('\n', "\r\n"))
+    } else {
+        Cow::Borrowed(text)
+    }
 }
 
 fn place<'a>(
@@ -222,12 +235,16 @@ fn place<'a>(
             "edit_file: diffs[{index}].old and diffs[{index}].new are the same. Nothing was changed."
         )));
     }
-    // A model writes "\n" whatever the file uses. In a file that uses CR LF throughout, taking the text as it is could
-    // match from the middle of a line ending.
+    // A model writes "\n" whatever the file uses. In a file that uses CR LF throughout, taking the
+    // text as it is could match from the middle of a line ending.
     let forms: &[(Cow<'a, str>, Cow<'a, str>)] = &match endings {
         Endings::Windows => vec![(with_crlf(old), with_crlf(new))],
-        Endings::Mixed => vec![(Cow::Borrowed(old), Cow::Borrowed(new)), (with_crlf(old), with_crlf(new))],
-        Endings::Unix => vec![(Cow::Borrowed(old), Cow::Borrowed(new)), (with_lf(old), with_lf(new))],
+        Endings::Mixed => {
+            vec![(Cow::Borrowed(old), Cow::Borrowed(new)), (with_crlf(old), with_crlf(new))]
+        }
+        Endings::Unix => {
+            vec![(Cow::Borrowed(old), Cow::Borrowed(new)), (with_lf(old), with_lf(new))]
+        }
     };
     for (old, new) in forms {
         let places = occurrences(before, old.as_bytes(), stop)?;
@@ -277,9 +294,16 @@ fn ambiguous(path: &str, before: &[u8], index: usize, places: &[usize]) -> ToolE
 }
 
 /// Fails, with the place that was most likely meant.
-fn not_found<T>(path: &str, before: &[u8], index: usize, old: &str, stop: &Stop) -> Result<T, ToolError> {
+fn not_found<T>(
+    path: &str,
+    before: &[u8],
+    index: usize,
+    old: &str,
+    stop: &Stop,
+) -> Result<T, ToolError> {
     let text = String::from_utf8_lossy(before);
-    let mut message = format!("edit_file: diffs[{index}].old does not occur in {path:?}. Nothing was changed.");
+    let mut message =
+        format!("edit_file: diffs[{index}].old does not occur in {path:?}. Nothing was changed.");
     let mut details = json!({"path": path, "index": index});
     match nearest::find(&text, old, stop).map_err(|stopped| stopped.into_error(TOOL))? {
         Some(near) => {
@@ -326,9 +350,15 @@ fn apply(before: &[u8], placed: &[Placed<'_>]) -> Vec<u8> {
 
 fn unified_diff(path: &str, before: &[u8], after: &[u8]) -> String {
     let (before, after) = (String::from_utf8_lossy(before), String::from_utf8_lossy(after));
-    let diff: TextDiff<'_, '_, str> =
-        TextDiff::configure().algorithm(Algorithm::Myers).timeout(DIFF_TIME).diff_lines(&*before, &*after);
-    let mut text = diff.unified_diff().context_radius(3).header(&format!("a/{path}"), &format!("b/{path}")).to_string();
+    let diff: TextDiff<'_, '_, str> = TextDiff::configure()
+        .algorithm(Algorithm::Myers)
+        .timeout(DIFF_TIME)
+        .diff_lines(&*before, &*after);
+    let mut text = diff
+        .unified_diff()
+        .context_radius(3)
+        .header(&format!("a/{path}"), &format!("b/{path}"))
+        .to_string();
     if text.len() > MAX_DIFF {
         let end = text.floor_char_boundary(MAX_DIFF);
         let more = text.len() - end;

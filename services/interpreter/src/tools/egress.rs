@@ -1,8 +1,9 @@
 //! The way out to the network: one HTTP client that connects to public addresses only.
 //!
-//! Names are resolved by a resolver of our own inside the client, so that the address that was checked is the address
-//! that is connected to; a name that resolves differently the second time gains nothing. Addresses written into a URL
-//! never reach the resolver and are checked before the request.
+//! Names are resolved by a resolver of our own inside the client, so that the address that was
+//! checked is the address that is connected to; a name that resolves differently the second time
+//! gains nothing. Addresses written into a URL never reach the resolver and are checked before the
+//! request.
 
 use std::fmt;
 use std::io;
@@ -38,11 +39,13 @@ pub struct EgressError(#[from] reqwest::Error);
 type Exceptions = Arc<[IpAddr]>;
 
 /// Finds the addresses of a name.
-pub(crate) type Lookup = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
+pub(crate) type Lookup =
+    Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
 impl Egress {
-    /// Makes the client. It reaches public addresses and `exceptions`: addresses of a private network that the
-    /// operator wants tools to reach (the host still has to be granted). Tests except loopback addresses.
+    /// Makes the client. It reaches public addresses and `exceptions`: addresses of a private
+    /// network that the operator wants tools to reach (the host still has to be granted). Tests
+    /// except loopback addresses.
     ///
     /// # Errors
     /// When TLS cannot be set up on this host.
@@ -124,8 +127,8 @@ impl Resolve for PublicOnly {
     }
 }
 
-/// A host, or hosts, that `fetch` may reach: `api.example.com`, `*.example.com` (every name below, not `example.com`
-/// itself), an IP address, or `*` for every public host.
+/// A host, or hosts, that `fetch` may reach: `api.example.com`, `*.example.com` (every name below,
+/// not `example.com` itself), an IP address, or `*` for every public host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPattern(Pattern);
 
@@ -152,16 +155,22 @@ impl FromStr for HostPattern {
             return Ok(Self(Pattern::Every));
         }
         let (below, host) = text.strip_prefix("*.").map_or((false, text), |host| (true, host));
-        // The parser of URLs knows how a host is spelled: lower case, punycode, brackets around IPv6.
-        let bracketed = host.parse::<std::net::Ipv6Addr>().map_or_else(|_| host.to_owned(), |v6| format!("[{v6}]"));
-        let url =
-            reqwest::Url::parse(&format!("https://{bracketed}/")).map_err(|_| HostPatternError(text.to_owned()))?;
-        let plain =
-            !bracketed.contains(['/', '?', '#', '@', '*', '\\']) && url.port().is_none() && !host.ends_with(":443");
+        // The parser of URLs knows how a host is spelled: lower case, punycode, brackets around
+        // IPv6.
+        let bracketed = host
+            .parse::<std::net::Ipv6Addr>()
+            .map_or_else(|_| host.to_owned(), |v6| format!("[{v6}]"));
+        let url = reqwest::Url::parse(&format!("https://{bracketed}/"))
+            .map_err(|_| HostPatternError(text.to_owned()))?;
+        let plain = !bracketed.contains(['/', '?', '#', '@', '*', '\\'])
+            && url.port().is_none()
+            && !host.ends_with(":443");
         match url.host_str().map(normal) {
-            Some(host) if plain && !host.is_empty() => {
-                Ok(Self(if below { Pattern::Below(format!(".{host}")) } else { Pattern::Exact(host) }))
-            }
+            Some(host) if plain && !host.is_empty() => Ok(Self(if below {
+                Pattern::Below(format!(".{host}"))
+            } else {
+                Pattern::Exact(host)
+            })),
             _ => Err(HostPatternError(text.to_owned())),
         }
     }
@@ -217,8 +226,17 @@ mod tests {
 
     #[test]
     fn what_is_no_host_is_no_pattern() {
-        for text in ["", "https://a.com", "a.com/path", "a.com:8080", "a.com:443", "user@a.com", "a b", "*.*.com", "a*"]
-        {
+        for text in [
+            "",
+            "https://a.com",
+            "a.com/path",
+            "a.com:8080",
+            "a.com:443",
+            "user@a.com",
+            "a b",
+            "*.*.com",
+            "a*",
+        ] {
             assert!(text.parse::<HostPattern>().is_err(), "{text:?}");
         }
     }

@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use encoding_rs_io::DecodeReaderBytesBuilder;
 
-/// Whether text begins with the byte order mark of UTF-16. That of UTF-32 begins with the same bytes.
+/// Whether text begins with the byte order mark of UTF-16. That of UTF-32 begins with the same
+/// bytes.
 pub(super) fn is_utf16(start: &[u8]) -> bool {
     match start {
         [0xff, 0xfe, 0, 0, ..] => false,
@@ -15,7 +16,8 @@ pub(super) fn is_utf16(start: &[u8]) -> bool {
     }
 }
 
-/// The text of a file from its beginning, and whether it had to be decoded. Everything but UTF-16 is passed on as it is.
+/// The text of a file from its beginning, and whether it had to be decoded. Everything but UTF-16
+/// is passed on as it is.
 pub(super) fn reader(file: File) -> io::Result<(Box<dyn Read>, bool)> {
     let mut start = [0; 4];
     let read = file.read_at(&mut start, 0)?;

@@ -1,7 +1,7 @@
 //! `getenv`, `setenv` and `pwd`: what the commands of a task find around them.
 //!
-//! The variables belong to the toolbox and live as long as one execution. They are never those of the service, whose
-//! environment holds keys.
+//! The variables belong to the toolbox and live as long as one execution. They are never those of
+//! the service, whose environment holds keys.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -56,7 +56,11 @@ pub(super) const SETENV: Definition = Definition {
     ],
     output: Output::Object(&[
         field("name", Output::Text, "Name of the variable."),
-        field("value", Output::Nullable(&Output::Text), "What was set, null where that was taken back."),
+        field(
+            "value",
+            Output::Nullable(&Output::Text),
+            "What was set, null where that was taken back.",
+        ),
     ]),
     like: None,
     example: "setenv(\"RUST_LOG\", \"debug\")",
@@ -102,7 +106,8 @@ pub(super) struct Setting {
     value: Option<String>,
 }
 
-/// A variable as it was set; the result of `setenv`, of which the journal keeps what is needed to set it again.
+/// A variable as it was set; the result of `setenv`, of which the journal keeps what is needed to
+/// set it again.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Set {
@@ -161,16 +166,24 @@ impl Variables {
     }
 }
 
-/// The variables of a command as a person would write them before it: those that are `set`, and over them `own`.
+/// The variables of a command as a person would write them before it: those that are `set`, and
+/// over them `own`.
 pub(super) fn assignments(set: &Environment, own: &Value) -> String {
     let mut all = set.clone();
     let own = own.as_object().into_iter().flatten();
     all.extend(own.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))));
-    all.iter().map(|(name, value)| format!("{name}={}", quoted(value))).collect::<Vec<_>>().join(" ")
+    all.iter()
+        .map(|(name, value)| format!("{name}={}", quoted(value)))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// The variables for one command: those that are `set`, and over them those of the call.
-pub(super) fn with(set: &Environment, tool: &str, own: Environment) -> Result<Environment, ToolError> {
+pub(super) fn with(
+    set: &Environment,
+    tool: &str,
+    own: Environment,
+) -> Result<Environment, ToolError> {
     for (name, value) in &own {
         check(tool, &format!("options.env.{name}"), name, value)?;
     }

@@ -8,7 +8,8 @@ use super::table;
 use crate::workspace::{PathError, RelativePath, Workspace};
 
 /// Errors of most tools that take a path, for their definitions.
-pub(super) const OUTSIDE: (&str, &str) = ("OutsideWorkspace", "when the path leaves the workspace.");
+pub(super) const OUTSIDE: (&str, &str) =
+    ("OutsideWorkspace", "when the path leaves the workspace.");
 pub(super) const NOT_FOUND: (&str, &str) =
     ("FileNotFound", "when there is no such file; the message names similar ones.");
 
@@ -43,7 +44,10 @@ impl ToolError {
     }
 
     pub(super) fn internal(tool: &str, what: &str) -> Self {
-        Self::new("InternalError", format!("{tool} failed inside Construct, not because of its arguments: {what}"))
+        Self::new(
+            "InternalError",
+            format!("{tool} failed inside Construct, not because of its arguments: {what}"),
+        )
     }
 }
 

@@ -60,13 +60,22 @@ pub(super) const OPTIONS: Kind = Kind::Object(&[
         "120",
         "After this time everything it started is killed.",
     ),
-    optional("cwd", Kind::Path, "the workspace", "Directory to start in, relative to the workspace."),
+    optional(
+        "cwd",
+        Kind::Path,
+        "the workspace",
+        "Directory to start in, relative to the workspace.",
+    ),
     optional("env", Kind::TextMap, "{}", "Environment variables to set, for this call."),
     STDIN,
 ]);
 
-const STDIN: Parameter =
-    optional("stdin", Kind::Text { min_bytes: 0, max_bytes: 1 << 20 }, "empty", "Its standard input.");
+const STDIN: Parameter = optional(
+    "stdin",
+    Kind::Text { min_bytes: 0, max_bytes: 1 << 20 },
+    "empty",
+    "Its standard input.",
+);
 
 /// What every tool that runs a program returns.
 pub(super) const EXECUTED: Output = Output::Object(&[
@@ -78,7 +87,11 @@ pub(super) const EXECUTED: Output = Output::Object(&[
     field("stdout", Output::Text, "What it wrote to standard output."),
     field("stderr", Output::Text, "What it wrote to standard error."),
     field("timed_out", Output::Boolean, "Whether it was killed because its time was over."),
-    field("signal", Output::Nullable(&Output::Text), "The signal that ended it, for example SIGKILL."),
+    field(
+        "signal",
+        Output::Nullable(&Output::Text),
+        "The signal that ended it, for example SIGKILL.",
+    ),
     field("truncated", Output::Boolean, "Whether parts of its output were left out."),
     field(
         "limit_exceeded",
@@ -88,9 +101,11 @@ pub(super) const EXECUTED: Output = Output::Object(&[
     field("duration_ms", Output::Integer, "How long it ran."),
 ]);
 
-const UNAVAILABLE: (&str, &str) = ("CommandsUnavailable", "when this host cannot confine commands; nothing ran.");
+const UNAVAILABLE: (&str, &str) =
+    ("CommandsUnavailable", "when this host cannot confine commands; nothing ran.");
 
-const NOT_STARTED: (&str, &str) = ("CommandNotStarted", "when its process or sandbox could not be made; nothing ran.");
+const NOT_STARTED: (&str, &str) =
+    ("CommandNotStarted", "when its process or sandbox could not be made; nothing ran.");
 
 const NO_DIRECTORY: (&str, &str) = ("FileNotFound", "when there is no directory `cwd`.");
 
@@ -150,7 +165,8 @@ pub(super) async fn run(host: Host<'_>, arguments: Arguments) -> Result<Executed
 }
 
 impl Host<'_> {
-    /// Runs a shell script for a tool. `program` is what secrets that the script gets have to be bound to.
+    /// Runs a shell script for a tool. `program` is what secrets that the script gets have to be
+    /// bound to.
     pub(super) async fn run(
         self,
         tool: &'static str,
@@ -166,7 +182,11 @@ impl Host<'_> {
         }
         secrets::refuse(tool, "the command", &script)?;
         secrets::refuse(tool, "the standard input", options.stdin.as_deref().unwrap_or_default())?;
-        let environment = secrets.in_environment(tool, program, environment::with(variables, tool, options.env)?)?;
+        let environment = secrets.in_environment(
+            tool,
+            program,
+            environment::with(variables, tool, options.env)?,
+        )?;
         let directory = match &options.cwd {
             Some(path) => workspace.locate(path).map_err(|e| path_error(workspace, &e))?,
             None => RelativePath::root(),
@@ -179,8 +199,10 @@ impl Host<'_> {
             timeout: Duration::from_secs(options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT)),
             scrubber: Arc::clone(secrets.scrubber()),
         };
-        let outcome =
-            sandbox.run(workspace, policy, request, cancel).await.map_err(|e| refused(tool, workspace, &e))?;
+        let outcome = sandbox
+            .run(workspace, policy, request, cancel)
+            .await
+            .map_err(|e| refused(tool, workspace, &e))?;
         Ok(Executed {
             exit_code: outcome.exit_code,
             truncated: outcome.stdout.truncated || outcome.stderr.truncated,
@@ -205,9 +227,10 @@ fn refused(tool: &str, workspace: &Workspace, error: &CommandError) -> ToolError
             ),
         ),
         CommandError::Directory(error) => path_error(workspace, error),
-        CommandError::Start(source) => {
-            ToolError::new(NOT_STARTED.0, format!("The command did not run: it could not be started ({source})."))
-        }
+        CommandError::Start(source) => ToolError::new(
+            NOT_STARTED.0,
+            format!("The command did not run: it could not be started ({source})."),
+        ),
         CommandError::Setup { message } => ToolError::new(
             NOT_STARTED.0,
             format!("The command did not run: its sandbox could not be set up ({message})."),

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use body::{Form, receive};
 use redirect::{may_follow, next};
-use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{
+    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue,
+};
 use reqwest::{Method, Response, Url};
 use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
@@ -50,7 +52,12 @@ pub(super) const DEFINITION: Definition = Definition {
                     "{}",
                     "Request headers; handles of secrets may stand in their values.",
                 ),
-                optional("body", Kind::Text { min_bytes: 0, max_bytes: 1 << 20 }, "none", "Request body."),
+                optional(
+                    "body",
+                    Kind::Text { min_bytes: 0, max_bytes: 1 << 20 },
+                    "none",
+                    "Request body.",
+                ),
                 optional(
                     "timeout_seconds",
                     Kind::Integer { min: 1, max: 120 },
@@ -97,7 +104,10 @@ pub(super) const DEFINITION: Definition = Definition {
             "when a person must approve of where it redirects to: fetch that address in a call of its own.",
         ),
         ("PolicyDenied", "when a rule forbids where it redirects to; the request itself was made."),
-        ("NotText", "when Markdown was asked for and the body is neither HTML nor text; the message has the status."),
+        (
+            "NotText",
+            "when Markdown was asked for and the body is neither HTML nor text; the message has the status.",
+        ),
         ("NotConverted", "when a page takes too long to become Markdown."),
     ],
     effect: Effect::External,
@@ -128,10 +138,20 @@ const MAX_HEADERS: usize = 64;
 const MAX_HEADER_BYTES: usize = 32 * 1024;
 
 /// Headers that belong to the connection and not to the request.
-const OURS: [&str; 9] =
-    ["host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer", "expect"];
+const OURS: [&str; 9] = [
+    "host",
+    "content-length",
+    "transfer-encoding",
+    "connection",
+    "keep-alive",
+    "upgrade",
+    "te",
+    "trailer",
+    "expect",
+];
 
-/// Headers that are sent on to another origin after a redirect. Every other one may be a credential.
+/// Headers that are sent on to another origin after a redirect. Every other one may be a
+/// credential.
 const HARMLESS: [&str; 4] = ["accept", "accept-language", "content-type", "user-agent"];
 
 #[derive(Deserialize)]
@@ -165,10 +185,11 @@ pub(super) struct Fetched {
 }
 
 impl Fetched {
-    /// Cuts the body, if need be, so that all of it takes no more than so many bytes as JSON: there a body of many quotes or line breaks is
-    /// larger than it came.
+    /// Cuts the body, if need be, so that all of it takes no more than so many bytes as JSON: there
+    /// a body of many quotes or line breaks is larger than it came.
     fn fit(&mut self, bytes: usize) {
-        let rest: usize = self.headers.iter().map(|(name, value)| written(name) + written(value) + 6).sum();
+        let rest: usize =
+            self.headers.iter().map(|(name, value)| written(name) + written(value) + 6).sum();
         let room = bytes.saturating_sub(rest + written(&self.url) + AROUND);
         let mut size = 0;
         let end = self.body.char_indices().find_map(|(at, c)| {
@@ -182,7 +203,8 @@ impl Fetched {
     }
 }
 
-/// What the names of the result's fields take as JSON, with room to spare for handles that stand where secrets were in the headers.
+/// What the names of the result's fields take as JSON, with room to spare for handles that stand
+/// where secrets were in the headers.
 const AROUND: usize = 1024;
 
 /// How many bytes a text takes within quotes.
@@ -226,8 +248,10 @@ pub(super) async fn run(
     let secrets = network.secrets;
     let Arguments { url, options } = arguments;
     let form = options.form;
-    // Addresses are logged everywhere on their way, and a body is content: a host may show it to others.
-    let address = url.replace("%7B", "{").replace("%7b", "{").replace("%3A", ":").replace("%3a", ":");
+    // Addresses are logged everywhere on their way, and a body is content: a host may show it to
+    // others.
+    let address =
+        url.replace("%7B", "{").replace("%7b", "{").replace("%3A", ":").replace("%3a", ":");
     secrets::refuse(TOOL, "the address", &address.replace("%7D", "}").replace("%7d", "}"))?;
     secrets::refuse(TOOL, "the body", options.body.as_deref().unwrap_or_default())?;
     let mut hop = Hop {
@@ -248,7 +272,8 @@ pub(super) async fn run(
     };
     match tokio::time::timeout(Duration::from_secs(seconds), received).await {
         Ok(received) => {
-            let mut fetched = received?.into_fetched(form, max_bytes, secrets.scrubber(), cancel).await?;
+            let mut fetched =
+                received?.into_fetched(form, max_bytes, secrets.scrubber(), cancel).await?;
             fetched.fit(network.result_bytes);
             Ok(fetched)
         }
@@ -272,11 +297,16 @@ async fn exchange(network: &Network<'_>, mut hop: Hop) -> Result<(Response, Url)
         let filled = filled(egress, secrets, &hop)?;
         has_secrets |= filled.is_some();
         let response = send(egress, &hop, filled.unwrap_or_else(|| hop.headers.clone())).await?;
-        if has_secrets && response.headers().get(CONTENT_ENCODING).is_some_and(|how| how != "identity") {
+        if has_secrets
+            && response.headers().get(CONTENT_ENCODING).is_some_and(|how| how != "identity")
+        {
             // It was not asked for, and a secret could not be found in it.
             return Err(ToolError::new(
                 "FetchFailed",
-                format!("fetch: {} answered in an encoding that was not asked for.", shown(&hop.url)),
+                format!(
+                    "fetch: {} answered in an encoding that was not asked for.",
+                    shown(&hop.url)
+                ),
             ));
         }
         match next(&response, &hop)? {
@@ -299,7 +329,8 @@ async fn exchange(network: &Network<'_>, mut hop: Hop) -> Result<(Response, Url)
     ))
 }
 
-/// Refuses what is not granted, or is not public. Names are checked again, by their addresses, when connecting.
+/// Refuses what is not granted, or is not public. Names are checked again, by their addresses, when
+/// connecting.
 fn admit(egress: &Egress, granted: &[HostPattern], url: &Url) -> Result<(), ToolError> {
     let host = url.host_str().unwrap_or_default();
     if !granted.iter().any(|pattern| pattern.matches(host)) {
@@ -313,9 +344,12 @@ fn admit(egress: &Egress, granted: &[HostPattern], url: &Url) -> Result<(), Tool
             "fetch: the host {host:?} is not granted to this task. {known}. Who runs this installation grants hosts, \
              for all tasks (CONSTRUCT_INTERPRETER_FETCH_HOSTS); tell the person you work for that \"{host}\" is needed."
         );
-        return Err(ToolError::new("HostNotGranted", message).with(json!({"host": host, "granted": names})));
+        return Err(
+            ToolError::new("HostNotGranted", message).with(json!({"host": host, "granted": names}))
+        );
     }
-    // The URL parser has already turned every spelling of an IPv4 address (0x7f.1, 2130706433) into the usual one.
+    // The URL parser has already turned every spelling of an IPv4 address (0x7f.1, 2130706433) into
+    // the usual one.
     let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     match literal {
         Ok(address) if !egress.permits(address) => Err(forbidden(host, &[address])),
@@ -333,7 +367,8 @@ fn forbidden(host: &str, addresses: &[IpAddr]) -> ToolError {
     ToolError::new("AddressForbidden", message).with(json!({"host": host, "addresses": list}))
 }
 
-/// The headers of a request with the secrets in them; none when there are no handles in them. Here it is clear to whom they go.
+/// The headers of a request with the secrets in them; none when there are no handles in them. Here
+/// it is clear to whom they go.
 fn filled(egress: &Egress, secrets: &Secrets, hop: &Hop) -> Result<Option<HeaderMap>, ToolError> {
     let host = hop.url.host_str().unwrap_or_default();
     let mut headers = hop.headers.clone();
@@ -341,7 +376,10 @@ fn filled(egress: &Egress, secrets: &Secrets, hop: &Hop) -> Result<Option<Header
     let mut any = false;
     for (name, value) in &mut headers {
         // In a value that is not ASCII a handle stays a handle.
-        let Some(secret) = secrets.in_header(value.to_str().unwrap_or_default(), host, room)? else { continue };
+        let Some(secret) = secrets.in_header(value.to_str().unwrap_or_default(), host, room)?
+        else {
+            continue;
+        };
         let filled = HeaderValue::from_str(secret.expose_secret());
         *value = filled.map_err(|_| {
             ToolError::invalid(format!(
@@ -360,11 +398,14 @@ fn filled(egress: &Egress, secrets: &Secrets, hop: &Hop) -> Result<Option<Header
     }
     let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     if hop.url.scheme() != "https" && !literal.is_ok_and(|address| egress.is_excepted(address)) {
-        let message =
-            format!("fetch: a secret is sent over https only, and {} is not; nothing was sent.", shown(&hop.url));
+        let message = format!(
+            "fetch: a secret is sent over https only, and {} is not; nothing was sent.",
+            shown(&hop.url)
+        );
         return Err(ToolError::new(NOT_ALLOWED.0, message));
     }
-    // What comes back has to be readable, so that secrets are found in it: the client itself asks for what it can unpack.
+    // What comes back has to be readable, so that secrets are found in it: the client itself asks
+    // for what it can unpack.
     headers.remove(ACCEPT_ENCODING);
     Ok(Some(headers))
 }
@@ -378,7 +419,8 @@ async fn send(egress: &Egress, hop: &Hop, headers: HeaderMap) -> Result<Response
 }
 
 fn failed(url: &Url, error: &reqwest::Error) -> ToolError {
-    // The error's own text contains the address, which may contain a secret; its causes say what happened.
+    // The error's own text contains the address, which may contain a secret; its causes say what
+    // happened.
     let mut causes = Vec::new();
     let mut cause = error.source();
     while let Some(current) = cause {
@@ -389,7 +431,11 @@ fn failed(url: &Url, error: &reqwest::Error) -> ToolError {
         cause = current.source();
     }
     let host = url.host_str().unwrap_or_default();
-    let what = if error.is_connect() { "could not be reached; nothing was sent" } else { "broke off the exchange" };
+    let what = if error.is_connect() {
+        "could not be reached; nothing was sent"
+    } else {
+        "broke off the exchange"
+    };
     let why = causes.last().map(|last| format!(" ({last})")).unwrap_or_default();
     ToolError::new("FetchFailed", format!("fetch: {host} {what}{why}."))
 }
@@ -430,10 +476,13 @@ fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, ToolError> {
         let shown: String = name.chars().take(100).collect();
         let lower = name.to_ascii_lowercase();
         if OURS.contains(&lower.as_str()) || lower.starts_with("proxy-") {
-            return Err(ToolError::invalid(format!("fetch: the header {shown:?} is set by the connection itself.")));
+            return Err(ToolError::invalid(format!(
+                "fetch: the header {shown:?} is set by the connection itself."
+            )));
         }
-        let name = HeaderName::from_bytes(lower.as_bytes())
-            .map_err(|_| ToolError::invalid(format!("fetch: {shown:?} cannot be the name of a header.")))?;
+        let name = HeaderName::from_bytes(lower.as_bytes()).map_err(|_| {
+            ToolError::invalid(format!("fetch: {shown:?} cannot be the name of a header."))
+        })?;
         let value = HeaderValue::from_str(value).map_err(|_| {
             ToolError::invalid(format!(
                 "fetch: the value of the header {shown:?} contains characters that cannot be sent."

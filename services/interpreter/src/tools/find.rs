@@ -1,4 +1,5 @@
-//! `find_file`: files and directories by a glob. The globs of `grep` are the same and live here too.
+//! `find_file`: files and directories by a glob. The globs of `grep` are the same and live here
+//! too.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -30,7 +31,11 @@ pub(super) const DEFINITION: Definition = Definition {
         optional("path", Kind::Path, "the workspace", "Directory to search."),
     ],
     output: Output::Object(&[
-        field("paths", Output::List(&Output::Text), "Sorted, relative to the workspace, at most 1000."),
+        field(
+            "paths",
+            Output::List(&Output::Text),
+            "Sorted, relative to the workspace, at most 1000.",
+        ),
         field("truncated", Output::Boolean, "Whether there may be more."),
         optional_field("note", Output::Text, "What was left out, and why."),
     ]),
@@ -64,7 +69,11 @@ pub(super) struct Found {
     note: Option<String>,
 }
 
-pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Found, ToolError> {
+pub(super) fn run(
+    workspace: &Workspace,
+    arguments: Arguments,
+    stop: &Stop,
+) -> Result<Found, ToolError> {
     let Arguments { pattern, path } = arguments;
     let globs = globs(TOOL, "pattern", std::slice::from_ref(&pattern))?;
     let base = match path {
@@ -95,12 +104,18 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     let truncated = end != WalkEnd::Complete;
     let enough = || format!("only the first {MAX_PATHS} are here");
     let why = note::incomplete(end, stopped).or_else(|| truncated.then(enough));
-    let note = why.map(|why| format!("Not all that match are here: {why}. Name a directory to look in with `path`."));
+    let note = why.map(|why| {
+        format!("Not all that match are here: {why}. Name a directory to look in with `path`.")
+    });
     Ok(Found { paths, truncated, note })
 }
 
 /// Compiles globs. One without a slash is about names in any directory.
-pub(super) fn globs(tool: &str, parameter: &str, patterns: &[String]) -> Result<GlobSet, ToolError> {
+pub(super) fn globs(
+    tool: &str,
+    parameter: &str,
+    patterns: &[String],
+) -> Result<GlobSet, ToolError> {
     let mut set = GlobSetBuilder::new();
     for pattern in patterns {
         if !is_bounded_glob(pattern) {
@@ -110,12 +125,18 @@ pub(super) fn globs(tool: &str, parameter: &str, patterns: &[String]) -> Result<
             )));
         }
         let trimmed = pattern.trim_start_matches("./").trim_start_matches('/');
-        let mut glob =
-            if trimmed.trim_end_matches('/').contains('/') { trimmed.to_owned() } else { format!("**/{trimmed}") };
+        let mut glob = if trimmed.trim_end_matches('/').contains('/') {
+            trimmed.to_owned()
+        } else {
+            format!("**/{trimmed}")
+        };
         if glob.ends_with('/') {
             glob.push_str("**");
         }
-        let glob = GlobBuilder::new(&glob).literal_separator(true).build().map_err(|e| invalid(tool, pattern, &e))?;
+        let glob = GlobBuilder::new(&glob)
+            .literal_separator(true)
+            .build()
+            .map_err(|e| invalid(tool, pattern, &e))?;
         set.add(glob);
     }
     set.build().map_err(|e| invalid(tool, parameter, &e))
@@ -123,7 +144,8 @@ pub(super) fn globs(tool: &str, parameter: &str, patterns: &[String]) -> Result<
 
 /// Whether a path matches, taken from the workspace or from the directory that is searched.
 pub(super) fn is_match(globs: &GlobSet, path: &Path, base: &RelativePath) -> bool {
-    globs.is_match(path) || path.strip_prefix(base.as_path()).is_ok_and(|below| globs.is_match(below))
+    globs.is_match(path)
+        || path.strip_prefix(base.as_path()).is_ok_and(|below| globs.is_match(below))
 }
 
 fn invalid(tool: &str, pattern: &str, error: &globset::Error) -> ToolError {

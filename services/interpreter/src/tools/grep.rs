@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 
 use globset::GlobSet;
 use grep_matcher::LineTerminator;
-use grep_searcher::{BinaryDetection, Searcher, SearcherBuilder, Sink, SinkContext, SinkFinish, SinkMatch};
+use grep_searcher::{
+    BinaryDetection, Searcher, SearcherBuilder, Sink, SinkContext, SinkFinish, SinkMatch,
+};
 use serde::{Deserialize, Serialize};
 
 use self::bounded::{Bounded, TOO_LARGE, without_ending};
@@ -42,7 +44,12 @@ pub(super) const DEFINITION: Definition = Definition {
                     "Only files that match one of these globs, for example \"*.rs\".",
                 ),
                 optional("exclude", NAMES, "none", "Not files that match one of these globs."),
-                optional("case_sensitive", Kind::Boolean, "true", "Distinguish upper and lower case."),
+                optional(
+                    "case_sensitive",
+                    Kind::Boolean,
+                    "true",
+                    "Distinguish upper and lower case.",
+                ),
                 optional("literal", Kind::Boolean, "false", "Take the query as plain text."),
                 optional(
                     "context",
@@ -50,7 +57,12 @@ pub(super) const DEFINITION: Definition = Definition {
                     "0",
                     "Lines to show before and after each match.",
                 ),
-                optional("max_results", Kind::Integer { min: 1, max: 2000 }, "200", "Stop after this many matches."),
+                optional(
+                    "max_results",
+                    Kind::Integer { min: 1, max: 2000 },
+                    "200",
+                    "Stop after this many matches.",
+                ),
             ]),
             "{}",
             "Options.",
@@ -63,8 +75,16 @@ pub(super) const DEFINITION: Definition = Definition {
                 field("path", Output::Text, "The file, relative to the workspace."),
                 field("line", Output::Integer, "The line, counted from 1."),
                 field("text", Output::Text, "The line; a long one is clipped around the match."),
-                optional_field("before", Output::List(&Output::Text), "Lines before it, if asked for."),
-                optional_field("after", Output::List(&Output::Text), "Lines after it, if asked for."),
+                optional_field(
+                    "before",
+                    Output::List(&Output::Text),
+                    "Lines before it, if asked for.",
+                ),
+                optional_field(
+                    "after",
+                    Output::List(&Output::Text),
+                    "Lines after it, if asked for.",
+                ),
             ])),
             "The lines that match, sorted by file.",
         ),
@@ -142,17 +162,28 @@ struct Match {
     after: Option<Vec<String>>,
 }
 
-pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Found, ToolError> {
+pub(super) fn run(
+    workspace: &Workspace,
+    arguments: Arguments,
+    stop: &Stop,
+) -> Result<Found, ToolError> {
     let Arguments { query, path, options } = arguments;
     let refused = |e: PathError| path_error(workspace, &e);
     let base = match path {
         Some(path) => workspace.locate(&path).map_err(refused)?,
         None => RelativePath::root(),
     };
-    let include = options.include.as_deref().map(|list| globs(TOOL, "include", list)).transpose()?;
-    let exclude = options.exclude.as_deref().map(|list| globs(TOOL, "exclude", list)).transpose()?;
+    let include =
+        options.include.as_deref().map(|list| globs(TOOL, "include", list)).transpose()?;
+    let exclude =
+        options.exclude.as_deref().map(|list| globs(TOOL, "exclude", list)).transpose()?;
     let mut search = Search {
-        matcher: Bounded::new(&query, options.literal.unwrap_or(false), options.case_sensitive.unwrap_or(true), stop)?,
+        matcher: Bounded::new(
+            &query,
+            options.literal.unwrap_or(false),
+            options.case_sensitive.unwrap_or(true),
+            stop,
+        )?,
         searcher: searcher(options.context.unwrap_or(0)),
         stop,
         stopped: None,
@@ -191,8 +222,14 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     Ok(search.into_found(end))
 }
 
-fn selected(include: Option<&GlobSet>, exclude: Option<&GlobSet>, path: &Path, base: &RelativePath) -> bool {
-    include.is_none_or(|globs| is_match(globs, path, base)) && !exclude.is_some_and(|globs| is_match(globs, path, base))
+fn selected(
+    include: Option<&GlobSet>,
+    exclude: Option<&GlobSet>,
+    path: &Path,
+    base: &RelativePath,
+) -> bool {
+    include.is_none_or(|globs| is_match(globs, path, base))
+        && !exclude.is_some_and(|globs| is_match(globs, path, base))
 }
 
 fn searcher(context: usize) -> Searcher {
@@ -263,7 +300,8 @@ impl Search<'_> {
             Err(error) => {
                 if self.stopped.is_none() {
                     let too_long = error.kind() == io::ErrorKind::Other;
-                    let why = if too_long { "has a line that is too long" } else { "cannot be read" };
+                    let why =
+                        if too_long { "has a line that is too long" } else { "cannot be read" };
                     self.unsearched.push((path.to_owned(), why));
                 }
                 Searched::InPart
@@ -289,11 +327,17 @@ impl Search<'_> {
             ));
         }
         if !unsearched.is_empty() {
-            let named: Vec<String> =
-                unsearched.iter().take(MAX_NAMED).map(|(path, why)| format!("{} {why}", path.display())).collect();
+            let named: Vec<String> = unsearched
+                .iter()
+                .take(MAX_NAMED)
+                .map(|(path, why)| format!("{} {why}", path.display()))
+                .collect();
             let more = unsearched.len().saturating_sub(MAX_NAMED);
             let more = if more > 0 { format!(", and {more} more") } else { String::new() };
-            notes.push(format!("Not searched to the end: {}{more}. Use a command for such files.", named.join(", ")));
+            notes.push(format!(
+                "Not searched to the end: {}{more}. Use a command for such files.",
+                named.join(", ")
+            ));
         }
         found.note = (!notes.is_empty()).then(|| notes.join(" "));
         found
@@ -335,7 +379,8 @@ impl Collector<'_> {
         later.saturating_sub(line) <= self.context as u64
     }
 
-    /// The searcher shows a line between two matches once. It belongs to both, as a line that matches belongs to its neighbours.
+    /// The searcher shows a line between two matches once. It belongs to both, as a line that
+    /// matches belongs to its neighbors.
     fn see(&mut self, line: u64, text: String) {
         if self.context == 0 {
             return;
@@ -356,7 +401,11 @@ impl Collector<'_> {
     }
 
     fn before(&self, line: u64) -> Vec<String> {
-        self.recent.iter().filter(|(above, _)| self.is_near(*above, line)).map(|(_, text)| text.clone()).collect()
+        self.recent
+            .iter()
+            .filter(|(above, _)| self.is_near(*above, line))
+            .map(|(_, text)| text.clone())
+            .collect()
     }
 }
 
@@ -368,9 +417,11 @@ impl Sink for &mut Collector<'_> {
             self.found.truncated = true;
             return Ok(false);
         }
-        let (line, text) = (hit.line_number().unwrap_or(0), clip(hit.bytes(), self.matcher.place(hit.bytes())));
+        let (line, text) =
+            (hit.line_number().unwrap_or(0), clip(hit.bytes(), self.matcher.place(hit.bytes())));
         let before = (self.context > 0).then(|| self.before(line));
-        *self.text += self.path.len() + text.len() + before.iter().flatten().map(String::len).sum::<usize>();
+        *self.text +=
+            self.path.len() + text.len() + before.iter().flatten().map(String::len).sum::<usize>();
         self.see(line, text.clone());
         let after = (self.context > 0).then(Vec::new);
         self.found.matches.push(Match { path: self.path.clone(), line, text, before, after });
@@ -396,9 +447,13 @@ fn is_boundary(line: &[u8], at: usize) -> bool {
 /// A line without its ending, clipped around the byte `at`.
 fn clip(line: &[u8], at: usize) -> String {
     let line = without_ending(line);
-    // Four bytes for a character at most: what is further away cannot be shown. Cuts go between characters.
-    let between = |at: usize| (at.saturating_sub(3)..=at).rev().find(|at| is_boundary(line, *at)).unwrap_or(at);
-    let from = if line.len() <= MAX_LINE { 0 } else { between(at.min(line.len()).saturating_sub(LEAD)) };
+    // Four bytes for a character at most: what is further away cannot be shown. Cuts go between
+    // characters.
+    let between = |at: usize| {
+        (at.saturating_sub(3)..=at).rev().find(|at| is_boundary(line, *at)).unwrap_or(at)
+    };
+    let from =
+        if line.len() <= MAX_LINE { 0 } else { between(at.min(line.len()).saturating_sub(LEAD)) };
     let near = &line[from..between(line.len().min(from + 4 * MAX_LINE))];
     let text = String::from_utf8_lossy(near);
     let shown: String = text.chars().take(MAX_LINE).collect();

@@ -1,13 +1,16 @@
 //! HTML as readable Markdown, for models.
 //!
-//! The page comes from anybody, so the work must be in proportion to its size whatever is in it. Converters that build the
-//! document's tree first do not have that: the rules of HTML let a page of a few kilobytes grow to gigabytes of nodes (open
-//! formatting elements are repeated in every paragraph), and walking a tree of a hundred thousand nested elements overflows
-//! the stack. Here the page goes through a tokenizer once to look at its tables, and once to write the text down; what is
-//! open is kept in a list of bounded length, nothing calls itself, and the output is bounded.
+//! The page comes from anybody, so the work must be in proportion to its size whatever is in it.
+//! Converters that build the document's tree first do not have that: the rules of HTML let a page
+//! of a few kilobytes grow to gigabytes of nodes (open formatting elements are repeated in every
+//! paragraph), and walking a tree of a hundred thousand nested elements overflows the stack. Here
+//! the page goes through a tokenizer once to look at its tables, and once to write the text down;
+//! what is open is kept in a list of bounded length, nothing calls itself, and the output is
+//! bounded.
 //!
-//! Deliberately absent: the escaping of every character that could mean something in Markdown. Text is escaped only where a
-//! line would be taken for a heading, a quotation or a list, because models read it as it is.
+//! Deliberately absent: the escaping of every character that could mean something in Markdown. Text
+//! is escaped only where a line would be taken for a heading, a quotation or a list, because models
+//! read it as it is.
 
 mod element;
 mod outline;
@@ -42,8 +45,14 @@ pub(super) struct Markdown {
     pub(super) truncated: bool,
 }
 
-/// Converts a page, or the beginning of one, to at most `limit` bytes. Addresses are made absolute with `base`.
-pub(super) fn to_markdown(html: &str, base: &Url, limit: usize, stop: &Stop) -> Result<Markdown, Stopped> {
+/// Converts a page, or the beginning of one, to at most `limit` bytes. Addresses are made absolute
+/// with `base`.
+pub(super) fn to_markdown(
+    html: &str,
+    base: &Url,
+    limit: usize,
+    stop: &Stop,
+) -> Result<Markdown, Stopped> {
     let outline = Outline::of(tokens(html), stop)?;
     let mut page = Page {
         base,
@@ -173,7 +182,8 @@ impl Page<'_> {
             Element::Heading(level) => self.start_heading(level),
             Element::List { ordered } => {
                 self.writer.separate(if self.is_open(|one| one == Element::Item) { 1 } else { 2 });
-                let first = attribute(tag, "start").and_then(|start| start.parse().ok()).unwrap_or(1);
+                let first =
+                    attribute(tag, "start").and_then(|start| start.parse().ok()).unwrap_or(1);
                 self.push(element, State::List(ordered.then_some(first)));
             }
             Element::Item => self.start_item(),
@@ -201,7 +211,10 @@ impl Page<'_> {
                 self.writer.separate(2);
                 // Within a line there is room for the text of a table only.
                 let data = data && !self.writer.is_in_line();
-                self.push(element, if data { State::Table { cells: 0, head: true } } else { State::Nothing });
+                self.push(
+                    element,
+                    if data { State::Table { cells: 0, head: true } } else { State::Nothing },
+                );
             }
             Element::Row => {
                 self.close_last(|one| matches!(one, Element::Row), |one| one == Element::Table);
@@ -234,12 +247,15 @@ impl Page<'_> {
                 }
                 let in_cell = |one| one == Element::Cell;
                 let same = |one: Element| match (one, element) {
-                    (Element::List { .. }, Element::List { .. }) | (Element::Heading(_), Element::Heading(_)) => true,
+                    (Element::List { .. }, Element::List { .. })
+                    | (Element::Heading(_), Element::Heading(_)) => true,
                     (one, element) => one == element,
                 };
                 // What is within a cell ends nothing outside of it.
                 match element {
-                    Element::Table | Element::Row | Element::Cell => self.close_last(same, |one| one == Element::Table),
+                    Element::Table | Element::Row | Element::Cell => {
+                        self.close_last(same, |one| one == Element::Table)
+                    }
                     _ => self.close_last(same, in_cell),
                 }
             }
@@ -250,13 +266,17 @@ impl Page<'_> {
     fn start_heading(&mut self, level: u8) {
         self.writer.separate(2);
         if self.push(Element::Heading(level), State::Nothing) {
-            self.writer.push_prefix(Prefix::once(format!("{} ", "#".repeat(usize::from(level))), ""));
+            self.writer
+                .push_prefix(Prefix::once(format!("{} ", "#".repeat(usize::from(level))), ""));
             self.writer.begin_in_line();
         }
     }
 
     fn start_item(&mut self) {
-        self.close_last(|one| one == Element::Item, |one| matches!(one, Element::List { .. } | Element::Cell));
+        self.close_last(
+            |one| one == Element::Item,
+            |one| matches!(one, Element::List { .. } | Element::Cell),
+        );
         self.writer.separate(1);
         let list = self.open.iter_mut().rev().find_map(|open| match &mut open.state {
             State::List(number) => Some(number),
@@ -326,7 +346,8 @@ impl Page<'_> {
         self.open.iter().any(|open| wanted(open.element))
     }
 
-    /// Closes the innermost element that is `wanted`, with what is open in it, unless it lies outside of a `wall`.
+    /// Closes the innermost element that is `wanted`, with what is open in it, unless it lies
+    /// outside of a `wall`.
     fn close_last(&mut self, wanted: impl Fn(Element) -> bool, wall: impl Fn(Element) -> bool) {
         for (index, open) in self.open.iter().enumerate().rev() {
             if wanted(open.element) {
@@ -349,7 +370,11 @@ impl Page<'_> {
                     self.writer.separate(2);
                 }
                 (Element::List { .. }, _) => {
-                    self.writer.separate(if self.is_open(|one| one == Element::Item) { 1 } else { 2 });
+                    self.writer.separate(if self.is_open(|one| one == Element::Item) {
+                        1
+                    } else {
+                        2
+                    });
                 }
                 (Element::Item, _) => {
                     self.writer.pop_prefix();
@@ -359,7 +384,9 @@ impl Page<'_> {
                     self.writer.pop_prefix();
                     self.writer.separate(2);
                 }
-                (Element::Link, State::Link(address)) => self.writer.close(&format!("]({address})")),
+                (Element::Link, State::Link(address)) => {
+                    self.writer.close(&format!("]({address})"))
+                }
                 (Element::Mark(mark), _) => self.writer.close(mark),
                 (Element::Cell, State::Cell) => self.writer.end_cell(),
                 (Element::Cell, _) => self.writer.space(),
@@ -390,8 +417,11 @@ impl Page<'_> {
             return None;
         }
         let url = self.base.join(given).ok()?;
-        let usable = matches!(url.scheme(), "http" | "https" | "mailto") && url.as_str().len() <= MAX_ADDRESS;
-        usable.then(|| if url.as_str().contains(['(', ')']) { format!("<{url}>") } else { url.to_string() })
+        let usable = matches!(url.scheme(), "http" | "https" | "mailto")
+            && url.as_str().len() <= MAX_ADDRESS;
+        usable.then(|| {
+            if url.as_str().contains(['(', ')']) { format!("<{url}>") } else { url.to_string() }
+        })
     }
 }
 
@@ -408,6 +438,8 @@ fn language(tag: &StartTag<()>) -> String {
             .or_else(|| class.strip_prefix("lang-"))
             .or_else(|| class.strip_prefix("highlight-source-"))
     });
-    let plain = |name: &&str| name.len() <= 20 && name.chars().all(|c| c.is_ascii_alphanumeric() || "+-#".contains(c));
+    let plain = |name: &&str| {
+        name.len() <= 20 && name.chars().all(|c| c.is_ascii_alphanumeric() || "+-#".contains(c))
+    };
     named.filter(plain).unwrap_or_default().to_owned()
 }

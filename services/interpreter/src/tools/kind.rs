@@ -86,7 +86,11 @@ pub(super) const MAX_ARGUMENTS: usize = 1000;
 /// The largest whole number that JavaScript represents exactly.
 pub(super) const MAX_SAFE_INTEGER: u64 = (1 << 53) - 1;
 
-pub(super) const fn required(name: &'static str, kind: Kind, description: &'static str) -> Parameter {
+pub(super) const fn required(
+    name: &'static str,
+    kind: Kind,
+    description: &'static str,
+) -> Parameter {
     Parameter { name, kind, required: true, default: None, description }
 }
 
@@ -109,13 +113,15 @@ impl Parameter {
 
     /// What it means, and what holds without it.
     pub(super) fn explanation(&self) -> String {
-        let default = self.default.map(|default| format!(" Default: {default}.")).unwrap_or_default();
+        let default =
+            self.default.map(|default| format!(" Default: {default}.")).unwrap_or_default();
         format!("{}{default}", self.description)
     }
 }
 
 impl Kind {
-    /// Whether it takes an object, so that an object in its place is its value and not a set of named arguments.
+    /// Whether it takes an object, so that an object in its place is its value and not a set of
+    /// named arguments.
     #[must_use]
     pub const fn takes_object(&self) -> bool {
         matches!(self, Self::Object(_) | Self::TextMap | Self::Any)
@@ -128,8 +134,12 @@ impl Kind {
             Self::Path | Self::File | Self::Text { .. } => "string".to_owned(),
             Self::Integer { .. } | Self::Number { .. } => "number".to_owned(),
             Self::Boolean => "boolean".to_owned(),
-            Self::OneOf(words) => words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" | "),
-            Self::TextOrTexts { .. } | Self::CodeOrArguments { .. } => "string | string[]".to_owned(),
+            Self::OneOf(words) => {
+                words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" | ")
+            }
+            Self::TextOrTexts { .. } | Self::CodeOrArguments { .. } => {
+                "string | string[]".to_owned()
+            }
             Self::Arguments => "string[]".to_owned(),
             Self::TextMap => "Record<string, string>".to_owned(),
             Self::Object(properties) => object_type(properties),
@@ -142,24 +152,38 @@ impl Kind {
     #[must_use]
     pub fn words(&self) -> String {
         match self {
-            Self::Path | Self::File => format!("a non-empty string of at most {MAX_PATH_BYTES} bytes"),
-            Self::Text { min_bytes: 0, max_bytes } => format!("a string of at most {max_bytes} bytes"),
-            Self::Text { max_bytes, .. } => format!("a non-empty string of at most {max_bytes} bytes"),
-            Self::Integer { min, max } if *max >= MAX_SAFE_INTEGER => format!("a whole number of at least {min}"),
+            Self::Path | Self::File => {
+                format!("a non-empty string of at most {MAX_PATH_BYTES} bytes")
+            }
+            Self::Text { min_bytes: 0, max_bytes } => {
+                format!("a string of at most {max_bytes} bytes")
+            }
+            Self::Text { max_bytes, .. } => {
+                format!("a non-empty string of at most {max_bytes} bytes")
+            }
+            Self::Integer { min, max } if *max >= MAX_SAFE_INTEGER => {
+                format!("a whole number of at least {min}")
+            }
             Self::Integer { min, max } => format!("a whole number from {min} to {max}"),
             Self::Number { min, max } => format!("a number from {min} to {max}"),
             Self::Boolean => "true or false".to_owned(),
             Self::OneOf(_) => format!("one of {}", self.typescript().replace(" | ", ", ")),
             Self::TextOrTexts { max_bytes } => {
-                format!("a string or a list of strings, at most {MAX_TEXTS} of at most {max_bytes} bytes each")
+                format!(
+                    "a string or a list of strings, at most {MAX_TEXTS} of at most {max_bytes} bytes each"
+                )
             }
-            Self::Arguments => format!("a list of at most {MAX_ARGUMENTS} strings, one for each argument"),
+            Self::Arguments => {
+                format!("a list of at most {MAX_ARGUMENTS} strings, one for each argument")
+            }
             Self::CodeOrArguments { max_bytes } => format!(
                 "code, a string of at most {max_bytes} bytes, or arguments, a list of at most {MAX_ARGUMENTS} strings"
             ),
             Self::TextMap => "an object whose values are strings".to_owned(),
             Self::Object(_) => format!("an object {}", self.typescript()),
-            Self::Objects(properties) => format!("a non-empty list of objects {}", object_type(properties)),
+            Self::Objects(properties) => {
+                format!("a non-empty list of objects {}", object_type(properties))
+            }
             Self::Any => "a value".to_owned(),
         }
     }
@@ -167,7 +191,8 @@ impl Kind {
     /// Whether it is a path in the workspace, or has one in it.
     pub(super) fn has_path(&self) -> bool {
         let (_, properties) = self.properties();
-        matches!(self, Self::Path | Self::File) || properties.iter().any(|property| property.kind.has_path())
+        matches!(self, Self::Path | Self::File)
+            || properties.iter().any(|property| property.kind.has_path())
     }
 
     /// What it is made of, and how the path to a part goes on.
@@ -180,14 +205,19 @@ impl Kind {
     }
 
     fn schema(&self) -> Value {
-        let arguments = || json!({"type": "array", "maxItems": MAX_ARGUMENTS, "items": {"type": "string"}});
+        let arguments =
+            || json!({"type": "array", "maxItems": MAX_ARGUMENTS, "items": {"type": "string"}});
         match self {
             Self::Path => json!({"type": "string", "minLength": 1, "maxLength": MAX_PATH_BYTES}),
-            Self::File => json!({"type": "string", "minLength": 1, "maxLength": MAX_PATH_BYTES, "pattern": "[^/]$"}),
+            Self::File => {
+                json!({"type": "string", "minLength": 1, "maxLength": MAX_PATH_BYTES, "pattern": "[^/]$"})
+            }
             Self::Text { min_bytes, max_bytes } => {
                 json!({"type": "string", "minLength": min_bytes.min(&1), "maxLength": max_bytes})
             }
-            Self::Integer { min, max } => json!({"type": "integer", "minimum": min, "maximum": max}),
+            Self::Integer { min, max } => {
+                json!({"type": "integer", "minimum": min, "maximum": max})
+            }
             Self::Number { min, max } => json!({"type": "number", "minimum": min, "maximum": max}),
             Self::Boolean => json!({"type": "boolean"}),
             Self::OneOf(words) => json!({"type": "string", "enum": words}),

@@ -35,8 +35,16 @@ pub(super) const DEFINITION: Definition = Definition {
         ),
     ],
     output: Output::List(&Output::Object(&[
-        field("path", Output::Text, "Relative to the workspace. Bytes that are not UTF-8 are shown as U+FFFD."),
-        field("type", Output::OneOf(&["file", "directory", "symlink", "other", "note"]), "What it is."),
+        field(
+            "path",
+            Output::Text,
+            "Relative to the workspace. Bytes that are not UTF-8 are shown as U+FFFD.",
+        ),
+        field(
+            "type",
+            Output::OneOf(&["file", "directory", "symlink", "other", "note"]),
+            "What it is.",
+        ),
         field("size", Output::Integer, "Of a file, in bytes; 0 of everything else."),
     ])),
     like: None,
@@ -78,7 +86,11 @@ pub(super) struct Listed {
     size: u64,
 }
 
-pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Vec<Listed>, ToolError> {
+pub(super) fn run(
+    workspace: &Workspace,
+    arguments: Arguments,
+    stop: &Stop,
+) -> Result<Vec<Listed>, ToolError> {
     let Arguments { path, recursive, options } = arguments;
     let base = match path {
         Some(path) => workspace.locate(&path).map_err(|e| path_error(workspace, &e))?,
@@ -110,8 +122,10 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     if end != WalkEnd::Complete {
         let enough = || format!("no more than {MAX_ENTRIES} entries are listed");
         let why = note::incomplete(end, stopped).unwrap_or_else(enough);
-        let path =
-            format!("[there is more after these {}: {why}; list a directory below, or use find_file]", listed.len());
+        let path = format!(
+            "[there is more after these {}: {why}; list a directory below, or use find_file]",
+            listed.len()
+        );
         listed.push(Listed { path, r#type: "note", size: 0 });
     }
     Ok(listed)

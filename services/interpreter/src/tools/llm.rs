@@ -1,8 +1,8 @@
 //! `llm.ask`, `llm.json` and `llm.embed`: questions to models.
 //!
-//! They go to the proxy of the providers service, with the token that came with the command: no key ever comes near the
-//! sandbox, and what is spent is the task's. A question costs money, so that it is journaled before it is sent and never
-//! sent again by itself.
+//! They go to the proxy of the providers service, with the token that came with the command: no key
+//! ever comes near the sandbox, and what is spent is the task's. A question costs money, so that it
+//! is journaled before it is sent and never sent again by itself.
 
 mod schema;
 
@@ -38,8 +38,11 @@ const SHOWN: usize = 500;
 /// How many faults of an answer are told.
 const MAX_FAULTS: usize = 10;
 
-const PROMPT: Parameter =
-    required("prompt", Kind::Text { min_bytes: 1, max_bytes: MAX_PROMPT }, "What the model is asked.");
+const PROMPT: Parameter = required(
+    "prompt",
+    Kind::Text { min_bytes: 1, max_bytes: MAX_PROMPT },
+    "What the model is asked.",
+);
 const MODEL: Parameter = optional(
     "model",
     Kind::Text { min_bytes: 1, max_bytes: 64 },
@@ -60,7 +63,10 @@ const MAX_TOKENS: Parameter = optional(
 );
 
 const ERRORS: [(&str, &str); 5] = [
-    ("ModelNotAllowed", "when there is no such model for this agent's scripts; the message names those there are."),
+    (
+        "ModelNotAllowed",
+        "when there is no such model for this agent's scripts; the message names those there are.",
+    ),
     ("BudgetExhausted", "when there is no money left; nothing was asked."),
     ("ModelUnavailable", "when the model cannot be reached now; it can be asked again later."),
     ("ModelFailed", "when the model, or its vendor, refuses."),
@@ -73,10 +79,13 @@ pub(super) const ASK: Definition = Definition {
     summary: "Asks a language model and returns its answer. Costs money.",
     description: "The model sees the prompt and nothing else: no files, no conversation. For many pieces of text, ask about \
         several at the same time with Promise.all.",
-    parameters: &[PROMPT, optional("options", Kind::Object(&[MODEL, SYSTEM, MAX_TOKENS]), "{}", "Options.")],
+    parameters: &[
+        PROMPT,
+        optional("options", Kind::Object(&[MODEL, SYSTEM, MAX_TOKENS]), "{}", "Options."),
+    ],
     output: Output::Text,
     like: None,
-    example: "llm.ask(`Summarise in one sentence:\\n${read_file(\"README.md\")}`)",
+    example: "llm.ask(`Summarize in one sentence:\\n${read_file(\"README.md\")}`)",
     errors: &ERRORS,
     effect: Effect::External,
     permission: Permission::Models,
@@ -105,14 +114,17 @@ pub(super) const JSON: Definition = Definition {
     ],
     output: Output::Any,
     like: None,
-    example: "llm.json(\"Name three colours\", { schema: { type: \"array\", items: { type: \"string\" } } })",
+    example: "llm.json(\"Name three colors\", { schema: { type: \"array\", items: { type: \"string\" } } })",
     errors: &[
         ERRORS[0],
         ERRORS[1],
         ERRORS[2],
         ERRORS[3],
         ERRORS[4],
-        ("InvalidAnswer", "when the second answer is not valid either; the details have it and what is wrong."),
+        (
+            "InvalidAnswer",
+            "when the second answer is not valid either; the details have it and what is wrong.",
+        ),
     ],
     effect: Effect::External,
     permission: Permission::Models,
@@ -128,7 +140,11 @@ pub(super) const EMBED: Definition = Definition {
     description: "Vectors of one model can be compared (the greater the cosine of two, the more alike their texts), those of different \
         models cannot. Ask about many texts in one call.",
     parameters: &[
-        required("texts", Kind::TextOrTexts { max_bytes: 64 << 10 }, "The texts, of which none may be empty."),
+        required(
+            "texts",
+            Kind::TextOrTexts { max_bytes: 64 << 10 },
+            "The texts, of which none may be empty.",
+        ),
         required(
             "options",
             Kind::Object(&[
@@ -201,7 +217,8 @@ struct Vectors {
 
 #[derive(Deserialize)]
 struct Vector {
-    /// In double precision, in which a script has them anyway: so they are written again as short as they came.
+    /// In double precision, in which a script has them anyway: so they are written again as short
+    /// as they came.
     embedding: Vec<f64>,
 }
 
@@ -219,7 +236,10 @@ pub struct Models {
 /// Without the token.
 impl fmt::Debug for Models {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Models").field("url", &self.url).field("names", &self.names).finish_non_exhaustive()
+        f.debug_struct("Models")
+            .field("url", &self.url)
+            .field("names", &self.names)
+            .finish_non_exhaustive()
     }
 }
 
@@ -235,7 +255,8 @@ impl Models {
         }
     }
 
-    /// The client that [`Models::new`] takes: it connects to the proxy directly and follows no redirect.
+    /// The client that [`Models::new`] takes: it connects to the proxy directly and follows no
+    /// redirect.
     ///
     /// # Errors
     /// When TLS cannot be set up on this host.
@@ -260,8 +281,10 @@ impl Models {
         let Arguments { prompt, options } = arguments;
         let wanted = options.schema.clone().unwrap_or_default();
         // Before anything is paid for.
-        schema::check(&wanted).map_err(|what| ToolError::invalid(format!("{}: {what}", JSON.name)))?;
-        let format = json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted}});
+        schema::check(&wanted)
+            .map_err(|what| ToolError::invalid(format!("{}: {what}", JSON.name)))?;
+        let format =
+            json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted}});
         let mut messages = vec![json!({"role": "user", "content": prompt})];
         let mut last = None;
         for _ in 0..2 {
@@ -273,7 +296,8 @@ impl Models {
                 },
                 Err(fault) => vec![fault],
             };
-            let list = faults.iter().map(|fault| format!("- {fault}")).collect::<Vec<_>>().join("\n");
+            let list =
+                faults.iter().map(|fault| format!("- {fault}")).collect::<Vec<_>>().join("\n");
             messages.push(json!({"role": "assistant", "content": text}));
             messages.push(json!({"role": "user", "content": format!(
                 "That is not valid:\n{list}\nAnswer again with one JSON value that is valid, and nothing else."
@@ -287,11 +311,17 @@ impl Models {
             "{}: the model's answers were not valid against the schema, twice; the last one: {first}",
             JSON.name
         );
-        Err(ToolError::new("InvalidAnswer", message).with(json!({"answer": answer, "faults": faults})))
+        Err(ToolError::new("InvalidAnswer", message)
+            .with(json!({"answer": answer, "faults": faults})))
     }
 
-    /// A vector for each text, in their order. Whoever gets them takes at most `result_bytes` of text.
-    pub(super) async fn embed(&self, arguments: Embedded, result_bytes: usize) -> Result<Vec<Vec<f64>>, ToolError> {
+    /// A vector for each text, in their order. Whoever gets them takes at most `result_bytes` of
+    /// text.
+    pub(super) async fn embed(
+        &self,
+        arguments: Embedded,
+        result_bytes: usize,
+    ) -> Result<Vec<Vec<f64>>, ToolError> {
         let Embedded { texts, options } = arguments;
         let (wanted, tool) = (texts.len(), &EMBED);
         let mut body = json!({"model": self.allowed(tool, Some(&options.model))?, "input": texts});
@@ -340,16 +370,21 @@ impl Models {
         let body = parsed_answer(tool, &body)?;
         let answer = &body["choices"][0];
         match (answer["message"]["content"].as_str(), answer["finish_reason"].as_str()) {
-            (_, Some("content_filter")) => {
-                Err(ToolError::new("ModelFailed", format!("{}: the model's vendor withheld the answer.", tool.name)))
-            }
+            (_, Some("content_filter")) => Err(ToolError::new(
+                "ModelFailed",
+                format!("{}: the model's vendor withheld the answer.", tool.name),
+            )),
             (Some(text), _) => Ok(text.to_owned()),
             (None, _) => Err(ToolError::internal(tool.name, "the answer holds no text")),
         }
     }
 
     /// The model to ask; without a name the agent's own.
-    fn allowed<'a>(&'a self, tool: &Definition, name: Option<&'a str>) -> Result<&'a str, ToolError> {
+    fn allowed<'a>(
+        &'a self,
+        tool: &Definition,
+        name: Option<&'a str>,
+    ) -> Result<&'a str, ToolError> {
         if self.client.is_none() {
             let words = format!("{}: scripts of this installation reach no models.", tool.name);
             return Err(ToolError::new("ModelNotAllowed", words));
@@ -359,14 +394,28 @@ impl Models {
             return Ok(model);
         }
         let names = self.names.join(", ");
-        let words = format!("{}: scripts of this agent may not use a model {model:?}, only: {names}.", tool.name);
+        let words = format!(
+            "{}: scripts of this agent may not use a model {model:?}, only: {names}.",
+            tool.name
+        );
         Err(ToolError::new("ModelNotAllowed", words).with(json!({"models": self.names})))
     }
 
     /// Asks the proxy; gives its answer, which is at most `limit` bytes long.
-    async fn post(&self, tool: &Definition, path: &str, body: &Value, limit: usize) -> Result<BytesMut, ToolError> {
-        let Some(client) = &self.client else { return Err(ToolError::internal(tool.name, "there is no proxy")) };
-        let request = client.post(format!("{}{path}", self.url)).bearer_auth(self.token.expose_secret()).json(body);
+    async fn post(
+        &self,
+        tool: &Definition,
+        path: &str,
+        body: &Value,
+        limit: usize,
+    ) -> Result<BytesMut, ToolError> {
+        let Some(client) = &self.client else {
+            return Err(ToolError::internal(tool.name, "there is no proxy"));
+        };
+        let request = client
+            .post(format!("{}{path}", self.url))
+            .bearer_auth(self.token.expose_secret())
+            .json(body);
         let response = request.send().await.map_err(|error| unreachable(tool, &error))?;
         let status = response.status();
         let body = read(tool, response, limit).await?;
@@ -378,10 +427,15 @@ impl Models {
 }
 
 fn parsed_answer(tool: &Definition, body: &[u8]) -> Result<Value, ToolError> {
-    serde_json::from_slice(body).map_err(|_| ToolError::internal(tool.name, "the answer is not JSON"))
+    serde_json::from_slice(body)
+        .map_err(|_| ToolError::internal(tool.name, "the answer is not JSON"))
 }
 
-async fn read(tool: &Definition, mut response: Response, limit: usize) -> Result<BytesMut, ToolError> {
+async fn read(
+    tool: &Definition,
+    mut response: Response,
+    limit: usize,
+) -> Result<BytesMut, ToolError> {
     let mut body = BytesMut::new();
     while let Some(bytes) = response.chunk().await.map_err(|error| unreachable(tool, &error))? {
         body.extend_from_slice(&bytes);
@@ -400,7 +454,10 @@ fn unreachable(tool: &Definition, error: &reqwest::Error) -> ToolError {
     let name = tool.name;
     if error.is_timeout() {
         let seconds = WALL.as_secs();
-        return ToolError::new("Timeout", format!("{name}: the model did not answer within {seconds} seconds."));
+        return ToolError::new(
+            "Timeout",
+            format!("{name}: the model did not answer within {seconds} seconds."),
+        );
     }
     if error.is_connect() {
         let words = format!("{name}: models cannot be reached at the moment; nothing was asked.");
@@ -408,7 +465,10 @@ fn unreachable(tool: &Definition, error: &reqwest::Error) -> ToolError {
     }
     // The error's own text names the address, which is of no use to a script.
     let why = error.source().map(|source| format!(" ({source})")).unwrap_or_default();
-    ToolError::new("ModelUnavailable", format!("{name}: the answer broke off{why}; it may have been paid for."))
+    ToolError::new(
+        "ModelUnavailable",
+        format!("{name}: the answer broke off{why}; it may have been paid for."),
+    )
 }
 
 fn refused(tool: &Definition, status: StatusCode, body: &Value) -> ToolError {

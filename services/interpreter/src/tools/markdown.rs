@@ -38,14 +38,21 @@ Both are in the event that tells of a call (`tool.called`), with its canonical a
 #[must_use]
 pub fn documentation() -> String {
     let mut text = String::from(INTRODUCTION);
-    text.push_str("\n| tool | other names | what it does | effect | permission |\n|---|---|---|---|---|\n");
+    text.push_str(
+        "\n| tool | other names | what it does | effect | permission |\n|---|---|---|---|---|\n",
+    );
     for tool in definitions() {
         let Definition { name, summary, .. } = tool;
-        let aliases: Vec<String> = tool.callable_aliases().iter().map(|alias| format!("`{alias}`")).collect();
-        let (aliases, effect, permission) = (aliases.join(", "), tool.effect.name(), tool.permission.name());
+        let aliases: Vec<String> =
+            tool.callable_aliases().iter().map(|alias| format!("`{alias}`")).collect();
+        let (aliases, effect, permission) =
+            (aliases.join(", "), tool.effect.name(), tool.permission.name());
         let anchor = name.replace('.', "");
-        let _ =
-            writeln!(text, "| [`{name}`](#{anchor}) | {aliases} | {} | {effect} | {permission} |", in_cell(summary));
+        let _ = writeln!(
+            text,
+            "| [`{name}`](#{anchor}) | {aliases} | {} | {effect} | {permission} |",
+            in_cell(summary)
+        );
     }
     text.push_str("\n| permission | what a policy decides on |\n|---|---|\n");
     for permission in Permission::ALL {
@@ -93,9 +100,16 @@ fn section(text: &mut String, tool: &Definition) {
             let _ = writeln!(text, "| `{name}` | {} |", in_cell(meaning));
         }
     }
-    let time = tool.limits.wall.map_or("no time of its own".to_owned(), |wall| format!("{} s", wall.as_secs()));
+    let time = tool
+        .limits
+        .wall
+        .map_or("no time of its own".to_owned(), |wall| format!("{} s", wall.as_secs()));
     let kib = tool.limits.result_bytes >> 10;
-    let _ = writeln!(text, "\nLimits: {time}, a result of about {kib} KiB. Example: `{}`", tool.example);
+    let _ = writeln!(
+        text,
+        "\nLimits: {time}, a result of about {kib} KiB. Example: `{}`",
+        tool.example
+    );
 }
 
 fn parameter(text: &mut String, prefix: &str, one: &Parameter) {
@@ -108,7 +122,12 @@ fn parameter(text: &mut String, prefix: &str, one: &Parameter) {
         _ => "object[]".to_owned(),
     };
     let mark = if one.required { "" } else { "?" };
-    let _ = writeln!(text, "| `{path}{mark}` | `{}` | {} |", in_cell(&kind), in_cell(&one.explanation()));
+    let _ = writeln!(
+        text,
+        "| `{path}{mark}` | `{}` | {} |",
+        in_cell(&kind),
+        in_cell(&one.explanation())
+    );
     properties.iter().for_each(|p| parameter(text, &format!("{path}{below}"), p));
 }
 
@@ -121,7 +140,8 @@ fn field(text: &mut String, prefix: &str, one: &Field) {
         _ => "object[]".to_owned(),
     };
     let mark = if one.optional { "?" } else { "" };
-    let _ = writeln!(text, "| `{path}{mark}` | `{}` | {} |", in_cell(&kind), in_cell(one.description));
+    let _ =
+        writeln!(text, "| `{path}{mark}` | `{}` | {} |", in_cell(&kind), in_cell(one.description));
     fields.iter().for_each(|f| field(text, &format!("{path}{below}"), f));
 }
 

@@ -50,7 +50,11 @@ pub(super) const fn field(name: &'static str, output: Output, description: &'sta
     Field { name, output, optional: false, description }
 }
 
-pub(super) const fn optional_field(name: &'static str, output: Output, description: &'static str) -> Field {
+pub(super) const fn optional_field(
+    name: &'static str,
+    output: Output,
+    description: &'static str,
+) -> Field {
     Field { name, output, optional: true, description }
 }
 
@@ -64,7 +68,9 @@ impl Output {
             Self::Integer | Self::Number => "number".to_owned(),
             Self::Vector => "number[]".to_owned(),
             Self::Boolean => "boolean".to_owned(),
-            Self::OneOf(words) => words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" | "),
+            Self::OneOf(words) => {
+                words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" | ")
+            }
             Self::Nullable(output) => format!("{} | null", output.typescript()),
             Self::OneOrMore(output) => {
                 let one = output.typescript();
@@ -108,7 +114,8 @@ impl Output {
                     schema["description"] = field.description.into();
                     properties.insert(field.name.to_owned(), schema);
                 }
-                let required: Vec<&str> = fields.iter().filter(|f| !f.optional).map(|f| f.name).collect();
+                let required: Vec<&str> =
+                    fields.iter().filter(|f| !f.optional).map(|f| f.name).collect();
                 json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
             }
             Self::Any => json!({}),

@@ -1,4 +1,5 @@
-//! `node`, `python`, `git` and `npm`: one program with its arguments as a list, so that nothing has to be quoted.
+//! `node`, `python`, `git` and `npm`: one program with its arguments as a list, so that nothing has
+//! to be quoted.
 //!
 //! They run as `execute_command` does, by a line of shell that is put together here.
 
@@ -11,7 +12,8 @@ use super::execute::{self, EXECUTED, Executed, Host, MAX_SCRIPT, OPTIONS, Option
 use super::kind::{Kind, Parameter, optional, required};
 use super::subject::PolicySubject;
 
-/// What the line of shell says when there is no such program, on standard error and with nothing else there.
+/// What the line of shell says when there is no such program, on standard error and with nothing
+/// else there.
 const MISSING: &str = "construct: the program is not installed";
 
 /// The exit status with it, the shell's own for a command that is not found.
@@ -20,7 +22,8 @@ const MISSING_STATUS: i32 = 127;
 /// Longest code, in bytes; it goes through standard input.
 const MAX_CODE: usize = 1 << 20;
 
-const NOT_INSTALLED: (&str, &str) = ("ProgramNotFound", "when it is not installed where commands run; nothing ran.");
+const NOT_INSTALLED: (&str, &str) =
+    ("ProgramNotFound", "when it is not installed where commands run; nothing ran.");
 
 /// A program that a tool runs.
 struct Program {
@@ -48,7 +51,11 @@ const PROGRAMS: [Program; 4] = [
         names: &["git"],
         instead: "The files in .git can be read, for example read_file(\".git/HEAD\").",
     },
-    Program { tool: NPM.name, names: &["npm"], instead: "read_file(\"package.json\") says what npm would do." },
+    Program {
+        tool: NPM.name,
+        names: &["npm"],
+        instead: "read_file(\"package.json\") says what npm would do.",
+    },
 ];
 
 const fn definition(
@@ -143,7 +150,11 @@ enum Input {
     Arguments(Vec<String>),
 }
 
-pub(super) async fn run(tool: &'static str, host: Host<'_>, arguments: Arguments) -> Result<Executed, ToolError> {
+pub(super) async fn run(
+    tool: &'static str,
+    host: Host<'_>,
+    arguments: Arguments,
+) -> Result<Executed, ToolError> {
     let Arguments { program: input, mut options } = arguments;
     let Some(program) = PROGRAMS.iter().find(|program| program.tool == tool) else {
         return Err(ToolError::internal(tool, "it is not in the table of programs"));
@@ -170,7 +181,10 @@ pub(super) async fn run(tool: &'static str, host: Host<'_>, arguments: Arguments
         )));
     }
     let executed = host.run(tool, Some(tool), script, options).await?;
-    if executed.exit_code == Some(MISSING_STATUS) && executed.stdout.is_empty() && executed.stderr == MISSING {
+    if executed.exit_code == Some(MISSING_STATUS)
+        && executed.stdout.is_empty()
+        && executed.stderr == MISSING
+    {
         let Program { names, instead, .. } = program;
         let message = format!(
             "{tool}: {} is not installed where commands run, and nothing ran. {instead}",

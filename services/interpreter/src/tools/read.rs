@@ -34,7 +34,10 @@ pub(super) const DEFINITION: Definition = Definition {
         OUTSIDE,
         ("IsADirectory", "when the path is a directory."),
         ("BinaryFile", "when the file is not text."),
-        ("LineOutOfRange", "when `start_line` is after the end; the message says how many lines there are."),
+        (
+            "LineOutOfRange",
+            "when `start_line` is after the end; the message says how many lines there are.",
+        ),
     ],
     effect: Effect::Read,
     permission: Permission::FilesRead,
@@ -67,11 +70,17 @@ pub(super) struct Arguments {
     end_line: Option<u64>,
 }
 
-pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<String, ToolError> {
+pub(super) fn run(
+    workspace: &Workspace,
+    arguments: Arguments,
+    stop: &Stop,
+) -> Result<String, ToolError> {
     let Arguments { path, start_line, end_line } = arguments;
     let (start, end) = (start_line.unwrap_or(1), end_line.unwrap_or(u64::MAX));
     if end < start {
-        return Err(ToolError::invalid(format!("read_file: end_line ({end}) is before start_line ({start}).")));
+        return Err(ToolError::invalid(format!(
+            "read_file: end_line ({end}) is before start_line ({start})."
+        )));
     }
     let located = workspace.locate(&path).map_err(|e| path_error(workspace, &e))?;
     let file = workspace.open_file(&located).map_err(|e| path_error(workspace, &e))?;
@@ -98,8 +107,11 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     }
     if lines.at_end && start > 1 && start > lines.total() {
         let total = lines.total();
-        let message = format!("read_file: {path:?} has {total} lines; start_line {start} is after its end.");
-        return Err(ToolError::new("LineOutOfRange", message).with(json!({"path": path, "lines": total})));
+        let message =
+            format!("read_file: {path:?} has {total} lines; start_line {start} is after its end.");
+        return Err(
+            ToolError::new("LineOutOfRange", message).with(json!({"path": path, "lines": total}))
+        );
     }
     Ok(lines.into_text(&located, size, decoded))
 }
@@ -233,7 +245,8 @@ impl Lines {
         }
     }
 
-    /// Lines of the whole file, known when its end was reached. What follows the last newline counts if it is not empty.
+    /// Lines of the whole file, known when its end was reached. What follows the last newline
+    /// counts if it is not empty.
     fn total(&self) -> u64 {
         if self.seen > 0 { self.line } else { self.line - 1 }
     }
@@ -264,10 +277,14 @@ impl Lines {
             ));
         }
         if decoded {
-            note(format!("[note: {path} is UTF-16 and is shown decoded; edit_file works on UTF-8 only.]\n"));
+            note(format!(
+                "[note: {path} is UTF-16 and is shown decoded; edit_file works on UTF-8 only.]\n"
+            ));
         }
         if damaged {
-            note(format!("[note: {path} is not valid UTF-8; what could not be read is shown as U+FFFD.]\n"));
+            note(format!(
+                "[note: {path} is not valid UTF-8; what could not be read is shown as U+FFFD.]\n"
+            ));
         }
         text
     }

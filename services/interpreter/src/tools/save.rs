@@ -1,7 +1,8 @@
 //! `save_file`: puts a file that a person attached to the conversation into the workspace.
 //!
-//! A command says which files those are; no other can be named, also not by its hash. The content comes in pieces from where all services
-//! have it, and takes its place only when all of it is there and is what its name says.
+//! A command says which files those are; no other can be named, also not by its hash. The content
+//! comes in pieces from where all services have it, and takes its place only when all of it is
+//! there and is what its name says.
 
 use std::{fs::File, io::Write as _, sync::Arc};
 
@@ -32,13 +33,21 @@ pub(super) const DEFINITION: Definition = Definition {
     summary: "Saves a file that people attached to (uploaded into) this conversation as a file of the workspace.",
     description: "What is there is replaced, missing directories are made.",
     parameters: &[
-        required("file", Kind::Text { min_bytes: 1, max_bytes: 128 }, "The file's id, or its hash as \"sha256:…\"."),
+        required(
+            "file",
+            Kind::Text { min_bytes: 1, max_bytes: 128 },
+            "The file's id, or its hash as \"sha256:…\".",
+        ),
         required("path", Kind::File, "Where to, relative to the workspace."),
     ],
     output: Output::Object(&[
         field("path", Output::Text, "The file in the workspace, relative to that."),
         field("bytes", Output::Integer, "Its size."),
-        field("status", Output::OneOf(&["created", "overwritten"]), "Whether there was such a file before."),
+        field(
+            "status",
+            Output::OneOf(&["created", "overwritten"]),
+            "Whether there was such a file before.",
+        ),
     ]),
     like: None,
     example: "save_file(\"file_01890a5d-…\", \"data/report.csv\")",
@@ -104,9 +113,14 @@ impl Attachments {
         Arguments { file: wanted, .. }: &Arguments,
         most: u64,
     ) -> Result<(Pieces, Content), ToolError> {
-        let is_meant =
-            |file: &&AttachedFile| file.id == *wanted || wanted.strip_prefix("sha256:") == Some(file.sha256.as_str());
-        let found = self.list.iter().find(is_meant).and_then(|file| Some((file, file.sha256.parse::<Sha256>().ok()?)));
+        let is_meant = |file: &&AttachedFile| {
+            file.id == *wanted || wanted.strip_prefix("sha256:") == Some(file.sha256.as_str())
+        };
+        let found = self
+            .list
+            .iter()
+            .find(is_meant)
+            .and_then(|file| Some((file, file.sha256.parse::<Sha256>().ok()?)));
         let (Some((store, organization)), Some((file, sha256))) = (&self.place, found) else {
             return Err(self.not_attached(wanted));
         };
@@ -119,12 +133,16 @@ impl Attachments {
             let details = json!({"file": file.id, "bytes": size, "most": most});
             return Err(ToolError::new("FileTooLarge", message).with(details));
         }
-        let pieces = store.read(*organization, &sha256, None).await.map_err(|error| unavailable(wanted, &error))?;
+        let pieces = store
+            .read(*organization, &sha256, None)
+            .await
+            .map_err(|error| unavailable(wanted, &error))?;
         Ok((pieces.boxed(), Content { sha256, size }))
     }
 
     fn not_attached(&self, wanted: &str) -> ToolError {
-        let named = |file: &AttachedFile| format!("{} ({:?}, {} bytes)", file.id, file.name, file.size);
+        let named =
+            |file: &AttachedFile| format!("{} ({:?}, {} bytes)", file.id, file.name, file.size);
         let mut names: Vec<String> = self.list.iter().take(NAMED).map(named).collect();
         if self.list.len() > NAMED {
             names.push(format!("and {} older ones", self.list.len() - NAMED));
@@ -134,8 +152,11 @@ impl Attachments {
             false => format!("There are: {}.", names.join(", ")),
         };
         let ids: Vec<&str> = self.list.iter().take(NAMED).map(|file| file.id.as_str()).collect();
-        ToolError::new(NOT_ATTACHED.0, format!("No file {wanted:?} is attached to this conversation. {there_are}"))
-            .with(json!({"file": wanted, "files": ids}))
+        ToolError::new(
+            NOT_ATTACHED.0,
+            format!("No file {wanted:?} is attached to this conversation. {there_are}"),
+        )
+        .with(json!({"file": wanted, "files": ids}))
     }
 }
 
@@ -169,7 +190,9 @@ pub(super) fn write(
     stop: &Stop,
 ) -> Result<Saved, ToolError> {
     let located = workspace.locate(path).map_err(|error| path_error(workspace, &error))?;
-    let filling = |target: &mut File| fill(target, &located, file, content, &mut pieces, stop).map_err(Failed::Tool);
+    let filling = |target: &mut File| {
+        fill(target, &located, file, content, &mut pieces, stop).map_err(Failed::Tool)
+    };
     let written = workspace.replace_with(&located, filling).map_err(|failed| match failed {
         Failed::Path(error) => path_error(workspace, &error),
         Failed::Tool(error) => error,
@@ -210,12 +233,19 @@ fn fill(
 
 fn unavailable(file: &str, error: &files::Error) -> ToolError {
     let message = match error {
-        files::Error::Missing => format!("{file} was deleted after it was attached. Go on without it, or ask for it."),
+        files::Error::Missing => {
+            format!("{file} was deleted after it was attached. Go on without it, or ask for it.")
+        }
         files::Error::Corrupt | files::Error::TooLarge(_) => {
-            format!("{file} is damaged where it is kept, and was not saved. Say so, and go on without it.")
+            format!(
+                "{file} is damaged where it is kept, and was not saved. Say so, and go on without it."
+            )
         }
         files::Error::Folder(_) | files::Error::Storage(_) | files::Error::Interrupted(_) => {
-            tracing::warn!(error = error as &dyn std::error::Error, "an attached file cannot be read");
+            tracing::warn!(
+                error = error as &dyn std::error::Error,
+                "an attached file cannot be read"
+            );
             format!("{file} cannot be read at the moment, and was not saved. Try it again later.")
         }
     };

@@ -28,7 +28,11 @@ pub(super) const SEARCH: Definition = Definition {
     summary: "Finds tools by words about what they do, best first.",
     description: "",
     parameters: &[
-        required("query", Kind::Text { min_bytes: 1, max_bytes: 1000 }, "Words, for example \"delete directory\"."),
+        required(
+            "query",
+            Kind::Text { min_bytes: 1, max_bytes: 1000 },
+            "Words, for example \"delete directory\".",
+        ),
         optional("limit", Kind::Integer { min: 1, max: 50 }, "10", "Return at most this many."),
     ],
     output: Output::Object(&[
@@ -58,7 +62,11 @@ pub(super) const DESCRIBE: Definition = Definition {
     aliases: &[],
     summary: "Returns everything known about a tool: its declaration and schemas.",
     description: "",
-    parameters: &[required("name", Kind::Text { min_bytes: 1, max_bytes: 256 }, "Name of the tool.")],
+    parameters: &[required(
+        "name",
+        Kind::Text { min_bytes: 1, max_bytes: 256 },
+        "Name of the tool.",
+    )],
     output: Output::Object(&[
         field("name", Output::Text, "Its name."),
         field("aliases", Output::List(&Output::Text), "Its other names."),
@@ -112,7 +120,10 @@ pub(super) fn search(Query { query, limit }: &Query) -> Found {
         let fits: Vec<u32> = definitions().iter().map(|tool| fits(tool, &word)).collect();
         let common = fits.iter().map(|fit| u32::from(*fit > 0)).sum::<u32>();
         // A word that many tools have says less about which is meant.
-        scores.iter_mut().zip(&fits).for_each(|(score, fit)| *score += (RARE * fit).checked_div(common).unwrap_or(0));
+        scores
+            .iter_mut()
+            .zip(&fits)
+            .for_each(|(score, fit)| *score += (RARE * fit).checked_div(common).unwrap_or(0));
     }
     let mut ranked: Vec<(u32, &Definition)> =
         scores.into_iter().zip(definitions()).filter(|(score, _)| *score > 0).collect();
@@ -123,11 +134,15 @@ pub(super) fn search(Query { query, limit }: &Query) -> Found {
         summary: tool.summary,
         signature: tool.signature(),
     };
-    Found { total: ranked.len(), tools: ranked.iter().take(limit.unwrap_or(DEFAULT_RESULTS)).map(found).collect() }
+    Found {
+        total: ranked.len(),
+        tools: ranked.iter().take(limit.unwrap_or(DEFAULT_RESULTS)).map(found).collect(),
+    }
 }
 
 pub(super) fn describe(Named { name }: &Named) -> Result<Value, ToolError> {
-    let tool = definition(name.trim_end_matches("()").trim()).ok_or_else(|| error::unknown_tool(name))?;
+    let tool =
+        definition(name.trim_end_matches("()").trim()).ok_or_else(|| error::unknown_tool(name))?;
     Ok(json!({
         "name": tool.name,
         "aliases": tool.callable_aliases(),
@@ -139,7 +154,8 @@ pub(super) fn describe(Named { name }: &Named) -> Result<Value, ToolError> {
     }))
 }
 
-/// How well a tool fits one word, by the best place where it stands: the names before the summary before the rest.
+/// How well a tool fits one word, by the best place where it stands: the names before the summary
+/// before the rest.
 fn fits(tool: &Definition, word: &str) -> u32 {
     let names = tool.aliases.iter().copied().chain([tool.name]);
     let parameters = tool.parameters.iter().flat_map(|p| [p.name, p.description]);
@@ -149,14 +165,16 @@ fn fits(tool: &Definition, word: &str) -> u32 {
         (2, tool.description.to_lowercase()),
         (1, parameters.collect::<Vec<_>>().join(" ").to_lowercase()),
     ];
-    let in_place =
-        |(weight, text): &(u32, String)| weight * words(text).iter().map(|w| alike(word, w)).max().unwrap_or(0);
+    let in_place = |(weight, text): &(u32, String)| {
+        weight * words(text).iter().map(|w| alike(word, w)).max().unwrap_or(0)
+    };
     places.iter().map(in_place).max().unwrap_or(0)
 }
 
 /// 2 for the same word, 1 for another form of it, 0 for another word.
 fn alike(wanted: &str, there: &str) -> u32 {
-    let (shorter, longer) = if wanted.len() < there.len() { (wanted, there) } else { (there, wanted) };
+    let (shorter, longer) =
+        if wanted.len() < there.len() { (wanted, there) } else { (there, wanted) };
     match longer.strip_prefix(shorter) {
         Some("") => 2,
         Some(_) if shorter.len() >= SHORTEST_STEM => 1,
@@ -167,8 +185,8 @@ fn alike(wanted: &str, there: &str) -> u32 {
 /// The words of a text, without those that say nothing about a tool.
 fn words(text: &str) -> Vec<String> {
     const SILENT: [&str; 22] = [
-        "a", "all", "an", "and", "are", "at", "be", "can", "do", "for", "how", "i", "in", "is", "it", "of", "or",
-        "that", "the", "to", "what", "with",
+        "a", "all", "an", "and", "are", "at", "be", "can", "do", "for", "how", "i", "in", "is",
+        "it", "of", "or", "that", "the", "to", "what", "with",
     ];
     text.split(|c: char| !c.is_alphanumeric())
         .filter(|word| !word.is_empty() && !SILENT.contains(word))

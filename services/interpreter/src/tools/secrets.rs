@@ -1,8 +1,9 @@
 //! `secrets.get`, and what becomes of the handles it gives.
 //!
-//! A script never sees a value. It gets a handle, a text that says nothing, and writes that where the value is to stand: in a
-//! header of `fetch`, or in the environment of a command. Policies, the journal and everybody who watches see the handle as
-//! well. The value is put in its place at the last moment, when it is clear to whom it goes, and taken out of what comes back.
+//! A script never sees a value. It gets a handle, a text that says nothing, and writes that where
+//! the value is to stand: in a header of `fetch`, or in the environment of a command. Policies, the
+//! journal and everybody who watches see the handle as well. The value is put in its place at the
+//! last moment, when it is clear to whom it goes, and taken out of what comes back.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,7 +33,11 @@ pub(super) const GET: Definition = Definition {
     description: "Write the handle anywhere in the value of a header of fetch, or of an environment variable of a command \
         (options.env, setenv): the secret is put in its place when that goes out, to the hosts and commands that it is bound \
         to. Nowhere else. Where it comes back, the handle stands again. A handle holds for the scripts of one message.",
-    parameters: &[required("name", Kind::Text { min_bytes: 1, max_bytes: 256 }, "Name of the secret.")],
+    parameters: &[required(
+        "name",
+        Kind::Text { min_bytes: 1, max_bytes: 256 },
+        "Name of the secret.",
+    )],
     output: Output::Text,
     like: None,
     example: "fetch(url, { headers: { authorization: `Bearer ${secrets.get(\"API_TOKEN\")}` } })",
@@ -55,30 +60,35 @@ pub(super) const UNAVAILABLE: (&str, &str) =
 pub(super) const NOT_ALLOWED: (&str, &str) =
     ("SecretNotAllowed", "when a secret is not bound to where it would go; nothing was done.");
 
-/// What a handle begins and ends with; between are the name, a colon and so many hexadecimal digits.
+/// What a handle begins and ends with; between are the name, a colon and so many hexadecimal
+/// digits.
 const OPEN: &str = "{{secret:";
 const CLOSE: &str = "}}";
 const DIGITS: usize = 16;
 
-/// Most bytes of one environment variable with the secrets in it: the kernel takes no longer one than 128 KiB.
+/// Most bytes of one environment variable with the secrets in it: the kernel takes no longer one
+/// than 128 KiB.
 const MAX_VARIABLE: usize = 128 * 1024 - 512;
 
 /// Most bytes of all variables of a command, secrets included.
 const MAX_ENVIRONMENT: usize = 512 * 1024;
 
-/// Variables by which a script could have something else run in the place of the program that a secret is bound to, or
-/// before it; and how the names of others begin.
-const STEERING: [&str; 9] = ["PATH", "ENV", "IFS", "PS4", "SHELLOPTS", "BASHOPTS", "CDPATH", "GCONV_PATH", "LOCPATH"];
+/// Variables by which a script could have something else run in the place of the program that a
+/// secret is bound to, or before it; and how the names of others begin.
+const STEERING: [&str; 9] =
+    ["PATH", "ENV", "IFS", "PS4", "SHELLOPTS", "BASHOPTS", "CDPATH", "GCONV_PATH", "LOCPATH"];
 const STEERING_PREFIXES: [&str; 3] = ["LD_", "BASH_", "GLIBC_"];
 
-/// Most bytes of all secrets of one execution. Each is looked for in dozens of forms, which are kept in memory.
+/// Most bytes of all secrets of one execution. Each is looked for in dozens of forms, which are
+/// kept in memory.
 const MAX_TOGETHER: usize = 256 * 1024;
 
 /// The secrets that the scripts of one execution may use.
 #[derive(Default)]
 pub struct Secrets {
     list: Vec<Secret>,
-    /// Made when something first comes back in which a value could be: it takes milliseconds and megabytes for values of many kilobytes.
+    /// Made when something first comes back in which a value could be: it takes milliseconds and
+    /// megabytes for values of many kilobytes.
     scrubber: OnceLock<Arc<Scrubber>>,
 }
 
@@ -105,20 +115,29 @@ pub(super) struct Named {
 }
 
 impl Secrets {
-    /// Opens what a command carries. `seed` is that of the execution: the handles follow from it, so that a script which is
-    /// run again gets the same. It is known to nobody who runs in the sandbox, and so are handles that were not asked for.
+    /// Opens what a command carries. `seed` is that of the execution: the handles follow from it,
+    /// so that a script which is run again gets the same. It is known to nobody who runs in the
+    /// sandbox, and so are handles that were not asked for.
     ///
     /// A secret that cannot be opened is there as well, and says so when it is asked for.
     #[must_use]
     pub fn open(granted: &[GrantedSecret], keys: Option<&MasterKeys>, seed: &[u8]) -> Self {
         let mut room = MAX_TOGETHER;
-        let list = granted.iter().take(secret::PER_AGENT).map(|one| Secret::open(one, keys, seed, &mut room)).collect();
+        let list = granted
+            .iter()
+            .take(secret::PER_AGENT)
+            .map(|one| Secret::open(one, keys, seed, &mut room))
+            .collect();
         Self { list, scrubber: OnceLock::new() }
     }
 
     /// The tool.
     pub(super) fn get(&self, Named { name }: &Named) -> Result<String, ToolError> {
-        let secret = self.list.iter().find(|secret| secret.name == *name).ok_or_else(|| self.not_found(name))?;
+        let secret = self
+            .list
+            .iter()
+            .find(|secret| secret.name == *name)
+            .ok_or_else(|| self.not_found(name))?;
         secret.value()?;
         Ok(secret.handle.clone())
     }
@@ -127,27 +146,39 @@ impl Secrets {
     pub(super) fn scrubber(&self) -> &Arc<Scrubber> {
         self.scrubber.get_or_init(|| {
             let values = self.list.iter();
-            let values = values.filter_map(|one| Some((one.value.as_ref().ok()?.expose_secret(), one.handle.as_str())));
+            let values = values.filter_map(|one| {
+                Some((one.value.as_ref().ok()?.expose_secret(), one.handle.as_str()))
+            });
             Arc::new(Scrubber::new(values))
         })
     }
 
-    /// The value of a header with the secrets in it, for a request to `host`; none when there is no handle in it. `room` is how
-    /// long it may become.
-    pub(super) fn in_header(&self, text: &str, host: &str, room: usize) -> Result<Option<SecretString>, ToolError> {
-        let too_long =
-            || ToolError::invalid("fetch: with the secrets in them the headers are too long; nothing was sent.");
+    /// The value of a header with the secrets in it, for a request to `host`; none when there is no
+    /// handle in it. `room` is how long it may become.
+    pub(super) fn in_header(
+        &self,
+        text: &str,
+        host: &str,
+        room: usize,
+    ) -> Result<Option<SecretString>, ToolError> {
+        let too_long = || {
+            ToolError::invalid(
+                "fetch: with the secrets in them the headers are too long; nothing was sent.",
+            )
+        };
         self.fill(text, room, too_long, &|secret| {
             if secret.hosts.iter().any(|pattern| pattern.matches(host)) {
                 return Ok(());
             }
             let name = &secret.name;
-            Err(secret
-                .not_allowed(format!("fetch: the secret {name} may not be sent to {host:?}, and nothing was sent")))
+            Err(secret.not_allowed(format!(
+                "fetch: the secret {name} may not be sent to {host:?}, and nothing was sent"
+            )))
         })
     }
 
-    /// The environment of a command with the secrets in it. `program` is what runs and nothing else, where that is certain.
+    /// The environment of a command with the secrets in it. `program` is what runs and nothing
+    /// else, where that is certain.
     pub(super) fn in_environment(
         &self,
         tool: &str,
@@ -158,7 +189,8 @@ impl Secrets {
             return Ok(environment);
         }
         let steers = |name: &&String| {
-            STEERING.contains(&name.as_str()) || STEERING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+            STEERING.contains(&name.as_str())
+                || STEERING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         };
         if let Some(name) = environment.keys().find(steers) {
             return Err(ToolError::new(
@@ -197,7 +229,10 @@ impl Secrets {
         let mut parts: Vec<&str> = Vec::new();
         let mut next = 0;
         for (place, name) in handles(text) {
-            let secret = self.list.iter().find(|secret| secret.name == name && secret.handle == text[place.clone()]);
+            let secret = self
+                .list
+                .iter()
+                .find(|secret| secret.name == name && secret.handle == text[place.clone()]);
             let secret = secret.ok_or_else(|| self.no_handle(name))?;
             allowed(secret)?;
             parts.extend([&text[next..place.start], secret.value()?]);
@@ -213,8 +248,8 @@ impl Secrets {
         Ok(Some(SecretString::from(parts.concat())))
     }
 
-    /// Takes the secrets out of a value: all that were granted, not only those that were asked for, because a script of an earlier
-    /// message may have had one written into a file.
+    /// Takes the secrets out of a value: all that were granted, not only those that were asked for,
+    /// because a script of an earlier message may have had one written into a file.
     pub(super) fn scrub(&self, value: &mut Value) {
         if !self.list.is_empty() {
             self.scrubber().value(value);
@@ -282,7 +317,12 @@ fn handles(text: &str) -> impl Iterator<Item = (Range<usize>, &str)> {
 }
 
 impl Secret {
-    fn open(granted: &GrantedSecret, keys: Option<&MasterKeys>, seed: &[u8], room: &mut usize) -> Self {
+    fn open(
+        granted: &GrantedSecret,
+        keys: Option<&MasterKeys>,
+        seed: &[u8],
+        room: &mut usize,
+    ) -> Self {
         let GrantedSecret { id, name, hosts, commands, value } = granted;
         let sealed = value.clone().unwrap_or_default();
         let opened = match keys {
@@ -295,7 +335,8 @@ impl Secret {
             ),
             OpenError::Unopenable => "its stored form is damaged, and it has to be set again".to_owned(),
         });
-        // What does not belong into a variable at all is refused by the gateway; here it would end one and begin another.
+        // What does not belong into a variable at all is refused by the gateway; here it would end
+        // one and begin another.
         let value = value.and_then(|value| match secret::is_value(value.expose_secret()) {
             true => Ok(value),
             false => Err("it is not what a secret can be, and has to be set again".to_owned()),
@@ -305,13 +346,16 @@ impl Secret {
                 *room = left;
                 Ok(value)
             }
-            None => Err(format!("the agent's secrets have more than {MAX_TOGETHER} bytes together")),
+            None => {
+                Err(format!("the agent's secrets have more than {MAX_TOGETHER} bytes together"))
+            }
         });
         let digest = Sha256::new_with_prefix(b"construct secret handle\0")
             .chain_update(seed)
             .chain_update([0])
             .chain_update(name);
-        let digits: String = digest.finalize().iter().take(DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
+        let digits: String =
+            digest.finalize().iter().take(DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
         Self {
             name: name.clone(),
             handle: format!("{OPEN}{name}:{digits}{CLOSE}"),
@@ -325,11 +369,19 @@ impl Secret {
     fn value(&self) -> Result<&str, ToolError> {
         let Self { name, .. } = self;
         self.value.as_ref().map(|value| value.expose_secret()).map_err(|why| {
-            ToolError::new(UNAVAILABLE.0, format!("The secret {name} cannot be used: {why}. Go on without it."))
+            ToolError::new(
+                UNAVAILABLE.0,
+                format!("The secret {name} cannot be used: {why}. Go on without it."),
+            )
         })
     }
 
-    fn for_program(&self, tool: &str, variable: &str, program: Option<&str>) -> Result<(), ToolError> {
+    fn for_program(
+        &self,
+        tool: &str,
+        variable: &str,
+        program: Option<&str>,
+    ) -> Result<(), ToolError> {
         let Self { name, commands, .. } = self;
         let Some(program) = program else {
             return Err(self.not_allowed(format!(
@@ -350,9 +402,14 @@ impl Secret {
     fn not_allowed(&self, what: String) -> ToolError {
         let Self { name, hosts, commands, .. } = self;
         let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
-        let list = |items: &[String]| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
-        let message =
-            format!("{what}. It is bound to these hosts: {}; and commands: {}.", list(&hosts), list(commands));
-        ToolError::new(NOT_ALLOWED.0, message).with(json!({"name": name, "hosts": hosts, "commands": commands}))
+        let list =
+            |items: &[String]| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
+        let message = format!(
+            "{what}. It is bound to these hosts: {}; and commands: {}.",
+            list(&hosts),
+            list(commands)
+        );
+        ToolError::new(NOT_ALLOWED.0, message)
+            .with(json!({"name": name, "hosts": hosts, "commands": commands}))
     }
 }

@@ -50,7 +50,9 @@ impl Stopped {
     pub(super) fn into_error(self, tool: &'static str) -> ToolError {
         match self {
             Self::Cancelled => ToolError::cancelled(tool),
-            Self::TimedOut => ToolError::new("Timeout", format!("{tool} took too long and was ended.")),
+            Self::TimedOut => {
+                ToolError::new("Timeout", format!("{tool} took too long and was ended."))
+            }
         }
     }
 }

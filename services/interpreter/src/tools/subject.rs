@@ -34,7 +34,9 @@ pub enum PolicySubject {
 impl fmt::Display for PolicySubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Path(text) | Self::Tree(text) | Self::Command(text) | Self::Name(text) => f.write_str(text),
+            Self::Path(text) | Self::Tree(text) | Self::Command(text) | Self::Name(text) => {
+                f.write_str(text)
+            }
             Self::Agent(name) => write!(f, "agent:{name}"),
             Self::Request { method, host, path } => write!(f, "{method} {host}{path}"),
             Self::None => Ok(()),

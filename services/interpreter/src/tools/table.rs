@@ -2,11 +2,12 @@
 
 use super::definition::Definition;
 use super::{
-    delete, edit, environment, execute, fetch, find, grep, list, llm, print, program, read, save, search, secrets,
-    tasks, write,
+    delete, edit, environment, execute, fetch, find, grep, list, llm, print, program, read, save,
+    search, secrets, tasks, write,
 };
 
-/// The tools, in the order in which models are told of them: where not all fit, the last are told of in one line.
+/// The tools, in the order in which models are told of them: where not all fit, the last are told
+/// of in one line.
 static DEFINITIONS: [Definition; 30] = [
     read::DEFINITION,
     write::DEFINITION,
@@ -58,14 +59,17 @@ pub fn definition(name: &str) -> Option<&'static Definition> {
     DEFINITIONS.iter().find(|tool| tool.is_called(name))
 }
 
-/// The TypeScript declarations of the tools for the system prompt, in at most `budget` bytes: with doc comments as long as
-/// they fit, then as a signature and a summary in one line each, and if those do not fit either, with a note how the rest
-/// is found. The same budget always gives the same text, which vendors can therefore cache.
+/// The TypeScript declarations of the tools for the system prompt, in at most `budget` bytes: with
+/// doc comments as long as they fit, then as a signature and a summary in one line each, and if
+/// those do not fit either, with a note how the rest is found. The same budget always gives the
+/// same text, which vendors can therefore cache.
 #[must_use]
 pub fn declarations(budget: usize) -> String {
     let full: Vec<String> = DEFINITIONS.iter().map(|tool| tool.declaration() + "\n").collect();
-    let short: Vec<String> =
-        DEFINITIONS.iter().map(|tool| format!("// {}  {}\n", tool.signature(), tool.summary)).collect();
+    let short: Vec<String> = DEFINITIONS
+        .iter()
+        .map(|tool| format!("// {}  {}\n", tool.signature(), tool.summary))
+        .collect();
     // The more declarations, the fewer lines: looked for from all declarations down to none.
     let size = |declared: usize| {
         let rest: usize = short[declared..].iter().map(String::len).sum();

@@ -1,7 +1,8 @@
 //! `tasks.…`: other tasks that scripts begin, write to and wait for.
 //!
-//! The interpreter knows nothing of tasks: it asks a reconciler, which does what is asked once however often the same call is made. So these calls
-//! may be repeated when a process has died. A call that waits is no request that stays open: see [`Waited`].
+//! The interpreter knows nothing of tasks: it asks a reconciler, which does what is asked once
+//! however often the same call is made. So these calls may be repeated when a process has died. A
+//! call that waits is no request that stays open: see [`Waited`].
 
 use std::fmt;
 use std::ops::Range;
@@ -87,7 +88,7 @@ pub(super) const SPAWN: Definition = Definition {
     ],
     output: Output::Object(&[field("task", Output::Text, "The id of the subtask.")]),
     like: None,
-    example: "tasks.spawn({ message: \"Summarise …\", agent: \"reader\", budget: 0.5 })",
+    example: "tasks.spawn({ message: \"Summarize …\", agent: \"reader\", budget: 0.5 })",
     errors: &[
         NO_AGENT,
         ("TooManySubtasks", "when this task, or its tree, has too many."),
@@ -130,7 +131,10 @@ pub(super) const SEND: Definition = Definition {
     aliases: &[],
     summary: "Sends a further message to a subtask; it answers after what it works on.",
     description: "",
-    parameters: &[required("task", ID, "The id of the subtask."), required("message", MESSAGE, "What to say.")],
+    parameters: &[
+        required("task", ID, "The id of the subtask."),
+        required("message", MESSAGE, "What to say."),
+    ],
     output: Output::Nothing,
     like: None,
     example: "tasks.send(first.task, \"Also look at the tests.\")",
@@ -269,7 +273,10 @@ pub struct Subtasks {
 
 impl fmt::Debug for Subtasks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subtasks").field("task", &self.task).field("step", &self.step).finish_non_exhaustive()
+        f.debug_struct("Subtasks")
+            .field("task", &self.task)
+            .field("step", &self.step)
+            .finish_non_exhaustive()
     }
 }
 
@@ -295,8 +302,12 @@ impl Subtasks {
     ) -> Result<Value, ToolError> {
         let ask = match tool.name {
             "tasks.spawn" => {
-                let SpawnArguments { message, agent, title, budget } = super::parse(tool, arguments)?;
-                #[expect(clippy::cast_possible_truncation, reason = "the definition bounds it to a million dollars")]
+                let SpawnArguments { message, agent, title, budget } =
+                    super::parse(tool, arguments)?;
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "the definition bounds it to a million dollars"
+                )]
                 let budget_pico_usd = budget.map_or(0, |dollars| (dollars * PICO) as i64);
                 Ask::Spawn(Spawn { agent, message, title, budget_pico_usd })
             }
@@ -304,8 +315,12 @@ impl Subtasks {
                 let SendArguments { task, message } = super::parse(tool, arguments)?;
                 Ask::Send(Send { task, message })
             }
-            "tasks.parent" => Ask::ParentMessage(super::parse::<ParentArguments>(tool, arguments)?.message),
-            "tasks.hand_off" => Ask::HandOffAgent(arguments["agent"].as_str().unwrap_or_default().to_owned()),
+            "tasks.parent" => {
+                Ask::ParentMessage(super::parse::<ParentArguments>(tool, arguments)?.message)
+            }
+            "tasks.hand_off" => {
+                Ask::HandOffAgent(arguments["agent"].as_str().unwrap_or_default().to_owned())
+            }
             _ => return self.list(tool, place, cancel).await,
         };
         let answer = self.ask(tool, ask, place, cancel).await?;
@@ -316,7 +331,12 @@ impl Subtasks {
     }
 
     /// All subtasks, page by page.
-    async fn list(&self, tool: &Definition, place: (u32, u32), cancel: &CancellationToken) -> Result<Value, ToolError> {
+    async fn list(
+        &self,
+        tool: &Definition,
+        place: (u32, u32),
+        cancel: &CancellationToken,
+    ) -> Result<Value, ToolError> {
         let (mut states, mut after) = (Vec::new(), String::new());
         loop {
             let page = self.ask(tool, Ask::List(ListSubtasks { after }), place, cancel).await?;
@@ -328,7 +348,8 @@ impl Subtasks {
         }
     }
 
-    /// Asks whether a wait is over that began at the start of `time` and is over at its end at the latest.
+    /// Asks whether a wait is over that began at the start of `time` and is over at its end at the
+    /// latest.
     pub(super) async fn wait(
         &self,
         arguments: AwaitArguments,
@@ -340,7 +361,8 @@ impl Subtasks {
         let AwaitArguments { tasks, timeout_seconds } = arguments;
         let patience = timeout_seconds.map_or(LONGEST_WAIT, Duration::from_secs);
         let until = time.start.saturating_add(patience).unwrap_or(Timestamp::MAX).min(time.end);
-        let at = prost_types::Timestamp { seconds: until.as_second(), nanos: until.subsec_nanosecond() };
+        let at =
+            prost_types::Timestamp { seconds: until.as_second(), nanos: until.subsec_nanosecond() };
         let ask = Ask::Await(Await { tasks: tasks.clone(), until: Some(at) });
         let answer = self.ask(&AWAIT, ask, place, cancel).await?;
         if !answer.over {
@@ -350,7 +372,8 @@ impl Subtasks {
         Ok(Waited::Over(if is_one { states.next().unwrap_or_default() } else { states.collect() }))
     }
 
-    /// Asks until there is an answer: the reconciler may be away for a while, and a question can be repeated.
+    /// Asks until there is an answer: the reconciler may be away for a while, and a question can be
+    /// repeated.
     async fn ask(
         &self,
         tool: &Definition,
@@ -388,10 +411,19 @@ impl Subtasks {
         match answer.refused {
             None => Ok(answer),
             Some(refused) => {
-                // A definition names what there is; what a newer reconciler says beside that is told in its words.
-                let known =
-                    ["TaskOver", "AgentNotFound", "TooDeep", "TooManySubtasks", "NotASubtask", "NoParent", "QueueFull"];
-                let name = known.into_iter().find(|name| *name == refused.name).unwrap_or("InternalError");
+                // A definition names what there is; what a newer reconciler says beside that is
+                // told in its words.
+                let known = [
+                    "TaskOver",
+                    "AgentNotFound",
+                    "TooDeep",
+                    "TooManySubtasks",
+                    "NotASubtask",
+                    "NoParent",
+                    "QueueFull",
+                ];
+                let name =
+                    known.into_iter().find(|name| *name == refused.name).unwrap_or("InternalError");
                 Err(ToolError::new(name, format!("{}: {}", tool.name, refused.message)))
             }
         }
@@ -415,7 +447,8 @@ fn state(state: SubtaskState) -> Value {
     value
 }
 
-/// What the agent that goes on is told after a script has handed its conversation to it, by the arguments of the call.
+/// What the agent that goes on is told after a script has handed its conversation to it, by the
+/// arguments of the call.
 #[must_use]
 pub fn handed_off(arguments: &Value) -> String {
     let text = |name: &str| arguments[name].as_str().unwrap_or_default();

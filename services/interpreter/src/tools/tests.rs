@@ -52,10 +52,16 @@ impl Bench {
     }
 
     async fn call(&self, name: &str, args: Value) -> Value {
-        let mut result = self.tools.call(name, args, &CallContext::default()).await.expect("a call that succeeds");
+        let mut result = self
+            .tools
+            .call(name, args, &CallContext::default())
+            .await
+            .expect("a call that succeeds");
         self.tools.scrub(&mut result);
         // Whatever a test is about, what tools return is what their definitions say.
-        if let Err(difference) = definitions::accept(&definition(name).expect("a tool").output, &result) {
+        if let Err(difference) =
+            definitions::accept(&definition(name).expect("a tool").output, &result)
+        {
             panic!("{name} returned what its definition does not describe: {difference}");
         }
         result
@@ -78,7 +84,8 @@ async fn every_declared_tool_has_an_implementation() {
     let bench = Bench::new();
     for tool in definitions() {
         let wrong = bench.fails(tool.name, json!([1, 2, 3, 4, 5, 6, 7, 8])).await;
-        let expected = if tool.provider == Provider::Host { "InvalidArguments" } else { "UnknownTool" };
+        let expected =
+            if tool.provider == Provider::Host { "InvalidArguments" } else { "UnknownTool" };
         assert_eq!(wrong.name, expected, "{}", tool.name);
     }
     let unknown = bench.fails("readfile", json!([])).await;
@@ -106,9 +113,17 @@ async fn wrong_arguments_are_explained_with_parameter_value_and_example() {
     let bench = Bench::new();
     let cases = [
         ("read_file", json!([]), "is missing \"path\""),
-        ("read_file", json!([5]), "\"path\" to be a non-empty string of at most 4096 bytes, but got 5 (number)"),
+        (
+            "read_file",
+            json!([5]),
+            "\"path\" to be a non-empty string of at most 4096 bytes, but got 5 (number)",
+        ),
         ("read_file", json!([""]), "\"path\" to be a non-empty string"),
-        ("read_file", json!(["a", 0]), "\"start_line\" to be a whole number of at least 1, but got 0 (number)"),
+        (
+            "read_file",
+            json!(["a", 0]),
+            "\"start_line\" to be a whole number of at least 1, but got 0 (number)",
+        ),
         ("read_file", json!(["a", 1.5]), "but got 1.5 (number)"),
         ("read_file", json!(["a", -1]), "but got -1 (number)"),
         ("read_file", json!(["a", 1e300]), "but got 1e+300 (number)"),
@@ -118,7 +133,11 @@ async fn wrong_arguments_are_explained_with_parameter_value_and_example() {
         ("edit_file", json!(["a", []]), "\"diffs\" to be a non-empty list"),
         ("edit_file", json!(["a", [{"old": "x"}]]), "is missing \"diffs[0].new\""),
         ("edit_file", json!(["a", ["x"]]), "\"diffs[0]\" to be an object"),
-        ("grep", json!(["x", ".", {"include": [1]}]), "\"options.include\" to be a string or a list of strings"),
+        (
+            "grep",
+            json!(["x", ".", {"include": [1]}]),
+            "\"options.include\" to be a string or a list of strings",
+        ),
         ("execute_command", json!(["x", {"timeout_seconds": 601}]), "from 1 to 600"),
         ("execute_command", json!(["x", {"env": {"A": 1}}]), "\"options.env.A\" to be a string"),
         ("fetch", json!(["https://a.com", {"method": "BREW"}]), "one of \"GET\""),
@@ -136,8 +155,13 @@ async fn giant_and_odd_arguments_are_refused_with_a_short_message() {
     let bench = Bench::new();
     let giant = "x".repeat(5_000_000);
     let nested = (0..100).fold(json!(1), |inner, _| json!([inner]));
-    for args in [json!([giant]), json!({"path": "a", giant.as_str(): 1}), nested, json!("\u{0}"), json!([{"a": giant}])]
-    {
+    for args in [
+        json!([giant]),
+        json!({"path": "a", giant.as_str(): 1}),
+        nested,
+        json!("\u{0}"),
+        json!([{"a": giant}]),
+    ] {
         let error = bench.fails("read_file", args).await;
         assert!(error.message.len() < 2_000, "{} bytes", error.message.len());
     }
@@ -148,7 +172,8 @@ async fn a_cancelled_call_does_nothing() {
     let bench = Bench::new();
     let cx = CallContext::default();
     cx.cancel.cancel();
-    let error = bench.tools.call("create_file", json!(["a", "x"]), &cx).await.expect_err("cancelled");
+    let error =
+        bench.tools.call("create_file", json!(["a", "x"]), &cx).await.expect_err("cancelled");
     assert_eq!(error.name, "Cancelled");
     assert!(!bench.path("a").exists());
 }

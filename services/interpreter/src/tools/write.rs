@@ -22,7 +22,11 @@ pub(super) const DEFINITION: Definition = Definition {
     output: Output::Object(&[
         field("path", Output::Text, "The file, relative to the workspace."),
         field("bytes", Output::Integer, "Size of the new content."),
-        field("status", Output::OneOf(&["created", "overwritten"]), "Whether there was such a file before."),
+        field(
+            "status",
+            Output::OneOf(&["created", "overwritten"]),
+            "Whether there was such a file before.",
+        ),
     ]),
     like: None,
     example: "create_file(\"notes/todo.md\", \"# To do\\n\")",
@@ -55,13 +59,18 @@ pub(super) struct Created {
     status: &'static str,
 }
 
-pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Created, ToolError> {
+pub(super) fn run(
+    workspace: &Workspace,
+    arguments: Arguments,
+    stop: &Stop,
+) -> Result<Created, ToolError> {
     let Arguments { path, content } = arguments;
     let refused = |e| path_error(workspace, &e);
     let located = workspace.locate(&path).map_err(refused)?;
     let _writing = workspace.lock_for_writing();
     stop.check().map_err(|stopped| stopped.into_error(DEFINITION.name))?;
-    let written = workspace.replace(&located, content.as_bytes(), Expected::Anything).map_err(refused)?;
+    let written =
+        workspace.replace(&located, content.as_bytes(), Expected::Anything).map_err(refused)?;
     let status = match written {
         Written::Created => "created",
         Written::Overwritten => "overwritten",

@@ -1,8 +1,9 @@
 //! What lies in a workspace and must not be seen through it: the data of the service itself.
 //!
-//! A repository with the service's data directory in it is an ordinary workspace, but what the service keeps there
-//! (other tasks' files, compiled code, keys) is nobody's to read or change. What is hidden is known by device and inode,
-//! never by its name, so that no link and no renaming leads to it.
+//! A repository with the service's data directory in it is an ordinary workspace, but what the
+//! service keeps there (other tasks' files, compiled code, keys) is nobody's to read or change.
+//! What is hidden is known by device and inode, never by its name, so that no link and no renaming
+//! leads to it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -72,7 +73,10 @@ impl Hidden {
 }
 
 /// The first of `wanted` that is this directory or one above it.
-pub(crate) fn enclosing(directory: BorrowedFd<'_>, wanted: &[Identity]) -> rustix::io::Result<Option<Identity>> {
+pub(crate) fn enclosing(
+    directory: BorrowedFd<'_>,
+    wanted: &[Identity],
+) -> rustix::io::Result<Option<Identity>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut current = rustix::fs::openat(directory, ".", flags, Mode::empty())?;
     let mut identity = Identity::of(&current)?;
@@ -89,11 +93,13 @@ pub(crate) fn enclosing(directory: BorrowedFd<'_>, wanted: &[Identity]) -> rusti
 
 /// Where the kernel says that something open lies now.
 pub(super) fn current_path(handle: BorrowedFd<'_>) -> rustix::io::Result<PathBuf> {
-    let link = rustix::fs::readlinkat(CWD, format!("/proc/self/fd/{}", handle.as_raw_fd()), Vec::new())?;
+    let link =
+        rustix::fs::readlinkat(CWD, format!("/proc/self/fd/{}", handle.as_raw_fd()), Vec::new())?;
     Ok(PathBuf::from(std::ffi::OsString::from_vec(link.into_bytes())))
 }
 
-/// The directory that has an open file in it. The path is only where to look: what is found there is compared.
+/// The directory that has an open file in it. The path is only where to look: what is found there
+/// is compared.
 fn parent(file: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     let identity = Identity::of(file)?;
     for _ in 0..PARENT_ATTEMPTS {
@@ -114,8 +120,9 @@ fn parent(file: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
 /// What a command's view of the workspace needs so that hidden things stay hidden.
 #[derive(Debug, Default)]
 pub(crate) struct Veils {
-    /// Directories between the root and something hidden, outermost first, relative to the root. Mounted on themselves:
-    /// a mount point cannot be renamed, so that what is hidden cannot be carried to another path.
+    /// Directories between the root and something hidden, outermost first, relative to the root.
+    /// Mounted on themselves: a mount point cannot be renamed, so that what is hidden cannot be
+    /// carried to another path.
     pub(crate) pinned: Vec<(PathBuf, OwnedFd)>,
     /// Directories to cover, relative to the root.
     pub(crate) directories: Vec<PathBuf>,
@@ -166,9 +173,12 @@ impl Workspace {
             if hidden.is_deleted() || !hidden.lies_in(&[root])? {
                 continue;
             }
-            let moved = || io::Error::other("a directory of the service itself was moved meanwhile");
+            let moved =
+                || io::Error::other("a directory of the service itself was moved meanwhile");
             let path = current_path(hidden.handle.as_fd())?;
-            let path = path.strip_prefix(current_path(self.inner.directory.as_fd())?).map_err(|_| moved())?;
+            let path = path
+                .strip_prefix(current_path(self.inner.directory.as_fd())?)
+                .map_err(|_| moved())?;
             if Identity::of(self.handle(path)?)? != hidden.identity {
                 return Err(moved());
             }
@@ -178,7 +188,8 @@ impl Workspace {
                     veils.pinned.push((above.to_owned(), self.handle(above)?));
                 }
             }
-            if hidden.directory { &mut veils.directories } else { &mut veils.files }.push(path.to_owned());
+            if hidden.directory { &mut veils.directories } else { &mut veils.files }
+                .push(path.to_owned());
         }
         veils.pinned.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(veils)
@@ -196,7 +207,10 @@ impl Workspace {
 }
 
 /// Those of `hidden` that lie in the directory.
-pub(crate) fn hidden_below(directory: BorrowedFd<'_>, hidden: &[Arc<Hidden>]) -> rustix::io::Result<Vec<Arc<Hidden>>> {
+pub(crate) fn hidden_below(
+    directory: BorrowedFd<'_>,
+    hidden: &[Arc<Hidden>],
+) -> rustix::io::Result<Vec<Arc<Hidden>>> {
     let identity = Identity::of(directory)?;
     let mut below = Vec::new();
     for candidate in hidden {

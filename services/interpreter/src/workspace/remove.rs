@@ -1,7 +1,8 @@
 //! Deleting files and directories, through descriptors like everything else here.
 //!
-//! What is deleted is named by a directory that was resolved beneath the root and a name in it, and no symbolic link is
-//! followed on the way down: a directory that somebody swaps for a link meanwhile is not entered.
+//! What is deleted is named by a directory that was resolved beneath the root and a name in it, and
+//! no symbolic link is followed on the way down: a directory that somebody swaps for a link
+//! meanwhile is not entered.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,8 +43,9 @@ struct Remover<'a> {
 }
 
 impl Workspace {
-    /// Deletes a file or a symbolic link, or if `recursive` also a directory with everything in it, and says how many files
-    /// and directories that were. `go_on` is asked before each. The caller holds [`Self::lock_for_writing`].
+    /// Deletes a file or a symbolic link, or if `recursive` also a directory with everything in it,
+    /// and says how many files and directories that were. `go_on` is asked before each. The caller
+    /// holds [`Self::lock_for_writing`].
     pub(crate) fn remove(
         &self,
         path: &RelativePath,
@@ -58,7 +60,9 @@ impl Workspace {
         let directory = match self.open_directory(&parent) {
             Ok(directory) => directory,
             // The name that was asked for is the one that does not exist.
-            Err(PathError::NotFound { .. }) => return Err(remover.fail(PathError::NotFound { path: path.shown() })),
+            Err(PathError::NotFound { .. }) => {
+                return Err(remover.fail(PathError::NotFound { path: path.shown() }));
+            }
             Err(error) => return Err(remover.fail(error)),
         };
         let stat = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
@@ -111,10 +115,17 @@ impl Remover<'_> {
     ) -> Result<(), RemoveError> {
         if depth >= MAX_DEPTH {
             let why = "it is nested too deeply; delete it with a command";
-            return Err(self.fail(PathError::Invalid { path: path.shown().chars().take(200).collect(), why }));
+            return Err(self
+                .fail(PathError::Invalid { path: path.shown().chars().take(200).collect(), why }));
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = beneath(parent.as_fd(), Path::new(name), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        let opened = beneath(
+            parent.as_fd(),
+            Path::new(name),
+            flags,
+            Mode::empty(),
+            ResolveFlags::NO_SYMLINKS,
+        );
         let directory = opened.map_err(|error| self.fail(path_error(path, error)))?;
         // Asked of the open directory, which cannot become another one.
         match hidden_below(directory.as_fd(), &self.workspace.inner.hidden) {
@@ -136,7 +147,8 @@ impl Remover<'_> {
     }
 }
 
-/// What is in a directory. Read before anything of it is deleted: a file system may skip entries of what changes.
+/// What is in a directory. Read before anything of it is deleted: a file system may skip entries of
+/// what changes.
 fn entries(directory: &OwnedFd) -> rustix::io::Result<Vec<(CString, FileType)>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {

@@ -14,11 +14,17 @@ use super::{PathError, RelativePath, Workspace, beneath, hidden, path_error};
 const MAX_LINKS: usize = 16;
 
 impl Workspace {
-    /// The path without symbolic links that `path` leads to, relative to the root. What does not exist yet is where it
-    /// would be made. Unless `follow`, a link at the very end stands for itself.
+    /// The path without symbolic links that `path` leads to, relative to the root. What does not
+    /// exist yet is where it would be made. Unless `follow`, a link at the very end stands for
+    /// itself.
     ///
-    /// It is what the tree looks like now, good for a policy to look at and not for opening anything.
-    pub(crate) fn leads_to(&self, path: &RelativePath, follow: bool) -> Result<RelativePath, PathError> {
+    /// It is what the tree looks like now, good for a policy to look at and not for opening
+    /// anything.
+    pub(crate) fn leads_to(
+        &self,
+        path: &RelativePath,
+        follow: bool,
+    ) -> Result<RelativePath, PathError> {
         let mut target = path.clone();
         let mut missing = PathBuf::new();
         let mut links = 0;
@@ -44,7 +50,11 @@ impl Workspace {
                 }
                 Ok(_) => return Err(PathError::Outside { path: path.shown() }),
                 Err(_) => {
-                    missing = if missing.as_os_str().is_empty() { name.into() } else { Path::new(name).join(&missing) };
+                    missing = if missing.as_os_str().is_empty() {
+                        name.into()
+                    } else {
+                        Path::new(name).join(&missing)
+                    };
                     target = parent;
                 }
             }
@@ -52,11 +62,16 @@ impl Workspace {
     }
 
     /// Where something that exists lies.
-    fn existing(&self, target: &RelativePath, asked: &RelativePath) -> Result<RelativePath, PathError> {
+    fn existing(
+        &self,
+        target: &RelativePath,
+        asked: &RelativePath,
+    ) -> Result<RelativePath, PathError> {
         let failed = |error| path_error(asked, error);
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let root = self.inner.directory.as_fd();
-        let handle = beneath(root, target.as_path(), flags, Mode::empty(), ResolveFlags::empty()).map_err(failed)?;
+        let handle = beneath(root, target.as_path(), flags, Mode::empty(), ResolveFlags::empty())
+            .map_err(failed)?;
         let found = hidden::current_path(handle.as_fd()).map_err(failed)?;
         let root = hidden::current_path(root).map_err(failed)?;
         match found.strip_prefix(root) {
@@ -69,7 +84,8 @@ impl Workspace {
     fn read_link(&self, parent: &RelativePath, name: &Path) -> rustix::io::Result<PathBuf> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = self.inner.directory.as_fd();
-        let directory = beneath(root, parent.as_path(), flags, Mode::empty(), ResolveFlags::empty())?;
+        let directory =
+            beneath(root, parent.as_path(), flags, Mode::empty(), ResolveFlags::empty())?;
         let link = rustix::fs::readlinkat(&directory, name, Vec::new())?;
         if link.as_bytes().is_empty() {
             return Err(Errno::NOENT);

@@ -19,7 +19,10 @@ fn workspace() -> (TempDir, Workspace) {
 
 fn read(workspace: &Workspace, path: &str) -> Result<String, PathError> {
     let mut text = String::new();
-    workspace.open_file(&workspace.locate(path)?)?.read_to_string(&mut text).expect("readable text");
+    workspace
+        .open_file(&workspace.locate(path)?)?
+        .read_to_string(&mut text)
+        .expect("readable text");
     Ok(text)
 }
 
@@ -44,10 +47,15 @@ fn dots_and_absolute_paths_do_not_leave_the_workspace() {
     std::fs::create_dir(directory.path().join("sub")).expect("made");
     std::fs::write(directory.path().join("inside"), "inside").expect("written");
     let sneaky = format!("{}/../../etc/passwd", directory.path().display());
-    for path in ["/etc/passwd", "../x", "sub/../../x", "../../../../../../etc/passwd", sneaky.as_str(), "/"] {
+    for path in
+        ["/etc/passwd", "../x", "sub/../../x", "../../../../../../etc/passwd", sneaky.as_str(), "/"]
+    {
         assert!(matches!(read(&workspace, path), Err(PathError::Outside { .. })), "reading {path}");
         let written = write(&workspace, path, "");
-        assert!(matches!(written, Err(PathError::Outside { .. } | PathError::IsDirectory { .. })), "writing {path}");
+        assert!(
+            matches!(written, Err(PathError::Outside { .. } | PathError::IsDirectory { .. })),
+            "writing {path}"
+        );
     }
     assert_eq!(read(&workspace, "sub/../inside").expect("inside"), "inside");
     assert_eq!(read(&workspace, "./inside").expect("inside"), "inside");
@@ -82,7 +90,10 @@ fn symbolic_links_are_followed_inside_and_nowhere_else() {
 
     for path in ["passwd", "away/secret", "climbing", "magic/etc/passwd"] {
         assert!(matches!(read(&workspace, path), Err(PathError::Outside { .. })), "reading {path}");
-        assert!(matches!(write(&workspace, path, "x"), Err(PathError::Outside { .. })), "writing {path}");
+        assert!(
+            matches!(write(&workspace, path, "x"), Err(PathError::Outside { .. })),
+            "writing {path}"
+        );
     }
     assert!(matches!(write(&workspace, "away/new/file", "x"), Err(PathError::Outside { .. })));
     assert!(matches!(read(&workspace, "loop"), Err(PathError::Invalid { .. })));
@@ -135,7 +146,8 @@ fn a_file_that_somebody_else_changed_is_not_replaced() {
     let file = directory.path().join("file");
     std::fs::write(&file, "first").expect("written");
     let path = workspace.locate("file").expect("a path");
-    let version = Version::of(&workspace.open_file(&path).expect("a file"), &path).expect("a version");
+    let version =
+        Version::of(&workspace.open_file(&path).expect("a file"), &path).expect("a version");
     std::fs::write(&file, "by somebody else").expect("written");
     let written = workspace.replace(&path, b"mine", Expected::Version(version));
     assert!(matches!(written, Err(PathError::Changed { .. })));
@@ -148,7 +160,8 @@ fn while_swapping(a: &Path, b: &Path, mut work: impl FnMut()) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                rustix::fs::renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).expect("both exist");
+                rustix::fs::renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)
+                    .expect("both exist");
             }
         });
         let end = Instant::now() + Duration::from_secs(1);
@@ -159,7 +172,8 @@ fn while_swapping(a: &Path, b: &Path, mut work: impl FnMut()) {
     });
 }
 
-/// A workspace with the directory `d`, that is at times a link to a directory outside with the same files.
+/// A workspace with the directory `d`, that is at times a link to a directory outside with the same
+/// files.
 fn racing() -> (TempDir, TempDir, Workspace) {
     let (directory, workspace) = workspace();
     let outside = tempfile::tempdir().expect("a temporary directory");
@@ -196,7 +210,10 @@ fn a_directory_swapped_for_a_link_never_takes_a_write_outside() {
         written += usize::from(write(&workspace, "d/made/file", "by the tool").is_ok());
     });
     assert!(written > 0, "the race was not run");
-    assert_eq!(std::fs::read_to_string(outside.path().join("e/file")).expect("readable"), "outside");
+    assert_eq!(
+        std::fs::read_to_string(outside.path().join("e/file")).expect("readable"),
+        "outside"
+    );
     assert!(!outside.path().join("made").exists());
 }
 
@@ -280,14 +297,18 @@ fn a_rule_of_nested_braces_is_skipped_and_the_others_hold() {
     let (_directory, workspace) = workspace();
     let bomb = format!("{}{}", "{".repeat(100_000), "}".repeat(100_000));
     let hidden_depth = "{[}]".repeat(5_000) + &"}".repeat(5_000);
-    write(&workspace, ".gitignore", &format!("{bomb}\n{hidden_depth}\n{{{{a,b}},c}}.log\n")).expect("written");
+    write(&workspace, ".gitignore", &format!("{bomb}\n{hidden_depth}\n{{{{a,b}},c}}.log\n"))
+        .expect("written");
     for path in ["a.log", "c.log", "d.log"] {
         write(&workspace, path, "").expect("written");
     }
     // The stack of a thread that works on files.
     let walk = || walked(&workspace, ".", false);
     let seen = std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(2 << 20).spawn_scoped(scope, walk).expect("a thread");
+        let thread = std::thread::Builder::new()
+            .stack_size(2 << 20)
+            .spawn_scoped(scope, walk)
+            .expect("a thread");
         thread.join().expect("a list")
     });
     assert_eq!(seen, [".gitignore", "d.log"]);
@@ -301,13 +322,16 @@ fn a_deletion_leaves_alone_what_is_hidden_and_what_holds_it() {
     std::fs::write(path("project/data/key"), "key").expect("written");
     std::fs::write(path("project/file"), "").expect("written");
     let hidden = vec![Arc::new(Hidden::open(&path("project/data")).expect("there"))];
-    let root =
-        rustix::fs::open(directory.path(), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).expect("a directory");
+    let root = rustix::fs::open(directory.path(), OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
+        .expect("a directory");
     let workspace = Workspace::of(directory.path(), root, hidden).expect("a workspace");
     for name in ["project/data", "project/data/key", "project", "project/data/tasks"] {
         let located = workspace.locate(name).expect("a path");
         let removed = workspace.remove(&located, true, &mut || true);
-        let refused = matches!(removed, Err(RemoveError::Path { removed: 0, source: PathError::Reserved { .. } }));
+        let refused = matches!(
+            removed,
+            Err(RemoveError::Path { removed: 0, source: PathError::Reserved { .. } })
+        );
         assert!(refused, "{name}: {removed:?}");
     }
     assert!(path("project/data/key").exists() && path("project/file").exists());
@@ -321,9 +345,13 @@ fn a_directory_swapped_for_a_link_never_has_a_deletion_done_outside() {
         let made = write(&workspace, "d/made/file", "by the tool").is_ok();
         for name in ["d/made/file", "d/e"] {
             let located = workspace.locate(name).expect("a path");
-            removed += workspace.remove(&located, true, &mut || true).unwrap_or(0) * usize::from(made);
+            removed +=
+                workspace.remove(&located, true, &mut || true).unwrap_or(0) * usize::from(made);
         }
     });
     assert!(removed > 0, "the race was not run");
-    assert_eq!(std::fs::read_to_string(outside.path().join("e/file")).expect("readable"), "outside");
+    assert_eq!(
+        std::fs::read_to_string(outside.path().join("e/file")).expect("readable"),
+        "outside"
+    );
 }

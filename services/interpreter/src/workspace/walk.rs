@@ -1,8 +1,10 @@
-//! Walking a workspace in name order, through directory descriptors, leaving out what ignore files name.
+//! Walking a workspace in name order, through directory descriptors, leaving out what ignore files
+//! name.
 //!
-//! Directories are opened one component at a time relative to their parent's descriptor and never through a symbolic
-//! link, which no walker of paths can promise while commands change the tree. The rules of `.gitignore` and `.ignore`
-//! come from the `ignore` crate; hidden files are visited, `.git` is not.
+//! Directories are opened one component at a time relative to their parent's descriptor and never
+//! through a symbolic link, which no walker of paths can promise while commands change the tree.
+//! The rules of `.gitignore` and `.ignore` come from the `ignore` crate; hidden files are visited,
+//! `.git` is not.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -37,11 +39,14 @@ const MAX_GLOB_BYTES: usize = 1_024;
 /// Most opening braces in one glob, nested or not.
 const MAX_GLOB_BRACES: usize = 32;
 
-/// Whether a glob may be compiled. The compiler calls itself for every level of nested braces, and whoever writes the
-/// glob, a script or a file of a cloned repository, could end the process by overflowing its stack.
+/// Whether a glob may be compiled. The compiler calls itself for every level of nested braces, and
+/// whoever writes the glob, a script or a file of a cloned repository, could end the process by
+/// overflowing its stack.
 pub(crate) fn is_bounded_glob(glob: &str) -> bool {
-    // All braces are counted and not those that are open: what closes one depends on classes and escapes.
-    glob.len() <= MAX_GLOB_BYTES && glob.bytes().filter(|byte| *byte == b'{').count() <= MAX_GLOB_BRACES
+    // All braces are counted and not those that are open: what closes one depends on classes and
+    // escapes.
+    glob.len() <= MAX_GLOB_BYTES
+        && glob.bytes().filter(|byte| *byte == b'{').count() <= MAX_GLOB_BRACES
 }
 
 /// What to walk over.
@@ -90,9 +95,11 @@ pub(crate) struct Entry<'a> {
 impl Entry<'_> {
     /// Opens a regular file for reading; nothing when it is one no more, or may not be read.
     pub(crate) fn open(&self) -> Option<File> {
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = Path::new(self.name);
-        let file = beneath(self.directory, name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).ok()?;
+        let file =
+            beneath(self.directory, name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).ok()?;
         let stat = rustix::fs::fstat(&file).ok()?;
         (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then(|| File::from(file))
     }
@@ -129,7 +136,8 @@ impl Workspace {
     ) -> Result<WalkEnd, PathError> {
         let directory = self.open_directory(base)?;
         let hidden = self.hidden_identities();
-        let mut walker = Walker { options, visited: 0, too_large: false, hidden, rules: Vec::new(), visit };
+        let mut walker =
+            Walker { options, visited: 0, too_large: false, hidden, rules: Vec::new(), visit };
         if !options.include_ignored {
             self.rules_above(base, &mut walker.rules);
         }
@@ -160,7 +168,12 @@ impl Workspace {
 }
 
 impl Walker<'_> {
-    fn descend(&mut self, directory: &OwnedFd, path: &Path, depth: usize) -> rustix::io::Result<ControlFlow<()>> {
+    fn descend(
+        &mut self,
+        directory: &OwnedFd,
+        path: &Path,
+        depth: usize,
+    ) -> rustix::io::Result<ControlFlow<()>> {
         let mut names: Vec<(CString, FileType)> = Vec::new();
         for entry in Dir::read_from(directory)? {
             let entry = entry?;
@@ -212,7 +225,13 @@ impl Walker<'_> {
                 continue;
             }
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let opened = beneath(directory.as_fd(), Path::new(name), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+            let opened = beneath(
+                directory.as_fd(),
+                Path::new(name),
+                flags,
+                Mode::empty(),
+                ResolveFlags::NO_SYMLINKS,
+            );
             // A directory that vanished, became a link or may not be read has nothing to visit.
             if let Ok(child) = opened
                 && !Identity::of(&child).is_ok_and(|identity| self.hidden.contains(&identity))
@@ -271,7 +290,13 @@ fn read_rules(directory: &OwnedFd, path: &Path) -> Gitignore {
     let mut rules = 0;
     for name in [".git/info/exclude", ".gitignore", ".ignore"] {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = beneath(directory.as_fd(), Path::new(name), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        let opened = beneath(
+            directory.as_fd(),
+            Path::new(name),
+            flags,
+            Mode::empty(),
+            ResolveFlags::NO_SYMLINKS,
+        );
         let Ok(file) = opened else { continue };
         let mut text = Vec::new();
         if File::from(file).take(MAX_IGNORE_FILE).read_to_end(&mut text).is_err() {

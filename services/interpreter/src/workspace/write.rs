@@ -1,7 +1,9 @@
-//! Replacing a file as a whole: parents are made, the content is written beside the target and renamed over it.
+//! Replacing a file as a whole: parents are made, the content is written beside the target and
+//! renamed over it.
 //!
-//! A reader sees the old file or the new one, never half of one. Every step works relative to a directory descriptor
-//! that was resolved beneath the root, so that a directory swapped for a link meanwhile changes nothing.
+//! A reader sees the old file or the new one, never half of one. Every step works relative to a
+//! directory descriptor that was resolved beneath the root, so that a directory swapped for a link
+//! meanwhile changes nothing.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -27,11 +29,13 @@ const MAX_LINKS: usize = 16;
 pub(crate) enum Expected {
     /// Whatever there is, is replaced.
     Anything,
-    /// Only this version of the file is replaced (device, inode, size, modification time in nanoseconds).
+    /// Only this version of the file is replaced (device, inode, size, modification time in
+    /// nanoseconds).
     Version(Version),
 }
 
-/// Identifies the content of a file well enough to notice that somebody else replaced or changed it.
+/// Identifies the content of a file well enough to notice that somebody else replaced or changed
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version {
     device: u64,
@@ -79,7 +83,8 @@ impl Workspace {
         self.inner.writing.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Writes `content` as the whole of `path`, making missing directories. The caller holds [`Self::lock_for_writing`].
+    /// Writes `content` as the whole of `path`, making missing directories. The caller holds
+    /// [`Self::lock_for_writing`].
     pub(crate) fn replace(
         &self,
         path: &RelativePath,
@@ -98,8 +103,9 @@ impl Workspace {
         temporary.take_place().map_err(fails)
     }
 
-    /// Writes what `fill` gives as the whole of `path`, making missing directories. Where that fails, what is there stays as it is. Holds other
-    /// writers off only at its end, so the caller must not.
+    /// Writes what `fill` gives as the whole of `path`, making missing directories. Where that
+    /// fails, what is there stays as it is. Holds other writers off only at its end, so the caller
+    /// must not.
     pub(crate) fn replace_with<E: From<PathError>>(
         &self,
         path: &RelativePath,
@@ -131,10 +137,14 @@ impl Workspace {
                 return Err(PathError::Reserved { path: path.shown() });
             }
             match FileType::from_raw_mode(stat.st_mode) {
-                FileType::RegularFile => return Ok(Place { directory, name, existing: Some(stat) }),
+                FileType::RegularFile => {
+                    return Ok(Place { directory, name, existing: Some(stat) });
+                }
                 FileType::Directory => return Err(PathError::IsDirectory { path: path.shown() }),
                 FileType::Symlink => target = self.follow(&directory, &parent, &name, path)?,
-                other => return Err(PathError::Special { path: path.shown(), kind: kind_name(other) }),
+                other => {
+                    return Err(PathError::Special { path: path.shown(), kind: kind_name(other) });
+                }
             }
         }
         Err(PathError::Invalid { path: path.shown(), why: "its symbolic links form a loop" })
@@ -147,12 +157,14 @@ impl Workspace {
         name: &OsStr,
         path: &RelativePath,
     ) -> Result<RelativePath, PathError> {
-        let link = rustix::fs::readlinkat(directory, name, Vec::new()).map_err(|e| path_error(path, e))?;
+        let link =
+            rustix::fs::readlinkat(directory, name, Vec::new()).map_err(|e| path_error(path, e))?;
         let link = PathBuf::from(OsString::from_vec(link.into_bytes()));
         if link.is_absolute() {
             return Err(PathError::Outside { path: path.shown() });
         }
-        // The parent is resolved again from the root, beneath it: a link cannot lead further out than the kernel allows.
+        // The parent is resolved again from the root, beneath it: a link cannot lead further out
+        // than the kernel allows.
         Ok(parent.join(link.as_os_str()))
     }
 
@@ -173,9 +185,9 @@ impl Workspace {
         };
         let parent = self.ensure_directory(&parent)?;
         match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o777)) {
-            Ok(()) | Err(Errno::EXIST) => {
-                open().map_err(|e| path_error(path, e)).and_then(|directory| self.admit(path, directory))
-            }
+            Ok(()) | Err(Errno::EXIST) => open()
+                .map_err(|e| path_error(path, e))
+                .and_then(|directory| self.admit(path, directory)),
             Err(error) => Err(path_error(path, error)),
         }
     }
@@ -192,25 +204,33 @@ impl<'a> Temporary<'a> {
     fn beside(place: &'a Place) -> rustix::io::Result<Self> {
         // The name is unguessable and the file must not exist: nobody can prepare a link for it.
         let name = format!("{TEMPORARY_PREFIX}{}", uuid::Uuid::now_v7().simple());
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = if place.existing.is_some() { Mode::RUSR | Mode::WUSR } else { Mode::from_raw_mode(0o666) };
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = if place.existing.is_some() {
+            Mode::RUSR | Mode::WUSR
+        } else {
+            Mode::from_raw_mode(0o666)
+        };
         let file = rustix::fs::openat(&place.directory, &name, flags, mode)?;
         Ok(Self { place, name, file: File::from(file) })
     }
 
     /// Replaces the file, with its mode and owner.
     ///
-    /// There is no `fsync`: a crash of the process loses nothing, and the journal, not the file system, says what was done.
+    /// There is no `fsync`: a crash of the process loses nothing, and the journal, not the file
+    /// system, says what was done.
     fn take_place(self) -> rustix::io::Result<Written> {
         let Place { directory, name, existing } = self.place;
         if let Some(stat) = existing {
             let own = rustix::fs::fstat(&self.file)?;
             if (own.st_uid, own.st_gid) != (stat.st_uid, stat.st_gid) {
-                // Only a privileged service may give a file away; otherwise the new file belongs to the service.
+                // Only a privileged service may give a file away; otherwise the new file belongs to
+                // the service.
                 let (user, group) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
                 let _ = rustix::fs::fchown(&self.file, Some(user), Some(group));
             }
-            // Not the set-user and set-group bits, which the kernel too takes away from a file whose content changes.
+            // Not the set-user and set-group bits, which the kernel too takes away from a file
+            // whose content changes.
             rustix::fs::fchmod(&self.file, Mode::from_raw_mode(stat.st_mode & 0o777))?;
         }
         rustix::fs::renameat(directory, &self.name, directory, name)?;
@@ -220,8 +240,8 @@ impl<'a> Temporary<'a> {
 
 impl Drop for Temporary<'_> {
     fn drop(&mut self) {
-        // Once it has taken its place there is nothing of this name. Otherwise the first error is the one worth telling, and a leftover is
-        // hidden from walks by its name.
+        // Once it has taken its place there is nothing of this name. Otherwise the first error is
+        // the one worth telling, and a leftover is hidden from walks by its name.
         let _ = rustix::fs::unlinkat(&self.place.directory, &self.name, AtFlags::empty());
     }
 }

@@ -1,6 +1,7 @@
 //! Removing the directories of tasks that are gone.
 //!
-//! Nothing is remembered and nothing needs to be heard: what is there is held against the tasks there are, again and again.
+//! Nothing is remembered and nothing needs to be heard: what is there is held against the tasks
+//! there are, again and again.
 
 use std::{
     os::fd::{AsFd, AsRawFd},
@@ -42,7 +43,10 @@ impl Workspaces {
                 Ok(removed) => tracing::info!(removed, "workspaces of deleted tasks were removed"),
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, "workspaces of deleted tasks could not be removed; it is tried again later");
+                    tracing::warn!(
+                        error,
+                        "workspaces of deleted tasks could not be removed; it is tried again later"
+                    );
                 }
             }
             tokio::select! {
@@ -54,19 +58,29 @@ impl Workspaces {
 
     async fn remove_gone_once(&self, bus: &Bus) -> Result<usize, Error> {
         let places = Arc::clone(&self.places);
-        let tasks = blocking(move || places.tasks()).await.unwrap_or_else(|| Ok(Vec::new())).map_err(Error::List)?;
+        let tasks = blocking(move || places.tasks())
+            .await
+            .unwrap_or_else(|| Ok(Vec::new()))
+            .map_err(Error::List)?;
         let mut removed = 0;
         for asked in tasks.chunks(subject::ASKED_AT_ONCE) {
             let census = TaskCensus { task_ids: asked.iter().map(ToString::to_string).collect() };
             let answer = bus.ask(&subject::Census, &census, ANSWER).await.map_err(Error::Ask)?;
-            // Only what was asked about: an answer is not to be trusted with the name of a directory.
-            let gone = answer.task_ids.iter().filter_map(|id| id.parse().ok()).filter(|task| asked.contains(task));
+            // Only what was asked about: an answer is not to be trusted with the name of a
+            // directory.
+            let gone = answer
+                .task_ids
+                .iter()
+                .filter_map(|id| id.parse().ok())
+                .filter(|task| asked.contains(task));
             for task in gone {
                 let places = Arc::clone(&self.places);
                 match blocking(move || places.remove(task)).await {
                     Some(Ok(())) => removed += 1,
                     // A command of it may still be at its end.
-                    Some(Err(error)) => tracing::warn!(%task, %error, "a workspace could not be removed yet"),
+                    Some(Err(error)) => {
+                        tracing::warn!(%task, %error, "a workspace could not be removed yet")
+                    }
                     None => {}
                 }
             }
@@ -98,9 +112,11 @@ impl Places {
     }
 }
 
-/// Makes a directory and all in it such that their owner can empty them. Commands may have taken that right away.
+/// Makes a directory and all in it such that their owner can empty them. Commands may have taken
+/// that right away.
 fn open_up(parent: impl AsFd, path: impl rustix::path::Arg, depth: u32) -> std::io::Result<()> {
-    let directory = openat(parent, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
+    let directory =
+        openat(parent, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
     // By its descriptor, so that no symbolic link is followed that takes its place.
     chmod(format!("/proc/self/fd/{}", directory.as_raw_fd()), Mode::RWXU)?;
     let directory = openat(&directory, ".", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
@@ -108,7 +124,9 @@ fn open_up(parent: impl AsFd, path: impl rustix::path::Arg, depth: u32) -> std::
         let entry = entry?;
         let name = entry.file_name();
         if entry.file_type() == FileType::Directory && name != c"." && name != c".." {
-            let depth = depth.checked_sub(1).ok_or_else(|| std::io::Error::other("it is nested too deeply"))?;
+            let depth = depth
+                .checked_sub(1)
+                .ok_or_else(|| std::io::Error::other("it is nested too deeply"))?;
             open_up(&directory, name, depth)?;
         }
     }
@@ -135,13 +153,16 @@ mod tests {
         let bus = nats.bus().await;
         let folder = tempfile::tempdir().expect("a folder");
         let own = folder.path().join("data/workspaces");
-        let (egress, sandbox) = (Egress::new(&[]).expect("made"), CommandSandbox::unavailable("a test needs none"));
-        let workspaces = Workspaces::new(&[], own.clone(), Policy::default(), egress, sandbox).expect("made");
+        let (egress, sandbox) =
+            (Egress::new(&[]).expect("made"), CommandSandbox::unavailable("a test needs none"));
+        let workspaces =
+            Workspaces::new(&[], own.clone(), Policy::default(), egress, sandbox).expect("made");
         let tasks: [TaskId; 3] = std::array::from_fn(|_| TaskId::from_uuid(Uuid::now_v7()));
         let outside = folder.path().join("outside");
         std::fs::create_dir(&outside).expect("made");
         for task in tasks {
-            let directory = workspaces.workspace("", &task.to_string()).await.expect("made").root().to_owned();
+            let directory =
+                workspaces.workspace("", &task.to_string()).await.expect("made").root().to_owned();
             std::fs::create_dir(directory.join("deep")).expect("made");
             std::fs::write(directory.join("deep/file"), "").expect("written");
             symlink(&outside, directory.join("link")).expect("linked");
@@ -149,9 +170,17 @@ mod tests {
         std::fs::create_dir(own.join("no-task")).expect("made");
         std::fs::write(outside.join("kept"), "").expect("written");
 
-        assert!(matches!(workspaces.remove_gone_once(&bus).await, Err(Error::Ask(_))), "nobody is there");
+        assert!(
+            matches!(workspaces.remove_gone_once(&bus).await, Err(Error::Ask(_))),
+            "nobody is there"
+        );
         // It answers about a task that nobody asked about as well.
-        let answer = vec![tasks[0].to_string(), tasks[2].to_string(), "../../outside".to_owned(), "no-task".to_owned()];
+        let answer = vec![
+            tasks[0].to_string(),
+            tasks[2].to_string(),
+            "../../outside".to_owned(),
+            "no-task".to_owned(),
+        ];
         let (answering, stop) = (bus.clone(), CancellationToken::new());
         let stopped = stop.clone();
         let answering = tokio::spawn(async move {
@@ -187,7 +216,8 @@ mod tests {
             std::fs::set_permissions(directory, closed.clone()).expect("set");
         }
         open_up(CWD, &own, DEEPEST).expect("opened");
-        let mode = |directory| std::fs::metadata(directory).expect("read").permissions().mode() & 0o777;
+        let mode =
+            |directory| std::fs::metadata(directory).expect("read").permissions().mode() & 0o777;
         assert_eq!((mode(&own.join("a")), mode(&deep), mode(&outside)), (0o700, 0o700, 0o000));
         assert!(open_up(CWD, &own, 1).is_err(), "it is deeper than that");
         std::fs::remove_dir_all(&own).expect("removed");

@@ -21,12 +21,21 @@ impl Bench {
         for path in ["src", "home/data/blobs", "home/cache"] {
             std::fs::create_dir_all(checkout.join(path)).expect("made");
         }
-        for path in ["src/main.rs", "home/data/blobs/secret", "home/cache/native", "home/master.key", "home/readme"] {
+        for path in [
+            "src/main.rs",
+            "home/data/blobs/secret",
+            "home/cache/native",
+            "home/master.key",
+            "home/readme",
+        ] {
             std::fs::write(checkout.join(path), "text").expect("written");
         }
         let mut policy = Policy::default();
-        policy.commands.hidden_paths =
-            vec![checkout.join("home/cache"), checkout.join("home/master.key"), checkout.join("home/missing")];
+        policy.commands.hidden_paths = vec![
+            checkout.join("home/cache"),
+            checkout.join("home/master.key"),
+            checkout.join("home/missing"),
+        ];
         let egress = Egress::new(&[]).expect("an HTTP client");
         let sandbox = crate::command::tests::sandbox().await;
         let roots = [directory.path().to_owned()];
@@ -40,7 +49,9 @@ impl Bench {
     }
 
     async fn open(&self, name: &str) -> Result<Toolbox, Error> {
-        self.workspaces.open(self.path(name).to_str().expect("UTF-8"), "task", &CommandLimits::default()).await
+        self.workspaces
+            .open(self.path(name).to_str().expect("UTF-8"), "task", &CommandLimits::default())
+            .await
     }
 }
 
@@ -72,7 +83,10 @@ async fn directories_of_the_service_and_of_the_kernel_are_no_workspaces() {
     let everything = Places::new(&["/".into()], own.clone(), &[]).expect("places");
     for path in ["/proc", "/proc/self", "/sys/kernel", "/dev", "/dev/shm"] {
         assert!(matches!(everything.granted(Path::new(path)), Err(Error::Reserved(_))), "{path}");
-        assert!(matches!(Places::new(&[path.into()], own.clone(), &[]), Err(Error::Reserved(_))), "{path}");
+        assert!(
+            matches!(Places::new(&[path.into()], own.clone(), &[]), Err(Error::Reserved(_))),
+            "{path}"
+        );
     }
     assert!(matches!(everything.granted(Path::new("/")), Err(Error::Open(OpenError::WholeSystem))));
     let inside = bench.path("checkout/home/data/blobs");
@@ -102,7 +116,8 @@ async fn a_folder_of_workspaces_is_the_same_to_all_who_have_it() {
     assert_eq!(bench.workspaces.storage("/a/named/one"), "");
     std::fs::create_dir(&other).expect("made");
     let found: HashSet<String> = std::thread::scope(|scope| {
-        let looking: Vec<_> = (0..8).map(|_| scope.spawn(|| storage(&other).expect("made"))).collect();
+        let looking: Vec<_> =
+            (0..8).map(|_| scope.spawn(|| storage(&other).expect("made"))).collect();
         looking.into_iter().map(|looking| looking.join().expect("it ends")).collect()
     });
     assert!(found.len() == 1 && !found.contains(&known), "{found:?}");
@@ -117,19 +132,41 @@ async fn tools_neither_see_nor_change_what_the_service_keeps_in_a_workspace() {
     let tools = bench.open("checkout").await.expect("granted");
     symlink("home/data", bench.path("checkout/link")).expect("linked");
     symlink("home/master.key", bench.path("checkout/key")).expect("linked");
-    for path in ["home/data/blobs/secret", "home/cache/native", "home/master.key", "link/blobs/secret", "key"] {
-        assert_eq!(call(&tools, "read_file", json!([path])).await, Err("PermissionDenied"), "{path}");
-        assert_eq!(call(&tools, "create_file", json!([path, "x"])).await, Err("PermissionDenied"), "{path}");
+    for path in [
+        "home/data/blobs/secret",
+        "home/cache/native",
+        "home/master.key",
+        "link/blobs/secret",
+        "key",
+    ] {
+        assert_eq!(
+            call(&tools, "read_file", json!([path])).await,
+            Err("PermissionDenied"),
+            "{path}"
+        );
+        assert_eq!(
+            call(&tools, "create_file", json!([path, "x"])).await,
+            Err("PermissionDenied"),
+            "{path}"
+        );
         let edit = call(&tools, "edit_file", json!([path, [{"old": "text", "new": "x"}]])).await;
         assert_eq!(edit, Err("PermissionDenied"), "{path}");
     }
     for path in ["home/data/new", "home/data/new/new", "link/new"] {
-        assert_eq!(call(&tools, "create_file", json!([path, "x"])).await, Err("PermissionDenied"), "{path}");
+        assert_eq!(
+            call(&tools, "create_file", json!([path, "x"])).await,
+            Err("PermissionDenied"),
+            "{path}"
+        );
     }
     std::fs::write(bench.path("checkout/new.key"), "text").expect("written");
-    std::fs::rename(bench.path("checkout/new.key"), bench.path("checkout/home/master.key")).expect("replaced");
+    std::fs::rename(bench.path("checkout/new.key"), bench.path("checkout/home/master.key"))
+        .expect("replaced");
     let tools = bench.open("checkout").await.expect("granted");
-    assert_eq!(call(&tools, "read_file", json!(["home/master.key"])).await, Err("PermissionDenied"));
+    assert_eq!(
+        call(&tools, "read_file", json!(["home/master.key"])).await,
+        Err("PermissionDenied")
+    );
     assert_eq!(call(&tools, "list_files", json!(["home/data"])).await, Err("PermissionDenied"));
     let found = call(&tools, "find_file", json!(["*"])).await.expect("found");
     assert_eq!(found["paths"], json!(["home", "home/readme", "key", "link", "src", "src/main.rs"]));
@@ -157,7 +194,8 @@ async fn commands_neither_see_nor_move_what_the_service_keeps_in_a_workspace() {
 
     // Moved by somebody who may: it is hidden where it lies now.
     std::fs::rename(bench.path("checkout/home"), bench.path("checkout/moved")).expect("moved");
-    let script = "cat moved/data/blobs/secret moved/cache/native moved/master.key; cat moved/readme";
+    let script =
+        "cat moved/data/blobs/secret moved/cache/native moved/master.key; cat moved/readme";
     let result = call(&tools, "execute_command", json!([script])).await.expect("a result");
     assert_eq!(result["stdout"], json!("text"), "{result}");
     let read = call(&tools, "read_file", json!(["moved/data/blobs/secret"])).await;

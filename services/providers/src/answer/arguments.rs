@@ -1,5 +1,6 @@
-//! Reads one string out of a JSON object while the object is still being written, so that a script can be watched
-//! as the model types it. Only for showing: what runs is read from the whole arguments.
+//! Reads one string out of a JSON object while the object is still being written, so that a script
+//! can be watched as the model types it. Only for showing: what runs is read from the whole
+//! arguments.
 
 /// Takes JSON in pieces; gives the text of one top-level string property as it grows.
 #[derive(Debug)]
@@ -43,7 +44,13 @@ enum Escape {
 
 impl Extractor {
     pub(super) fn new(wanted: &str) -> Self {
-        Self { wanted: wanted.to_owned(), depth: 0, place: Place::Key, key: String::new(), escape: Escape::None }
+        Self {
+            wanted: wanted.to_owned(),
+            depth: 0,
+            place: Place::Key,
+            key: String::new(),
+            escape: Escape::None,
+        }
     }
 
     /// The wanted text that `json` adds.
@@ -112,7 +119,8 @@ impl Extractor {
                 match (high, value) {
                     (None, 0xD800..=0xDBFF) => return self.escape = Escape::High(value),
                     (Some(high), 0xDC00..=0xDFFF) => {
-                        char::from_u32(0x1_0000 + ((high - 0xD800) << 10) + (value - 0xDC00)).unwrap_or('\u{FFFD}')
+                        char::from_u32(0x1_0000 + ((high - 0xD800) << 10) + (value - 0xDC00))
+                            .unwrap_or('\u{FFFD}')
                     }
                     (_, value) => char::from_u32(value).unwrap_or('\u{FFFD}'),
                 }
@@ -156,7 +164,10 @@ mod tests {
     fn the_text_is_the_same_at_every_split() {
         for (json, code) in [
             (r#"{"code": "a\n\"b\"\\ \u00e4 \ud83d\ude00 ä😀"}"#, "a\n\"b\"\\ ä 😀 ä😀"),
-            (r#"{"note":"x","code":"1","code2":"no","list":["code",{"code":"no"}],"deep":{"code":"no"}}"#, "1"),
+            (
+                r#"{"note":"x","code":"1","code2":"no","list":["code",{"code":"no"}],"deep":{"code":"no"}}"#,
+                "1",
+            ),
             (r#" { "\u0063ode" : "yes" } "#, "yes"),
             (r#"{"a":"code","b":[1,2,"code"],"code":""}"#, ""),
             (r#"{"code":"\ud83dx\ud83d\n"}"#, "\u{FFFD}x\u{FFFD}\n"),

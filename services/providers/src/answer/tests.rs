@@ -10,7 +10,10 @@ pub(crate) fn request() -> Request {
 
 fn answer(chunks: Vec<Chunk>) -> (Vec<Visible>, Answer) {
     let mut answer = Answer::new(&request());
-    let visible = chunks.into_iter().filter_map(|chunk| answer.push(chunk).expect("within the bounds")).collect();
+    let visible = chunks
+        .into_iter()
+        .filter_map(|chunk| answer.push(chunk).expect("within the bounds"))
+        .collect();
     (visible, answer)
 }
 
@@ -41,7 +44,8 @@ fn text_and_code_become_visible_as_they_grow() {
         Chunk::Arguments { slot: 1, json: r#"st()\n"}"#.into() },
         Chunk::Text("Done.".into()),
     ]);
-    let shown: Vec<(u32, Kind, &str)> = visible.iter().map(|v| (v.block, v.kind, v.text.as_str())).collect();
+    let shown: Vec<(u32, Kind, &str)> =
+        visible.iter().map(|v| (v.block, v.kind, v.text.as_str())).collect();
     assert_eq!(
         shown,
         [
@@ -60,14 +64,21 @@ fn text_and_code_become_visible_as_they_grow() {
 #[test]
 fn half_a_script_never_runs() {
     let completed = call("code_interpreter", r#"{"code":"delete_ever"#, StopReason::MaxTokens);
-    assert_eq!(completed, Completed { blocks: vec![], stop_reason: StopReason::MaxTokens, input_tokens: 0 });
+    assert_eq!(
+        completed,
+        Completed { blocks: vec![], stop_reason: StopReason::MaxTokens, input_tokens: 0 }
+    );
 }
 
 #[test]
 fn arguments_that_cannot_be_read_are_told_to_the_model() {
     for arguments in [r#"{"code":"#, "[]", r#"{"script":"1"}"#] {
         let completed = call("code_interpreter", arguments, StopReason::ToolUse);
-        assert!(code(&completed).starts_with("throw new Error("), "{arguments}: {}", code(&completed));
+        assert!(
+            code(&completed).starts_with("throw new Error("),
+            "{arguments}: {}",
+            code(&completed)
+        );
     }
 }
 
@@ -96,7 +107,9 @@ fn a_call_without_id_gets_one_of_its_own() {
 fn an_answer_without_end_is_cut() {
     let piece = "x".repeat(1024 * 1024);
     // What is opaque of its thinking counts as well, all of it together.
-    for chunk in [Chunk::Text(piece.clone()), Chunk::Thinking(piece.clone()), Chunk::ThinkingData(piece)] {
+    for chunk in
+        [Chunk::Text(piece.clone()), Chunk::Thinking(piece.clone()), Chunk::ThinkingData(piece)]
+    {
         let mut answer = Answer::new(&request());
         let fits = (0..16).all(|_| answer.push(chunk.clone()).is_ok());
         assert!(fits, "{:?}", std::mem::discriminant(&chunk));

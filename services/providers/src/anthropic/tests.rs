@@ -1,6 +1,9 @@
 use construct_proto::{
     mesh::v1::ChatMessage,
-    v1::{self, CodeInterpreterCall, CodeInterpreterResult, MessageSource, ModelParameters, ModelProviderType, Text},
+    v1::{
+        self, CodeInterpreterCall, CodeInterpreterResult, MessageSource, ModelParameters,
+        ModelProviderType, Text,
+    },
 };
 use construct_tests::vendor::{VendorServer, anthropic as recorded};
 use futures::TryStreamExt as _;
@@ -32,14 +35,23 @@ fn text(text: &str) -> Piece {
 
 /// A user's question, a script, its result, and so on, `rounds` times.
 fn conversation(rounds: usize) -> Request {
-    let mut request = Request::from_command(&command("count the lines")).expect("the command is whole");
+    let mut request =
+        Request::from_command(&command("count the lines")).expect("the command is whole");
     for round in 0..rounds {
-        let call = CodeInterpreterCall { id: format!("toolu_{round}"), code: format!("f({round})") };
-        let result = CodeInterpreterResult { id: format!("toolu_{round}"), output: "7".into(), ..Default::default() };
+        let call =
+            CodeInterpreterCall { id: format!("toolu_{round}"), code: format!("f({round})") };
+        let result = CodeInterpreterResult {
+            id: format!("toolu_{round}"),
+            output: "7".into(),
+            ..Default::default()
+        };
+        request.messages.push(message(
+            MessageSource::Assistant,
+            vec![text("Looking."), Piece::CodeInterpreterCall(call)],
+        ));
         request
             .messages
-            .push(message(MessageSource::Assistant, vec![text("Looking."), Piece::CodeInterpreterCall(call)]));
-        request.messages.push(message(MessageSource::System, vec![Piece::CodeInterpreterResult(result)]));
+            .push(message(MessageSource::System, vec![Piece::CodeInterpreterResult(result)]));
     }
     request
 }
@@ -48,13 +60,18 @@ fn conversation(rounds: usize) -> Request {
 fn the_recorded_tool_use_parses_the_same_at_every_split() {
     let bytes = recorded::RECORDED_TOOL_USE.as_bytes();
     let whole = read_at_every_split::<Wire>(bytes);
-    let named = Chunk::Named { id: "msg_014p7gG3wDgGV9EUtLvnow3U".into(), model: "claude-opus-4-1-20250805".into() };
+    let named = Chunk::Named {
+        id: "msg_014p7gG3wDgGV9EUtLvnow3U".into(),
+        model: "claude-opus-4-1-20250805".into(),
+    };
     let first = Chunk::Usage(Usage { input_tokens: 472, output_tokens: 2, ..Usage::default() });
     assert_eq!(whole[..2], [named, first]);
     assert_eq!(whole.last(), Some(&Chunk::Stop(StopReason::ToolUse)));
     let arguments: String = whole
         .iter()
-        .filter_map(|chunk| if let Chunk::Arguments { json, .. } = chunk { Some(json.as_str()) } else { None })
+        .filter_map(|chunk| {
+            if let Chunk::Arguments { json, .. } = chunk { Some(json.as_str()) } else { None }
+        })
         .collect();
     assert_eq!(arguments, r#"{"location": "San Francisco, CA"}"#);
 }
@@ -73,11 +90,15 @@ fn thinking_is_kept_and_what_is_not_ours_is_skipped() {
     assert_eq!(
         chunks,
         [
-            Chunk::Named { id: "msg_01WCzyzMY1Jm2wRBKnXBnmT6".into(), model: "claude-sonnet-4-5".into() },
+            Chunk::Named {
+                id: "msg_01WCzyzMY1Jm2wRBKnXBnmT6".into(),
+                model: "claude-sonnet-4-5".into()
+            },
             Chunk::Usage(first),
             Chunk::Thinking("I have to find the greatest common divisor.".into()),
             Chunk::ThinkingData(
-                json!({"signature": "EqQBCgIYAhIM1gbcDa9GJwZA2b3hGgxBdjrkzLoky3dl1pkiMOYds"}).to_string()
+                json!({"signature": "EqQBCgIYAhIM1gbcDa9GJwZA2b3hGgxBdjrkzLoky3dl1pkiMOYds"})
+                    .to_string()
             ),
             Chunk::Text("It is **21**.".into()),
             Chunk::Usage(usage),
@@ -127,7 +148,8 @@ fn every_stop_reason_is_known() {
         ("pause_turn", StopReason::EndTurn),
         ("model_context_window_exceeded", StopReason::MaxTokens),
     ] {
-        let chunks = read([recorded::Answer::text("x").stopping(reason).wire().as_bytes()]).expect("whole");
+        let chunks =
+            read([recorded::Answer::text("x").stopping(reason).wire().as_bytes()]).expect("whole");
         assert_eq!(chunks.last(), Some(&Chunk::Stop(expected)), "{reason}");
     }
 }
@@ -179,15 +201,23 @@ fn never_more_than_four_breakpoints_and_always_at_the_end() {
     for rounds in [0, 1, 2, 7] {
         let request = conversation(rounds);
         let body = serde_json::to_value(Body::new(&request)).expect("JSON").to_string();
-        assert_eq!(body.matches("cache_control").count(), 2 + (rounds + 1).min(2), "{rounds} rounds");
+        assert_eq!(
+            body.matches("cache_control").count(),
+            2 + (rounds + 1).min(2),
+            "{rounds} rounds"
+        );
         assert!(body[body.len() - 120..].contains("cache_control"), "the last turn is marked");
     }
 }
 
 #[test]
 fn a_result_that_is_an_error_is_marked() {
-    let part =
-        Part::Result { id: "a".into(), name: "code_interpreter".into(), output: "Error: no".into(), failed: true };
+    let part = Part::Result {
+        id: "a".into(),
+        name: "code_interpreter".into(),
+        output: "Error: no".into(),
+        failed: true,
+    };
     assert_eq!(
         block(&part),
         json!({"type": "tool_result", "tool_use_id": "a", "content": "Error: no", "is_error": true})
@@ -198,13 +228,19 @@ fn a_result_that_is_an_error_is_marked() {
 async fn text_and_scripts_come_back_as_blocks_with_what_they_used() {
     let server = VendorServer::start().await;
     let code = "const n = read_file(\"a\\tb\").length;\nprint(`${n} ä😀`)";
-    server.reply(recorded::Answer::text("Let me see.").and_code("toolu_1", code).using(25, 5_000, 1_200, 90).reply());
+    server.reply(
+        recorded::Answer::text("Let me see.")
+            .and_code("toolu_1", code)
+            .using(25, 5_000, 1_200, 90)
+            .reply(),
+    );
     let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
     let kept = Kept::default();
     let (outcome, usage) = run(&vendor, EAGER, &Cancel::default(), &kept).await;
     let completed = completed(outcome);
     assert_eq!(completed.stop_reason, StopReason::ToolUse);
-    let blocks: Vec<Option<Piece>> = completed.blocks.into_iter().map(|block| block.block).collect();
+    let blocks: Vec<Option<Piece>> =
+        completed.blocks.into_iter().map(|block| block.block).collect();
     let call = CodeInterpreterCall { id: "toolu_1".into(), code: code.into() };
     assert_eq!(blocks, [Some(text("Let me see.")), Some(Piece::CodeInterpreterCall(call))]);
     assert_eq!(kept.text(), format!("Let me see.{code}"));
@@ -223,8 +259,10 @@ async fn text_and_scripts_come_back_as_blocks_with_what_they_used() {
 #[test]
 fn an_input_sent_whole_is_read_too() {
     let wire = recorded::Answer::empty().and_code("toolu_1", "1").wire();
-    let wire =
-        wire.replace(r#""name":"code_interpreter","input":{}"#, r#""name":"code_interpreter","input":{"code":"2"}"#);
+    let wire = wire.replace(
+        r#""name":"code_interpreter","input":{}"#,
+        r#""name":"code_interpreter","input":{"code":"2"}"#,
+    );
     let deltas = wire.find("event: content_block_delta").expect("deltas");
     let stop = wire.find("event: content_block_stop").expect("their end");
     let chunks = read([&wire.as_bytes()[..deltas], &wire.as_bytes()[stop..]]).expect("whole");
@@ -232,20 +270,26 @@ fn an_input_sent_whole_is_read_too() {
     for chunk in chunks {
         answer.push(chunk).expect("in bounds");
     }
-    assert!(matches!(&answer.complete().blocks[0].block, Some(Piece::CodeInterpreterCall(call)) if call.code == "2"));
+    assert!(
+        matches!(&answer.complete().blocks[0].block, Some(Piece::CodeInterpreterCall(call)) if call.code == "2")
+    );
 }
 
 #[test]
 fn a_reply_of_another_kind_is_explained() {
     let failure = Wire::default().refused(200, b"{\"type\":\"message\"}");
     assert!(failure.message.contains("without a stream"), "{}", failure.message);
-    let empty = Wire::default().refused(500, br#"{"type":"error","error":{"type":"api_error","message":""}}"#);
+    let empty = Wire::default()
+        .refused(500, br#"{"type":"error","error":{"type":"api_error","message":""}}"#);
     assert_eq!((empty.class, empty.message.as_str()), (FailureClass::Transient, "api_error"));
 }
 
 #[test]
 fn thinking_that_is_not_shown_goes_back_as_it_came() {
-    let wire = recorded::Answer::empty().and_redacted("EmwKAhgBEgy3va3pzix").and_code("toolu_1", "1").wire();
+    let wire = recorded::Answer::empty()
+        .and_redacted("EmwKAhgBEgy3va3pzix")
+        .and_code("toolu_1", "1")
+        .wire();
     let chunks = read_at_every_split::<Wire>(wire.as_bytes());
     let data = json!({"redacted": "EmwKAhgBEgy3va3pzix"}).to_string();
     assert!(chunks.contains(&Chunk::ThinkingData(data.clone())), "{chunks:?}");
@@ -253,7 +297,11 @@ fn thinking_that_is_not_shown_goes_back_as_it_came() {
     let redacted = json!({"type": "redacted_thinking", "data": "EmwKAhgBEgy3va3pzix"});
     assert_eq!(block(&part), redacted);
     let turn = Turn { role: Role::Assistant, parts: vec![Part::Text("x".into()), part] };
-    assert_eq!(message_of(&turn)["content"], json!([{"type": "text", "text": "x"}]), "thinking never ends a turn");
+    assert_eq!(
+        message_of(&turn)["content"],
+        json!([{"type": "text", "text": "x"}]),
+        "thinking never ends a turn"
+    );
 }
 
 fn message_of(turn: &Turn) -> Value {
@@ -267,18 +315,34 @@ fn every_generation_is_asked_to_think_in_its_own_way() {
         (json!(thinking), thinking.excludes_sampling)
     };
     let budget = |tokens: u32| json!({"thinking": {"type": "enabled", "budget_tokens": tokens}});
-    assert_eq!(asked(Some(Effort::Low), "claude-sonnet-4-5-20250929", 8_192), (budget(2_048), true));
-    assert_eq!(asked(Some(Effort::High), "eu.anthropic.claude-3-7-sonnet-20250219-v1:0", 8_192), (budget(4_096), true));
+    assert_eq!(
+        asked(Some(Effort::Low), "claude-sonnet-4-5-20250929", 8_192),
+        (budget(2_048), true)
+    );
+    assert_eq!(
+        asked(Some(Effort::High), "eu.anthropic.claude-3-7-sonnet-20250219-v1:0", 8_192),
+        (budget(4_096), true)
+    );
     assert_eq!(asked(Some(Effort::High), "kimi-k2-thinking", 64_000), (budget(24_576), true));
-    assert_eq!(asked(Some(Effort::High), "claude-haiku-4-5", 2_000), (json!({}), false), "there is no room for it");
+    assert_eq!(
+        asked(Some(Effort::High), "claude-haiku-4-5", 2_000),
+        (json!({}), false),
+        "there is no room for it"
+    );
     assert_eq!(asked(Some(Effort::Off), "claude-opus-4-1", 8_192), (json!({}), false));
     let adaptive = json!({"thinking": {"type": "adaptive"}, "output_config": {"effort": "medium"}});
     assert_eq!(asked(Some(Effort::Medium), "claude-opus-4-6", 8_192), (adaptive, true));
-    let current =
-        json!({"thinking": {"type": "adaptive", "display": "summarized"}, "output_config": {"effort": "high"}});
+    let current = json!({"thinking": {"type": "adaptive", "display": "summarized"}, "output_config": {"effort": "high"}});
     assert_eq!(asked(Some(Effort::High), "claude-opus-5", 8_192), (current, true));
-    assert_eq!(asked(Some(Effort::Off), "claude-opus-5", 8_192), (json!({"output_config": {"effort": "low"}}), true));
-    assert_eq!(asked(None, "claude-opus-5", 8_192), (json!({}), true), "it cannot be told how to sample");
+    assert_eq!(
+        asked(Some(Effort::Off), "claude-opus-5", 8_192),
+        (json!({"output_config": {"effort": "low"}}), true)
+    );
+    assert_eq!(
+        asked(None, "claude-opus-5", 8_192),
+        (json!({}), true),
+        "it cannot be told how to sample"
+    );
     assert_eq!(asked(None, "claude-sonnet-4-5", 8_192), (json!({}), false));
 }
 
@@ -287,7 +351,8 @@ fn a_temperature_is_never_beside_top_p() {
     let told = |model: &str, temperature: Option<f64>| {
         let mut request = conversation(0);
         request.model = model.to_owned();
-        request.parameters = ModelParameters { temperature, top_p: Some(0.5), ..ModelParameters::default() };
+        request.parameters =
+            ModelParameters { temperature, top_p: Some(0.5), ..ModelParameters::default() };
         let body = serde_json::to_value(Body::new(&request)).expect("JSON");
         ["temperature", "top_p"].map(|name| body.get(name).is_some())
     };
@@ -301,7 +366,9 @@ fn nothing_is_thought_on_from_a_call_that_nobody_thought_about() {
     let mut request = conversation(1);
     request.model = "claude-sonnet-4-5".into();
     request.parameters.set_thinking(v1::ThinkingEffort::Low);
-    let thinks = |request: &Request| serde_json::to_value(Body::new(request)).expect("JSON").get("thinking").is_some();
+    let thinks = |request: &Request| {
+        serde_json::to_value(Body::new(request)).expect("JSON").get("thinking").is_some()
+    };
     assert!(!thinks(&request));
     let thinking = v1::Thinking { text: "Hm.".into(), ..v1::Thinking::default() };
     let thinking = v1::Thinking { provider_id: request.origin.provider_id.clone(), ..thinking };

@@ -24,9 +24,17 @@ impl Folder {
     }
 
     /// Uploads a file of an organization.
-    async fn upload(&self, organization: OrganizationId, media_type: &str, name: &str, content: &[u8]) -> Attachment {
-        let (store, id) = (&self.attached.files, construct_domain::FileId::from_uuid(Uuid::now_v7()));
-        let part = store.put_part(organization, id, Bytes::copy_from_slice(content)).await.expect("put");
+    async fn upload(
+        &self,
+        organization: OrganizationId,
+        media_type: &str,
+        name: &str,
+        content: &[u8],
+    ) -> Attachment {
+        let (store, id) =
+            (&self.attached.files, construct_domain::FileId::from_uuid(Uuid::now_v7()));
+        let part =
+            store.put_part(organization, id, Bytes::copy_from_slice(content)).await.expect("put");
         let whole = store.assemble(organization, id, &[part]).await.expect("assembled");
         let stored = store.place(organization, whole).await.expect("placed");
         Attachment {
@@ -40,7 +48,8 @@ impl Folder {
     }
 
     async fn show(&self, messages: Vec<Vec<Block>>) -> Vec<Vec<Block>> {
-        let shown = self.attached.show(&ORG.to_string(), said(messages), true).await.expect("shown");
+        let shown =
+            self.attached.show(&ORG.to_string(), said(messages), true).await.expect("shown");
         shown
             .0
             .into_iter()
@@ -50,7 +59,9 @@ impl Folder {
 }
 
 fn said(messages: Vec<Vec<Block>>) -> Vec<ChatMessage> {
-    let blocks = |blocks: Vec<Block>| blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect();
+    let blocks = |blocks: Vec<Block>| {
+        blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect()
+    };
     messages
         .into_iter()
         .map(|message| ChatMessage { source: MessageSource::User.into(), blocks: blocks(message) })
@@ -70,7 +81,11 @@ fn content(media_type: &str, name: &str, data: &[u8]) -> Block {
 #[track_caller]
 fn words(block: &Block) -> &str {
     let Block::Text(text) = block else { panic!("no words: {block:?}") };
-    assert!(text.text.starts_with("<system-notice>\n") && text.text.ends_with("\n</system-notice>"), "{}", text.text);
+    assert!(
+        text.text.starts_with("<system-notice>\n") && text.text.ends_with("\n</system-notice>"),
+        "{}",
+        text.text
+    );
     &text.text
 }
 
@@ -81,16 +96,28 @@ async fn what_a_model_can_see_is_shown_with_the_way_to_it() {
     let table = folder.upload(ORG, "text/csv", "dir/t.csv", b"1;2").await;
     let text = || Block::Text(Text { text: "What is this?".into() });
     let shown = folder.show(vec![vec![text(), file(&image), file(&table)]]).await;
-    let [asked, about_image, shown_image, about_table, shown_table] = &shown[0][..] else { panic!("{shown:?}") };
+    let [asked, about_image, shown_image, about_table, shown_table] = &shown[0][..] else {
+        panic!("{shown:?}")
+    };
     assert_eq!(asked, &text());
     assert_eq!(shown_image, &content("image/png", "a.png", b"\x89PNG-image"));
     assert_eq!(shown_table, &content("text/csv", "dir/t.csv", b"1;2"));
     let told = words(about_image);
-    assert!(told.contains(&format!("a.png (image/png, 10 bytes, sha256:{})", image.sha256)), "{told}");
+    assert!(
+        told.contains(&format!("a.png (image/png, 10 bytes, sha256:{})", image.sha256)),
+        "{told}"
+    );
     assert!(told.contains(&format!("save_file({:?}, \"a.png\")", image.file)), "{told}");
-    assert!(words(about_table).contains(&format!("save_file({:?}, \"t.csv\")", table.file)), "{shown:?}");
+    assert!(
+        words(about_table).contains(&format!("save_file({:?}, \"t.csv\")", table.file)),
+        "{shown:?}"
+    );
     // Where the model has no scripts, they are not spoken of.
-    let bare = folder.attached.show(&ORG.to_string(), said(vec![vec![file(&image)]]), false).await.expect("shown");
+    let bare = folder
+        .attached
+        .show(&ORG.to_string(), said(vec![vec![file(&image)]]), false)
+        .await
+        .expect("shown");
     let Some(first) = &bare.0[0].blocks[0].block else { panic!("{bare:?}") };
     assert!(!words(first).contains("save_file"), "{bare:?}");
 }
@@ -102,10 +129,22 @@ async fn what_it_cannot_see_is_named_with_the_reason() {
     let archive = folder.upload(ORG, "application/zip", "a.zip", b"PK").await;
     let binary = folder.upload(ORG, "text/plain", "b.txt", b"a\0b").await;
     let gone = folder.upload(ORG, "image/png", "gone.png", b"gone").await;
-    folder.attached.files.remove(ORG, &gone.sha256.parse().expect("a hash")).await.expect("removed");
-    let shown = folder.show(vec![vec![file(&large), file(&archive), file(&binary), file(&gone)]]).await;
-    let reasons = ["It is too large to be shown.", "Files of this kind cannot be shown.", "It is not UTF-8 text."];
-    for ((block, attachment), reason) in shown[0].iter().zip([&large, &archive, &binary]).zip(reasons) {
+    folder
+        .attached
+        .files
+        .remove(ORG, &gone.sha256.parse().expect("a hash"))
+        .await
+        .expect("removed");
+    let shown =
+        folder.show(vec![vec![file(&large), file(&archive), file(&binary), file(&gone)]]).await;
+    let reasons = [
+        "It is too large to be shown.",
+        "Files of this kind cannot be shown.",
+        "It is not UTF-8 text.",
+    ];
+    for ((block, attachment), reason) in
+        shown[0].iter().zip([&large, &archive, &binary]).zip(reasons)
+    {
         let told = words(block);
         assert!(told.contains("is not shown to you") && told.contains(reason), "{told}");
         assert!(told.contains(&attachment.sha256) && told.contains(&attachment.file), "{told}");
@@ -127,7 +166,11 @@ async fn older_files_are_named_when_newer_ones_fill_a_call() {
         images.push(image);
     }
     let shown = folder.show(messages.clone()).await;
-    assert!(words(&shown[0][0]).contains("Newer files have taken the room"), "{}", words(&shown[0][0]));
+    assert!(
+        words(&shown[0][0]).contains("Newer files have taken the room"),
+        "{}",
+        words(&shown[0][0])
+    );
     assert_eq!(shown[0].len(), 1);
     for message in &shown[1..] {
         assert!(matches!(&message[1], Block::Attachment(shown) if shown.data.len() == 6 << 20));
@@ -173,11 +216,16 @@ async fn calls_wait_for_room() {
     let image = folder.upload(ORG, "image/png", "a.png", &vec![1; 2 << 20]).await;
     let small = folder.upload(ORG, "image/png", "b.png", b"small").await;
     let organization = ORG.to_string();
-    let (_, room) = folder.attached.show(&organization, said(vec![vec![file(&image)]]), true).await.expect("shown");
+    let (_, room) = folder
+        .attached
+        .show(&organization, said(vec![vec![file(&image)]]), true)
+        .await
+        .expect("shown");
     let second = folder.attached.show(&organization, said(vec![vec![file(&small)]]), true);
     let mut second = Box::pin(second);
     assert!(second.as_mut().now_or_never().is_none(), "the first call has all the room");
-    let unshown = folder.attached.show(&organization, said(vec![vec![Block::Text(Text::default())]]), true);
+    let unshown =
+        folder.attached.show(&organization, said(vec![vec![Block::Text(Text::default())]]), true);
     assert!(unshown.now_or_never().is_some(), "who shows nothing does not wait");
     drop(room);
     let (messages, room) = second.await.expect("shown");

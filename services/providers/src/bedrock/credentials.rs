@@ -1,5 +1,5 @@
-//! What proves to AWS who calls: an access key, which signs every request, or a Bedrock API key, which is sent as it
-//! is.
+//! What proves to AWS who calls: an access key, which signs every request, or a Bedrock API key,
+//! which is sent as it is.
 
 use jiff::Timestamp;
 use reqwest::{
@@ -18,9 +18,12 @@ pub(super) enum Credentials {
 }
 
 impl Credentials {
-    /// Reads `ACCESS_KEY_ID:SECRET_ACCESS_KEY[:SESSION_TOKEN]`, or a Bedrock API key, which has no colon.
+    /// Reads `ACCESS_KEY_ID:SECRET_ACCESS_KEY[:SESSION_TOKEN]`, or a Bedrock API key, which has no
+    /// colon.
     pub(super) fn parse(key: Option<&SecretString>) -> Result<Self, Failure> {
-        let key = key.ok_or_else(|| Failure::configuration("the provider has no API key, which Bedrock needs"))?;
+        let key = key.ok_or_else(|| {
+            Failure::configuration("the provider has no API key, which Bedrock needs")
+        })?;
         let Some((id, rest)) = key.expose_secret().split_once(':') else {
             return Ok(Self::Bearer(key.clone()));
         };
@@ -41,8 +44,9 @@ impl Credentials {
         body: &[u8],
         now: Timestamp,
     ) -> Result<HeaderMap, Failure> {
-        self.try_headers(method, url, region, body, now)
-            .map_err(|_| Failure::configuration("the API key holds characters that no HTTP header allows"))
+        self.try_headers(method, url, region, body, now).map_err(|_| {
+            Failure::configuration("the API key holds characters that no HTTP header allows")
+        })
     }
 
     fn try_headers(
@@ -62,19 +66,32 @@ impl Credentials {
                     (Some(host), Some(port)) => format!("{host}:{port}"),
                     (host, _) => host.unwrap_or_default().to_owned(),
                 };
-                let mut signed = vec![("content-type", "application/json"), ("host", &host), ("x-amz-date", &date)];
+                let mut signed = vec![
+                    ("content-type", "application/json"),
+                    ("host", &host),
+                    ("x-amz-date", &date),
+                ];
                 if let Some(token) = token {
                     signed.push(("x-amz-security-token", token.expose_secret()));
                 }
-                let request =
-                    Signed { method, path: url.path(), query: "", headers: &signed, body, service: "bedrock" };
+                let request = Signed {
+                    method,
+                    path: url.path(),
+                    query: "",
+                    headers: &signed,
+                    body,
+                    service: "bedrock",
+                };
                 (sign(access_key, &request, region, &date), Some((date.clone(), token)))
             }
         };
         if let Some((date, token)) = signing {
             headers.insert(HeaderName::from_static("x-amz-date"), HeaderValue::from_str(&date)?);
             if let Some(token) = token {
-                headers.insert(HeaderName::from_static("x-amz-security-token"), secret(token.expose_secret())?);
+                headers.insert(
+                    HeaderName::from_static("x-amz-security-token"),
+                    secret(token.expose_secret())?,
+                );
             }
         }
         headers.insert(AUTHORIZATION, secret(&authorization)?);
@@ -88,14 +105,19 @@ fn secret(value: &str) -> Result<HeaderValue, InvalidHeaderValue> {
     Ok(value)
 }
 
-/// The region an endpoint lies in: its address says it (`bedrock-runtime.REGION.amazonaws.com`, also with a prefix or
-/// from a private network), or the parameter `region`.
+/// The region an endpoint lies in: its address says it (`bedrock-runtime.REGION.amazonaws.com`,
+/// also with a prefix or from a private network), or the parameter `region`.
 pub(super) fn region(base: &Url) -> Result<String, Failure> {
-    if let Some((_, region)) = base.query_pairs().find(|(name, value)| name == "region" && !value.is_empty()) {
+    if let Some((_, region)) =
+        base.query_pairs().find(|(name, value)| name == "region" && !value.is_empty())
+    {
         return Ok(region.into_owned());
     }
-    let mut labels =
-        base.host_str().unwrap_or_default().split('.').skip_while(|label| !label.starts_with("bedrock-runtime"));
+    let mut labels = base
+        .host_str()
+        .unwrap_or_default()
+        .split('.')
+        .skip_while(|label| !label.starts_with("bedrock-runtime"));
     match (labels.next(), labels.next()) {
         (Some(_), Some(region)) if !region.is_empty() => Ok(region.to_owned()),
         _ => Err(Failure::configuration(
@@ -114,7 +136,10 @@ mod tests {
             ("https://bedrock-runtime.eu-central-1.amazonaws.com", Some("eu-central-1")),
             ("https://bedrock-runtime-fips.us-east-1.amazonaws.com/", Some("us-east-1")),
             ("https://bedrock-runtime.cn-north-1.amazonaws.com.cn", Some("cn-north-1")),
-            ("https://vpce-0a1b-c2d3.bedrock-runtime.us-west-2.vpce.amazonaws.com", Some("us-west-2")),
+            (
+                "https://vpce-0a1b-c2d3.bedrock-runtime.us-west-2.vpce.amazonaws.com",
+                Some("us-west-2"),
+            ),
             ("http://127.0.0.1:4566/?region=us-east-1", Some("us-east-1")),
             ("http://127.0.0.1:4566/", None),
             ("https://bedrock-runtime/", None),
@@ -126,10 +151,14 @@ mod tests {
 
     #[test]
     fn a_key_without_colon_is_sent_as_it_is() {
-        let url = "https://bedrock-runtime.us-east-1.amazonaws.com/model/m/converse-stream".parse().expect("a URL");
+        let url = "https://bedrock-runtime.us-east-1.amazonaws.com/model/m/converse-stream"
+            .parse()
+            .expect("a URL");
         let headers = |key: &str| {
             let credentials = Credentials::parse(Some(&SecretString::from(key))).expect("a key");
-            credentials.headers("POST", &url, "us-east-1", b"{}", Timestamp::UNIX_EPOCH).expect("headers")
+            credentials
+                .headers("POST", &url, "us-east-1", b"{}", Timestamp::UNIX_EPOCH)
+                .expect("headers")
         };
         let bearer = headers("ABSKexample");
         assert_eq!(bearer[AUTHORIZATION], "Bearer ABSKexample");

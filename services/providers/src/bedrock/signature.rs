@@ -1,7 +1,8 @@
 //! Signature Version 4, by which AWS knows who sent a request, as specified at
 //! <https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html>.
 //!
-//! Own code, because the crate for it brings the runtime of Amazon's whole client along, for these few hashes.
+//! Own code, because the crate for it brings the runtime of Amazon's whole client along, for these
+//! few hashes.
 
 use std::fmt::Write as _;
 
@@ -51,9 +52,14 @@ pub(super) fn sign(key: &AccessKey, request: &Signed<'_>, region: &str, date: &s
     let to_sign = format!("{ALGORITHM}\n{date}\n{scope}\n{hash}");
     let signing_key = [day, region, request.service, "aws4_request"]
         .iter()
-        .fold(format!("AWS4{}", key.secret.expose_secret()).into_bytes(), |key, part| mac(&key, part.as_bytes()));
+        .fold(format!("AWS4{}", key.secret.expose_secret()).into_bytes(), |key, part| {
+            mac(&key, part.as_bytes())
+        });
     let signature = hex(&mac(&signing_key, to_sign.as_bytes()));
-    format!("{ALGORITHM} Credential={}/{scope}, SignedHeaders={names}, Signature={signature}", key.id)
+    format!(
+        "{ALGORITHM} Credential={}/{scope}, SignedHeaders={names}, Signature={signature}",
+        key.id
+    )
 }
 
 /// `text` with everything but unreserved characters escaped.
@@ -88,7 +94,10 @@ mod tests {
 
     /// The key of all examples in the vendor's documentation.
     fn key() -> AccessKey {
-        AccessKey { id: "AKIDEXAMPLE".into(), secret: SecretString::from("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY") }
+        AccessKey {
+            id: "AKIDEXAMPLE".into(),
+            secret: SecretString::from("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"),
+        }
     }
 
     /// The worked example of <https://docs.aws.amazon.com/general/latest/gr/sigv4-create-canonical-request.html>.
@@ -134,7 +143,8 @@ mod tests {
             service: "bedrock",
         };
         let authorization = sign(&key(), &request, "eu-central-1", "20150830T123600Z");
-        let signature = "Signature=ff3a15491e938afcb81194a03deee960b05bdc582e11360a1cdab572c28551a9";
+        let signature =
+            "Signature=ff3a15491e938afcb81194a03deee960b05bdc582e11360a1cdab572c28551a9";
         assert!(authorization.ends_with(signature), "{authorization}");
     }
 }

@@ -16,7 +16,10 @@ const CLAUDE: &str = "eu.anthropic.claude-sonnet-4-5-20250929-v1:0";
 
 fn request(model: &str) -> Request {
     let command: ModelInvoke = command("count the lines");
-    Request { model: model.into(), ..Request::from_command(&command).expect("the command is whole") }
+    Request {
+        model: model.into(),
+        ..Request::from_command(&command).expect("the command is whole")
+    }
 }
 
 #[test]
@@ -29,7 +32,11 @@ fn the_recorded_stream_parses_the_same_at_every_split() {
             Chunk::Thinking(" on WZPZ.".into()),
             Chunk::ThinkingData(json!({"signature": "EqQBCgIYAhIM1gbcDa9GJwZA"}).to_string()),
             Chunk::Text("Let me check — 曲 😀.".into()),
-            Chunk::Call { slot: 2, id: "tooluse_kZJMlvQmRJ6eAyJE5GIl7Q".into(), name: "top_song".into() },
+            Chunk::Call {
+                slot: 2,
+                id: "tooluse_kZJMlvQmRJ6eAyJE5GIl7Q".into(),
+                name: "top_song".into()
+            },
             Chunk::Arguments { slot: 2, json: "{\"sign\"".into() },
             Chunk::Arguments { slot: 2, json: ": \"WZPZ\"}".into() },
             Chunk::Stop(StopReason::ToolUse),
@@ -54,7 +61,10 @@ fn reasoning_that_is_not_shown_is_kept() {
     ]
     .concat();
     let data = json!({"redacted": "EmwKAhgB"}).to_string();
-    assert_eq!(read_at_every_split::<Wire>(&stream).first(), Some(&Chunk::ThinkingData(data.clone())));
+    assert_eq!(
+        read_at_every_split::<Wire>(&stream).first(),
+        Some(&Chunk::ThinkingData(data.clone()))
+    );
     let part = Part::Thinking { text: String::new(), data };
     let sent = block(&part, 0);
     assert_eq!(sent, Some(json!({"reasoningContent": {"redactedContent": "EmwKAhgB"}})));
@@ -65,15 +75,30 @@ fn errors_within_the_stream_are_classified() {
     let begin = recorded::event("messageStart", r#"{"role":"assistant"}"#);
     let payload = |message: &str| json!({"message": message}).to_string();
     for (error, class) in [
-        (recorded::exception("throttlingException", &payload("Too many requests")), FailureClass::RateLimited),
-        (recorded::exception("serviceUnavailableException", &payload("busy")), FailureClass::Overloaded),
-        (recorded::exception("modelStreamErrorException", &payload("broke")), FailureClass::Transient),
+        (
+            recorded::exception("throttlingException", &payload("Too many requests")),
+            FailureClass::RateLimited,
+        ),
+        (
+            recorded::exception("serviceUnavailableException", &payload("busy")),
+            FailureClass::Overloaded,
+        ),
+        (
+            recorded::exception("modelStreamErrorException", &payload("broke")),
+            FailureClass::Transient,
+        ),
         (recorded::exception("internalServerException", "not JSON"), FailureClass::Transient),
         (
-            recorded::exception("validationException", &payload("Input is too long for requested model.")),
+            recorded::exception(
+                "validationException",
+                &payload("Input is too long for requested model."),
+            ),
             FailureClass::ContextTooLong,
         ),
-        (recorded::error("InternalError", "An internal server error occurred"), FailureClass::Transient),
+        (
+            recorded::error("InternalError", "An internal server error occurred"),
+            FailureClass::Transient,
+        ),
     ] {
         let failure = read::<Wire>([begin.as_slice(), &error]).expect_err("an error");
         assert_eq!(failure.class, class, "{failure}");
@@ -95,7 +120,9 @@ fn every_stop_reason_is_known() {
     ] {
         let chunks = read::<Wire>([recorded::Answer::text("x").stopping(reason).wire().as_slice()]);
         let stopped = chunks.map_err(|failure| failure.class).map(|chunks| {
-            chunks.into_iter().find_map(|chunk| if let Chunk::Stop(stop) = chunk { Some(stop) } else { None })
+            chunks
+                .into_iter()
+                .find_map(|chunk| if let Chunk::Stop(stop) = chunk { Some(stop) } else { None })
         });
         assert_eq!(stopped, expected.map(Some), "{reason}");
     }
@@ -105,7 +132,8 @@ fn every_stop_reason_is_known() {
 fn what_cannot_be_cached_is_not_marked() {
     let marks = |model: &str| {
         let body = body(&request(model));
-        [&body["system"], &body["toolConfig"], &body["messages"]].map(|part| part.to_string().contains("cachePoint"))
+        [&body["system"], &body["toolConfig"], &body["messages"]]
+            .map(|part| part.to_string().contains("cachePoint"))
     };
     assert_eq!(marks(CLAUDE), [true, true, true]);
     assert_eq!(marks("us.amazon.nova-pro-v1:0"), [true, false, true]);
@@ -117,7 +145,11 @@ fn what_cannot_be_cached_is_not_marked() {
 #[test]
 fn a_document_never_stands_alone_and_has_a_plain_name() {
     let media = |name: &str| {
-        Part::Media(Media { media_type: "application/pdf".into(), name: name.into(), base64: "AA==".into() })
+        Part::Media(Media {
+            media_type: "application/pdf".into(),
+            name: name.into(),
+            base64: "AA==".into(),
+        })
     };
     let turn = Turn { role: Role::User, parts: vec![media("Q3_Übersicht (v2).pdf"), media("")] };
     let content = &message(&turn)["content"];
@@ -168,7 +200,11 @@ async fn a_request_carries_everything_in_the_vendors_form() {
 fn a_temperature_is_never_beside_top_p_for_a_model_that_refuses_both() {
     let told = |model: &str| {
         let mut request = request(model);
-        request.parameters = ModelParameters { temperature: Some(0.3), top_p: Some(0.5), ..ModelParameters::default() };
+        request.parameters = ModelParameters {
+            temperature: Some(0.3),
+            top_p: Some(0.5),
+            ..ModelParameters::default()
+        };
         let config = body(&request)["inferenceConfig"].clone();
         ["temperature", "topP"].map(|name| config.get(name).is_some())
     };
@@ -181,13 +217,18 @@ fn refusals_are_classified_by_status_and_words() {
     for (status, message, class) in [
         (400, "Input is too long for requested model.", FailureClass::ContextTooLong),
         (400, "The provided model identifier is invalid.", FailureClass::InvalidRequest),
-        (403, "The security token included in the request is invalid.", FailureClass::Authentication),
+        (
+            403,
+            "The security token included in the request is invalid.",
+            FailureClass::Authentication,
+        ),
         (424, "The model returned an error.", FailureClass::Transient),
         (429, "Too many tokens, please wait before trying again.", FailureClass::RateLimited),
         (503, "Bedrock is unable to process your request.", FailureClass::Overloaded),
     ] {
         for field in ["message", "Message"] {
-            let failure = Wire::default().refused(status, json!({field: message}).to_string().as_bytes());
+            let failure =
+                Wire::default().refused(status, json!({field: message}).to_string().as_bytes());
             assert_eq!((failure.class, failure.message.as_str()), (class, message));
         }
     }

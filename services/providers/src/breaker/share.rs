@@ -1,5 +1,5 @@
-//! Breakers of all processes of the service tell each other how they change, over plain NATS. News that is lost costs calls
-//! that fail once more, nothing else.
+//! Breakers of all processes of the service tell each other how they change, over plain NATS. News
+//! that is lost costs calls that fail once more, nothing else.
 
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ use super::{Breakers, Change, Key, News, wire_duration};
 /// Before the mesh is tried again.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Tells and hears, until the service drains. Returns when it hears, and has asked the others what is open.
+/// Tells and hears, until the service drains. Returns when it hears, and has asked the others what
+/// is open.
 ///
 /// # Errors
 /// When the mesh cannot be reached.
@@ -35,9 +36,11 @@ pub(crate) async fn start(
 ) -> Result<(), subscribe::Error> {
     let news = bus.hear_breakers().await?;
     let wanted = bus.hear_breakers_wanted().await?;
-    let sharing = Sharing { bus: bus.clone(), instance: instance.to_owned(), breakers: breakers.clone() };
+    let sharing =
+        Sharing { bus: bus.clone(), instance: instance.to_owned(), breakers: breakers.clone() };
     lifecycle.spawn_job("breaker-news", sharing.clone().hear(news, lifecycle.draining()));
-    lifecycle.spawn_job("breakers-wanted", sharing.clone().tell_who_asks(wanted, lifecycle.draining()));
+    lifecycle
+        .spawn_job("breakers-wanted", sharing.clone().tell_who_asks(wanted, lifecycle.draining()));
     lifecycle.spawn_job("breaker-changes", sharing.clone().tell(changed, lifecycle.draining()));
     lifecycle.spawn_job("breaker-questions", sharing.clone().answer(lifecycle.draining()));
     if let Err(error) = bus.want_breakers(&BreakersWanted { instance: instance.to_owned() }).await {
@@ -77,7 +80,11 @@ impl Sharing {
         }
     }
 
-    async fn tell_who_asks(self, mut wanted: BoxStream<'static, BreakersWanted>, draining: CancellationToken) {
+    async fn tell_who_asks(
+        self,
+        mut wanted: BoxStream<'static, BreakersWanted>,
+        draining: CancellationToken,
+    ) {
         loop {
             let asked = tokio::select! {
                 () = draining.cancelled() => return,
@@ -114,9 +121,15 @@ impl Sharing {
     async fn answer(self, draining: CancellationToken) {
         let breakers = &self.breakers;
         while !draining.is_cancelled() {
-            let answered = self.bus.answer(&BreakerState, draining.clone(), |question: BreakerQuestion| async move {
-                Some(question.breaker.map_or_else(v1::Breaker::default, |breaker| breakers.status(&key(breaker))))
-            });
+            let answered = self.bus.answer(
+                &BreakerState,
+                draining.clone(),
+                |question: BreakerQuestion| async move {
+                    Some(question.breaker.map_or_else(v1::Breaker::default, |breaker| {
+                        breakers.status(&key(breaker))
+                    }))
+                },
+            );
             if let Err(error) = answered.await {
                 tracing::warn!(%error, "questions about breakers cannot be heard yet");
                 sleep(PAUSE).await;
@@ -132,11 +145,16 @@ impl Sharing {
         };
         let changed = BreakerChanged {
             instance: self.instance.clone(),
-            breaker: Some(BreakerRef { provider_id: key.provider_id, vendor_model: key.vendor_model }),
+            breaker: Some(BreakerRef {
+                provider_id: key.provider_id,
+                vendor_model: key.vendor_model,
+            }),
             state: state.into(),
             remaining,
         };
-        if let Err(error) = self.bus.tell_breaker(&BreakerNews { instance: self.instance.clone() }, &changed).await {
+        if let Err(error) =
+            self.bus.tell_breaker(&BreakerNews { instance: self.instance.clone() }, &changed).await
+        {
             tracing::warn!(%error, "the other processes cannot be told how a breaker has changed");
         }
     }

@@ -1,7 +1,8 @@
 //! One breaker, without clock and I/O: everything is told to it.
 //!
-//! Closed, it counts failures in a row, and opens at the fifth. Open, it refuses for 10 s. Then it is half open: it lets
-//! exactly one call through, the probe, and what becomes of that closes or opens it.
+//! Closed, it counts failures in a row, and opens at the fifth. Open, it refuses for 10 s. Then it
+//! is half open: it lets exactly one call through, the probe, and what becomes of that closes or
+//! opens it.
 
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use tokio::time::Instant;
 pub(crate) const FAILURES: u32 = 5;
 /// How long it stays open.
 pub(crate) const COOLDOWN: Duration = Duration::from_secs(10);
-/// When those that come while a probe is under way are to come again: nobody knows how long that takes.
+/// When those that come while a probe is under way are to come again: nobody knows how long that
+/// takes.
 const GLANCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,7 +27,8 @@ pub(crate) enum State {
     HalfOpen,
 }
 
-/// A call that was let through. What a call says that began before the breaker last changed counts no more.
+/// A call that was let through. What a call says that began before the breaker last changed counts
+/// no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket {
     era: u64,
@@ -110,14 +113,16 @@ impl Breaker {
         }
     }
 
-    /// The call says nothing about the vendor, because it was ended from our side. After a probe the next call is one.
+    /// The call says nothing about the vendor, because it was ended from our side. After a probe
+    /// the next call is one.
     pub(crate) fn abandoned(&mut self, ticket: Ticket, now: Instant) {
         if self.is_probe(ticket) {
             self.enter(State::Open { until: now });
         }
     }
 
-    /// Takes over what another process has found out. One's own probe is believed more than anybody else's news.
+    /// Takes over what another process has found out. One's own probe is believed more than anybody
+    /// else's news.
     pub(crate) fn hear(&mut self, news: News, now: Instant) {
         match (news, self.state) {
             (News::Open(left), State::Closed) => {
@@ -127,8 +132,11 @@ impl Breaker {
             (News::Open(left), State::Open { until }) => {
                 self.state = State::Open { until: until.max(now + left.min(COOLDOWN)) };
             }
-            // The other's probe is as good as one's own. If nothing more is heard of it, ours is next.
-            (News::HalfOpen, State::Open { until }) => self.state = State::Open { until: until.max(now + COOLDOWN) },
+            // The other's probe is as good as one's own. If nothing more is heard of it, ours is
+            // next.
+            (News::HalfOpen, State::Open { until }) => {
+                self.state = State::Open { until: until.max(now + COOLDOWN) }
+            }
             (News::Closed, State::Open { .. }) => self.close(),
             (News::Closed | News::HalfOpen, State::Closed) | (_, State::HalfOpen) => {}
         }
@@ -193,7 +201,10 @@ mod tests {
         breaker.begun(probe);
         assert!(breaker.is_pristine());
         breaker.ill(probe, later);
-        assert!(breaker.is_pristine(), "what the probe says behind its beginning is of an earlier era");
+        assert!(
+            breaker.is_pristine(),
+            "what the probe says behind its beginning is of an earlier era"
+        );
     }
 
     #[test]
@@ -260,8 +271,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever calls do in whatever order: never two probes at once, never a call while it is open, and it opens from
-        /// closed with the fifth failure in a row and no other.
+        /// Whatever calls do in whatever order: never two probes at once, never a call while it is
+        /// open, and it opens from closed with the fifth failure in a row and no other.
         #[test]
         fn no_history_breaks_it(steps in prop::collection::vec(step(), 1..300)) {
             let mut now = Instant::now();

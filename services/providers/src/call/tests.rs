@@ -3,7 +3,8 @@ use std::{sync::Arc, time::Duration};
 use construct_domain::{OrganizationId, StepId, TaskId};
 use construct_proto::{
     mesh::v1::{
-        ChatMessage, FailureClass, ModelInvoke, ModelTarget, Provider, StepRef, ToolDefinition, model_invoke::Purpose,
+        ChatMessage, FailureClass, ModelInvoke, ModelTarget, Provider, StepRef, ToolDefinition,
+        model_invoke::Purpose,
     },
     v1::{Block, MessageSource, ModelProviderType, Text, VendorModel, block},
 };
@@ -26,7 +27,8 @@ use crate::{
     vendor::{Open, Vendor},
 };
 
-/// A whole command, as the reconciler sends it: one question, the code tool, no provider's particulars, and no prices.
+/// A whole command, as the reconciler sends it: one question, the code tool, no provider's
+/// particulars, and no prices.
 pub(crate) fn command(question: &str) -> ModelInvoke {
     ModelInvoke {
         step: Some(StepRef {
@@ -59,7 +61,9 @@ pub(crate) fn command(question: &str) -> ModelInvoke {
         tools: vec![ToolDefinition {
             name: "code_interpreter".into(),
             description: "Runs JavaScript.".into(),
-            input_schema: r#"{"type":"object","properties":{"code":{"type":"string"}},"required":["code"]}"#.into(),
+            input_schema:
+                r#"{"type":"object","properties":{"code":{"type":"string"}},"required":["code"]}"#
+                    .into(),
         }],
         parameters: None,
         ..ModelInvoke::default()
@@ -67,8 +71,10 @@ pub(crate) fn command(question: &str) -> ModelInvoke {
 }
 
 /// Retries at once, so that tests with real connections don't wait.
-pub(crate) const EAGER: Policy = Policy { tries: 3, first: Duration::ZERO, last: Duration::from_secs(1) };
-const PATIENT: Policy = Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
+pub(crate) const EAGER: Policy =
+    Policy { tries: 3, first: Duration::ZERO, last: Duration::from_secs(1) };
+const PATIENT: Policy =
+    Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
 
 /// Opens one vendor, whoever is asked for.
 pub(crate) struct Only(pub(crate) Arc<dyn Vendor>);
@@ -111,7 +117,9 @@ pub(crate) fn routed<'a>(command: &ModelInvoke, cancel: &'a Cancel) -> RoutedCal
     RoutedCall {
         request: Arc::new(Request::from_command(command).expect("the command is whole")),
         targets: crate::router::in_order(first, &command.fallbacks, || 0.0),
-        hedge_after: command.hedge_after.map(|after| Duration::try_from(after).expect("it is not negative")),
+        hedge_after: command
+            .hedge_after
+            .map(|after| Duration::try_from(after).expect("it is not negative")),
         tries: command.tries,
         lost: 0,
         interrupts: Interrupts {
@@ -123,7 +131,12 @@ pub(crate) fn routed<'a>(command: &ModelInvoke, cancel: &'a Cancel) -> RoutedCal
 }
 
 /// Makes a call of `vendor`.
-pub(crate) async fn run(vendor: &Arc<dyn Vendor>, policy: Policy, cancel: &Cancel, kept: &Kept) -> (Outcome, Usage) {
+pub(crate) async fn run(
+    vendor: &Arc<dyn Vendor>,
+    policy: Policy,
+    cancel: &Cancel,
+    kept: &Kept,
+) -> (Outcome, Usage) {
     let mut progress = kept.clone();
     let mut deltas = Deltas::new(marks(1), &mut progress);
     let router = router(Arc::new(Only(Arc::clone(vendor))), policy);
@@ -138,7 +151,8 @@ pub(crate) async fn run(vendor: &Arc<dyn Vendor>, policy: Policy, cancel: &Cance
 
 async fn play(script: &str, cancel: &Cancel) -> (Outcome, Usage, Kept) {
     let kept = Kept::default();
-    let scripted = Scripted::parse(script, "provider_1".into(), Arc::default()).expect("the script is valid");
+    let scripted =
+        Scripted::parse(script, "provider_1".into(), Arc::default()).expect("the script is valid");
     let scripted: Arc<dyn Vendor> = Arc::new(scripted);
     let (outcome, usage) = run(&scripted, PATIENT, cancel, &kept).await;
     (outcome, usage, kept)
@@ -164,8 +178,15 @@ async fn an_answer_is_streamed_and_completed() {
     let (outcome, usage, kept) = play(script, &Cancel::default()).await;
     assert_eq!(text_of(&outcome), "Let me look at it.list_files('.')\n");
     assert_eq!(kept.text(), text_of(&outcome), "what was streamed is what is completed");
-    assert!(kept.events().len() > 2 && kept.events().len() < 9, "gathered: {}", kept.events().len());
-    assert_eq!(usage, Usage { input_tokens: 10, output_tokens: 20, cache_read_tokens: 30, ..Usage::default() });
+    assert!(
+        kept.events().len() > 2 && kept.events().len() < 9,
+        "gathered: {}",
+        kept.events().len()
+    );
+    assert_eq!(
+        usage,
+        Usage { input_tokens: 10, output_tokens: 20, cache_read_tokens: 30, ..Usage::default() }
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,7 +197,13 @@ async fn a_transient_failure_is_tried_again_and_what_was_shown_is_voided() {
     assert_eq!(text_of(&outcome), "abcdefgh");
     assert_eq!(
         kept.types(),
-        ["message.delta", "message.restarted", "message.delta", "message.restarted", "message.delta"]
+        [
+            "message.delta",
+            "message.restarted",
+            "message.delta",
+            "message.restarted",
+            "message.delta"
+        ]
     );
     assert_eq!(kept.text(), "abcdefgh");
     // Both tries that were cut had read everything, and had written a token each.
@@ -185,7 +212,8 @@ async fn a_transient_failure_is_tried_again_and_what_was_shown_is_voided() {
 
 #[tokio::test(start_paused = true)]
 async fn the_third_failure_stands() {
-    let script = r#"[{"text": "x", "fault": {"class": "overloaded", "http_status": 529, "times": 0}}]"#;
+    let script =
+        r#"[{"text": "x", "fault": {"class": "overloaded", "http_status": 529, "times": 0}}]"#;
     let begun = Instant::now();
     let (outcome, usage, kept) = play(script, &Cancel::default()).await;
     let Outcome::Failed(failure) = outcome else { panic!("not failed: {outcome:?}") };
@@ -201,7 +229,8 @@ async fn the_vendors_pause_is_waited_for() {
     let begun = Instant::now();
     let (outcome, ..) = play(script, &Cancel::default()).await;
     assert_eq!(text_of(&outcome), "x");
-    // The vendor's pause is a point in real time, which hardly moves while the test's time is paused.
+    // The vendor's pause is a point in real time, which hardly moves while the test's time is
+    // paused.
     assert!(begun.elapsed() >= Duration::from_secs(11), "{:?}", begun.elapsed());
 }
 
@@ -216,9 +245,14 @@ async fn what_no_retry_can_mend_fails_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_ends_at_its_deadline_with_what_it_used() {
-    let (outcome, usage, _) =
-        play(r#"[{"text": "abcdefgh", "fault": {"stall_ms": 900000, "after_chars": 4}}]"#, &Cancel::default()).await;
-    assert!(matches!(outcome, Outcome::Failed(failure) if failure.class == FailureClass::DeadlineExceeded));
+    let (outcome, usage, _) = play(
+        r#"[{"text": "abcdefgh", "fault": {"stall_ms": 900000, "after_chars": 4}}]"#,
+        &Cancel::default(),
+    )
+    .await;
+    assert!(
+        matches!(outcome, Outcome::Failed(failure) if failure.class == FailureClass::DeadlineExceeded)
+    );
     assert!(usage.input_tokens > 0 && usage.output_tokens == 1, "{usage:?}");
 }
 
@@ -232,7 +266,8 @@ async fn a_cancel_ends_a_call_at_once_with_what_it_used() {
         canceller.cancel("suspended");
     });
     let (outcome, usage, kept) =
-        play(r#"[{"text": "abcdefgh", "fault": {"stall_ms": 100000, "after_chars": 4}}]"#, &cancel).await;
+        play(r#"[{"text": "abcdefgh", "fault": {"stall_ms": 100000, "after_chars": 4}}]"#, &cancel)
+            .await;
     let text = block::Block::Text(Text { text: "abcd".into() });
     let said = vec![Block { block: Some(text) }];
     assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), said });

@@ -30,7 +30,8 @@ use crate::{
 };
 
 /// Parts of the names of headers that are kept.
-const KEPT: [&str; 6] = ["ratelimit", "retry-after", "request-id", "content-type", "processing-ms", "cf-ray"];
+const KEPT: [&str; 6] =
+    ["ratelimit", "retry-after", "request-id", "content-type", "processing-ms", "cf-ray"];
 /// Pieces of one cassette at most: what an endless answer says further is left out.
 const MAX_PIECES: usize = 100_000;
 
@@ -52,10 +53,16 @@ impl Recorder {
         Ok(Self { folder: folder.to_owned(), calls: Memory::default() })
     }
 
-    /// In one step, so that nobody reads half of it, and for its owner only: conversations are nobody else's business.
+    /// In one step, so that nobody reads half of it, and for its owner only: conversations are
+    /// nobody else's business.
     fn write(&self, name: &str, text: &str) -> io::Result<()> {
         let (part, whole) = (self.folder.join(format!(".{name}")), self.folder.join(name));
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?.write_all(text.as_bytes())?;
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&part)?
+            .write_all(text.as_bytes())?;
         std::fs::rename(part, whole)
     }
 }
@@ -74,7 +81,9 @@ pub(crate) fn head(status: u16, headers: &HeaderMap) {
         let kept = headers
             .iter()
             .filter(|(name, _)| KEPT.iter().any(|kept| name.as_str().contains(kept)))
-            .filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())));
+            .filter_map(|(name, value)| {
+                Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
+            });
         *head.lock().unwrap_or_else(PoisonError::into_inner) = (status, kept.collect());
     });
 }
@@ -152,7 +161,9 @@ impl Take {
     fn add(&mut self, next: Option<&Result<Chunk, Failure>>) {
         let ms = self.ms();
         match next {
-            Some(Ok(chunk)) if self.pieces.len() < MAX_PIECES => self.pieces.push(Piece { ms, what: What::of(chunk) }),
+            Some(Ok(chunk)) if self.pieces.len() < MAX_PIECES => {
+                self.pieces.push(Piece { ms, what: What::of(chunk) })
+            }
             Some(Ok(_)) => {}
             Some(Err(failure)) => {
                 let failure = Some(Failed::of(failure, Timestamp::now()));
@@ -169,8 +180,10 @@ impl Take {
 
 impl Drop for Take {
     fn drop(&mut self) {
-        let end = self.end.take().unwrap_or_else(|| End { ms: self.ms(), given_up: true, failure: None });
-        let (status, headers) = std::mem::take(&mut *self.head.lock().unwrap_or_else(PoisonError::into_inner));
+        let end =
+            self.end.take().unwrap_or_else(|| End { ms: self.ms(), given_up: true, failure: None });
+        let (status, headers) =
+            std::mem::take(&mut *self.head.lock().unwrap_or_else(PoisonError::into_inner));
         let now = Timestamp::now();
         let cassette = Cassette {
             cassette: VERSION,
@@ -192,12 +205,17 @@ impl Drop for Take {
             pieces: std::mem::take(&mut self.pieces),
             end,
         };
-        let text = serde_json::to_string_pretty(&cassette).expect("texts and numbers can be written as JSON");
+        let text = serde_json::to_string_pretty(&cassette)
+            .expect("texts and numbers can be written as JSON");
         // A vendor, or a person in the conversation, may have repeated the key.
         let key = self.key.as_ref().map(|key| key.expose_secret());
         let text = Failure::internal(text).scrubbed(key).message;
-        let name =
-            format!("{}-{}-{}.json", now.strftime("%Y%m%dT%H%M%S%3fZ"), cassette.vendor, Uuid::now_v7().simple());
+        let name = format!(
+            "{}-{}-{}.json",
+            now.strftime("%Y%m%dT%H%M%S%3fZ"),
+            cassette.vendor,
+            Uuid::now_v7().simple()
+        );
         let recorder = Arc::clone(&self.recorder);
         let write = move || {
             if let Err(error) = recorder.write(&name, &text) {
@@ -220,8 +238,12 @@ fn told(request: &Request) -> Value {
             json!({"media": {"type": media.media_type, "name": media.name, "base64_bytes": media.base64.len()}})
         }
         Part::Thinking { text, .. } => json!({"thinking": text}),
-        Part::Call { id, name, arguments } => json!({"call": {"id": id, "name": name, "arguments": arguments}}),
-        Part::Result { id, output, failed, .. } => json!({"result": {"id": id, "output": output, "failed": failed}}),
+        Part::Call { id, name, arguments } => {
+            json!({"call": {"id": id, "name": name, "arguments": arguments}})
+        }
+        Part::Result { id, output, failed, .. } => {
+            json!({"result": {"id": id, "output": output, "failed": failed}})
+        }
     };
     let turns: Vec<Value> = request
         .turns()

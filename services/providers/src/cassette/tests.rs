@@ -26,7 +26,8 @@ fn recording(folder: &Path) -> Vendors {
 fn open(vendors: &Vendors, wire: Wire, url: &str) -> Box<dyn Vendor> {
     let region = if wire == Wire::Bedrock { "/?region=us-east-1" } else { "" };
     let base_url = format!("{url}{region}");
-    let provider = mesh::Provider { r#type: wire.provider().into(), base_url, ..mesh::Provider::default() };
+    let provider =
+        mesh::Provider { r#type: wire.provider().into(), base_url, ..mesh::Provider::default() };
     vendors.open(&provider, Some(KEY.into()), None).expect("the provider is valid")
 }
 
@@ -40,9 +41,12 @@ async fn cassettes(folder: &Path, count: usize) -> Vec<String> {
     until("the cassettes", async || {
         let files = std::fs::read_dir(folder).expect("readable");
         let mut names: Vec<_> = files.map(|file| file.expect("a file").path()).collect();
-        names.retain(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')));
+        names.retain(|path| {
+            !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+        });
         names.sort();
-        let texts: Vec<String> = names.iter().map(|path| std::fs::read_to_string(path).expect("readable")).collect();
+        let texts: Vec<String> =
+            names.iter().map(|path| std::fs::read_to_string(path).expect("readable")).collect();
         if texts.len() == count { Ok(texts) } else { Err(texts.len()) }
     })
     .await
@@ -58,7 +62,8 @@ async fn a_replayed_answer_is_the_recorded_one_for_every_vendor() {
         let folder = tempfile::tempdir().expect("a folder");
         let server = VendorServer::start().await;
         let (stream, _) = wire.rich_answer();
-        server.reply(wire.reply(&stream).header("x-request-id", "req_1").header("set-cookie", "a=b"));
+        server
+            .reply(wire.reply(&stream).header("x-request-id", "req_1").header("set-cookie", "a=b"));
         let vendor = open(&recording(folder.path()), wire, &server.url());
         let live = invoke(vendor.as_ref(), "go").await;
         let text = &cassettes(folder.path(), 1).await[0];
@@ -164,5 +169,7 @@ async fn several_cassettes_are_the_answers_of_a_conversation() {
     assert_eq!(answered(&command).await, [Ok(Chunk::Text("two".into()))]);
     command.purpose = mesh::model_invoke::Purpose::Title.into();
     assert_eq!(answered(&command).await, [Ok(Chunk::Text("A title".into()))]);
-    assert!(Scripted::parse("{\"cassette\": 1, \"pieces\": 7}", String::new(), Arc::default()).is_err());
+    assert!(
+        Scripted::parse("{\"cassette\": 1, \"pieces\": 7}", String::new(), Arc::default()).is_err()
+    );
 }

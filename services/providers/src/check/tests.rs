@@ -27,7 +27,8 @@ async fn each_key_is_tried_and_the_first_good_one_lists_the_models() {
         if request.header("authorization") == "Bearer sk-good-key" {
             Reply::json(200, &Wire::OpenAi.listing())
         } else {
-            Wire::OpenAi.error_saying(401, &format!("no such key: {}", request.header("authorization")))
+            Wire::OpenAi
+                .error_saying(401, &format!("no such key: {}", request.header("authorization")))
         }
     })
     .await;
@@ -56,7 +57,9 @@ async fn each_key_is_tried_and_the_first_good_one_lists_the_models() {
 async fn process(bus: &Bus, name: &str) -> (Breakers, Context) {
     let context = Context::new("providers", Common::default());
     let (breakers, changed) = Breakers::new();
-    breaker::share::start(bus, name, &breakers, changed, context.lifecycle()).await.expect("the server is up");
+    breaker::share::start(bus, name, &breakers, changed, context.lifecycle())
+        .await
+        .expect("the server is up");
     (breakers, context)
 }
 
@@ -79,11 +82,16 @@ async fn what_one_process_learns_of_a_vendor_all_know_also_those_that_begin_late
     };
     hears(&two).await;
     let refused = two.admit(&key).expect_err("open here as well");
-    assert!(refused.wait_asked(jiff::Timestamp::now()).is_some_and(|wait| wait <= breaker::state::COOLDOWN));
+    assert!(
+        refused
+            .wait_asked(jiff::Timestamp::now())
+            .is_some_and(|wait| wait <= breaker::state::COOLDOWN)
+    );
     let (three, _three) = process(&bus, "three").await;
     hears(&three).await;
 
-    let question = BreakerRef { provider_id: key.provider_id.clone(), vendor_model: key.vendor_model.clone() };
+    let question =
+        BreakerRef { provider_id: key.provider_id.clone(), vendor_model: key.vendor_model.clone() };
     let question = BreakerQuestion { breaker: Some(question) };
     let answer = bus.ask(&BreakerState, &question, SOON).await.expect("it is served");
     assert_eq!((answer.state(), answer.failures), (State::Open, 5));

@@ -1,6 +1,9 @@
 use construct_proto::{
     mesh::v1::{ChatMessage, ModelTarget},
-    v1::{self, CodeInterpreterCall, CodeInterpreterResult, MessageSource, ModelProviderType, block::Block},
+    v1::{
+        self, CodeInterpreterCall, CodeInterpreterResult, MessageSource, ModelProviderType,
+        block::Block,
+    },
 };
 use construct_tests::vendor::{VendorServer, openai as recorded};
 use futures::TryStreamExt as _;
@@ -44,7 +47,11 @@ fn a_script_is_found_the_same_at_every_split() {
         ("Let me look.\n\n```construct\nprint(1)\n```", "Let me look.\n\n", Some("print(1)\n")),
         ("```construct\nprint('ä\"😀')\n```\n\nIt printed 3.", "", Some("print('ä\"😀')\n")),
         ("  ```` construct \nf(`\n```\n`)\n````\n", "", Some("f(`\n```\n`)\n")),
-        ("```js\n```construct\n1\n```\nNo script.", "```js\n```construct\n1\n```\nNo script.", None),
+        (
+            "```js\n```construct\n1\n```\nNo script.",
+            "```js\n```construct\n1\n```\nNo script.",
+            None,
+        ),
         ("Use `x` and ``construct``.\n`", "Use `x` and ``construct``.\n`", None),
         ("```construct it\n1\n```\nx", "```construct it\n1\n```\nx", None),
         ("```construct\n1", "", Some("1")),
@@ -79,19 +86,26 @@ fn text_is_shown_before_its_line_ends() {
 async fn ask(server: &VendorServer, stop: &str, text: &str) -> Completed {
     server.reply(recorded::Answer::text(text).stopping(stop).reply());
     let mut command = command("go");
-    command.model = Some(ModelTarget { tool_calling: Some(false), ..command.model.unwrap_or_default() });
+    command.model =
+        Some(ModelTarget { tool_calling: Some(false), ..command.model.unwrap_or_default() });
     let message = |source: MessageSource, block: Block| ChatMessage {
         source: source.into(),
         blocks: vec![v1::Block { block: Some(block) }],
     };
     let call = CodeInterpreterCall { id: "a".into(), code: "print(7)".into() };
-    let result = CodeInterpreterResult { id: "a".into(), output: "7".into(), ..CodeInterpreterResult::default() };
+    let result = CodeInterpreterResult {
+        id: "a".into(),
+        output: "7".into(),
+        ..CodeInterpreterResult::default()
+    };
     command.messages.push(message(MessageSource::Assistant, Block::CodeInterpreterCall(call)));
     command.messages.push(message(MessageSource::System, Block::CodeInterpreterResult(result)));
     let request = Request::from_command(&command).expect("whole");
-    let vendor = around(Box::new(Shared(open(ModelProviderType::Openai, &server.url(), SOON))), &request);
+    let vendor =
+        around(Box::new(Shared(open(ModelProviderType::Openai, &server.url(), SOON))), &request);
     let mut answer = Answer::new(&request);
-    let chunks: Vec<Chunk> = vendor.invoke(Arc::new(request)).try_collect().await.expect("an answer");
+    let chunks: Vec<Chunk> =
+        vendor.invoke(Arc::new(request)).try_collect().await.expect("an answer");
     for chunk in chunks {
         answer.push(chunk).expect("in bounds");
     }
@@ -101,16 +115,23 @@ async fn ask(server: &VendorServer, stop: &str, text: &str) -> Completed {
 #[tokio::test]
 async fn a_model_without_tools_is_asked_and_understood_in_fenced_blocks() {
     let server = VendorServer::start().await;
-    let completed = ask(&server, "stop", "I look.\n```construct\nprint(8)\n```\n<result>9</result>").await;
+    let completed =
+        ask(&server, "stop", "I look.\n```construct\nprint(8)\n```\n<result>9</result>").await;
     assert_eq!(completed.stop_reason, StopReason::ToolUse);
     let [text, call] = &completed.blocks[..] else { panic!("not two blocks: {completed:?}") };
     assert!(matches!(&text.block, Some(Block::Text(text)) if text.text == "I look.\n"), "{text:?}");
-    assert!(matches!(&call.block, Some(Block::CodeInterpreterCall(call)) if call.code == "print(8)\n"), "{call:?}");
+    assert!(
+        matches!(&call.block, Some(Block::CodeInterpreterCall(call)) if call.code == "print(8)\n"),
+        "{call:?}"
+    );
 
     let body = server.requests().remove(0).body;
     assert_eq!(body.get("tools"), None);
     let system = body["messages"][0]["content"].as_str().expect("a system prompt");
-    assert!(system.starts_with("You work through scripts.") && system.contains("```construct"), "{system}");
+    assert!(
+        system.starts_with("You work through scripts.") && system.contains("```construct"),
+        "{system}"
+    );
     assert_eq!(body["messages"][2]["content"], "```construct\nprint(7)\n```");
     assert_eq!(body["messages"][3]["content"], "<result>\n7\n</result>");
 }
@@ -118,12 +139,15 @@ async fn a_model_without_tools_is_asked_and_understood_in_fenced_blocks() {
 #[tokio::test]
 async fn whatever_calls_natively_may_still_do_so() {
     let mut command = command("go");
-    command.model = Some(ModelTarget { tool_calling: Some(false), ..command.model.unwrap_or_default() });
+    command.model =
+        Some(ModelTarget { tool_calling: Some(false), ..command.model.unwrap_or_default() });
     let request = Request::from_command(&command).expect("whole");
     let script = r#"[{"text": "I look.", "code": "1"}]"#;
-    let scripted = crate::scripted::Scripted::parse(script, "p".into(), Arc::default()).expect("a script");
+    let scripted =
+        crate::scripted::Scripted::parse(script, "p".into(), Arc::default()).expect("a script");
     let vendor = around(Box::new(scripted), &request);
-    let chunks: Vec<Chunk> = vendor.invoke(Arc::new(request)).try_collect().await.expect("an answer");
+    let chunks: Vec<Chunk> =
+        vendor.invoke(Arc::new(request)).try_collect().await.expect("an answer");
     assert!(chunks.contains(&Chunk::Text("I look.".into())), "{chunks:?}");
     assert!(chunks.iter().any(|chunk| matches!(chunk, Chunk::Call { .. })), "{chunks:?}");
 }

@@ -1,7 +1,9 @@
-//! Amazon's binary event stream encoding (`application/vnd.amazon.eventstream`): messages with typed headers, a payload
-//! and two checksums. Specified at <https://smithy.io/2.0/aws/amazon-eventstream.html>.
+//! Amazon's binary event stream encoding (`application/vnd.amazon.eventstream`): messages with
+//! typed headers, a payload and two checksums. Specified at
+//! <https://smithy.io/2.0/aws/amazon-eventstream.html>.
 //!
-//! A decoder of our own, because the crate for it brings the runtime of Amazon's whole client along.
+//! A decoder of our own, because the crate for it brings the runtime of Amazon's whole client
+//! along.
 
 use std::collections::VecDeque;
 
@@ -12,8 +14,8 @@ const PRELUDE: usize = 12;
 /// The checksum of everything before it.
 const TRAILER: usize = 4;
 
-/// The decoder. An event's name is its `:event-type`, `:exception-type` or `:error-code`, its data the payload, or the
-/// message of an error that has no payload, as `{"message": …}`.
+/// The decoder. An event's name is its `:event-type`, `:exception-type` or `:error-code`, its data
+/// the payload, or the message of an error that has no payload, as `{"message": …}`.
 #[derive(Debug, Default)]
 pub(crate) struct EventStream {
     buffer: Vec<u8>,
@@ -38,12 +40,16 @@ impl Framing for EventStream {
     }
 
     fn finish(&mut self, _events: &mut VecDeque<Event>) -> Result<(), Error> {
-        if self.buffer.is_empty() { Ok(()) } else { Err(Error::Damaged("it ends within a message")) }
+        if self.buffer.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::Damaged("it ends within a message"))
+        }
     }
 }
 
-/// The first message of `bytes` with its length; none while it is not whole. A message of a kind that concerns nobody
-/// is no event.
+/// The first message of `bytes` with its length; none while it is not whole. A message of a kind
+/// that concerns nobody is no event.
 fn message(bytes: &[u8]) -> Result<Option<(usize, Option<Event>)>, Error> {
     let Some(prelude) = bytes.first_chunk::<PRELUDE>() else { return Ok(None) };
     let (total, headers) = (number(&prelude[..4]), number(&prelude[4..8]));
@@ -63,7 +69,8 @@ fn message(bytes: &[u8]) -> Result<Option<(usize, Option<Event>)>, Error> {
         return Err(Error::Damaged("the checksum of a message is wrong"));
     }
     let (headers, payload) = body[PRELUDE..].split_at(headers);
-    let headers = Headers::read(headers).ok_or(Error::Damaged("the headers of a message cannot be read"))?;
+    let headers =
+        Headers::read(headers).ok_or(Error::Damaged("the headers of a message cannot be read"))?;
     Ok(Some((total, headers.event(payload))))
 }
 
@@ -135,9 +142,10 @@ mod tests {
     use super::*;
     use crate::framing::tests::decode;
 
-    /// From the format's own test suite (`all_headers` there has every type of header): an empty message and one with a
-    /// header.
-    const EMPTY: &[u8] = &[0, 0, 0, 0x10, 0, 0, 0, 0, 0x05, 0xC2, 0x48, 0xEB, 0x7D, 0x98, 0xC8, 0xFF];
+    /// From the format's own test suite (`all_headers` there has every type of header): an empty
+    /// message and one with a header.
+    const EMPTY: &[u8] =
+        &[0, 0, 0, 0x10, 0, 0, 0, 0, 0x05, 0xC2, 0x48, 0xEB, 0x7D, 0x98, 0xC8, 0xFF];
 
     fn event(name: &str, data: &str) -> Event {
         Event { name: name.into(), data: data.into() }
@@ -211,6 +219,9 @@ mod tests {
         }
         header("bytes", 6, &[0, 3, 1, 2, 3]);
         header(":event-type", 7, &[0, 1, b'x']);
-        assert_eq!(decode::<EventStream>([bedrock::message(&headers, b"{}").as_slice()]), Ok(vec![event("x", "{}")]));
+        assert_eq!(
+            decode::<EventStream>([bedrock::message(&headers, b"{}").as_slice()]),
+            Ok(vec![event("x", "{}")])
+        );
     }
 }

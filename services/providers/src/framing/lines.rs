@@ -54,11 +54,16 @@ mod tests {
     #[test]
     fn every_split_parses_the_same_and_the_last_line_needs_no_end() {
         let stream = "{\"a\":\"ä😀\"}\r\n\n  {\"b\":1}\n{\"c\":2}".as_bytes();
-        let data = |events: Vec<Event>| events.into_iter().map(|event| event.data).collect::<Vec<_>>();
+        let data =
+            |events: Vec<Event>| events.into_iter().map(|event| event.data).collect::<Vec<_>>();
         for at in 0..=stream.len() {
             let (left, right) = stream.split_at(at);
             let events = decode::<Lines>([left, right]).expect("short lines");
-            assert_eq!(data(events), ["{\"a\":\"ä😀\"}", "{\"b\":1}", "{\"c\":2}"], "split at {at}");
+            assert_eq!(
+                data(events),
+                ["{\"a\":\"ä😀\"}", "{\"b\":1}", "{\"c\":2}"],
+                "split at {at}"
+            );
         }
         assert_eq!(decode::<Lines>(stream.chunks(1)).map(|events| events.len()), Ok(3));
     }

@@ -1,7 +1,8 @@
 //! Server-sent events, decoded from bytes as they come.
 //!
-//! A decoder of our own because it must be exact at every byte split *and* bounded: the crates at hand keep a line of
-//! any length in memory and fail the whole stream on one byte that is not UTF-8.
+//! A decoder of our own because it must be exact at every byte split *and* bounded: the crates at
+//! hand keep a line of any length in memory and fail the whole stream on one byte that is not
+//! UTF-8.
 
 use std::collections::VecDeque;
 
@@ -72,7 +73,8 @@ impl ServerSentEvents {
             self.dispatch(events);
             return Ok(());
         }
-        // A line is complete here, so that what is not UTF-8 in it was never UTF-8; the format says to replace it.
+        // A line is complete here, so that what is not UTF-8 in it was never UTF-8; the format says
+        // to replace it.
         let line = String::from_utf8_lossy(&bytes);
         let (field, value) = line.split_once(':').unwrap_or((&line, ""));
         let value = value.strip_prefix(' ').unwrap_or(value);
@@ -87,7 +89,8 @@ impl ServerSentEvents {
                 self.data.push_str(value);
             }
             "event" => value.clone_into(&mut self.name),
-            // `id` and `retry` serve reconnecting, which no vendor offers; an empty field name is a comment.
+            // `id` and `retry` serve reconnecting, which no vendor offers; an empty field name is a
+            // comment.
             _ => {}
         }
         // The allocation serves the next line.
@@ -100,7 +103,10 @@ impl ServerSentEvents {
         let name = std::mem::take(&mut self.name);
         let data = std::mem::take(&mut self.data);
         if std::mem::take(&mut self.has_data) {
-            events.push_back(Event { name: if name.is_empty() { "message".to_owned() } else { name }, data });
+            events.push_back(Event {
+                name: if name.is_empty() { "message".to_owned() } else { name },
+                data,
+            });
         }
     }
 }
@@ -110,7 +116,8 @@ mod tests {
     use super::*;
 
     fn decode<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<(String, String)> {
-        let events = super::super::tests::decode::<ServerSentEvents>(pieces).expect("the stream is within its bounds");
+        let events = super::super::tests::decode::<ServerSentEvents>(pieces)
+            .expect("the stream is within its bounds");
         events.into_iter().map(|event| (event.name, event.data)).collect()
     }
 
@@ -145,7 +152,10 @@ mod tests {
 
     #[test]
     fn the_last_event_needs_no_blank_line() {
-        assert_eq!(decode([b"data: a\n\ndata: b".as_slice()]), [event("message", "a"), event("message", "b")]);
+        assert_eq!(
+            decode([b"data: a\n\ndata: b".as_slice()]),
+            [event("message", "a"), event("message", "b")]
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 use construct_proto::v1::{
-    self, CodeInterpreterCall, CodeInterpreterResult, MessageSource, ModelParameters, ModelProviderType,
-    block::Block as Piece,
+    self, CodeInterpreterCall, CodeInterpreterResult, MessageSource, ModelParameters,
+    ModelProviderType, block::Block as Piece,
 };
 use construct_tests::vendor::{VendorServer, gemini as recorded};
 use futures::TryStreamExt as _;
@@ -25,12 +25,21 @@ fn the_recorded_calls_parse_the_same_at_every_split() {
     let call = |slot, id: &str| Chunk::Call { slot, id: id.into(), name: name.into() };
     let arguments = |slot, json: &str| Chunk::Arguments { slot, json: json.into() };
     let usage = |output_tokens, input_tokens, cache_read_tokens| {
-        Chunk::Usage(Usage { input_tokens, output_tokens, cache_read_tokens, thinking_tokens: 55, ..Usage::default() })
+        Chunk::Usage(Usage {
+            input_tokens,
+            output_tokens,
+            cache_read_tokens,
+            thinking_tokens: 55,
+            ..Usage::default()
+        })
     };
     assert_eq!(
         chunks,
         [
-            Chunk::Named { id: "xRS0aZC5BNHVz7IPuaO42Qk".into(), model: "gemini-3-pro-preview".into() },
+            Chunk::Named {
+                id: "xRS0aZC5BNHVz7IPuaO42Qk".into(),
+                model: "gemini-3-pro-preview".into()
+            },
             usage(55, 252, 0),
             Chunk::Thinking("**Planning the check**\n\nBoth cities — 都市 — are needed.".into()),
             usage(85, 252, 0),
@@ -49,9 +58,16 @@ fn the_recorded_calls_parse_the_same_at_every_split() {
 fn a_signature_goes_back_exactly_where_it_came_from() {
     let wire = recorded::Answer::text("All is fine.").and_signature("sig-text").wire();
     let chunks = read_at_every_split::<Wire>(wire.as_bytes());
-    assert!(chunks.contains(&Chunk::ThinkingData(json!({"text": "sig-text"}).to_string())), "{chunks:?}");
-    let thinking = |signature: Signature| Part::Thinking { text: "Hm.".into(), data: json!(signature).to_string() };
-    let call = |id: &str| Part::Call { id: id.into(), name: "run".into(), arguments: json!({"js": "1"}) };
+    assert!(
+        chunks.contains(&Chunk::ThinkingData(json!({"text": "sig-text"}).to_string())),
+        "{chunks:?}"
+    );
+    let thinking = |signature: Signature| Part::Thinking {
+        text: "Hm.".into(),
+        data: json!(signature).to_string(),
+    };
+    let call =
+        |id: &str| Part::Call { id: id.into(), name: "run".into(), arguments: json!({"js": "1"}) };
     let turn = Turn {
         role: Role::Assistant,
         parts: vec![
@@ -77,7 +93,8 @@ fn a_signature_goes_back_exactly_where_it_came_from() {
 
 #[test]
 fn a_call_of_another_vendor_gets_the_mark_that_the_vendor_offers_for_it() {
-    let call = |id: &str| Part::Call { id: id.into(), name: "run".into(), arguments: json!({"js": "1"}) };
+    let call =
+        |id: &str| Part::Call { id: id.into(), name: "run".into(), arguments: json!({"js": "1"}) };
     let turn = Turn { role: Role::Assistant, parts: vec![call("a"), call("b")] };
     let signatures = |signed| {
         let content = content(&turn, signed);
@@ -115,7 +132,13 @@ fn a_refused_prompt_is_a_refusal() {
 fn errors_are_classified_by_the_vendors_own_words() {
     let info = |reason: &str| json!({"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason});
     for (status, name, message, details, class) in [
-        (400, "INVALID_ARGUMENT", "API key not valid.", vec![info("API_KEY_INVALID")], FailureClass::Authentication),
+        (
+            400,
+            "INVALID_ARGUMENT",
+            "API key not valid.",
+            vec![info("API_KEY_INVALID")],
+            FailureClass::Authentication,
+        ),
         (
             400,
             "INVALID_ARGUMENT",
@@ -123,7 +146,13 @@ fn errors_are_classified_by_the_vendors_own_words() {
             Vec::new(),
             FailureClass::ContextTooLong,
         ),
-        (400, "FAILED_PRECONDITION", "User location is not supported.", Vec::new(), FailureClass::InvalidRequest),
+        (
+            400,
+            "FAILED_PRECONDITION",
+            "User location is not supported.",
+            Vec::new(),
+            FailureClass::InvalidRequest,
+        ),
         (503, "UNAVAILABLE", "The model is overloaded.", Vec::new(), FailureClass::Overloaded),
         (504, "DEADLINE_EXCEEDED", "", Vec::new(), FailureClass::Transient),
     ] {
@@ -134,17 +163,28 @@ fn errors_are_classified_by_the_vendors_own_words() {
             assert!(!failure.message.is_empty());
         }
     }
-    let wire = recorded::Answer::text("abc").wire() + &recorded::error_event(500, "INTERNAL", "oops");
-    assert_eq!(read::<Wire>([wire.as_bytes()]).map_err(|failure| failure.class), Err(FailureClass::Transient));
+    let wire =
+        recorded::Answer::text("abc").wire() + &recorded::error_event(500, "INTERNAL", "oops");
+    assert_eq!(
+        read::<Wire>([wire.as_bytes()]).map_err(|failure| failure.class),
+        Err(FailureClass::Transient)
+    );
 }
 
 #[tokio::test]
 async fn the_time_of_the_next_try_stands_in_the_body() {
     let server = VendorServer::start().await;
-    let delay = json!({"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "34.07s"});
-    server.reply(recorded::error(429, "RESOURCE_EXHAUSTED", "You exceeded your current quota.", &[delay]));
+    let delay =
+        json!({"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "34.07s"});
+    server.reply(recorded::error(
+        429,
+        "RESOURCE_EXHAUSTED",
+        "You exceeded your current quota.",
+        &[delay],
+    ));
     let vendor = open(ModelProviderType::Gemini, &server.url(), SOON);
-    let failure = vendor.invoke(Arc::new(request())).try_collect::<Vec<_>>().await.expect_err("refused");
+    let failure =
+        vendor.invoke(Arc::new(request())).try_collect::<Vec<_>>().await.expect_err("refused");
     assert_eq!((failure.class, failure.http_status), (FailureClass::RateLimited, 429));
     let wait = failure.wait_asked(Timestamp::now()).expect("a time");
     assert!((Duration::from_secs(30)..=Duration::from_secs(35)).contains(&wait), "{wait:?}");
@@ -161,7 +201,8 @@ async fn a_request_carries_everything_in_the_vendors_form() {
         blocks: vec![v1::Block { block: Some(block) }],
     };
     let call = CodeInterpreterCall { id: "a".into(), code: "f()".into() };
-    let result = CodeInterpreterResult { id: "a".into(), error: "Error: no".into(), ..Default::default() };
+    let result =
+        CodeInterpreterResult { id: "a".into(), error: "Error: no".into(), ..Default::default() };
     request.messages.extend([
         message(MessageSource::Assistant, Piece::CodeInterpreterCall(call)),
         message(MessageSource::System, Piece::CodeInterpreterResult(result)),
@@ -209,5 +250,8 @@ fn every_generation_is_told_to_think_in_its_own_way() {
     assert_eq!(thinking(Effort::Medium, "gemini-3-pro-preview"), level("high"));
     assert_eq!(thinking(Effort::Medium, "gemini-3.1-pro"), level("medium"));
     assert_eq!(thinking(Effort::Off, "gemini-2.5-pro")["thinkingBudget"], 128);
-    assert_eq!(thinking(Effort::Off, "gemini-2.5-flash"), json!({"includeThoughts": false, "thinkingBudget": 0}));
+    assert_eq!(
+        thinking(Effort::Off, "gemini-2.5-flash"),
+        json!({"includeThoughts": false, "thinkingBudget": 0})
+    );
 }

@@ -52,10 +52,12 @@ mod tests {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
         let read = |remaining: &str, reset: &str| {
             let headers = [("left", remaining), ("reset", reset)];
-            let headers = headers
-                .into_iter()
-                .map(|(name, value)| (HeaderName::from_static(name), value.parse().expect("a header value")));
-            read(&[("left", "reset")], &headers.collect(), now).exhausted_for.map(|wait| wait.as_millis())
+            let headers = headers.into_iter().map(|(name, value)| {
+                (HeaderName::from_static(name), value.parse().expect("a header value"))
+            });
+            read(&[("left", "reset")], &headers.collect(), now)
+                .exhausted_for
+                .map(|wait| wait.as_millis())
         };
         assert_eq!(read("0", "2026-01-01T00:00:07Z"), Some(7_000));
         assert_eq!(read("0", "6m0s"), Some(360_000));

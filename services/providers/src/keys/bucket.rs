@@ -29,7 +29,8 @@ impl Bucket {
         self.per_minute = per_minute;
     }
 
-    /// How long until `wanted` can be taken. What is more than a minute's worth can be taken from a full bucket.
+    /// How long until `wanted` can be taken. What is more than a minute's worth can be taken from a
+    /// full bucket.
     pub(super) fn wait(&mut self, wanted: i64, now: Instant) -> Duration {
         self.fill(now);
         let missing = amount(wanted).min(self.per_minute) - self.level;
@@ -45,7 +46,8 @@ impl Bucket {
 
     fn fill(&mut self, now: Instant) {
         let since = now.saturating_duration_since(self.at);
-        self.level = (self.level + self.per_minute * since.as_secs_f64() / MINUTE.as_secs_f64()).min(self.per_minute);
+        self.level = (self.level + self.per_minute * since.as_secs_f64() / MINUTE.as_secs_f64())
+            .min(self.per_minute);
         self.at = now;
     }
 }
@@ -93,7 +95,16 @@ mod tests {
 
     #[test]
     fn numbers_of_any_size_are_taken_as_they_are() {
-        for value in [0, 1, -1, 400, -400, 1_000_000_000, i64::from(u32::MAX) + 7, -(i64::from(u32::MAX) + 7)] {
+        for value in [
+            0,
+            1,
+            -1,
+            400,
+            -400,
+            1_000_000_000,
+            i64::from(u32::MAX) + 7,
+            -(i64::from(u32::MAX) + 7),
+        ] {
             assert_eq!(format!("{}", amount(value)), value.to_string());
         }
     }

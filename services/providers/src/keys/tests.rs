@@ -5,7 +5,11 @@ use super::*;
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn provider(keys: usize) -> Provider {
-    let key = |number: u8| SealedSecret { key_id: "k".into(), nonce: vec![number], ciphertext: vec![number] };
+    let key = |number: u8| SealedSecret {
+        key_id: "k".into(),
+        nonce: vec![number],
+        ciphertext: vec![number],
+    };
     let mut keys = (1..=u8::try_from(keys).expect("few")).map(key);
     Provider {
         id: "provider_1".into(),
@@ -70,7 +74,11 @@ async fn requests_and_tokens_of_a_minute_are_spread_over_it() {
     for _ in 0..61 {
         keys.lease(&want(&provider)).await.expect("within its patience");
     }
-    assert_eq!(begun.elapsed().as_millis().div_ceil(100), 10, "the last waited for a sixtieth of a minute");
+    assert_eq!(
+        begun.elapsed().as_millis().div_ceil(100),
+        10,
+        "the last waited for a sixtieth of a minute"
+    );
 
     tokio::time::advance(MINUTE).await;
     let large = Want { tokens: 6_000, ..want(&provider) };

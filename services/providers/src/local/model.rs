@@ -53,7 +53,10 @@ const fn yes() -> bool {
 
 impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Model").field("width", &self.width).field("numbers", &self.rows.len()).finish_non_exhaustive()
+        f.debug_struct("Model")
+            .field("width", &self.width)
+            .field("numbers", &self.rows.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -63,7 +66,9 @@ impl Model {
         let tokenizer = Tokenizer::parse(&read(folder, "tokenizer.json")?)?;
         let config = match read(folder, "config.json") {
             Ok(text) => serde_json::from_slice(&text).map_err(Error::Config)?,
-            Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Config { normalize: true },
+            Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Config { normalize: true }
+            }
             Err(error) => return Err(error),
         };
         let bytes = read(folder, "model.safetensors")?;
@@ -78,7 +83,14 @@ impl Model {
         };
         let weights = optional(&tensors, "weights").map(|tensor| numbers(&tensor)).transpose()?;
         let mapping = optional(&tensors, "mapping").map(|tensor| indices(&tensor)).transpose()?;
-        let model = Self { tokenizer, rows: numbers(&table)?, width, weights, mapping, normalize: config.normalize };
+        let model = Self {
+            tokenizer,
+            rows: numbers(&table)?,
+            width,
+            weights,
+            mapping,
+            normalize: config.normalize,
+        };
         model.check(count)?;
         Ok(model)
     }
@@ -87,7 +99,11 @@ impl Model {
     fn check(&self, rows: usize) -> Result<(), Error> {
         let tokens = self.tokenizer.len();
         let enough = |what: &str, has: usize| {
-            if has >= tokens { Ok(()) } else { Err(Error::Shape(format!("has {has} {what} for {tokens} tokens"))) }
+            if has >= tokens {
+                Ok(())
+            } else {
+                Err(Error::Shape(format!("has {has} {what} for {tokens} tokens")))
+            }
         };
         if self.width == 0 {
             return Err(Error::Shape("has empty vectors".to_owned()));
@@ -100,16 +116,20 @@ impl Model {
             Some(mapping) => {
                 enough("mappings", mapping.len())?;
                 let beyond = mapping.iter().find(|&&row| row >= rows);
-                beyond.map_or(Ok(()), |row| Err(Error::Shape(format!("maps a token to vector {row} of {rows}"))))
+                beyond.map_or(Ok(()), |row| {
+                    Err(Error::Shape(format!("maps a token to vector {row} of {rows}")))
+                })
             }
         }
     }
 
-    /// The vector of a text, with its first `dimensions` numbers only if so wanted, and how many tokens it has. Words that the
-    /// model does not know count for nothing; a text without any other is nothing.
+    /// The vector of a text, with its first `dimensions` numbers only if so wanted, and how many
+    /// tokens it has. Words that the model does not know count for nothing; a text without any
+    /// other is nothing.
     pub(super) fn embed(&self, text: &str, dimensions: Option<u32>) -> (Vec<f32>, usize) {
-        let width =
-            dimensions.map_or(self.width, |wanted| usize::try_from(wanted).unwrap_or(self.width).min(self.width));
+        let width = dimensions.map_or(self.width, |wanted| {
+            usize::try_from(wanted).unwrap_or(self.width).min(self.width)
+        });
         let mut sum = vec![0.0_f32; width];
         let mut tokens = 0_usize;
         self.tokenizer.each(text, |token| {
@@ -151,10 +171,14 @@ fn numbers(tensor: &TensorView<'_>) -> Result<Vec<f32>, Error> {
     let data = tensor.data();
     Ok(match tensor.dtype() {
         Dtype::F32 => data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-        Dtype::F16 => data.as_chunks().0.iter().map(|bytes| half(u16::from_le_bytes(*bytes))).collect(),
+        Dtype::F16 => {
+            data.as_chunks().0.iter().map(|bytes| half(u16::from_le_bytes(*bytes))).collect()
+        }
         Dtype::I8 => data.iter().map(|byte| f32::from(byte.cast_signed())).collect(),
         // Weights are stored with more digits than they have.
-        Dtype::F64 => data.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes) as f32).collect(),
+        Dtype::F64 => {
+            data.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes) as f32).collect()
+        }
         other => return Err(Error::Shape(format!("holds numbers of the type {other:?}"))),
     })
 }
@@ -162,8 +186,18 @@ fn numbers(tensor: &TensorView<'_>) -> Result<Vec<f32>, Error> {
 fn indices(tensor: &TensorView<'_>) -> Result<Vec<usize>, Error> {
     let data = tensor.data();
     let indices: Option<Vec<usize>> = match tensor.dtype() {
-        Dtype::I64 => data.as_chunks().0.iter().map(|bytes| usize::try_from(i64::from_le_bytes(*bytes)).ok()).collect(),
-        Dtype::I32 => data.as_chunks().0.iter().map(|bytes| usize::try_from(i32::from_le_bytes(*bytes)).ok()).collect(),
+        Dtype::I64 => data
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| usize::try_from(i64::from_le_bytes(*bytes)).ok())
+            .collect(),
+        Dtype::I32 => data
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| usize::try_from(i32::from_le_bytes(*bytes)).ok())
+            .collect(),
         other => return Err(Error::Shape(format!("holds a mapping of the type {other:?}"))),
     };
     indices.ok_or_else(|| Error::Shape("maps a token to a negative row".to_owned()))

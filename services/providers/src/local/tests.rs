@@ -16,12 +16,16 @@ const VOCAB: [&str; 5] = ["[PAD]", "[UNK]", "cat", "dog", "##s"];
 /// A model of two numbers a token, written as Model2Vec writes one.
 fn write(folder: &Path, tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)], config: Option<&str>) {
     fs::create_dir_all(folder).expect("a folder");
-    fs::write(folder.join("tokenizer.json"), file(&VOCAB, true).to_string()).expect("it is written");
+    fs::write(folder.join("tokenizer.json"), file(&VOCAB, true).to_string())
+        .expect("it is written");
     let views: HashMap<&str, TensorView<'_>> = tensors
         .iter()
-        .map(|(name, kind, shape, data)| (*name, TensorView::new(*kind, shape.clone(), data).expect("a tensor")))
+        .map(|(name, kind, shape, data)| {
+            (*name, TensorView::new(*kind, shape.clone(), data).expect("a tensor"))
+        })
         .collect();
-    fs::write(folder.join(WEIGHTS), safetensors::serialize(views, None).expect("tensors")).expect("it is written");
+    fs::write(folder.join(WEIGHTS), safetensors::serialize(views, None).expect("tensors"))
+        .expect("it is written");
     if let Some(config) = config {
         fs::write(folder.join("config.json"), config).expect("it is written");
     }
@@ -31,14 +35,16 @@ fn bytes<const N: usize, T>(numbers: &[T], write: impl Fn(&T) -> [u8; N]) -> Vec
     numbers.iter().flat_map(write).collect()
 }
 
-/// Of padding and the unknown nothing, a cat is to the right, a dog above, and more than one a bit further right.
+/// Of padding and the unknown nothing, a cat is to the right, a dog above, and more than one a bit
+/// further right.
 fn embeddings() -> (&'static str, Dtype, Vec<usize>, Vec<u8>) {
     let numbers = [0.0_f32, 0.0, 9.0, 9.0, 3.0, 0.0, 0.0, 4.0, 1.0, 0.0];
     ("embeddings", Dtype::F32, vec![5, 2], bytes(&numbers, |number| number.to_le_bytes()))
 }
 
 fn vendor(shelf: &Shelf) -> Box<dyn Vendor> {
-    let vendors = Vendors { local: shelf.clone(), ..crate::tests::vendors(Duration::from_secs(10)) };
+    let vendors =
+        Vendors { local: shelf.clone(), ..crate::tests::vendors(Duration::from_secs(10)) };
     let provider = Provider { r#type: ModelProviderType::Local.into(), ..Provider::default() };
     vendors.open(&provider, None, None).expect("it needs nothing")
 }
@@ -80,13 +86,22 @@ async fn a_text_is_the_mean_of_its_tokens() {
     assert_eq!(vectors, [[1.5, 2.0], [2.0, 0.0], [0.0, 0.0], [0.0, 0.0]]);
     assert_eq!(read, 2 + 4);
     let (vectors, _) = embed(&shelf, "one", &texts, None).await.expect("vectors");
-    assert_eq!(vectors, [[0.6, 0.8], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]], "one long unless the model says otherwise");
+    assert_eq!(
+        vectors,
+        [[0.6, 0.8], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]],
+        "one long unless the model says otherwise"
+    );
     let (vectors, _) = embed(&shelf, "one", &["cat dog"], Some(1)).await.expect("vectors");
     assert_eq!(vectors, [[1.0]], "shorter vectors are one long, too");
     let (vectors, _) = embed(&shelf, "one", &["dog"], Some(7)).await.expect("vectors");
     assert_eq!(vectors, [[0.0, 1.0]], "there are no more numbers than there are");
-    let names: Vec<String> =
-        vendor(&shelf).models().await.expect("a list").into_iter().map(|model| model.name).collect();
+    let names: Vec<String> = vendor(&shelf)
+        .models()
+        .await
+        .expect("a list")
+        .into_iter()
+        .map(|model| model.name)
+        .collect();
     assert_eq!(names, ["one", "team/plain"]);
 }
 
@@ -94,21 +109,34 @@ async fn a_text_is_the_mean_of_its_tokens() {
 async fn models_with_weights_shared_rows_and_smaller_numbers_are_read() {
     let folder = tempfile::tempdir().expect("a folder");
     let plain = Some(r#"{"normalize": false}"#);
-    let weights =
-        ("weights", Dtype::F64, vec![5], bytes(&[1.0_f64, 1.0, 2.0, 0.5, 1.0], |number| number.to_le_bytes()));
+    let weights = (
+        "weights",
+        Dtype::F64,
+        vec![5],
+        bytes(&[1.0_f64, 1.0, 2.0, 0.5, 1.0], |number| number.to_le_bytes()),
+    );
     write(&folder.path().join("weighted"), &[embeddings(), weights], plain);
-    let mapping = ("mapping", Dtype::I64, vec![5], bytes(&[0_i64, 0, 1, 1, 0], |number| number.to_le_bytes()));
+    let mapping = (
+        "mapping",
+        Dtype::I64,
+        vec![5],
+        bytes(&[0_i64, 0, 1, 1, 0], |number| number.to_le_bytes()),
+    );
     let rows = ("embeddings", Dtype::I8, vec![2, 2], vec![0, 0, 5, 0xfb]);
     write(&folder.path().join("mapped"), &[rows, mapping], plain);
     let halves = [0_u16, 0, 0, 0, 0x3c00, 0xc000, 0, 0, 0, 0];
-    let halves = ("embedding.weight", Dtype::F16, vec![5, 2], bytes(&halves, |number| number.to_le_bytes()));
+    let halves =
+        ("embedding.weight", Dtype::F16, vec![5, 2], bytes(&halves, |number| number.to_le_bytes()));
     write(&folder.path().join("halves"), &[halves], plain);
     let shelf = Shelf::new(Some(folder.path().to_owned()));
-    for (model, text, vector) in
-        [("weighted", "cat dog", [3.0, 1.0]), ("mapped", "cat dog", [5.0, -5.0]), ("halves", "cat", [1.0, -2.0])]
-    {
-        let (vectors, _) =
-            embed(&shelf, model, &[text], None).await.unwrap_or_else(|failure| panic!("{model}: {failure}"));
+    for (model, text, vector) in [
+        ("weighted", "cat dog", [3.0, 1.0]),
+        ("mapped", "cat dog", [5.0, -5.0]),
+        ("halves", "cat", [1.0, -2.0]),
+    ] {
+        let (vectors, _) = embed(&shelf, model, &[text], None)
+            .await
+            .unwrap_or_else(|failure| panic!("{model}: {failure}"));
         assert_eq!(vectors, [vector], "{model}");
     }
 }
@@ -123,9 +151,14 @@ async fn a_model_that_has_changed_is_loaded_again() {
     let turned = ("embeddings", Dtype::I8, vec![5, 2], vec![0, 0, 0, 0, 0, 7, 0, 0, 0, 0]);
     write(&place, &[turned], None);
     // Clocks of file systems may stand still for some milliseconds.
-    let written = fs::metadata(place.join(WEIGHTS)).and_then(|file| file.modified()).expect("a time");
+    let written =
+        fs::metadata(place.join(WEIGHTS)).and_then(|file| file.modified()).expect("a time");
     let later = written + Duration::from_secs(10);
-    fs::File::options().append(true).open(place.join(WEIGHTS)).and_then(|file| file.set_modified(later)).expect("set");
+    fs::File::options()
+        .append(true)
+        .open(place.join(WEIGHTS))
+        .and_then(|file| file.set_modified(later))
+        .expect("set");
     assert_eq!(embed(&shelf, "one", &["cat"], None).await.expect("vectors").0, [[0.0, 1.0]]);
 }
 
@@ -138,12 +171,18 @@ async fn what_is_not_a_model_is_refused_in_words() {
     write(&root.join("few"), &[few], None);
     let flat = ("embeddings", Dtype::F32, vec![10], vec![0; 40]);
     write(&root.join("flat"), &[flat], None);
-    let far = ("mapping", Dtype::I32, vec![5], bytes(&[0_i32, 1, 2, 3, 9], |number| number.to_le_bytes()));
+    let far = (
+        "mapping",
+        Dtype::I32,
+        vec![5],
+        bytes(&[0_i32, 1, 2, 3, 9], |number| number.to_le_bytes()),
+    );
     write(&root.join("far"), &[embeddings(), far], None);
     write(&root.join("broken"), &[embeddings()], None);
     fs::write(root.join("broken").join(WEIGHTS), b"nonsense").expect("it is written");
     write(&root.join("other"), &[embeddings()], None);
-    fs::write(root.join("other/tokenizer.json"), json!({"model": {"type": "BPE"}}).to_string()).expect("it is written");
+    fs::write(root.join("other/tokenizer.json"), json!({"model": {"type": "BPE"}}).to_string())
+        .expect("it is written");
     let shelf = Shelf::new(Some(root.clone()));
     for (model, words) in [
         ("few", "has 2 vectors for 5 tokens"),
@@ -156,7 +195,9 @@ async fn what_is_not_a_model_is_refused_in_words() {
         assert_eq!(failure.class, FailureClass::Configuration, "{failure}");
         assert!(failure.message.contains(words), "{model}: {failure}");
     }
-    for model in ["none", "../outside", "/etc", "few/../../outside", ".", "", "a/b/c", "few/", "..\\outside"] {
+    for model in
+        ["none", "../outside", "/etc", "few/../../outside", ".", "", "a/b/c", "few/", "..\\outside"]
+    {
         let failure = embed(&shelf, model, &["cat"], None).await.expect_err(model);
         assert!(failure.is_model_missing(), "{model}: {failure}");
     }

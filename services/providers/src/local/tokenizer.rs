@@ -1,7 +1,8 @@
-//! BERT's tokenizer: a text is cleaned, cut at spaces and punctuation, and each word into the longest pieces that are known.
+//! BERT's tokenizer: a text is cleaned, cut at spaces and punctuation, and each word into the
+//! longest pieces that are known.
 //!
-//! It reads `tokenizer.json` as Hugging Face's `tokenizers` writes it, and does what that crate does with it but for one
-//! thing: special tokens that stand in a text are text.
+//! It reads `tokenizer.json` as Hugging Face's `tokenizers` writes it, and does what that crate
+//! does with it but for one thing: special tokens that stand in a text are text.
 
 use std::collections::HashMap;
 
@@ -79,7 +80,8 @@ impl Tokenizer {
         known("model", Some(&file.model), "WordPiece")?;
         let normalizer: Normalizer = serde_json::from_value(file.normalizer.unwrap_or_default())?;
         let model: WordPiece = serde_json::from_value(file.model)?;
-        let (mut begins, mut continues, mut longest, mut len) = (HashMap::new(), HashMap::new(), 0, 0);
+        let (mut begins, mut continues, mut longest, mut len) =
+            (HashMap::new(), HashMap::new(), 0, 0);
         let unknown = model.vocab.get(&model.unk_token).copied();
         for (token, id) in model.vocab {
             len = len.max(id.saturating_add(1));
@@ -118,7 +120,10 @@ impl Tokenizer {
                 rest = behind;
                 pieces.clear();
                 if self.cut(word, &mut pieces) {
-                    pieces.iter().filter(|&&piece| Some(piece) != self.unknown).for_each(|&piece| take(piece));
+                    pieces
+                        .iter()
+                        .filter(|&&piece| Some(piece) != self.unknown)
+                        .for_each(|&piece| take(piece));
                 }
             }
         }
@@ -132,8 +137,10 @@ impl Tokenizer {
         let mut rest = word;
         while !rest.is_empty() {
             let known = if pieces.is_empty() { &self.begins } else { &self.continues };
-            let ends = (1..=rest.len().min(self.longest)).rev().filter(|end| rest.is_char_boundary(*end));
-            let Some((end, token)) = ends.map(|end| (end, known.get(&rest[..end]))).find(|(_, token)| token.is_some())
+            let ends =
+                (1..=rest.len().min(self.longest)).rev().filter(|end| rest.is_char_boundary(*end));
+            let Some((end, token)) =
+                ends.map(|end| (end, known.get(&rest[..end]))).find(|(_, token)| token.is_some())
             else {
                 return false;
             };
@@ -159,15 +166,24 @@ impl Normalizer {
         }
         if self.strip_accents.unwrap_or(self.lowercase) {
             let apart = DecomposingNormalizerBorrowed::new_nfd().normalize(&cleaned);
-            cleaned = apart.chars().filter(|&c| category(c) != GeneralCategory::NonspacingMark).collect();
+            cleaned =
+                apart.chars().filter(|&c| category(c) != GeneralCategory::NonspacingMark).collect();
         }
-        if self.lowercase { cleaned.chars().flat_map(char::to_lowercase).collect() } else { cleaned }
+        if self.lowercase {
+            cleaned.chars().flat_map(char::to_lowercase).collect()
+        } else {
+            cleaned
+        }
     }
 }
 
 fn known(part: &'static str, found: Option<&Value>, known: &'static str) -> Result<(), Error> {
     let found = found.and_then(|found| found["type"].as_str()).unwrap_or("none");
-    if found == known { Ok(()) } else { Err(Error::Unknown { part, found: found.to_owned(), known }) }
+    if found == known {
+        Ok(())
+    } else {
+        Err(Error::Unknown { part, found: found.to_owned(), known })
+    }
 }
 
 fn category(c: char) -> GeneralCategory {

@@ -36,8 +36,14 @@ fn the_recorded_call_parses_the_same_at_every_split() {
 fn an_error_within_the_stream_is_one() {
     let wire = recorded::Answer::text("abc").wire();
     let line = wire.split_inclusive('\n').next().expect("a line");
-    let wire = format!("{line}{}\n", recorded::error_body("an error was encountered while running the model"));
-    assert_eq!(read::<Wire>([wire.as_bytes()]).map_err(|failure| failure.class), Err(FailureClass::Transient));
+    let wire = format!(
+        "{line}{}\n",
+        recorded::error_body("an error was encountered while running the model")
+    );
+    assert_eq!(
+        read::<Wire>([wire.as_bytes()]).map_err(|failure| failure.class),
+        Err(FailureClass::Transient)
+    );
     let cut = recorded::Answer::text("abc").stopping("length").wire();
     let chunks = read::<Wire>([cut.as_bytes()]).expect("whole");
     assert_eq!(chunks.last(), Some(&Chunk::Stop(StopReason::MaxTokens)));
@@ -45,7 +51,8 @@ fn an_error_within_the_stream_is_one() {
 
 #[test]
 fn a_model_without_tools_gets_its_remedy_told() {
-    let body = recorded::error_body("registry.ollama.ai/library/gemma3:4b does not support tools").to_string();
+    let body = recorded::error_body("registry.ollama.ai/library/gemma3:4b does not support tools")
+        .to_string();
     let failure = Wire::default().refused(400, body.as_bytes());
     assert_eq!(failure.class, FailureClass::InvalidRequest);
     assert!(failure.message.contains("tool_calling"), "{}", failure.message);
@@ -54,7 +61,12 @@ fn a_model_without_tools_gets_its_remedy_told() {
 #[test]
 fn the_context_is_as_large_as_needed_and_no_larger_than_the_model_sees() {
     let context = |chars: usize, window: u32| {
-        context(&Request { system: "x".repeat(chars), context_window: window, max_tokens: 1_000, ..request() })
+        context(&Request {
+            system: "x".repeat(chars),
+            context_window: window,
+            max_tokens: 1_000,
+            ..request()
+        })
     };
     assert_eq!(context(100, 128_000), 8_192);
     assert_eq!(context(40_000, 128_000), 16_384);
@@ -108,7 +120,8 @@ fn a_turn_of_the_assistant_keeps_its_thinking_and_its_calls_together() {
         ],
     };
     push(&mut messages, &turn);
-    let image = Media { media_type: "image/png".into(), name: String::new(), base64: "AA==".into() };
+    let image =
+        Media { media_type: "image/png".into(), name: String::new(), base64: "AA==".into() };
     let results = Turn {
         role: Role::User,
         parts: vec![

@@ -32,19 +32,25 @@ impl Details {
     }
 }
 
-/// Whether `piece` goes on with `last`: it is of the same type and has the same place, and not another id.
+/// Whether `piece` goes on with `last`: it is of the same type and has the same place, and not
+/// another id.
 fn continues(last: &Value, piece: &Value) -> bool {
     let same = |field: &str| last[field] == piece[field];
     // What is sealed comes whole.
     let sealed = piece["type"] == "reasoning.encrypted";
-    !sealed && same("type") && same("index") && (piece["id"].is_null() || last["id"].is_null() || same("id"))
+    !sealed
+        && same("type")
+        && same("index")
+        && (piece["id"].is_null() || last["id"].is_null() || same("id"))
 }
 
 fn grow(last: &mut Value, piece: Value) {
     let Value::Object(piece) = piece else { return };
     for (field, value) in piece {
         match (&mut last[field.as_str()], value) {
-            (Value::String(whole), Value::String(more)) if GROWING.contains(&field.as_str()) => whole.push_str(&more),
+            (Value::String(whole), Value::String(more)) if GROWING.contains(&field.as_str()) => {
+                whole.push_str(&more)
+            }
             (missing @ Value::Null, value) => *missing = value,
             _ => {}
         }
@@ -61,12 +67,13 @@ mod tests {
     fn pieces_are_joined_and_what_is_sealed_stays_apart() {
         let mut details = Details::default();
         assert_eq!(details.take(), None);
-        let text =
-            |text: &str| json!({"type": "reasoning.text", "text": text, "format": "anthropic-claude-v1", "index": 0});
+        let text = |text: &str| json!({"type": "reasoning.text", "text": text, "format": "anthropic-claude-v1", "index": 0});
         assert_eq!(details.push(vec![text("Let me ")]), "Let me ");
         assert_eq!(details.push(vec![text("see.")]), "see.");
         assert_eq!(
-            details.push(vec![json!({"type": "reasoning.text", "signature": "sig", "index": 0, "text": null})]),
+            details.push(vec![
+                json!({"type": "reasoning.text", "signature": "sig", "index": 0, "text": null})
+            ]),
             ""
         );
         let sealed = |data: &str| json!({"type": "reasoning.encrypted", "data": data, "index": 1, "id": "tool_1"});

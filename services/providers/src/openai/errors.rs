@@ -15,7 +15,9 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
         Ok(Value::Object(body)) if body.get("error").is_some_and(|error| !error.is_null()) => {
             failure(Some(status), &body["error"])
         }
-        Ok(Value::Array(list)) if list.first().is_some_and(|first| first.get("error").is_some()) => {
+        Ok(Value::Array(list))
+            if list.first().is_some_and(|first| first.get("error").is_some()) =>
+        {
             failure(Some(status), &list[0]["error"])
         }
         Ok(body) if body["message"].is_string() => failure(Some(status), &body),
@@ -27,14 +29,24 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
 const WRONG: &[(FailureClass, &[&str])] = &[
     (
         FailureClass::ContextTooLong,
-        &["maximum context length", "context length", "context window", "prompt is too long", "maximum prompt length"],
+        &[
+            "maximum context length",
+            "context length",
+            "context window",
+            "prompt is too long",
+            "maximum prompt length",
+        ],
     ),
     (FailureClass::ContentRefused, REFUSED),
     // xAI says so with status 400, in some places with its text escaped as in an address.
-    (FailureClass::Authentication, &["incorrect api key", "incorrect%20api%20key", "invalid api key"]),
+    (
+        FailureClass::Authentication,
+        &["incorrect api key", "incorrect%20api%20key", "invalid api key"],
+    ),
     (FailureClass::RateLimited, &["rate limit"]),
 ];
-/// How these vendors say that content is refused. OpenRouter and xAI do so with status 403, which is else that of a key that may not.
+/// How these vendors say that content is refused. OpenRouter and xAI do so with status 403, which
+/// is else that of a key that may not.
 const REFUSED: &[&str] = &[
     "content policy",
     "content management policy",
@@ -49,29 +61,33 @@ const REFUSED: &[&str] = &[
 const TOO_MUCH: &[(FailureClass, &[&str])] =
     &[(FailureClass::Authentication, &["used all available credits", "monthly spending limit"])];
 
-/// Classifies the vendor's error: `code` and `type` are its own words, or (OpenRouter) the status of the vendor behind.
+/// Classifies the vendor's error: `code` and `type` are its own words, or (OpenRouter) the status
+/// of the vendor behind.
 pub(crate) fn failure(status: Option<u16>, error: &Value) -> Failure {
     let text = |key: &str| error[key].as_str().unwrap_or_default();
     let message = match error {
         Value::String(message) => message.as_str(),
         _ => text("message"),
     };
-    let behind = error["code"].as_u64().and_then(|code| u16::try_from(code).ok()).filter(|code| *code >= 400);
+    let behind = error["code"]
+        .as_u64()
+        .and_then(|code| u16::try_from(code).ok())
+        .filter(|code| *code >= 400);
     let class = match (text("code"), text("type")) {
-        ("context_length_exceeded" | "string_above_max_length", _) | (_, "exceed_context_size_error") => {
-            Some(FailureClass::ContextTooLong)
-        }
+        ("context_length_exceeded" | "string_above_max_length", _)
+        | (_, "exceed_context_size_error") => Some(FailureClass::ContextTooLong),
         ("content_policy_violation" | "content_filter", _) => Some(FailureClass::ContentRefused),
         // OpenRouter's moderation says so with the status of a key that may not.
         _ if ["reasons", "flagged_input"].iter().any(|name| !error["metadata"][name].is_null()) => {
             Some(FailureClass::ContentRefused)
         }
         // No pause helps against an empty account.
-        ("insufficient_quota" | "billing_hard_limit_reached" | "invalid_api_key", _) | (_, "insufficient_quota") => {
-            Some(FailureClass::Authentication)
-        }
+        ("insufficient_quota" | "billing_hard_limit_reached" | "invalid_api_key", _)
+        | (_, "insufficient_quota") => Some(FailureClass::Authentication),
         ("rate_limit_exceeded", _) => Some(FailureClass::RateLimited),
-        ("server_error", _) | (_, "server_error" | "internal_server_error") => Some(FailureClass::Transient),
+        ("server_error", _) | (_, "server_error" | "internal_server_error") => {
+            Some(FailureClass::Transient)
+        }
         (_, "overloaded_error") => Some(FailureClass::Overloaded),
         _ => None,
     };
@@ -87,5 +103,8 @@ pub(crate) fn failure(status: Option<u16>, error: &Value) -> Failure {
         .or(by_status)
         // An error of a kind we don't know inside a stream that had begun well is the vendor's.
         .unwrap_or(FailureClass::Transient);
-    Failure::new(class, if message.is_empty() { "the vendor reported an error without a reason" } else { message })
+    Failure::new(
+        class,
+        if message.is_empty() { "the vendor reported an error without a reason" } else { message },
+    )
 }

@@ -89,12 +89,16 @@ impl WireUsage {
         let details = self.prompt_tokens_details.as_ref();
         let cached = details.and_then(|details| details.cached_tokens);
         let cached = cached.or(self.prompt_cache_hit_tokens).unwrap_or(0).clamp(0, prompt);
-        let written = details.and_then(|details| details.cache_write_tokens).unwrap_or(0).clamp(0, prompt - cached);
+        let written = details
+            .and_then(|details| details.cache_write_tokens)
+            .unwrap_or(0)
+            .clamp(0, prompt - cached);
         // xAI leaves reasoning out of the completion, but not out of the total nor out of the bill.
         let beyond_prompt = self.total_tokens.map_or(0, |total| total.saturating_sub(prompt));
         let output = completion.max(beyond_prompt);
         let cost = self.cost.as_ref().filter(|_| tells_cost).and_then(Value::as_f64);
-        let thinking = self.completion_tokens_details.as_ref().and_then(|details| details.reasoning_tokens);
+        let thinking =
+            self.completion_tokens_details.as_ref().and_then(|details| details.reasoning_tokens);
         Usage {
             input_tokens: prompt - cached - written,
             output_tokens: output,
@@ -129,13 +133,18 @@ impl Dialect for Wire {
     type Framing = ServerSentEvents;
     const LIMITS: LimitHeaders = LIMITS;
 
-    fn read(&mut self, event: &framing::Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+    fn read(
+        &mut self,
+        event: &framing::Event,
+        chunks: &mut VecDeque<Chunk>,
+    ) -> Result<(), Failure> {
         if event.data.trim() == "[DONE]" {
             self.done = true;
             return Ok(());
         }
-        let event: Event = serde_json::from_str(&event.data)
-            .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))?;
+        let event: Event = serde_json::from_str(&event.data).map_err(|error| {
+            Failure::transient(format!("the stream holds an event that cannot be read: {error}"))
+        })?;
         if let Some(error) = event.error.filter(|error| !error.is_null()) {
             return Err(failure(None, &error));
         }
@@ -184,9 +193,12 @@ impl Wire {
 
     fn choice(&mut self, choice: Choice, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
         let delta = choice.delta.unwrap_or_default();
-        let shown = delta.reasoning_details.map(|details| self.details.push(details)).unwrap_or_default();
+        let shown =
+            delta.reasoning_details.map(|details| self.details.push(details)).unwrap_or_default();
         match delta.reasoning_content.or(delta.reasoning) {
-            Some(Value::String(text)) if !text.is_empty() => chunks.push_back(Chunk::Thinking(text)),
+            Some(Value::String(text)) if !text.is_empty() => {
+                chunks.push_back(Chunk::Thinking(text))
+            }
             // The list says the same again.
             _ if !shown.is_empty() => chunks.push_back(Chunk::Thinking(shown)),
             _ => {}
@@ -208,10 +220,17 @@ impl Wire {
         // Some servers say with every piece that there is none yet.
         if let Some(reason) = choice.finish_reason.filter(|reason| !reason.is_empty()) {
             if let Some(class) = broken_off(&reason) {
-                return Err(Failure::new(class, format!("the vendor broke the answer off ({reason})")));
+                return Err(Failure::new(
+                    class,
+                    format!("the vendor broke the answer off ({reason})"),
+                ));
             }
             self.finished = true;
-            chunks.push_back(Chunk::Stop(if self.refused { StopReason::Refused } else { stop_reason(&reason) }));
+            chunks.push_back(Chunk::Stop(if self.refused {
+                StopReason::Refused
+            } else {
+                stop_reason(&reason)
+            }));
         }
         Ok(())
     }
@@ -224,7 +243,11 @@ impl Wire {
             None => {
                 self.calls.push(OpenCall { index: call.index, id: id.clone() });
                 let slot = self.calls.len() - 1;
-                chunks.push_back(Chunk::Call { slot: number(slot), id, name: function.name.unwrap_or_default() });
+                chunks.push_back(Chunk::Call {
+                    slot: number(slot),
+                    id,
+                    name: function.name.unwrap_or_default(),
+                });
                 slot
             }
         };
@@ -238,18 +261,23 @@ impl Wire {
         }
     }
 
-    /// Which call a piece belongs to; none when it begins a new one. The index says it where there is one; else an
-    /// id not seen yet, or a name without id, begins a call.
+    /// Which call a piece belongs to; none when it begins a new one. The index says it where there
+    /// is one; else an id not seen yet, or a name without id, begins a call.
     fn slot_of(&self, index: Option<u32>, id: &str, name: Option<&str>) -> Option<usize> {
         if index.is_some() {
             let at = self.calls.iter().rposition(|call| call.index == index)?;
             // Some servers give every call the index 0 but an id of its own.
-            return (id.is_empty() || self.calls[at].id.is_empty() || self.calls[at].id == id).then_some(at);
+            return (id.is_empty() || self.calls[at].id.is_empty() || self.calls[at].id == id)
+                .then_some(at);
         }
         if !id.is_empty() {
             return self.calls.iter().position(|call| call.id == id);
         }
-        if name.is_some_and(|name| !name.is_empty()) { None } else { self.calls.len().checked_sub(1) }
+        if name.is_some_and(|name| !name.is_empty()) {
+            None
+        } else {
+            self.calls.len().checked_sub(1)
+        }
     }
 }
 
@@ -257,7 +285,8 @@ fn number(slot: usize) -> u32 {
     u32::try_from(slot).unwrap_or(u32::MAX)
 }
 
-/// Reasons for which an answer ends that is none: DeepSeek's when it has too much to do, and OpenRouter's when who answered has failed.
+/// Reasons for which an answer ends that is none: DeepSeek's when it has too much to do, and
+/// OpenRouter's when who answered has failed.
 fn broken_off(reason: &str) -> Option<FailureClass> {
     match reason {
         "insufficient_system_resource" => Some(FailureClass::Overloaded),

@@ -1,6 +1,9 @@
 use construct_proto::{
     mesh::v1::{ChatMessage, FailureClass, model_completed::StopReason},
-    v1::{self, CodeInterpreterCall, CodeInterpreterResult, MessageSource, ModelParameters, ModelProviderType, Text},
+    v1::{
+        self, CodeInterpreterCall, CodeInterpreterResult, MessageSource, ModelParameters,
+        ModelProviderType, Text,
+    },
 };
 use construct_tests::vendor::{VendorServer, openai as recorded};
 use futures::TryStreamExt as _;
@@ -71,11 +74,19 @@ fn every_recording_parses_the_same_at_every_split() {
 fn a_chain_of_thought_comes_before_its_answer() {
     let (completed, usage) = complete(recorded::RECORDED_DEEPSEEK);
     let [thinking, text] = &completed.blocks[..] else { panic!("not two blocks: {completed:?}") };
-    assert!(matches!(&thinking.block, Some(Piece::Thinking(thinking)) if thinking.text == "9.8 is 9.80 — 更大."));
+    assert!(
+        matches!(&thinking.block, Some(Piece::Thinking(thinking)) if thinking.text == "9.8 is 9.80 — 更大.")
+    );
     assert!(matches!(&text.block, Some(Piece::Text(text)) if text.text == "9.8"));
     assert_eq!(
         usage,
-        Usage { input_tokens: 8, output_tokens: 90, cache_read_tokens: 10, thinking_tokens: 80, ..Usage::default() }
+        Usage {
+            input_tokens: 8,
+            output_tokens: 90,
+            cache_read_tokens: 10,
+            thinking_tokens: 80,
+            ..Usage::default()
+        }
     );
 }
 
@@ -83,7 +94,10 @@ fn a_chain_of_thought_comes_before_its_answer() {
 #[test]
 fn what_the_vendor_itself_streams_is_read() {
     let (completed, usage) = complete(recorded::RECORDED_CALL);
-    assert_eq!(completed.blocks[0].block, Some(Piece::Text(Text { text: "Hello — こんにちは.".into() })));
+    assert_eq!(
+        completed.blocks[0].block,
+        Some(Piece::Text(Text { text: "Hello — こんにちは.".into() }))
+    );
     let expected = "call_DdmO9pD3xa9XTPNJ32zg2hcA: get_weather({\"location\":\"Paris, France\"})";
     assert_eq!(calls(&completed), [expected]);
     assert_eq!(completed.stop_reason, StopReason::ToolUse);
@@ -93,14 +107,25 @@ fn what_the_vendor_itself_streams_is_read() {
 #[test]
 fn what_xai_streams_is_read_and_its_reasoning_is_paid_for() {
     let (completed, usage) = complete(recorded::RECORDED_XAI);
-    let [thinking, text, _call] = &completed.blocks[..] else { panic!("not three blocks: {completed:?}") };
-    assert!(matches!(&thinking.block, Some(Piece::Thinking(thinking)) if thinking.text == "First, 42 — 答え."));
+    let [thinking, text, _call] = &completed.blocks[..] else {
+        panic!("not three blocks: {completed:?}")
+    };
+    assert!(
+        matches!(&thinking.block, Some(Piece::Thinking(thinking)) if thinking.text == "First, 42 — 答え.")
+    );
     assert_eq!(text.block, Some(Piece::Text(Text { text: "Ah,".into() })));
-    let expected = "call_63019942: get_temperature({\"location\":\"San Francisco\",\"unit\":\"°F\"})";
+    let expected =
+        "call_63019942: get_temperature({\"location\":\"San Francisco\",\"unit\":\"°F\"})";
     assert_eq!(calls(&completed), [expected]);
     assert_eq!(
         usage,
-        Usage { input_tokens: 29, output_tokens: 763, cache_read_tokens: 8, thinking_tokens: 233, ..Usage::default() }
+        Usage {
+            input_tokens: 29,
+            output_tokens: 763,
+            cache_read_tokens: 8,
+            thinking_tokens: 233,
+            ..Usage::default()
+        }
     );
 }
 
@@ -117,13 +142,22 @@ fn a_list_of_thoughts_is_kept_as_it_has_to_go_back() {
         })
         .collect();
     assert_eq!(thoughts[0].text, "Let me think — 考える.", "not twice");
-    let kept: Value = thoughts.iter().find_map(|thought| serde_json::from_str(&thought.data).ok()).expect("a list");
+    let kept: Value = thoughts
+        .iter()
+        .find_map(|thought| serde_json::from_str(&thought.data).ok())
+        .expect("a list");
     let expected = json!([{"type": "reasoning.text", "text": "Let me think — 考える.", "format": "anthropic-claude-v1",
         "index": 0, "signature": "sha256:abc123def456"}]);
     assert_eq!(kept, expected);
     assert_eq!(
         usage,
-        Usage { input_tokens: 94, output_tokens: 20, cache_read_tokens: 100, thinking_tokens: 12, ..Usage::default() }
+        Usage {
+            input_tokens: 94,
+            output_tokens: 20,
+            cache_read_tokens: 100,
+            thinking_tokens: 12,
+            ..Usage::default()
+        }
     );
 }
 
@@ -141,7 +175,10 @@ fn calls_that_share_an_index_but_not_an_id_are_two() {
 #[test]
 fn comments_are_skipped_and_usage_may_come_with_a_choice() {
     let (completed, usage) = complete(recorded::RECORDED_OPENROUTER);
-    assert_eq!(completed.blocks[0].block, Some(Piece::Text(Text { text: "Good morning — おはよう 😀".into() })));
+    assert_eq!(
+        completed.blocks[0].block,
+        Some(Piece::Text(Text { text: "Good morning — おはよう 😀".into() }))
+    );
     assert_eq!(
         usage,
         Usage { input_tokens: 56, output_tokens: 9, cache_read_tokens: 64, ..Usage::default() },
@@ -161,7 +198,13 @@ fn usage_is_read_in_every_dialect() {
     assert_eq!(
         usage(json!({"prompt_tokens": 100, "completion_tokens": 5,
             "prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30}})),
-        Usage { input_tokens: 10, output_tokens: 5, cache_read_tokens: 60, cache_write_tokens: 30, ..Usage::default() },
+        Usage {
+            input_tokens: 10,
+            output_tokens: 5,
+            cache_read_tokens: 60,
+            cache_write_tokens: 30,
+            ..Usage::default()
+        },
         "each token is counted once"
     );
     assert_eq!(
@@ -186,15 +229,23 @@ fn what_is_empty_is_as_good_as_missing() {
     assert_eq!(completed.stop_reason, StopReason::MaxTokens);
     assert_eq!(usage, Usage { input_tokens: 7, output_tokens: 3, ..Usage::default() });
     let cut = events(&[piece("It is ", "")]);
-    assert_eq!(read([cut.as_bytes()]).map_err(|failure| failure.class), Err(FailureClass::Transient));
+    assert_eq!(
+        read([cut.as_bytes()]).map_err(|failure| failure.class),
+        Err(FailureClass::Transient)
+    );
 }
 
 #[test]
 fn a_stream_may_end_without_done_or_without_reason_but_not_without_both() {
     let wire = recorded::Answer::text("abc").without_done().wire();
     assert!(read([wire.as_bytes()]).is_ok());
-    let unfinished = events(&[json!({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": null}]})]);
-    assert_eq!(read([unfinished.as_bytes()]).map_err(|failure| failure.class), Err(FailureClass::Transient));
+    let unfinished = events(&[
+        json!({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": null}]}),
+    ]);
+    assert_eq!(
+        read([unfinished.as_bytes()]).map_err(|failure| failure.class),
+        Err(FailureClass::Transient)
+    );
     assert!(read([unfinished.as_bytes(), b"data: [DONE]\n\n"]).is_ok());
     assert!(read([unfinished.as_bytes(), b"data: [DONE]"]).is_ok());
 }
@@ -222,7 +273,10 @@ fn calls_without_id_or_index_are_told_apart() {
         json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}),
     ]);
     let step = request().step_id;
-    assert_eq!(calls(&complete(&wire).0), [format!("call_{step}_0: 1"), format!("call_{step}_1: 2")]);
+    assert_eq!(
+        calls(&complete(&wire).0),
+        [format!("call_{step}_0: 1"), format!("call_{step}_1: 2")]
+    );
 }
 
 #[test]
@@ -244,13 +298,22 @@ fn every_finish_reason_is_known() {
         ("content_filter", StopReason::Refused),
         ("something_new", StopReason::EndTurn),
     ] {
-        assert_eq!(complete(&recorded::Answer::text("x").stopping(reason).wire()).0.stop_reason, expected, "{reason}");
+        assert_eq!(
+            complete(&recorded::Answer::text("x").stopping(reason).wire()).0.stop_reason,
+            expected,
+            "{reason}"
+        );
     }
-    for (reason, expected) in
-        [("insufficient_system_resource", FailureClass::Overloaded), ("error", FailureClass::Transient)]
-    {
+    for (reason, expected) in [
+        ("insufficient_system_resource", FailureClass::Overloaded),
+        ("error", FailureClass::Transient),
+    ] {
         let wire = recorded::Answer::text("x").stopping(reason).wire();
-        assert_eq!(read([wire.as_bytes()]).map_err(|failure| failure.class), Err(expected), "{reason}");
+        assert_eq!(
+            read([wire.as_bytes()]).map_err(|failure| failure.class),
+            Err(expected),
+            "{reason}"
+        );
     }
 }
 
@@ -267,15 +330,27 @@ fn errors_are_classified_by_the_vendors_own_words() {
             json!({"error": {"code": 400, "message": "maximum context length is 8192"}}),
             FailureClass::ContextTooLong,
         ),
-        (400, json!({"error": {"code": "content_policy_violation", "message": "no"}}), FailureClass::ContentRefused),
-        (401, json!({"error": {"code": "invalid_api_key", "message": "no"}}), FailureClass::Authentication),
+        (
+            400,
+            json!({"error": {"code": "content_policy_violation", "message": "no"}}),
+            FailureClass::ContentRefused,
+        ),
+        (
+            401,
+            json!({"error": {"code": "invalid_api_key", "message": "no"}}),
+            FailureClass::Authentication,
+        ),
         (
             400,
             json!({"code": "Client specified an invalid argument",
                 "error": "Incorrect API key provided: xa***12. You can obtain an API key from https://console.x.ai."}),
             FailureClass::Authentication,
         ),
-        (400, json!({"code": "invalid-argument", "error": "Invalid API key"}), FailureClass::Authentication),
+        (
+            400,
+            json!({"code": "invalid-argument", "error": "Invalid API key"}),
+            FailureClass::Authentication,
+        ),
         (
             400,
             json!({"code": "invalid-argument", "error": "Incorrect%20API%20key%20provided:%20xa***12."}),
@@ -336,17 +411,37 @@ fn errors_are_classified_by_the_vendors_own_words() {
             json!({"error": {"code": 403, "message": "openai/gpt-5.5 requires moderation. Your input was flagged for \"x\"."}}),
             FailureClass::ContentRefused,
         ),
-        (403, json!({"error": {"code": 403, "message": "Key limit exceeded"}}), FailureClass::Authentication),
-        (403, json!({"error": {"message": "Your account was flagged"}}), FailureClass::Authentication),
-        (404, json!({"error": {"code": "model_not_found", "message": "no"}}), FailureClass::InvalidRequest),
+        (
+            403,
+            json!({"error": {"code": 403, "message": "Key limit exceeded"}}),
+            FailureClass::Authentication,
+        ),
+        (
+            403,
+            json!({"error": {"message": "Your account was flagged"}}),
+            FailureClass::Authentication,
+        ),
+        (
+            404,
+            json!({"error": {"code": "model_not_found", "message": "no"}}),
+            FailureClass::InvalidRequest,
+        ),
         (404, json!({"error": "model 'x' not found"}), FailureClass::InvalidRequest),
         (
             429,
             json!({"error": {"code": "insufficient_quota", "type": "insufficient_quota", "message": "no"}}),
             FailureClass::Authentication,
         ),
-        (429, json!({"error": {"code": "rate_limit_exceeded", "message": "no"}}), FailureClass::RateLimited),
-        (429, json!([{"error": {"code": 429, "message": "Resource exhausted"}}]), FailureClass::RateLimited),
+        (
+            429,
+            json!({"error": {"code": "rate_limit_exceeded", "message": "no"}}),
+            FailureClass::RateLimited,
+        ),
+        (
+            429,
+            json!([{"error": {"code": 429, "message": "Resource exhausted"}}]),
+            FailureClass::RateLimited,
+        ),
         (500, json!({"error": {"type": "server_error", "message": "no"}}), FailureClass::Transient),
         (503, json!({"message": "busy"}), FailureClass::Overloaded),
     ] {
@@ -361,7 +456,10 @@ fn an_error_within_the_stream_is_classified() {
     for (error, class) in [
         (json!({"code": 429, "message": "rate limited upstream"}), FailureClass::RateLimited),
         (json!({"code": 502, "message": "provider returned error"}), FailureClass::Transient),
-        (json!({"type": "server_error", "message": "The server had an error"}), FailureClass::Transient),
+        (
+            json!({"type": "server_error", "message": "The server had an error"}),
+            FailureClass::Transient,
+        ),
         (json!({"message": "?"}), FailureClass::Transient),
         (json!("plain"), FailureClass::Transient),
     ] {
@@ -383,12 +481,22 @@ async fn a_request_carries_everything_in_the_vendors_form() {
         blocks: blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect(),
     };
     let mut request = request();
-    let call = |id: &str| Piece::CodeInterpreterCall(CodeInterpreterCall { id: id.into(), code: "f(\"x\")".into() });
-    let failed = CodeInterpreterResult { id: "call_2".into(), error: "Error: no".into(), ..Default::default() };
-    let fine = CodeInterpreterResult { id: "call_1".into(), output: "7".into(), ..Default::default() };
+    let call = |id: &str| {
+        Piece::CodeInterpreterCall(CodeInterpreterCall { id: id.into(), code: "f(\"x\")".into() })
+    };
+    let failed = CodeInterpreterResult {
+        id: "call_2".into(),
+        error: "Error: no".into(),
+        ..Default::default()
+    };
+    let fine =
+        CodeInterpreterResult { id: "call_1".into(), output: "7".into(), ..Default::default() };
     request.messages.extend([
         message(MessageSource::Assistant, vec![call("call_1"), call("call_2")]),
-        message(MessageSource::System, vec![Piece::CodeInterpreterResult(fine), Piece::CodeInterpreterResult(failed)]),
+        message(
+            MessageSource::System,
+            vec![Piece::CodeInterpreterResult(fine), Piece::CodeInterpreterResult(failed)],
+        ),
         message(MessageSource::User, vec![Piece::Text(Text { text: "and?".into() })]),
     ]);
     request.parameters = ModelParameters {
@@ -491,11 +599,15 @@ fn a_schema_is_said_in_words_where_it_is_unknown() {
     let mut request = request();
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
     request.format = Format::Schema { name: "answer".into(), schema: schema.clone(), strict: true };
-    let sent = |request: &Request, flavor| serde_json::to_value(Body::new(request, flavor)).expect("JSON");
+    let sent =
+        |request: &Request, flavor| serde_json::to_value(Body::new(request, flavor)).expect("JSON");
     let body = sent(&request, &crate::deepseek::FLAVOR);
     assert_eq!(body["response_format"], json!({"type": "json_object"}), "it refuses any other");
     let system = body["messages"][0]["content"].as_str().expect("a text");
-    assert!(system.starts_with("You work through scripts.") && system.contains("JSON Schema"), "{system}");
+    assert!(
+        system.starts_with("You work through scripts.") && system.contains("JSON Schema"),
+        "{system}"
+    );
     assert!(system.ends_with(&schema.to_string()), "{system}");
     let body = sent(&request, &COMPATIBLE);
     assert_eq!(body["response_format"]["json_schema"]["schema"], schema);
@@ -511,9 +623,11 @@ fn a_schema_is_said_in_words_where_it_is_unknown() {
 #[test]
 fn a_call_from_elsewhere_has_an_empty_thought_where_one_must_not_be_missing() {
     let call = Part::Call { id: "a".into(), name: "run".into(), arguments: json!({"js": "1"}) };
-    for (flavor, expected) in
-        [(&crate::deepseek::FLAVOR, Some(json!(""))), (&COMPATIBLE, None), (&crate::xai::FLAVOR, None)]
-    {
+    for (flavor, expected) in [
+        (&crate::deepseek::FLAVOR, Some(json!(""))),
+        (&COMPATIBLE, None),
+        (&crate::xai::FLAVOR, None),
+    ] {
         let mut messages = Vec::new();
         let turn = Turn { role: Role::Assistant, parts: vec![call.clone()] };
         push(&mut messages, turn, flavor);
@@ -531,8 +645,11 @@ fn what_is_to_be_cached_is_said_where_the_model_behind_has_to_be_told() {
         request.model = model.to_owned();
         for round in 0..rounds {
             let call = CodeInterpreterCall { id: format!("call_{round}"), code: "1".into() };
-            let result =
-                CodeInterpreterResult { id: format!("call_{round}"), output: "7".into(), ..Default::default() };
+            let result = CodeInterpreterResult {
+                id: format!("call_{round}"),
+                output: "7".into(),
+                ..Default::default()
+            };
             for (source, block) in [
                 (MessageSource::Assistant, Piece::CodeInterpreterCall(call)),
                 (MessageSource::System, Piece::CodeInterpreterResult(result)),
@@ -546,15 +663,29 @@ fn what_is_to_be_cached_is_said_where_the_model_behind_has_to_be_told() {
     let marked = |text: &str| json!([{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]);
     let body = sent("anthropic/claude-opus-4.6", 1);
     assert_eq!(body["tools"][0]["cache_control"], json!({"type": "ephemeral"}));
-    assert_eq!(body["messages"][0], json!({"role": "system", "content": marked("You work through scripts.")}));
+    assert_eq!(
+        body["messages"][0],
+        json!({"role": "system", "content": marked("You work through scripts.")})
+    );
     assert_eq!(body["messages"][1], json!({"role": "user", "content": marked("count the lines")}));
-    assert_eq!(body["messages"][3], json!({"role": "tool", "tool_call_id": "call_0", "content": marked("7")}));
+    assert_eq!(
+        body["messages"][3],
+        json!({"role": "tool", "tool_call_id": "call_0", "content": marked("7")})
+    );
     for rounds in 0..6 {
         let body = sent("anthropic/claude-opus-4.6", rounds);
-        let last = body["messages"].as_array().and_then(|messages| messages.last()).expect("messages").to_string();
+        let last = body["messages"]
+            .as_array()
+            .and_then(|messages| messages.last())
+            .expect("messages")
+            .to_string();
         assert!(last.contains("cache_control"), "the last turn is marked: {last}");
         let marks = body.to_string().matches("cache_control").count();
-        assert_eq!(marks, 2 + (rounds + 1).min(2), "the vendor refuses more than four: {rounds} rounds");
+        assert_eq!(
+            marks,
+            2 + (rounds + 1).min(2),
+            "the vendor refuses more than four: {rounds} rounds"
+        );
         assert!(!sent("openai/gpt-5", rounds).to_string().contains("cache_control"));
     }
 }
@@ -562,7 +693,8 @@ fn what_is_to_be_cached_is_said_where_the_model_behind_has_to_be_told() {
 #[test]
 fn of_what_is_shown_the_last_text_is_marked() {
     let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
-    let mut message = json!({"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]});
+    let mut message =
+        json!({"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]});
     mark(&mut message);
     assert_eq!(message["content"][1]["cache_control"], json!({"type": "ephemeral"}));
     let mut message = json!({"role": "user", "content": [image]});
@@ -585,11 +717,13 @@ async fn a_provider_without_key_sends_none() {
 
 #[test]
 fn what_a_vendor_says_it_charges_is_taken_where_it_is_known_to_mean_that() {
-    let usage: WireUsage =
-        serde_json::from_value(json!({"prompt_tokens": 10, "completion_tokens": 2, "cost": 0.000_123_456_789}))
-            .expect("usage");
+    let usage: WireUsage = serde_json::from_value(
+        json!({"prompt_tokens": 10, "completion_tokens": 2, "cost": 0.000_123_456_789}),
+    )
+    .expect("usage");
     assert_eq!(usage.tokens(true).cost_pico_usd, 123_456_789);
     assert_eq!(usage.tokens(false).cost_pico_usd, 0);
-    let odd: WireUsage = serde_json::from_value(json!({"prompt_tokens": 10, "cost": {"total": 1}})).expect("usage");
+    let odd: WireUsage =
+        serde_json::from_value(json!({"prompt_tokens": 10, "cost": {"total": 1}})).expect("usage");
     assert_eq!(odd.tokens(true).cost_pico_usd, 0);
 }

@@ -7,24 +7,37 @@ use jiff::Timestamp;
 use super::refusal::{Kind, Refusal};
 
 /// The token of a request, from `Authorization: Bearer` or `x-api-key`: each SDK has its own way.
-pub(crate) fn token(headers: &HeaderMap, keys: &MasterKeys, now: Timestamp) -> Result<ModelToken, Refusal> {
-    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(|value| {
-        let (scheme, token) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
-    });
+pub(crate) fn token(
+    headers: &HeaderMap,
+    keys: &MasterKeys,
+    now: Timestamp,
+) -> Result<ModelToken, Refusal> {
+    let bearer =
+        headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(|value| {
+            let (scheme, token) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
+        });
     let given = bearer.or_else(|| headers.get("x-api-key")?.to_str().ok());
     let Some(given) = given else {
         let words = "no token: send one of `construct token create` as the API key";
         return Err(Refusal::new(Kind::Unauthenticated, words));
     };
-    ModelToken::verify(given, keys, now).map_err(|error| Refusal::new(Kind::Unauthenticated, error.to_string()))
+    ModelToken::verify(given, keys, now)
+        .map_err(|error| Refusal::new(Kind::Unauthenticated, error.to_string()))
 }
 
 /// The model that is meant, when the token is good for it.
 pub(crate) fn model<'a>(token: &'a ModelToken, asked: &str) -> Result<&'a str, Refusal> {
-    let found = if asked.is_empty() { token.models.first() } else { token.models.iter().find(|model| *model == asked) };
+    let found = if asked.is_empty() {
+        token.models.first()
+    } else {
+        token.models.iter().find(|model| *model == asked)
+    };
     found.map(String::as_str).ok_or_else(|| {
-        let words = format!("the token is not good for a model `{asked}`; it is for: {}", token.models.join(", "));
+        let words = format!(
+            "the token is not good for a model `{asked}`; it is for: {}",
+            token.models.join(", ")
+        );
         Refusal::new(Kind::NoModel, words)
     })
 }
@@ -53,7 +66,10 @@ mod tests {
 
     #[test]
     fn a_token_is_taken_from_either_header() {
-        let issued = ModelToken { expires_at: Timestamp::from_second(9_000_000_000).expect("a time"), ..issued() };
+        let issued = ModelToken {
+            expires_at: Timestamp::from_second(9_000_000_000).expect("a time"),
+            ..issued()
+        };
         let text = issued.sign(&keys());
         let value = |text: String| HeaderValue::from_str(&text).expect("a header");
         for (name, text) in [
@@ -64,9 +80,10 @@ mod tests {
             let headers = HeaderMap::from_iter([(name.parse().expect("a name"), value(text))]);
             assert_eq!(token(&headers, &keys(), Timestamp::UNIX_EPOCH), Ok(issued.clone()));
         }
-        for headers in
-            [HeaderMap::new(), HeaderMap::from_iter([(AUTHORIZATION, value(format!("Basic {}", text.expose())))])]
-        {
+        for headers in [
+            HeaderMap::new(),
+            HeaderMap::from_iter([(AUTHORIZATION, value(format!("Basic {}", text.expose())))]),
+        ] {
             assert_eq!(
                 token(&headers, &keys(), Timestamp::UNIX_EPOCH).map_err(|error| error.kind),
                 Err(Kind::Unauthenticated)

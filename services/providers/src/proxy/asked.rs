@@ -64,7 +64,9 @@ impl Asked {
     /// What holds for all protocols.
     pub(crate) fn checked(self) -> Result<Self, Refusal> {
         if self.turns.iter().all(|turn| turn.parts.is_empty()) {
-            return Err(Refusal::invalid("the conversation is empty: at least one message is needed"));
+            return Err(Refusal::invalid(
+                "the conversation is empty: at least one message is needed",
+            ));
         }
         if self.tools.len() > MAX_TOOLS {
             return Err(Refusal::invalid(format!("at most {MAX_TOOLS} tools can be offered")));
@@ -72,7 +74,9 @@ impl Asked {
         if let ToolChoice::Named(name) = &self.choice
             && !self.tools.iter().any(|tool| tool.name == *name)
         {
-            return Err(Refusal::invalid(format!("the tool `{name}` that must be called is not among the tools")));
+            return Err(Refusal::invalid(format!(
+                "the tool `{name}` that must be called is not among the tools"
+            )));
         }
         if matches!(self.choice, ToolChoice::Any) && self.tools.is_empty() {
             return Err(Refusal::invalid("a tool must be called, but there are no tools"));
@@ -87,7 +91,8 @@ impl Asked {
         if !tool_calling && !self.tools.is_empty() {
             return Err(Refusal::invalid(format!("the model `{}` cannot call tools", self.model)));
         }
-        let turns = thinking::opened(self.turns, &provider.id, vendor::takes_plain_thoughts(provider));
+        let turns =
+            thinking::opened(self.turns, &provider.id, vendor::takes_plain_thoughts(provider));
         let request = Request {
             step_id: id.to_owned(),
             task_id: task.to_owned(),
@@ -113,20 +118,30 @@ impl Asked {
 
 /// The most that a request can cost, in 10⁻¹² dollars, as far as that can be said before.
 pub(crate) fn estimate(request: &Request, route: &Route) -> i64 {
-    let tools =
-        request.tools.iter().map(|tool| tool.name.len() + tool.description.len() + tool.schema.to_string().len());
+    let tools = request
+        .tools
+        .iter()
+        .map(|tool| tool.name.len() + tool.description.len() + tool.schema.to_string().len());
     let format = request.format.words().map_or(0, |words| words.len());
     let parts = request.turns.iter().flat_map(|turn| &turn.parts);
-    let bytes = request.system.len() + tools.sum::<usize>() + format + parts.clone().map(bytes).sum::<usize>();
-    let pictures = parts.filter(|part| matches!(part, Part::Media(media) if media.is_image())).count();
-    let count = request.tools.len() + request.turns.iter().map(|turn| turn.parts.len() + 1).sum::<usize>() + 1;
-    let tokens = bytes.div_ceil(BYTES_PER_TOKEN) + pictures * TOKENS_PER_PICTURE + count * TOKENS_PER_PART;
+    let bytes = request.system.len()
+        + tools.sum::<usize>()
+        + format
+        + parts.clone().map(bytes).sum::<usize>();
+    let pictures =
+        parts.filter(|part| matches!(part, Part::Media(media) if media.is_image())).count();
+    let count = request.tools.len()
+        + request.turns.iter().map(|turn| turn.parts.len() + 1).sum::<usize>()
+        + 1;
+    let tokens =
+        bytes.div_ceil(BYTES_PER_TOKEN) + pictures * TOKENS_PER_PICTURE + count * TOKENS_PER_PART;
     route.upper_cost(i64::try_from(tokens).unwrap_or(i64::MAX), request.parameters.max_tokens)
 }
 
 /// The same for vectors of texts.
 pub(crate) fn estimate_vectors(embed: &Embed, route: &Route) -> i64 {
-    let tokens: usize = embed.texts.iter().map(|text| text.len().div_ceil(BYTES_PER_TOKEN) + TOKENS_PER_PART).sum();
+    let tokens: usize =
+        embed.texts.iter().map(|text| text.len().div_ceil(BYTES_PER_TOKEN) + TOKENS_PER_PART).sum();
     route.upper_cost_of_vectors(i64::try_from(tokens).unwrap_or(i64::MAX), embed.texts.len())
 }
 
@@ -144,7 +159,11 @@ fn bytes(part: &Part) -> usize {
 }
 
 /// A tool as every protocol describes one.
-pub(crate) fn tool(name: String, description: Option<String>, schema: Option<Value>) -> Result<Tool, Refusal> {
+pub(crate) fn tool(
+    name: String,
+    description: Option<String>,
+    schema: Option<Value>,
+) -> Result<Tool, Refusal> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':');
     if name.is_empty() || name.len() > 128 || !name.chars().all(fits) {
         return Err(Refusal::invalid(format!("`{name}` cannot be the name of a tool")));
@@ -152,7 +171,11 @@ pub(crate) fn tool(name: String, description: Option<String>, schema: Option<Val
     let schema = match schema {
         Some(schema @ Value::Object(_)) => schema,
         None | Some(Value::Null) => serde_json::json!({"type": "object", "properties": {}}),
-        Some(_) => return Err(Refusal::invalid(format!("the parameters of the tool `{name}` are no JSON Schema"))),
+        Some(_) => {
+            return Err(Refusal::invalid(format!(
+                "the parameters of the tool `{name}` are no JSON Schema"
+            )));
+        }
     };
     Ok(Tool { name, description: description.unwrap_or_default(), schema, argument: String::new() })
 }
@@ -173,7 +196,8 @@ pub(crate) fn data_url(url: &str, name: &str) -> Result<Part, Refusal> {
             "images and files are taken as data: URLs in base64 only: the proxy fetches nothing on behalf of its clients",
         )
     };
-    let (media_type, data) = url.strip_prefix("data:").and_then(|rest| rest.split_once(',')).ok_or_else(elsewhere)?;
+    let (media_type, data) =
+        url.strip_prefix("data:").and_then(|rest| rest.split_once(',')).ok_or_else(elsewhere)?;
     let media_type = media_type.strip_suffix(";base64").ok_or_else(elsewhere)?;
     media(media_type, name, data)
 }
@@ -182,9 +206,16 @@ pub(crate) fn data_url(url: &str, name: &str) -> Result<Part, Refusal> {
 pub(crate) fn media(media_type: &str, name: &str, base64: &str) -> Result<Part, Refusal> {
     let media_type = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let broken = |_| Refusal::invalid("an image or file is not valid base64");
-    if matches!(&*media_type, "image/png" | "image/jpeg" | "image/gif" | "image/webp" | "application/pdf") {
+    if matches!(
+        &*media_type,
+        "image/png" | "image/jpeg" | "image/gif" | "image/webp" | "application/pdf"
+    ) {
         STANDARD.decode(base64).map_err(broken)?;
-        return Ok(Part::Media(Media { media_type, name: name.to_owned(), base64: base64.to_owned() }));
+        return Ok(Part::Media(Media {
+            media_type,
+            name: name.to_owned(),
+            base64: base64.to_owned(),
+        }));
     }
     if media_type.starts_with("text/") || media_type == "application/json" {
         let bytes = STANDARD.decode(base64).map_err(broken)?;
@@ -201,7 +232,11 @@ pub(crate) fn file(name: &str, media_type: &str, text: &str) -> Part {
 
 /// What must not be set because it would change what the answer means.
 pub(crate) fn refuse(set: bool, what: &str) -> Result<(), Refusal> {
-    if set { Err(Refusal::invalid(format!("{what} is not supported by this proxy"))) } else { Ok(()) }
+    if set {
+        Err(Refusal::invalid(format!("{what} is not supported by this proxy")))
+    } else {
+        Ok(())
+    }
 }
 
 /// Whether a field that may hold anything holds something.
@@ -216,7 +251,8 @@ pub(crate) fn given(field: Option<&Value>) -> bool {
 
 /// A body as JSON.
 pub(crate) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
-    serde_json::from_slice(body).map_err(|error| Refusal::invalid(format!("the request cannot be read: {error}")))
+    serde_json::from_slice(body)
+        .map_err(|error| Refusal::invalid(format!("the request cannot be read: {error}")))
 }
 
 /// A list of texts or a single one, as most protocols allow for stop sequences.

@@ -144,7 +144,10 @@ impl Face for Chat {
         refuse(given(body.functions.as_ref()), "`functions` (use `tools`)")?;
         refuse(given(body.audio.as_ref()), "`audio`")?;
         refuse(body.web_search_options.is_some(), "`web_search_options`")?;
-        refuse(body.modalities.iter().flatten().any(|kind| kind != "text"), "a modality other than text")?;
+        refuse(
+            body.modalities.iter().flatten().any(|kind| kind != "text"),
+            "a modality other than text",
+        )?;
         let mut asked = Asked {
             model: body.model,
             stream: body.stream,
@@ -170,7 +173,11 @@ impl Face for Chat {
                     tool.kind
                 )));
             };
-            asked.tools.push(asked::tool(function.name, function.description, function.parameters)?);
+            asked.tools.push(asked::tool(
+                function.name,
+                function.description,
+                function.parameters,
+            )?);
         }
         for message in body.messages {
             read_message(message, &mut asked)?;
@@ -181,7 +188,8 @@ impl Face for Chat {
     fn whole(head: &Head, gathered: &Gathered) -> Value {
         let text = gathered.text();
         let calls: Vec<Value> = gathered.pieces.iter().filter_map(call).collect();
-        let content = if text.is_empty() && !calls.is_empty() { Value::Null } else { Value::String(text) };
+        let content =
+            if text.is_empty() && !calls.is_empty() { Value::Null } else { Value::String(text) };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
         let thought = gathered.thought();
         if !thought.is_empty() {
@@ -206,7 +214,10 @@ impl Face for Chat {
 }
 
 fn read_message(message: Message, asked: &mut Asked) -> Result<(), Refusal> {
-    refuse(message.function_call.is_some_and(|call| !call.is_null()), "`function_call` (use `tool_calls`)")?;
+    refuse(
+        message.function_call.is_some_and(|call| !call.is_null()),
+        "`function_call` (use `tool_calls`)",
+    )?;
     match &*message.role {
         "system" | "developer" => asked.instruct(&texts(message.content)?),
         "user" => {
@@ -223,9 +234,14 @@ fn read_message(message: Message, asked: &mut Asked) -> Result<(), Refusal> {
                 asked.say(Role::Assistant, Part::Text(text));
             }
             for call in message.tool_calls.into_iter().flatten() {
-                let function = call.function.ok_or_else(|| Refusal::invalid("a tool call names no function"))?;
+                let function = call
+                    .function
+                    .ok_or_else(|| Refusal::invalid("a tool call names no function"))?;
                 let arguments = asked::arguments(&function.arguments)?;
-                asked.say(Role::Assistant, Part::Call { id: call.id, name: function.name, arguments });
+                asked.say(
+                    Role::Assistant,
+                    Part::Call { id: call.id, name: function.name, arguments },
+                );
             }
         }
         "tool" => {
@@ -233,7 +249,11 @@ fn read_message(message: Message, asked: &mut Asked) -> Result<(), Refusal> {
             let output = texts(message.content)?;
             asked.say(Role::User, Part::Result { id, name: String::new(), output, failed: false });
         }
-        role => return Err(Refusal::invalid(format!("messages of the role `{role}` are not supported by this proxy"))),
+        role => {
+            return Err(Refusal::invalid(format!(
+                "messages of the role `{role}` are not supported by this proxy"
+            )));
+        }
     }
     Ok(())
 }
@@ -247,15 +267,23 @@ fn parts(content: Option<Content>) -> Result<Vec<Part>, Refusal> {
     let mut read = Vec::with_capacity(parts.len());
     for part in parts {
         read.push(match part {
-            ContentPart::Text { text } | ContentPart::Refusal { refusal: text } if text.trim().is_empty() => continue,
+            ContentPart::Text { text } | ContentPart::Refusal { refusal: text }
+                if text.trim().is_empty() =>
+            {
+                continue;
+            }
             ContentPart::Text { text } | ContentPart::Refusal { refusal: text } => Part::Text(text),
             ContentPart::ImageUrl { image_url } => asked::data_url(&image_url.url, "")?,
             ContentPart::File { file } => {
-                let data = file.file_data.ok_or_else(|| Refusal::invalid("files are taken as `file_data` only"))?;
+                let data = file
+                    .file_data
+                    .ok_or_else(|| Refusal::invalid("files are taken as `file_data` only"))?;
                 asked::data_url(&data, &file.filename)?
             }
             ContentPart::Other => {
-                return Err(Refusal::invalid("a part of a message is of a type that this proxy does not support"));
+                return Err(Refusal::invalid(
+                    "a part of a message is of a type that this proxy does not support",
+                ));
             }
         });
     }
@@ -268,7 +296,11 @@ fn texts(content: Option<Content>) -> Result<String, Refusal> {
     for part in parts(content)? {
         match part {
             Part::Text(text) => whole.push_str(&text),
-            _ => return Err(Refusal::invalid("images and files are supported in messages of the user only")),
+            _ => {
+                return Err(Refusal::invalid(
+                    "images and files are supported in messages of the user only",
+                ));
+            }
         }
     }
     Ok(whole)
@@ -282,7 +314,9 @@ fn choice(choice: Option<&Value>) -> Result<ToolChoice, Refusal> {
         Some(Value::String(word)) if word == "required" => ToolChoice::Any,
         Some(choice) => match choice["function"]["name"].as_str() {
             Some(name) => ToolChoice::Named(name.to_owned()),
-            None => return Err(Refusal::invalid("this `tool_choice` is not supported by this proxy")),
+            None => {
+                return Err(Refusal::invalid("this `tool_choice` is not supported by this proxy"));
+            }
         },
     })
 }
@@ -317,7 +351,9 @@ pub(crate) fn effort(word: Option<&str>) -> Result<ThinkingEffort, Refusal> {
         Some("low") => ThinkingEffort::Low,
         Some("medium") => ThinkingEffort::Medium,
         Some("high" | "xhigh" | "max") => ThinkingEffort::High,
-        Some(other) => return Err(Refusal::invalid(format!("there is no reasoning effort `{other}`"))),
+        Some(other) => {
+            return Err(Refusal::invalid(format!("there is no reasoning effort `{other}`")));
+        }
     })
 }
 
@@ -325,7 +361,9 @@ fn call(piece: &Piece) -> Option<Value> {
     match piece {
         Piece::Call { id, name, arguments, .. } => {
             let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
-            Some(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
+            Some(
+                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
+            )
         }
         Piece::Text(_) | Piece::Thinking { .. } => None,
     }
@@ -415,8 +453,9 @@ impl Writer for Stream {
     }
 
     fn push(&mut self, chunk: &Chunk, grown: Grown, gathered: &Gathered, out: &mut String) {
-        let number =
-            |at: usize| gathered.pieces[..at].iter().filter(|piece| matches!(piece, Piece::Call { .. })).count();
+        let number = |at: usize| {
+            gathered.pieces[..at].iter().filter(|piece| matches!(piece, Piece::Call { .. })).count()
+        };
         match (chunk, grown) {
             (Chunk::Text(text), _) => {
                 self.begin(out);

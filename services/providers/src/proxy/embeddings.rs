@@ -104,16 +104,22 @@ async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusa
     let Arrived { token, permit, body, deadline, .. } = Arrived::take(shared, request).await?;
     let Body { model, input, encoding_format, dimensions } = parse(&body)?;
     drop(body);
-    let embed = Embed { texts: texts(input)?, dimensions: dimensions.filter(|&dimensions| dimensions > 0) };
+    let embed =
+        Embed { texts: texts(input)?, dimensions: dimensions.filter(|&dimensions| dimensions > 0) };
     let name = access::model(&token, &model)?;
     let route = shared.models.find(&token.organization, name).await?;
-    let asked = Asked { model: name.to_owned(), parameters: ModelParameters::default(), ..Asked::default() };
+    let asked = Asked {
+        model: name.to_owned(),
+        parameters: ModelParameters::default(),
+        ..Asked::default()
+    };
     let amount = estimate_vectors(&embed, &route);
     let request = Request { embed: Some(embed), ..asked.request("", &token.task, &route)? };
     let mut hold = hold(shared, &token, &route, PURPOSE, amount, deadline).await?;
 
     let request = Arc::new(request);
-    let (router, targets, hedge_after) = (shared.router.clone(), route.in_order(false), route.hedge_after);
+    let (router, targets, hedge_after) =
+        (shared.router.clone(), route.in_order(false), route.hedge_after);
     let guard = guard(shared, &token);
     let cancel = guard.as_ref().map(|guard| guard.cancel.clone()).unwrap_or_default();
     let asked = Arc::clone(&request);
@@ -122,15 +128,18 @@ async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusa
     // In a task of its own, so that what was used until then is settled.
     let calling = async move {
         let mut gathered = Gathered::default();
-        let interrupts = Interrupts { cancel: &cancel, deadline, hand_back: CancellationToken::new() };
-        let call = RoutedCall { request: asked, targets, hedge_after, tries: 0, lost: 0, interrupts };
+        let interrupts =
+            Interrupts { cancel: &cancel, deadline, hand_back: CancellationToken::new() };
+        let call =
+            RoutedCall { request: asked, targets, hedge_after, tries: 0, lost: 0, interrupts };
         let routed = router.call(call, &mut gathered).await;
         hold.settle(routed.usage);
         drop((hold, permit, guard));
         (routed.ended, gathered)
     };
     let called = tokio::spawn(calling.in_current_span()).await;
-    let (ended, gathered) = called.map_err(|_| Refusal::new(Kind::Internal, "the call ended without a word"))?;
+    let (ended, gathered) =
+        called.map_err(|_| Refusal::new(Kind::Internal, "the call ended without a word"))?;
     match ended {
         Ended::Completed => {}
         Ended::Failed(failure) => return Err(failure.into()),
@@ -147,7 +156,10 @@ async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusa
         },
     });
     let usage = Usage { prompt_tokens: read, total_tokens: read };
-    Ok(whole(StatusCode::OK, json(&List { object: "list", data: data.collect(), model: name, usage })))
+    Ok(whole(
+        StatusCode::OK,
+        json(&List { object: "list", data: data.collect(), model: name, usage }),
+    ))
 }
 
 fn texts(input: Input) -> Result<Vec<String>, Refusal> {

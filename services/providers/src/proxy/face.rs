@@ -17,7 +17,8 @@ pub(crate) trait Face: Send + Sync + 'static {
     const PURPOSE: &'static str;
     type Writer: Writer;
 
-    /// Reads a request. What is unknown and harmless is ignored; what would change the answer and cannot be had is refused.
+    /// Reads a request. What is unknown and harmless is ignored; what would change the answer and
+    /// cannot be had is refused.
     fn read(body: &[u8]) -> Result<Asked, Refusal>;
     /// A whole answer.
     fn whole(head: &Head, gathered: &Gathered) -> Value;
@@ -77,7 +78,10 @@ pub(crate) fn json(value: &impl Serialize) -> String {
 
 /// Everything the model read, whether it was in a cache or not.
 pub(crate) fn read_tokens(usage: &Usage) -> i64 {
-    usage.input_tokens.saturating_add(usage.cache_read_tokens).saturating_add(usage.cache_write_tokens)
+    usage
+        .input_tokens
+        .saturating_add(usage.cache_read_tokens)
+        .saturating_add(usage.cache_write_tokens)
 }
 
 /// A call's arguments as the object they are; what is not one is left as text.
@@ -88,7 +92,8 @@ pub(crate) fn object(arguments: &str) -> Value {
     serde_json::from_str(arguments).unwrap_or_else(|_| Value::String(arguments.to_owned()))
 }
 
-/// Whether the pieces before the newest are whole: arguments of several calls may come side by side.
+/// Whether the pieces before the newest are whole: arguments of several calls may come side by
+/// side.
 pub(crate) fn is_whole(arguments: &str) -> bool {
     serde_json::from_str::<serde::de::IgnoredAny>(arguments).is_ok()
 }

@@ -47,7 +47,8 @@ pub(crate) struct Gathered {
     input_chars: usize,
     /// Of what the model wrote.
     bytes: usize,
-    /// Of what its vendor wants back, which was not written by the model: it counts towards the bound, and not towards what was used.
+    /// Of what its vendor wants back, which was not written by the model: it counts toward the
+    /// bound, and not toward what was used.
     opaque: usize,
     reported: Option<Usage>,
     stop: Option<StopReason>,
@@ -98,17 +99,25 @@ impl Gathered {
                     return Err(Failure::new(FailureClass::InvalidRequest, words));
                 }
                 // Some vendors name no calls, and every client needs a name to answer to.
-                let id = if id.is_empty() { format!("call_{}_{calls}", self.id) } else { id.clone() };
-                self.pieces.push(Piece::Call { slot: *slot, id, name: name.clone(), arguments: String::new() });
+                let id =
+                    if id.is_empty() { format!("call_{}_{calls}", self.id) } else { id.clone() };
+                self.pieces.push(Piece::Call {
+                    slot: *slot,
+                    id,
+                    name: name.clone(),
+                    arguments: String::new(),
+                });
             }
             Chunk::Arguments { slot: of, json } => {
                 self.grow(json.len())?;
-                let found = self.pieces.iter_mut().enumerate().find_map(|(at, piece)| match piece {
-                    Piece::Call { slot, arguments, .. } if slot == of => Some((at, arguments)),
-                    _ => None,
-                });
-                let (at, arguments) =
-                    found.ok_or_else(|| Failure::transient("the stream holds arguments of a call that never began"))?;
+                let found =
+                    self.pieces.iter_mut().enumerate().find_map(|(at, piece)| match piece {
+                        Piece::Call { slot, arguments, .. } if slot == of => Some((at, arguments)),
+                        _ => None,
+                    });
+                let (at, arguments) = found.ok_or_else(|| {
+                    Failure::transient("the stream holds arguments of a call that never began")
+                })?;
                 arguments.push_str(json);
                 return Ok(Grown::On(at));
             }
@@ -133,8 +142,10 @@ impl Gathered {
 
     /// All text.
     pub(crate) fn text(&self) -> String {
-        let texts =
-            self.pieces.iter().filter_map(|piece| if let Piece::Text(text) = piece { Some(&**text) } else { None });
+        let texts = self
+            .pieces
+            .iter()
+            .filter_map(|piece| if let Piece::Text(text) = piece { Some(&**text) } else { None });
         texts.collect()
     }
 
@@ -147,12 +158,14 @@ impl Gathered {
         texts.collect()
     }
 
-    /// What was used so far. What the vendor has not said is estimated: an answer that is cut off is not free.
+    /// What was used so far. What the vendor has not said is estimated: an answer that is cut off
+    /// is not free.
     pub(crate) fn usage(&self, complete: bool) -> Usage {
         meter::used(self.reported, self.bytes, complete, false, || self.input_chars)
     }
 
-    /// Why the model stopped. Some servers say that it ended after calls; what counts is whether there are any.
+    /// Why the model stopped. Some servers say that it ended after calls; what counts is whether
+    /// there are any.
     pub(crate) fn stop(&self) -> StopReason {
         match (self.stop.unwrap_or(StopReason::EndTurn), self.calls() > 0) {
             (StopReason::EndTurn | StopReason::Unspecified, true) => StopReason::ToolUse,
@@ -183,6 +196,10 @@ mod tests {
             gathered.push(&data).expect("it fits");
         }
         assert_eq!(gathered.usage(true).output_tokens, 0);
-        assert!(gathered.push(&data).is_err_and(|failure| failure.class == FailureClass::InvalidRequest));
+        assert!(
+            gathered
+                .push(&data)
+                .is_err_and(|failure| failure.class == FailureClass::InvalidRequest)
+        );
     }
 }

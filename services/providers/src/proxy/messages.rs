@@ -147,18 +147,24 @@ impl Face for Messages {
         refuse(given(body.container.as_ref()), "`container`")?;
         let choice = body.tool_choice.as_ref();
         let output = body.output_config.unwrap_or_default();
-        let effort = match body.thinking.map(|thinking| (thinking.kind, thinking.budget_tokens.unwrap_or(0))) {
+        let effort = match body
+            .thinking
+            .map(|thinking| (thinking.kind, thinking.budget_tokens.unwrap_or(0)))
+        {
             Some((kind, _)) if kind == "disabled" => ThinkingEffort::Off,
             Some((kind, budget)) if kind == "enabled" => match budget {
                 0..=4_096 => ThinkingEffort::Low,
                 4_097..=16_384 => ThinkingEffort::Medium,
                 _ => ThinkingEffort::High,
             },
-            Some((kind, _)) if kind == "adaptive" => match chat::effort(output["effort"].as_str())? {
+            Some((kind, _)) if kind == "adaptive" => match chat::effort(output["effort"].as_str())?
+            {
                 ThinkingEffort::Unspecified => ThinkingEffort::High,
                 effort => effort,
             },
-            Some((kind, _)) => return Err(Refusal::invalid(format!("there is no thinking of the type `{kind}`"))),
+            Some((kind, _)) => {
+                return Err(Refusal::invalid(format!("there is no thinking of the type `{kind}`")));
+            }
             None => chat::effort(output["effort"].as_str())?,
         };
         let mut asked = Asked {
@@ -170,7 +176,9 @@ impl Face for Messages {
                 Some(("none", _)) => ToolChoice::Never,
                 Some(("any", _)) => ToolChoice::Any,
                 Some(("tool", Some(name))) => ToolChoice::Named(name.clone()),
-                Some((kind, _)) => return Err(Refusal::invalid(format!("there is no tool_choice `{kind}`"))),
+                Some((kind, _)) => {
+                    return Err(Refusal::invalid(format!("there is no tool_choice `{kind}`")));
+                }
             },
             one_call: choice.is_some_and(|choice| choice.disable_parallel_tool_use),
             format: format(output.get("format").or(body.output_format.as_ref()))?,
@@ -189,7 +197,9 @@ impl Face for Messages {
         }
         for tool in body.tools.into_iter().flatten() {
             if let Some(kind) = tool.kind.filter(|kind| kind != "custom") {
-                return Err(Refusal::invalid(format!("tools of the type `{kind}` are not supported by this proxy")));
+                return Err(Refusal::invalid(format!(
+                    "tools of the type `{kind}` are not supported by this proxy"
+                )));
             }
             asked.tools.push(asked::tool(tool.name, tool.description, tool.input_schema)?);
         }
@@ -217,7 +227,8 @@ impl Face for Messages {
     }
 
     fn whole(head: &Head, gathered: &Gathered) -> Value {
-        let content: Vec<Value> = gathered.pieces.iter().filter_map(|piece| block(piece, &head.provider_id)).collect();
+        let content: Vec<Value> =
+            gathered.pieces.iter().filter_map(|piece| block(piece, &head.provider_id)).collect();
         json!({
             "id": format!("msg_{}", head.id),
             "type": "message",
@@ -246,7 +257,11 @@ fn format(format: Option<&Value>) -> Result<Format, Refusal> {
     match format.filter(|format| !format.is_null()) {
         None => Ok(Format::Text),
         Some(format) if format["type"] == "json_schema" && format["schema"].is_object() => {
-            Ok(Format::Schema { name: "answer".to_owned(), schema: format["schema"].clone(), strict: true })
+            Ok(Format::Schema {
+                name: "answer".to_owned(),
+                schema: format["schema"].clone(),
+                strict: true,
+            })
         }
         Some(_) => Err(Refusal::invalid("this output format is not supported by this proxy")),
     }
@@ -274,7 +289,9 @@ fn parts(content: Content) -> Result<Vec<Part>, Refusal> {
             Block::Text { text } if text.trim().is_empty() => {}
             Block::Text { text } => all.push(Part::Text(text)),
             Block::Image { source } => all.push(read_source(source, "")?),
-            Block::Document { source, title } => all.push(read_source(source, &title.unwrap_or_default())?),
+            Block::Document { source, title } => {
+                all.push(read_source(source, &title.unwrap_or_default())?)
+            }
             Block::ToolUse { id, name, input } => {
                 let arguments = if input.is_null() { json!({}) } else { input };
                 all.push(Part::Call { id, name, arguments });
@@ -287,17 +304,27 @@ fn parts(content: Content) -> Result<Vec<Part>, Refusal> {
                         Part::Text(text) => output.push(text),
                         // Most vendors have no place for it within a result.
                         part @ Part::Media(_) => shown.push(part),
-                        _ => return Err(Refusal::invalid("a tool's result can hold text, images and documents only")),
+                        _ => {
+                            return Err(Refusal::invalid(
+                                "a tool's result can hold text, images and documents only",
+                            ));
+                        }
                     }
                 }
                 let (output, failed) = (output.join("\n"), is_error == Some(true));
                 all.push(Part::Result { id, name: String::new(), output, failed });
                 all.extend(shown);
             }
-            Block::Thinking { thinking: text, signature: data } => all.push(Part::Thinking { text, data }),
-            Block::RedactedThinking { data } => all.push(Part::Thinking { text: String::new(), data }),
+            Block::Thinking { thinking: text, signature: data } => {
+                all.push(Part::Thinking { text, data })
+            }
+            Block::RedactedThinking { data } => {
+                all.push(Part::Thinking { text: String::new(), data })
+            }
             Block::Other => {
-                return Err(Refusal::invalid("a block of a message is of a type that this proxy does not support"));
+                return Err(Refusal::invalid(
+                    "a block of a message is of a type that this proxy does not support",
+                ));
             }
         }
     }
@@ -400,7 +427,11 @@ impl Stream {
     }
 
     fn delta(at: usize, delta: &Value, out: &mut String) {
-        event(out, Some("content_block_delta"), &json!({"type": "content_block_delta", "index": at, "delta": delta}));
+        event(
+            out,
+            Some("content_block_delta"),
+            &json!({"type": "content_block_delta", "index": at, "delta": delta}),
+        );
     }
 
     /// Ends the blocks that are whole; at the `end` of the answer all.
@@ -410,12 +441,20 @@ impl Stream {
                 Piece::Call { arguments, .. } if !end && !is_whole(arguments) => continue,
                 Piece::Thinking { text, data } if !text.is_empty() => {
                     let signature = thinking::sealed(&self.head.provider_id, data);
-                    Self::delta(shown.index, &json!({"type": "signature_delta", "signature": signature}), out);
+                    Self::delta(
+                        shown.index,
+                        &json!({"type": "signature_delta", "signature": signature}),
+                        out,
+                    );
                 }
                 _ => {}
             }
             shown.open = false;
-            event(out, Some("content_block_stop"), &json!({"type": "content_block_stop", "index": shown.index}));
+            event(
+                out,
+                Some("content_block_stop"),
+                &json!({"type": "content_block_stop", "index": shown.index}),
+            );
         }
     }
 }
@@ -436,7 +475,9 @@ impl Writer for Stream {
                     json!({"type": "redacted_thinking", "data": thinking::sealed(&self.head.provider_id, data)})
                 }
                 _ => match &gathered.pieces[at] {
-                    Piece::Call { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
+                    Piece::Call { id, name, .. } => {
+                        json!({"type": "tool_use", "id": id, "name": name, "input": {}})
+                    }
                     _ => return,
                 },
             };
@@ -445,7 +486,9 @@ impl Writer for Stream {
         let (Grown::Begun(at) | Grown::On(at)) = grown else { return };
         match chunk {
             Chunk::Text(text) => Self::delta(at, &json!({"type": "text_delta", "text": text}), out),
-            Chunk::Thinking(text) => Self::delta(at, &json!({"type": "thinking_delta", "thinking": text}), out),
+            Chunk::Thinking(text) => {
+                Self::delta(at, &json!({"type": "thinking_delta", "thinking": text}), out)
+            }
             Chunk::Arguments { json, .. } => {
                 Self::delta(at, &json!({"type": "input_json_delta", "partial_json": json}), out);
             }
@@ -458,7 +501,11 @@ impl Writer for Stream {
         self.close(gathered, true, out);
         let delta = json!({"stop_reason": reason(gathered.stop()), "stop_sequence": null});
         let used = usage(&gathered.usage(true));
-        event(out, Some("message_delta"), &json!({"type": "message_delta", "delta": delta, "usage": used}));
+        event(
+            out,
+            Some("message_delta"),
+            &json!({"type": "message_delta", "delta": delta, "usage": used}),
+        );
         event(out, Some("message_stop"), &json!({"type": "message_stop"}));
     }
 

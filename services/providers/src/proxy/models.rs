@@ -1,5 +1,5 @@
-//! How the models that clients name are reached. Asked of a reconciler, and kept for a while, so that a call costs no
-//! question.
+//! How the models that clients name are reached. Asked of a reconciler, and kept for a while, so
+//! that a call costs no question.
 
 use std::{
     collections::HashMap,
@@ -19,7 +19,8 @@ use crate::{
     vendor,
 };
 
-/// How long an answer is believed: so long a change of a model, a price or a key takes to arrive here.
+/// How long an answer is believed: so long a change of a model, a price or a key takes to arrive
+/// here.
 const FRESH: Duration = Duration::from_secs(30);
 /// How long it is used when nobody answers.
 const STALE: Duration = Duration::from_secs(10 * 60);
@@ -38,20 +39,24 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// Who may answer one call, in the order they are tried. Whoever cannot call tools answers no call that offers some.
+    /// Who may answer one call, in the order they are tried. Whoever cannot call tools answers no
+    /// call that offers some.
     pub(crate) fn in_order(&self, offers_tools: bool) -> Vec<Arc<Target>> {
         let mut targets = in_order(self.target.clone(), &self.fallbacks, fastrand::f64);
         targets.retain(|target| !offers_tools || target.model.tool_calling.unwrap_or(true));
         targets
     }
 
-    /// What a call that reads so many tokens costs at most, in 10⁻¹² dollars, when it asks for no more than `max_tokens`.
+    /// What a call that reads so many tokens costs at most, in 10⁻¹² dollars, when it asks for no
+    /// more than `max_tokens`.
     pub(crate) fn upper_cost(&self, input_tokens: i64, max_tokens: Option<u32>) -> i64 {
-        self.upper(input_tokens, |model| (model.context_window, vendor::longest_answer(model, max_tokens).into()))
+        self.upper(input_tokens, |model| {
+            (model.context_window, vendor::longest_answer(model, max_tokens).into())
+        })
     }
 
-    /// What vectors of so many texts cost at most, which have so many tokens together. Each text may be as long as the model can
-    /// see, and nothing is written.
+    /// What vectors of so many texts cost at most, which have so many tokens together. Each text
+    /// may be as long as the model can see, and nothing is written.
     pub(crate) fn upper_cost_of_vectors(&self, input_tokens: i64, texts: usize) -> i64 {
         let texts = i64::try_from(texts).unwrap_or(i64::MAX);
         self.upper(input_tokens, |model| (model.context_window.saturating_mul(texts), 0))
@@ -65,7 +70,11 @@ impl Route {
             let prices = model.prices.map(vendor::prices).unwrap_or_default();
             money::Target { prices, context_window, max_output_tokens }
         });
-        let cost = money::upper_cost(&targets.collect::<Vec<_>>(), self.hedge_after.is_some(), input_tokens);
+        let cost = money::upper_cost(
+            &targets.collect::<Vec<_>>(),
+            self.hedge_after.is_some(),
+            input_tokens,
+        );
         let mut providers = self.fallbacks.iter().filter_map(|route| route.provider.as_ref());
         let told = vendor::tells_cost(&self.target.provider) || providers.any(vendor::tells_cost);
         // What is only known afterwards asks at least whether anything is left.
@@ -90,8 +99,12 @@ impl Models {
         Self { bus, kept: RwLock::default() }
     }
 
-    /// How the organisation's model of this name is reached.
-    pub(crate) async fn find(&self, organization: &str, model: &str) -> Result<Arc<Route>, Refusal> {
+    /// How the organization's model of this name is reached.
+    pub(crate) async fn find(
+        &self,
+        organization: &str,
+        model: &str,
+    ) -> Result<Arc<Route>, Refusal> {
         let name = (organization.to_owned(), model.to_owned());
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner).get(&name).cloned();
         if let Some(kept) = &kept
@@ -124,10 +137,14 @@ impl Models {
 }
 
 fn route(found: mesh::ModelFound, model: &str) -> Result<Route, Refusal> {
-    let mesh::ModelFound { provider: Some(provider), model: Some(target), fallbacks, hedge_after } = found else {
+    let mesh::ModelFound { provider: Some(provider), model: Some(target), fallbacks, hedge_after } =
+        found
+    else {
         return Err(Refusal::new(Kind::NoModel, format!("there is no model `{model}`")));
     };
-    let hedge_after = hedge_after.and_then(|after| Duration::try_from(after).ok()).filter(|after| !after.is_zero());
+    let hedge_after = hedge_after
+        .and_then(|after| Duration::try_from(after).ok())
+        .filter(|after| !after.is_zero());
     Ok(Route { target: Target { provider, model: target }, fallbacks, hedge_after })
 }
 
@@ -138,6 +155,9 @@ pub(crate) fn away(error: &request::Error) -> Refusal {
     let retry_at = clock::now().checked_add(Duration::from_secs(1)).ok();
     Refusal {
         retry_at,
-        ..Refusal::new(Kind::Overloaded, "Construct cannot say at the moment how models are reached and paid")
+        ..Refusal::new(
+            Kind::Overloaded,
+            "Construct cannot say at the moment how models are reached and paid",
+        )
     }
 }

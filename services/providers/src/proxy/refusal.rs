@@ -70,14 +70,20 @@ impl Refusal {
         }
     }
 
-    /// What clients are told beside the body. The vendors' SDKs call again by themselves: they are told not to where that has
-    /// been done here, or is of no use.
+    /// What clients are told beside the body. The vendors' SDKs call again by themselves: they are
+    /// told not to where that has been done here, or is of no use.
     pub(crate) fn headers(&self, now: Timestamp) -> HeaderMap {
         let mut headers = HeaderMap::new();
         let again = matches!(self.kind, Kind::RateLimited | Kind::Overloaded);
-        headers.insert("x-should-retry", HeaderValue::from_static(if again { "true" } else { "false" }));
+        headers.insert(
+            "x-should-retry",
+            HeaderValue::from_static(if again { "true" } else { "false" }),
+        );
         if let Some(wait) = self.retry_at.map(|at| at.duration_since(now).as_millis().max(0)) {
-            headers.insert(RETRY_AFTER, HeaderValue::from(u64::try_from(wait).unwrap_or(0).div_ceil(1_000)));
+            headers.insert(
+                RETRY_AFTER,
+                HeaderValue::from(u64::try_from(wait).unwrap_or(0).div_ceil(1_000)),
+            );
         }
         headers
     }
@@ -93,7 +99,9 @@ impl From<Failure> for Refusal {
             FailureClass::Overloaded => Kind::Overloaded,
             FailureClass::DeadlineExceeded => Kind::Timeout,
             // The vendor's key, not the client's token.
-            FailureClass::Authentication | FailureClass::Transient | FailureClass::Configuration => Kind::Vendor,
+            FailureClass::Authentication
+            | FailureClass::Transient
+            | FailureClass::Configuration => Kind::Vendor,
             FailureClass::Internal | FailureClass::Unspecified => Kind::Internal,
         };
         Self { kind, message: failure.to_string(), retry_at: failure.retry_at }

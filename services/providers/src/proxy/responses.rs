@@ -67,7 +67,10 @@ impl Face for Responses {
     fn read(body: &[u8]) -> Result<Asked, Refusal> {
         let body: Body = asked::parse(body)?;
         let stateful = "(nothing is kept here: send the conversation with every request)";
-        refuse(given(body.previous_response_id.as_ref()), &format!("`previous_response_id` {stateful}"))?;
+        refuse(
+            given(body.previous_response_id.as_ref()),
+            &format!("`previous_response_id` {stateful}"),
+        )?;
         refuse(given(body.conversation.as_ref()), &format!("`conversation` {stateful}"))?;
         refuse(given(body.background.as_ref()), "`background`")?;
         refuse(given(body.prompt.as_ref()), "`prompt`")?;
@@ -92,7 +95,9 @@ impl Face for Responses {
         for tool in body.tools.into_iter().flatten() {
             if tool.kind != "function" {
                 let kind = tool.kind;
-                return Err(Refusal::invalid(format!("tools of the type `{kind}` are not supported by this proxy")));
+                return Err(Refusal::invalid(format!(
+                    "tools of the type `{kind}` are not supported by this proxy"
+                )));
             }
             asked.tools.push(asked::tool(tool.name, tool.description, tool.parameters)?);
         }
@@ -134,7 +139,9 @@ fn read_item(item: &Value, asked: &mut Asked) -> Result<(), Refusal> {
                 }
             }
             role => {
-                return Err(Refusal::invalid(format!("messages of the role `{role}` are not supported by this proxy")));
+                return Err(Refusal::invalid(format!(
+                    "messages of the role `{role}` are not supported by this proxy"
+                )));
             }
         },
         Some("function_call") => {
@@ -164,7 +171,9 @@ fn read_item(item: &Value, asked: &mut Asked) -> Result<(), Refusal> {
             asked.say(Role::Assistant, Part::Thinking { text, data });
         }
         Some(kind) => {
-            return Err(Refusal::invalid(format!("input of the type `{kind}` is not supported by this proxy")));
+            return Err(Refusal::invalid(format!(
+                "input of the type `{kind}` is not supported by this proxy"
+            )));
         }
     }
     Ok(())
@@ -188,7 +197,9 @@ fn content(content: &Value) -> Result<Vec<Part>, Refusal> {
             "input_image" => asked::data_url(text("image_url"), "")?,
             "input_file" => asked::data_url(text("file_data"), text("filename"))?,
             kind => {
-                return Err(Refusal::invalid(format!("content of the type `{kind}` is not supported by this proxy")));
+                return Err(Refusal::invalid(format!(
+                    "content of the type `{kind}` is not supported by this proxy"
+                )));
             }
         });
     }
@@ -204,12 +215,15 @@ fn choice(choice: Option<&Value>) -> Result<ToolChoice, Refusal> {
         Some(choice) if choice["type"] == "function" && choice["name"].is_string() => {
             ToolChoice::Named(choice["name"].as_str().unwrap_or_default().to_owned())
         }
-        Some(_) => return Err(Refusal::invalid("this `tool_choice` is not supported by this proxy")),
+        Some(_) => {
+            return Err(Refusal::invalid("this `tool_choice` is not supported by this proxy"));
+        }
     })
 }
 
 fn format(text: Option<&Value>) -> Result<Format, Refusal> {
-    let Some(format) = text.and_then(|text| text.get("format")).filter(|format| !format.is_null()) else {
+    let Some(format) = text.and_then(|text| text.get("format")).filter(|format| !format.is_null())
+    else {
         return Ok(Format::Text);
     };
     match format["type"].as_str() {
@@ -284,10 +298,16 @@ fn item_id(head: &Head, at: usize, piece: &Piece) -> String {
 fn item(head: &Head, at: usize, piece: &Piece, status: &str) -> Value {
     let id = item_id(head, at, piece);
     match piece {
-        Piece::Text(text) => json!({"type": "message", "id": id, "status": status, "role": "assistant",
-            "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]}),
+        Piece::Text(text) => {
+            json!({"type": "message", "id": id, "status": status, "role": "assistant",
+            "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]})
+        }
         Piece::Thinking { text, data } => {
-            let summary = if text.is_empty() { json!([]) } else { json!([{"type": "summary_text", "text": text}]) };
+            let summary = if text.is_empty() {
+                json!([])
+            } else {
+                json!([{"type": "summary_text", "text": text}])
+            };
             json!({"type": "reasoning", "id": id, "summary": summary,
                 "encrypted_content": thinking::sealed(&head.provider_id, data)})
         }
@@ -339,13 +359,16 @@ impl Stream {
         self.event("response.output_item.added", json!({"output_index": at, "item": empty}), out);
         match piece {
             Piece::Text(_) => {
-                let part = json!({"type": "output_text", "text": "", "annotations": [], "logprobs": []});
-                let data = json!({"item_id": id, "output_index": at, "content_index": 0, "part": part});
+                let part =
+                    json!({"type": "output_text", "text": "", "annotations": [], "logprobs": []});
+                let data =
+                    json!({"item_id": id, "output_index": at, "content_index": 0, "part": part});
                 self.event("response.content_part.added", data, out);
             }
             Piece::Thinking { text, .. } if !text.is_empty() => {
                 let part = json!({"type": "summary_text", "text": ""});
-                let data = json!({"item_id": id, "output_index": at, "summary_index": 0, "part": part});
+                let data =
+                    json!({"item_id": id, "output_index": at, "summary_index": 0, "part": part});
                 self.event("response.reasoning_summary_part.added", data, out);
             }
             Piece::Thinking { .. } | Piece::Call { .. } => {}
@@ -356,7 +379,8 @@ impl Stream {
     fn close(&mut self, gathered: &Gathered, end: bool, out: &mut String) {
         for at in 0..self.open.len() {
             let piece = &gathered.pieces[at];
-            let waits = matches!(piece, Piece::Call { arguments, .. } if !end && !is_whole(arguments));
+            let waits =
+                matches!(piece, Piece::Call { arguments, .. } if !end && !is_whole(arguments));
             if !self.open[at] || waits {
                 continue;
             }
@@ -409,12 +433,12 @@ impl Writer for Stream {
         let id = item_id(&self.head, at, &gathered.pieces[at]);
         match chunk {
             Chunk::Text(text) => {
-                let data =
-                    json!({"item_id": id, "output_index": at, "content_index": 0, "delta": text, "logprobs": []});
+                let data = json!({"item_id": id, "output_index": at, "content_index": 0, "delta": text, "logprobs": []});
                 self.event("response.output_text.delta", data, out);
             }
             Chunk::Thinking(text) => {
-                let data = json!({"item_id": id, "output_index": at, "summary_index": 0, "delta": text});
+                let data =
+                    json!({"item_id": id, "output_index": at, "summary_index": 0, "delta": text});
                 self.event("response.reasoning_summary_text.delta", data, out);
             }
             Chunk::Arguments { json, .. } => {
@@ -429,7 +453,11 @@ impl Writer for Stream {
         self.begin(out);
         self.close(gathered, true, out);
         let whole = response(&self.head, Some(gathered));
-        let name = if whole["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
+        let name = if whole["status"] == "incomplete" {
+            "response.incomplete"
+        } else {
+            "response.completed"
+        };
         self.event(name, json!({"response": whole}), out);
     }
 

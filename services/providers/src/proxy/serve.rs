@@ -31,8 +31,9 @@ use crate::{cancels::Guard, failure::Failure, vendor::Chunk};
 
 /// Bytes of a request at most: the vendors' own bounds are about this.
 const MAX_BODY: usize = 32 * 1024 * 1024;
-/// What of all requests' bodies there is room for, for each call that may be under way: most are much smaller than the largest, and those
-/// that are not take the room of others. Counted is what arrives; while a call is under way, it is in memory several times.
+/// What of all requests' bodies there is room for, for each call that may be under way: most are
+/// much smaller than the largest, and those that are not take the room of others. Counted is what
+/// arrives; while a call is under way, it is in memory several times.
 const ROOM_PER_CALL: usize = 256 * 1024;
 /// What room is counted in.
 const UNIT: usize = 1024;
@@ -65,7 +66,10 @@ impl Exchange {
 }
 
 /// Answers a request of the protocol.
-pub(crate) async fn answer<F: Face>(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Response {
+pub(crate) async fn answer<F: Face>(
+    State(shared): State<Arc<Shared>>,
+    request: HttpRequest,
+) -> Response {
     match Box::pin(begin::<F>(&shared, request)).await {
         Ok(response) => response,
         Err(refusal) => refused::<F>(&refusal),
@@ -75,7 +79,8 @@ pub(crate) async fn answer<F: Face>(State(shared): State<Arc<Shared>>, request: 
 /// What the client is told when there is no answer.
 pub(crate) fn refused<F: Face>(refusal: &Refusal) -> Response {
     tracing::debug!(kind = ?refusal.kind, "the proxy refuses a request: {}", refusal.message);
-    let status = StatusCode::from_u16(F::status(refusal)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let status =
+        StatusCode::from_u16(F::status(refusal)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = whole(status, json(&F::refused(refusal)));
     response.headers_mut().extend(refusal.headers(clock::now()));
     response
@@ -84,11 +89,14 @@ pub(crate) fn refused<F: Face>(refusal: &Refusal) -> Response {
 pub(crate) fn whole(status: StatusCode, body: String) -> Response {
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
-/// One of the requests that the proxy works on at once, and the room for its body, until it is dropped.
+/// One of the requests that the proxy works on at once, and the room for its body, until it is
+/// dropped.
 pub(crate) struct Permit {
     _call: OwnedSemaphorePermit,
     _room: OwnedSemaphorePermit,
@@ -110,19 +118,32 @@ impl Arrived {
         let token = access::token(&parts.headers, &shared.keys, at)?;
         let busy = |what: &str| Refusal {
             retry_at: at.checked_add(Duration::from_secs(1)).ok(),
-            ..Refusal::new(Kind::Overloaded, format!("the proxy works on as {what} as it can at the moment"))
+            ..Refusal::new(
+                Kind::Overloaded,
+                format!("the proxy works on as {what} as it can at the moment"),
+            )
         };
         let call = Arc::clone(&shared.calls).try_acquire_owned().map_err(|_| busy("many calls"))?;
         // What does not say how large it is may be as large as any.
-        let announced = body.size_hint().upper().map_or(MAX_BODY, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        let announced = body
+            .size_hint()
+            .upper()
+            .map_or(MAX_BODY, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         if announced > MAX_BODY {
-            return Err(Refusal::new(Kind::TooLarge, format!("the request is larger than {MAX_BODY} bytes")));
+            return Err(Refusal::new(
+                Kind::TooLarge,
+                format!("the request is larger than {MAX_BODY} bytes"),
+            ));
         }
         let room = Arc::clone(&shared.bodies).try_acquire_many_owned(units(announced));
         let mut room = room.map_err(|_| busy("much"))?;
-        let slow = |_| Refusal::invalid(format!("the request did not arrive within {} s", BODY.as_secs()));
+        let slow =
+            |_| Refusal::invalid(format!("the request did not arrive within {} s", BODY.as_secs()));
         let body = timeout(BODY, to_bytes(body, MAX_BODY)).await.map_err(slow)?.map_err(|_| {
-            Refusal::new(Kind::TooLarge, format!("the request is larger than {MAX_BODY} bytes, or broke off"))
+            Refusal::new(
+                Kind::TooLarge,
+                format!("the request is larger than {MAX_BODY} bytes, or broke off"),
+            )
         })?;
         let unused = room.num_permits().saturating_sub(body.len().div_ceil(UNIT));
         drop(room.split(unused));
@@ -149,7 +170,8 @@ pub(crate) async fn hold(
     amount: i64,
     deadline: Instant,
 ) -> Result<Hold, Refusal> {
-    let holding = shared.spending.hold(token, &route.target.model.id, purpose, amount, shared.timeout);
+    let holding =
+        shared.spending.hold(token, &route.target.model.id, purpose, amount, shared.timeout);
     timeout_at(deadline, holding).await.map_err(|_| Refusal {
         retry_at: clock::now().checked_add(Duration::from_secs(1)).ok(),
         ..Refusal::new(Kind::Overloaded, "no money could be set aside in time")
@@ -183,7 +205,11 @@ async fn begin<F: Face>(shared: &Arc<Shared>, request: HttpRequest) -> Result<Re
     let guard = guard(shared, &token);
     let call = Call::start(&shared.router, &route, request, deadline, hold, permit, guard);
     let mut exchange = Exchange { call, gathered, complete: false };
-    if streamed { stream_of::<F>(exchange, head).await } else { whole_of::<F>(&mut exchange, &head).await }
+    if streamed {
+        stream_of::<F>(exchange, head).await
+    } else {
+        whole_of::<F>(&mut exchange, &head).await
+    }
 }
 
 async fn whole_of<F: Face>(exchange: &mut Exchange, head: &Head) -> Result<Response, Refusal> {
@@ -193,7 +219,8 @@ async fn whole_of<F: Face>(exchange: &mut Exchange, head: &Head) -> Result<Respo
     Ok(whole(StatusCode::OK, json(&F::whole(head, &exchange.gathered))))
 }
 
-/// Begins to stream once there is something to stream: until then a failure has a status of its own.
+/// Begins to stream once there is something to stream: until then a failure has a status of its
+/// own.
 async fn stream_of<F: Face>(mut exchange: Exchange, head: Head) -> Result<Response, Refusal> {
     let mut writer = F::Writer::new(head);
     let mut out = String::new();
@@ -206,19 +233,22 @@ async fn stream_of<F: Face>(mut exchange: Exchange, head: Head) -> Result<Respon
     let state = (live.then_some(exchange), writer, out);
     let events = stream::unfold(state, |(exchange, mut writer, mut out)| async move {
         let Some(mut exchange) = exchange else {
-            return (!out.is_empty()).then(|| (Ok::<_, Infallible>(Bytes::from(out)), (None, writer, String::new())));
+            return (!out.is_empty())
+                .then(|| (Ok::<_, Infallible>(Bytes::from(out)), (None, writer, String::new())));
         };
         let live = fill(&mut exchange, &mut writer, &mut out).await;
         Some((Ok(Bytes::from(out)), (live.then_some(exchange), writer, String::new())))
     });
     let mut response = Response::new(Body::from_stream(events));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     Ok(response)
 }
 
-/// Waits for events unless some are there, and adds those that are ready. False when the answer is over.
+/// Waits for events unless some are there, and adds those that are ready. False when the answer is
+/// over.
 async fn fill<W: Writer>(exchange: &mut Exchange, writer: &mut W, out: &mut String) -> bool {
     loop {
         let next = if out.is_empty() {
@@ -254,7 +284,10 @@ fn write<W: Writer>(
             true
         }
         Some(Err(failure)) => {
-            tracing::warn!(class = failure.class.as_str_name(), "an answer of the proxy broke off: {failure}");
+            tracing::warn!(
+                class = failure.class.as_str_name(),
+                "an answer of the proxy broke off: {failure}"
+            );
             writer.failed(&failure.into(), out);
             false
         }

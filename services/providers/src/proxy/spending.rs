@@ -1,9 +1,10 @@
 //! Money of the proxy's calls: set aside before, reported after.
 //!
-//! A question per call would cost more time than the rest of the proxy. So money is set aside in *leases*, one at a time
-//! for each token and model, which are good for several calls; what the calls of a lease have used is reported
-//! together, when the lease is used up, when nobody has used it for a second, or after 15 seconds. Money of a lease
-//! that is never reported, because the process died, counts as spent when the reservation expires.
+//! A question per call would cost more time than the rest of the proxy. So money is set aside in
+//! *leases*, one at a time for each token and model, which are good for several calls; what the
+//! calls of a lease have used is reported together, when the lease is used up, when nobody has used
+//! it for a second, or after 15 seconds. Money of a lease that is never reported, because the
+//! process died, counts as spent when the reservation expires.
 
 use std::{
     collections::HashMap,
@@ -34,7 +35,8 @@ const LEASE: Duration = Duration::from_secs(15);
 const IDLE: Duration = Duration::from_secs(1);
 /// How often what is to be reported is looked for.
 const TICK: Duration = Duration::from_millis(250);
-/// How many calls the first lease of a token is meant for; doubles while leases are used up quickly.
+/// How many calls the first lease of a token is meant for; doubles while leases are used up
+/// quickly.
 const FIRST_CALLS: i64 = 4;
 /// How many at most.
 const MAX_CALLS: i64 = 256;
@@ -130,8 +132,13 @@ impl Spending {
             model: model.to_owned(),
             purpose,
         };
-        let held =
-            |lease| Hold { spending: self.clone(), account: account.clone(), lease, amount, used: Usage::default() };
+        let held = |lease| Hold {
+            spending: self.clone(),
+            account: account.clone(),
+            lease,
+            amount,
+            used: Usage::default(),
+        };
         let (asking, free) = {
             let mut state = self.lock();
             if let Some(lease) = state.take(&account, amount) {
@@ -141,7 +148,8 @@ impl Spending {
             let free = amount == 0;
             (Arc::clone(&state.accounts.entry(account.clone()).or_default().asking), free)
         };
-        // In a task of its own: a client that goes away in the middle must not leave money set aside that nobody knows of.
+        // In a task of its own: a client that goes away in the middle must not leave money set
+        // aside that nobody knows of.
         let wanted = Wanted { token: token.clone(), account, amount, expires };
         let opening = tokio::spawn(self.clone().open_lease(asking, wanted, free));
         let failed = |_| Err(Refusal::new(Kind::Overloaded, "no money could be set aside"));
@@ -188,9 +196,14 @@ impl Spending {
     }
 
     /// Asks for a reservation; the inner error is why it is refused.
-    async fn reserve(&self, wanted: &Wanted, amount: i64) -> Result<Result<String, String>, Refusal> {
+    async fn reserve(
+        &self,
+        wanted: &Wanted,
+        amount: i64,
+    ) -> Result<Result<String, String>, Refusal> {
         let Wanted { token, account, expires, .. } = wanted;
-        let expires = clock::now().checked_add(*expires + LEASE + PUBLISH).unwrap_or(Timestamp::MAX);
+        let expires =
+            clock::now().checked_add(*expires + LEASE + PUBLISH).unwrap_or(Timestamp::MAX);
         let question = mesh::BudgetReserve {
             reservation_id: Uuid::now_v7().to_string(),
             organization_id: token.organization.clone(),
@@ -215,7 +228,8 @@ impl Spending {
         }
     }
 
-    /// Gives back what may have been set aside although nobody said so. Later, so that this is not heard before the question.
+    /// Gives back what may have been set aside although nobody said so. Later, so that this is not
+    /// heard before the question.
     fn give_back(&self, account: Account, reservation: String) {
         let spending = self.clone();
         tokio::spawn(async move {
@@ -247,14 +261,21 @@ impl Spending {
         };
         let sent = futures::future::join_all(reports.into_iter().map(async |report| {
             let Ok(organization) = report.organization_id.parse::<OrganizationId>() else {
-                tracing::error!("a token names an organisation that cannot be one");
+                tracing::error!("a token names an organization that cannot be one");
                 return None;
             };
-            match self.bus.publish_within(&subject::Spending { organization }, &report, PUBLISH).await {
+            match self
+                .bus
+                .publish_within(&subject::Spending { organization }, &report, PUBLISH)
+                .await
+            {
                 Ok(_) => None,
                 Err(error) if error.is_retryable() => Some(report),
                 Err(error) => {
-                    tracing::error!(error = &error as &dyn std::error::Error, "what was spent cannot be reported");
+                    tracing::error!(
+                        error = &error as &dyn std::error::Error,
+                        "what was spent cannot be reported"
+                    );
                     None
                 }
             }
@@ -294,8 +315,11 @@ impl State {
             return FIRST_CALLS;
         };
         let quick = lease.began.elapsed() < LEASE / 3;
-        open.calls =
-            if quick { (open.calls * 2).clamp(FIRST_CALLS, MAX_CALLS) } else { (open.calls / 2).max(FIRST_CALLS) };
+        open.calls = if quick {
+            (open.calls * 2).clamp(FIRST_CALLS, MAX_CALLS)
+        } else {
+            (open.calls / 2).max(FIRST_CALLS)
+        };
         let calls = open.calls;
         self.closing.insert(lease.number, (account.clone(), lease));
         calls
@@ -331,7 +355,8 @@ impl State {
     fn collect(&mut self, all: bool) {
         for (account, open) in &mut self.accounts {
             let over = |lease: &mut Lease| {
-                all || (lease.under_way == 0 && lease.used_at.elapsed() > IDLE) || lease.began.elapsed() > LEASE
+                all || (lease.under_way == 0 && lease.used_at.elapsed() > IDLE)
+                    || lease.began.elapsed() > LEASE
             };
             if let Some(lease) = open.lease.take_if(over) {
                 self.closing.insert(lease.number, (account.clone(), lease));
@@ -342,7 +367,8 @@ impl State {
         let over: Vec<u64> = self
             .closing
             .iter()
-            // One that a call is still under way in is not reported without it: its money counts as spent when its time is over.
+            // One that a call is still under way in is not reported without it: its money counts as
+            // spent when its time is over.
             .filter(|(_, (_, lease))| lease.under_way == 0)
             .map(|(number, _)| *number)
             .collect();
@@ -350,13 +376,19 @@ impl State {
             if lease.reservation.is_empty() && lease.used.is_zero() {
                 continue;
             }
-            let calls = if lease.calls > 1 { format!(" ({} calls)", lease.calls) } else { String::new() };
+            let calls =
+                if lease.calls > 1 { format!(" ({} calls)", lease.calls) } else { String::new() };
             self.unsent.push(report(account, lease.reservation, lease.used, calls));
         }
     }
 }
 
-fn report(account: Account, reservation_id: String, used: Usage, calls: String) -> mesh::SpendingReport {
+fn report(
+    account: Account,
+    reservation_id: String,
+    used: Usage,
+    calls: String,
+) -> mesh::SpendingReport {
     mesh::SpendingReport {
         call_id: Uuid::now_v7().to_string(),
         reservation_id,

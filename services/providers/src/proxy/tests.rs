@@ -1,4 +1,5 @@
-//! The proxy over HTTP, with every protocol of clients in front and every vendor's behind, on a real NATS server.
+//! The proxy over HTTP, with every protocol of clients in front and every vendor's behind, on a
+//! real NATS server.
 
 mod client;
 mod exchange;
@@ -99,7 +100,15 @@ impl Proxy {
             cancels: cancels.clone(),
         };
         spawn(parts, listener, &lifecycle);
-        Self { _nats: nats, lifecycle, address, mesh, vendor, cancels, http: reqwest::Client::new() }
+        Self {
+            _nats: nats,
+            lifecycle,
+            address,
+            mesh,
+            vendor,
+            cancels,
+            http: reqwest::Client::new(),
+        }
     }
 
     /// A token for every model.
@@ -151,7 +160,13 @@ fn name(wire: Wire) -> String {
 }
 
 /// Answers and takes what a reconciler would.
-async fn answer(bus: &Bus, lifecycle: &Lifecycle, url: &str, prices: v1::Prices, mesh: &Arc<Mutex<Mesh>>) {
+async fn answer(
+    bus: &Bus,
+    lifecycle: &Lifecycle,
+    url: &str,
+    prices: v1::Prices,
+    mesh: &Arc<Mutex<Mesh>>,
+) {
     let mut taps = bus.tap("construct.v1.cmd.spending.>").await.expect("the server is up");
     let (draining, kept) = (lifecycle.draining(), Arc::clone(mesh));
     tokio::spawn(async move {
@@ -179,15 +194,25 @@ async fn answer(bus: &Bus, lifecycle: &Lifecycle, url: &str, prices: v1::Prices,
                 mesh.budget = mesh.budget.map(|left| left - question.amount_pico_usd);
             }
             mesh.reserved.push(question);
-            let refused = if granted { String::new() } else { "the budget of the test is exhausted".to_owned() };
+            let refused = if granted {
+                String::new()
+            } else {
+                "the budget of the test is exhausted".to_owned()
+            };
             async { Some(mesh::BudgetReserved { refused }) }
         };
         budgets.answer(&subject::Budgets, draining, reserve).await.expect("the server is up");
     });
     let ready = async || {
-        let lookup = mesh::ModelLookup { organization_id: OrganizationId::LOCAL.to_string(), model: "ready".into() };
+        let lookup = mesh::ModelLookup {
+            organization_id: OrganizationId::LOCAL.to_string(),
+            model: "ready".into(),
+        };
         bus.ask(&subject::Models, &lookup, SOON).await.map_err(|error| error.to_string())?;
-        let reserve = mesh::BudgetReserve { organization_id: lookup.organization_id, ..mesh::BudgetReserve::default() };
+        let reserve = mesh::BudgetReserve {
+            organization_id: lookup.organization_id,
+            ..mesh::BudgetReserve::default()
+        };
         bus.ask(&subject::Budgets, &reserve, SOON).await.map_err(|error| error.to_string())
     };
     until("the answers", ready).await;
@@ -214,7 +239,11 @@ fn found(url: &str, prices: v1::Prices, model: &str) -> mesh::ModelFound {
         model: Some(mesh::ModelTarget {
             id: format!("model_{model}"),
             // Known to think, where that must be known.
-            vendor_model: if wire == Wire::Responses { "gpt-5.1".into() } else { "test-model".into() },
+            vendor_model: if wire == Wire::Responses {
+                "gpt-5.1".into()
+            } else {
+                "test-model".into()
+            },
             context_window: 128_000,
             max_output_tokens: 4_096,
             prices: Some(prices),

@@ -1,6 +1,6 @@
-//! What a vendor wants back of a model's thinking, in the hands of a client: opaque to it, and bound to the provider it
-//! came from, because another account could not read it and would refuse the conversation. Where nothing is opaque, it is
-//! text like any other that a client may send.
+//! What a vendor wants back of a model's thinking, in the hands of a client: opaque to it, and
+//! bound to the provider it came from, because another account could not read it and would refuse
+//! the conversation. Where nothing is opaque, it is text like any other that a client may send.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 
@@ -18,8 +18,8 @@ fn open(sealed: &str, provider_id: &str) -> Option<String> {
     (from == provider_id).then(|| data.to_owned())
 }
 
-/// The turns with the provider's own thoughts opened; those of others are left out. `plain`: its vendor takes thoughts as mere text, and
-/// so also those that nothing opaque belongs to.
+/// The turns with the provider's own thoughts opened; those of others are left out. `plain`: its
+/// vendor takes thoughts as mere text, and so also those that nothing opaque belongs to.
 pub(crate) fn opened(mut turns: Vec<Turn>, provider_id: &str, plain: bool) -> Vec<Turn> {
     for turn in &mut turns {
         turn.parts.retain_mut(|part| {
@@ -47,13 +47,16 @@ mod tests {
     #[test]
     fn a_thought_goes_back_to_the_provider_it_came_from_only() {
         let thought = |data: String| Part::Thinking { text: "Hm.".into(), data };
-        let turn = |part| vec![Turn { role: Role::Assistant, parts: vec![part, Part::Text("x".into())] }];
+        let turn =
+            |part| vec![Turn { role: Role::Assistant, parts: vec![part, Part::Text("x".into())] }];
         let given = sealed("provider_1", "{\"signature\":\"s\"}");
         let back = opened(turn(thought(given.clone())), "provider_1", false);
         assert_eq!(back[0].parts[0], thought("{\"signature\":\"s\"}".into()));
-        for (given, to) in
-            [(given, "provider_2"), ("of another kind".into(), "provider_1"), (String::new(), "provider_1")]
-        {
+        for (given, to) in [
+            (given, "provider_2"),
+            ("of another kind".into(), "provider_1"),
+            (String::new(), "provider_1"),
+        ] {
             assert_eq!(opened(turn(thought(given)), to, false)[0].parts, [Part::Text("x".into())]);
         }
         let bare = || turn(thought(String::new()));

@@ -1,7 +1,7 @@
 //! Calls the model, through the same routing as every turn. The one place of the proxy that does.
 //!
-//! What fails before anything of the answer was passed on is tried again, elsewhere too; after that the client is told,
-//! because nothing can be taken back from it.
+//! What fails before anything of the answer was passed on is tried again, elsewhere too; after that
+//! the client is told, because nothing can be taken back from it.
 
 use std::sync::Arc;
 
@@ -25,7 +25,8 @@ use crate::{
 /// Pieces that wait for a slow client; then the vendor waits, too.
 const WAITING: usize = 64;
 
-/// One call of a model. Dropping it closes the vendor's connection; what was used until then is settled.
+/// One call of a model. Dropping it closes the vendor's connection; what was used until then is
+/// settled.
 pub(crate) struct Call {
     said: mpsc::Receiver<Said>,
     cancel: Cancel,
@@ -38,7 +39,8 @@ enum Said {
 }
 
 impl Call {
-    /// Begins to call. `hold` pays for it; `permit` is given back at its end. `guard` ends it with its task.
+    /// Begins to call. `hold` pays for it; `permit` is given back at its end. `guard` ends it with
+    /// its task.
     pub(crate) fn start(
         router: &Router,
         route: &Route,
@@ -50,12 +52,24 @@ impl Call {
     ) -> Self {
         let (sender, said) = mpsc::channel(WAITING);
         let cancel = guard.as_ref().map(|guard| guard.cancel.clone()).unwrap_or_default();
-        let (router, targets, hedge_after, cancelled) =
-            (router.clone(), route.in_order(!request.tools.is_empty()), route.hedge_after, cancel.clone());
+        let (router, targets, hedge_after, cancelled) = (
+            router.clone(),
+            route.in_order(!request.tools.is_empty()),
+            route.hedge_after,
+            cancel.clone(),
+        );
         let calling = async move {
             let provider_id = request.origin.provider_id.clone();
-            let mut pieces = Pieces { sender, held: Vec::new(), shown: false, provider_id, foreign: false, deadline };
-            let interrupts = Interrupts { cancel: &cancelled, deadline, hand_back: CancellationToken::new() };
+            let mut pieces = Pieces {
+                sender,
+                held: Vec::new(),
+                shown: false,
+                provider_id,
+                foreign: false,
+                deadline,
+            };
+            let interrupts =
+                Interrupts { cancel: &cancelled, deadline, hand_back: CancellationToken::new() };
             let call = RoutedCall { request, targets, hedge_after, tries: 0, lost: 0, interrupts };
             let routed = router.call(call, &mut pieces).await;
             // Before the client learns of the end: who asks then what was spent is told all of it.
@@ -104,7 +118,10 @@ impl Pieces {
             // Nobody takes it when the client is gone, and then the call is cancelled.
             let sent = timeout_at(self.deadline, self.sender.send(Said::Chunk(chunk))).await;
             if !matches!(sent, Ok(Ok(()))) {
-                return Err(Failure::new(FailureClass::DeadlineExceeded, "nobody takes the answer any more"));
+                return Err(Failure::new(
+                    FailureClass::DeadlineExceeded,
+                    "nobody takes the answer any more",
+                ));
             }
         }
         Ok(())
@@ -128,7 +145,10 @@ impl Pieces {
 
 /// What the client of a call is told whose task was given up.
 pub(crate) fn given_up(reason: &str) -> Failure {
-    Failure::new(FailureClass::DeadlineExceeded, format!("the call was ended with its task: {reason}"))
+    Failure::new(
+        FailureClass::DeadlineExceeded,
+        format!("the call was ended with its task: {reason}"),
+    )
 }
 
 #[async_trait]

@@ -71,7 +71,10 @@ fn what_did_not_come_in_pieces_is_taken_whole() {
     let wire: String = events.collect();
     let chunks = read::<Wire>([wire.as_bytes()]).expect("whole");
     assert!(chunks.contains(&Chunk::Text("abc".into())), "{chunks:?}");
-    assert!(chunks.contains(&Chunk::Arguments { slot: 1, json: r#"{"code":"1"}"#.into() }), "{chunks:?}");
+    assert!(
+        chunks.contains(&Chunk::Arguments { slot: 1, json: r#"{"code":"1"}"#.into() }),
+        "{chunks:?}"
+    );
 }
 
 #[test]
@@ -83,14 +86,23 @@ fn every_ending_is_known() {
     let incomplete = |reason: &str| last(recorded::Answer::text("x").incomplete(reason).wire());
     assert_eq!(incomplete("max_output_tokens"), Ok(Some(Chunk::Stop(StopReason::MaxTokens))));
     assert_eq!(incomplete("content_filter"), Ok(Some(Chunk::Stop(StopReason::Refused))));
-    let refusal = r#"{"type":"response.refusal.delta","output_index":0,"delta":"I can't help with that."}"#;
+    let refusal =
+        r#"{"type":"response.refusal.delta","output_index":0,"delta":"I can't help with that."}"#;
     let refused = format!("data: {refusal}\n\n{}", recorded::Answer::empty().wire());
     assert_eq!(last(refused), Ok(Some(Chunk::Stop(StopReason::Refused))));
     for (code, message, class) in [
         ("rate_limit_exceeded", "Rate limit reached", FailureClass::RateLimited),
         ("server_error", "The model failed", FailureClass::Transient),
-        ("context_length_exceeded", "Your input exceeds the context window", FailureClass::ContextTooLong),
-        ("invalid_prompt", "Your prompt was flagged as potentially violating our policy", FailureClass::ContentRefused),
+        (
+            "context_length_exceeded",
+            "Your input exceeds the context window",
+            FailureClass::ContextTooLong,
+        ),
+        (
+            "invalid_prompt",
+            "Your prompt was flagged as potentially violating our policy",
+            FailureClass::ContentRefused,
+        ),
     ] {
         let failed = recorded::failed_event(code, message);
         assert_eq!(last(failed), Err(class), "{code}");
@@ -118,7 +130,8 @@ async fn sent(request: Request) -> Value {
 #[tokio::test]
 async fn a_request_carries_everything_in_the_vendors_form() {
     let mut request = request();
-    request.parameters = ModelParameters { temperature: Some(1.5), top_p: Some(0.5), ..ModelParameters::default() };
+    request.parameters =
+        ModelParameters { temperature: Some(1.5), top_p: Some(0.5), ..ModelParameters::default() };
     let plain = json!({
         "model": "test-model",
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "count the lines"}]}],

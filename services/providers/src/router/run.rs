@@ -63,7 +63,12 @@ impl<'a> Run<'a> {
     pub(super) async fn finish(mut self) -> Routed {
         let ended = self.through_targets().await;
         self.sink.flush().await;
-        let model_id = self.call.targets.get(self.at).map(|target| target.model.id.clone()).unwrap_or_default();
+        let model_id = self
+            .call
+            .targets
+            .get(self.at)
+            .map(|target| target.model.id.clone())
+            .unwrap_or_default();
         Routed { ended, usage: self.spent, input_tokens: self.input_tokens, model_id }
     }
 
@@ -98,9 +103,9 @@ impl<'a> Run<'a> {
         let targets = &self.call.targets;
         let mut rest = at + 1..targets.len();
         match failure.class {
-            FailureClass::ContextTooLong => {
-                rest.find(|next| targets[*next].model.context_window > targets[at].model.context_window)
-            }
+            FailureClass::ContextTooLong => rest.find(|next| {
+                targets[*next].model.context_window > targets[at].model.context_window
+            }),
             FailureClass::InvalidRequest if failure.is_model_missing() => rest.next(),
             FailureClass::Transient
             | FailureClass::RateLimited
@@ -116,13 +121,16 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What is said when nobody answered: what the first one failed with for which another try may help; otherwise what the
-    /// first one failed with, because it is the one that was asked for. Of several, its words are why each of them did not answer.
+    /// What is said when nobody answered: what the first one failed with for which another try may
+    /// help; otherwise what the first one failed with, because it is the one that was asked for. Of
+    /// several, its words are why each of them did not answer.
     fn verdict(&self, mut failures: Vec<(usize, Failure)>) -> Failure {
         if failures.is_empty() {
             return Failure::internal("the call names no model");
         }
-        let words = failure::joined(failures.iter().map(|(at, failure)| (self.call.targets[*at].name(), failure)));
+        let words = failure::joined(
+            failures.iter().map(|(at, failure)| (self.call.targets[*at].name(), failure)),
+        );
         let count = failures.len();
         let at = failures.iter().position(|(_, failure)| failure.is_retryable()).unwrap_or(0);
         let (_, mut failure) = failures.swap_remove(at);
@@ -172,7 +180,8 @@ impl<'a> Run<'a> {
                     return Left::Failed(failure);
                 }
             };
-            // Also when nothing follows here: what was shown of this answer never becomes a message.
+            // Also when nothing follows here: what was shown of this answer never becomes a
+            // message.
             if asked && !self.sink.void(&failure).await {
                 failure.tries = self.made;
                 return Left::For(Ended::Failed(failure));
@@ -195,7 +204,8 @@ impl<'a> Run<'a> {
                 }
                 // All of them; after a pause they are as good as each other again.
                 tried.clear();
-                // Of a key that cannot be opened the vendor knows nothing: what it said to another one may pass.
+                // Of a key that cannot be opened the vendor knows nothing: what it said to another
+                // one may pass.
                 if let Some(earlier) = said.take().filter(|_| !asked) {
                     self.count();
                     failure = earlier;
@@ -203,7 +213,8 @@ impl<'a> Run<'a> {
             }
             failed += 1;
             failure.tries = self.made;
-            let pause = policy.pause(failed, &failure, self.time_left(), clock::now(), fastrand::f64());
+            let pause =
+                policy.pause(failed, &failure, self.time_left(), clock::now(), fastrand::f64());
             let Some(pause) = pause.filter(|_| self.left > 0) else { return Left::Failed(failure) };
             tracing::info!(
                 class = failure.class.as_str_name(),
@@ -226,7 +237,8 @@ impl<'a> Run<'a> {
         let mut tryings = vec![trying];
         let next = tryings[0].at + 1;
         let can_hedge = next < self.call.targets.len() && self.left > 0;
-        let mut hedge_at = self.call.hedge_after.filter(|_| can_hedge).map(|after| Instant::now() + after);
+        let mut hedge_at =
+            self.call.hedge_after.filter(|_| can_hedge).map(|after| Instant::now() + after);
         let asked_for = tryings[0].at;
         let mut failed = None;
         let at = loop {
@@ -265,7 +277,8 @@ impl<'a> Run<'a> {
                     let trying = tryings.swap_remove(at);
                     let is_hedge = trying.at != asked_for;
                     let end = self.fail(trying, failure);
-                    // Pauses and tries are about the model that was asked for, so that its failure is the one to tell.
+                    // Pauses and tries are about the model that was asked for, so that its failure
+                    // is the one to tell.
                     let end = if is_hedge { failed.take() } else { Some(end) };
                     match end {
                         Some(end) if tryings.is_empty() => return end,
@@ -297,7 +310,8 @@ impl<'a> Run<'a> {
         loop {
             let due = self.sink.due();
             tokio::select! {
-                // In this order, so that a vendor that never pauses can neither outrun a cancel nor hold text back.
+                // In this order, so that a vendor that never pauses can neither outrun a cancel nor
+                // hold text back.
                 biased;
                 ended = self.call.interrupts.next() => {
                     self.leave(trying);
@@ -338,7 +352,8 @@ impl<'a> Run<'a> {
         End::Failed { failure, key, blames_key }
     }
 
-    /// Ends a try that nobody waits for any more. That it was slow says nothing about the vendor's health.
+    /// Ends a try that nobody waits for any more. That it was slow says nothing about the vendor's
+    /// health.
     fn leave(&mut self, mut trying: Trying) {
         if trying.taken.load(Relaxed) {
             // It has read the request, and many vendors say only at the end what that was.
@@ -351,7 +366,7 @@ impl<'a> Run<'a> {
         let complete = end == metrics::End::Answered;
         let usage = trying.meter.cost(complete, &self.call.targets[trying.at].prices());
         let written = usage.output_tokens.saturating_add(usage.cache_write_tokens);
-        // What is read from the vendor's cache does not count towards most vendors' limits.
+        // What is read from the vendor's cache does not count toward most vendors' limits.
         trying.lease.used(usage.input_tokens.saturating_add(written));
         self.router.metrics.ended(&trying.labels, end, trying.began.elapsed(), &usage);
         trying.trace.end(end, &usage);
@@ -379,7 +394,9 @@ async fn hedge(router: &Router, call: &RoutedCall<'_>, at: usize) -> Option<Tryi
     let request = addressed(call, at);
     let begin = Begin { at, target, request: &request, without: &[], patience: Duration::ZERO };
     let begun = router.begin(begin).await;
-    let hedge = begun.inspect_err(|refused| tracing::debug!("no hedge is made: {}", refused.failure)).ok()?;
+    let hedge = begun
+        .inspect_err(|refused| tracing::debug!("no hedge is made: {}", refused.failure))
+        .ok()?;
     tracing::info!(
         gen_ai.request.model = target.model.vendor_model,
         "nothing of an answer has come yet, and the next model is asked as well"
@@ -398,7 +415,8 @@ fn addressed(call: &RoutedCall<'_>, at: usize) -> Arc<Request> {
 }
 
 impl Chunk {
-    /// Whether the model has begun to answer. What a vendor says about tokens and names comes before it has.
+    /// Whether the model has begun to answer. What a vendor says about tokens and names comes
+    /// before it has.
     pub(crate) fn begins_an_answer(&self) -> bool {
         !matches!(self, Self::Usage(_) | Self::Named { .. })
     }

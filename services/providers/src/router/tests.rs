@@ -1,4 +1,5 @@
-//! Calls over several targets, in paused time: each target is a vendor that does what the test says.
+//! Calls over several targets, in paused time: each target is a vendor that does what the test
+//! says.
 
 use std::{collections::HashMap, sync::Mutex};
 
@@ -26,7 +27,8 @@ use crate::{
     vendor::Vendor,
 };
 
-const PATIENT: Policy = Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
+const PATIENT: Policy =
+    Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
 const SECOND: Duration = Duration::from_secs(1);
 
 /// What a vendor does when it is called.
@@ -76,9 +78,12 @@ impl Vendor for Actor {
         let parts = &self.play.parts[self.provider.as_str()];
         let used = || Chunk::Usage(Usage { input_tokens: 1_000_000, ..Usage::default() });
         let named = || Chunk::Named { id: "answer-1".to_owned(), model: "model-1".to_owned() };
-        let text = |text: &str| [Chunk::Text(text.to_owned()), Chunk::Stop(StopReason::EndTurn)].map(Ok);
+        let text =
+            |text: &str| [Chunk::Text(text.to_owned()), Chunk::Stop(StopReason::EndTurn)].map(Ok);
         match parts[before.min(parts.len() - 1)].clone() {
-            Does::Answer(words) => stream::iter([Ok(used())].into_iter().chain(text(words))).boxed(),
+            Does::Answer(words) => {
+                stream::iter([Ok(used())].into_iter().chain(text(words))).boxed()
+            }
             // What a vendor calls the answer is not yet one.
             Does::AnswerAfter(pause, words) => stream::iter([Ok(named()), Ok(used())])
                 .chain(stream::once(sleep(pause)).flat_map(move |()| stream::iter(text(words))))
@@ -112,7 +117,11 @@ impl Play {
 }
 
 fn target(name: &str, window: i64) -> (Provider, ModelTarget) {
-    let provider = Provider { id: name.to_owned(), r#type: ModelProviderType::Openai.into(), ..Provider::default() };
+    let provider = Provider {
+        id: name.to_owned(),
+        r#type: ModelProviderType::Openai.into(),
+        ..Provider::default()
+    };
     let model = ModelTarget {
         id: format!("model_{name}"),
         vendor_model: name.to_owned(),
@@ -131,14 +140,23 @@ fn to_a(fallbacks: &[(&str, i64)]) -> ModelInvoke {
         let (provider, model) = target(name, *window);
         Route { provider: Some(provider), model: Some(model), order, weight: 0 }
     });
-    ModelInvoke { provider: Some(provider), model: Some(model), fallbacks: routes.collect(), ..command("go") }
+    ModelInvoke {
+        provider: Some(provider),
+        model: Some(model),
+        fallbacks: routes.collect(),
+        ..command("go")
+    }
 }
 
 async fn make(router: &Router, command: &ModelInvoke) -> (Outcome, Usage, String, Kept) {
     make_until(router, command, &Cancel::default()).await
 }
 
-async fn make_until(router: &Router, command: &ModelInvoke, cancel: &Cancel) -> (Outcome, Usage, String, Kept) {
+async fn make_until(
+    router: &Router,
+    command: &ModelInvoke,
+    cancel: &Cancel,
+) -> (Outcome, Usage, String, Kept) {
     let kept = Kept::default();
     let mut progress = kept.clone();
     let mut deltas = Deltas::new(marks(1), &mut progress);
@@ -163,7 +181,10 @@ fn refusal(class: FailureClass) -> Failure {
 
 #[tokio::test(start_paused = true)]
 async fn a_fallback_answers_when_all_tries_of_the_model_failed() {
-    let play = Play::of([("a", vec![Does::BreakAfter("half", down())]), ("b", vec![Does::Answer("whole")])]);
+    let play = Play::of([
+        ("a", vec![Does::BreakAfter("half", down())]),
+        ("b", vec![Does::Answer("whole")]),
+    ]);
     let router = router(Arc::new(play.clone()), PATIENT);
     let (outcome, usage, model, kept) = make(&router, &to_a(&[("b", 100)])).await;
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
@@ -178,8 +199,14 @@ async fn a_fallback_answers_when_all_tries_of_the_model_failed() {
 async fn what_only_another_model_can_mend_goes_there_at_once() {
     for (failure, called) in [
         (refusal(FailureClass::Authentication), vec!["a", "b"]),
-        (refusal(FailureClass::RateLimited).with_retry_at(Some(Timestamp::now() + 600 * SECOND)), vec!["a", "b"]),
-        (Failure::new(FailureClass::InvalidRequest, "The model `a` does not exist"), vec!["a", "b"]),
+        (
+            refusal(FailureClass::RateLimited).with_retry_at(Some(Timestamp::now() + 600 * SECOND)),
+            vec!["a", "b"],
+        ),
+        (
+            Failure::new(FailureClass::InvalidRequest, "The model `a` does not exist"),
+            vec!["a", "b"],
+        ),
         (refusal(FailureClass::ContextTooLong), vec!["a", "c"]),
         (refusal(FailureClass::ContentRefused), vec!["a"]),
         (refusal(FailureClass::InvalidRequest), vec!["a"]),
@@ -206,8 +233,15 @@ async fn when_nobody_answers_the_failure_that_may_pass_is_told() {
     ]);
     let router = router(Arc::new(play), PATIENT);
     let failure = failed(make(&router, &to_a(&[("b", 100)])).await.0);
-    assert_eq!((failure.class, failure.tries), (FailureClass::Overloaded, 4), "those of all models count");
-    assert_eq!(failure.message, "openai/a: authentication: no; openai/b: overloaded: no", "each says why");
+    assert_eq!(
+        (failure.class, failure.tries),
+        (FailureClass::Overloaded, 4),
+        "those of all models count"
+    );
+    assert_eq!(
+        failure.message, "openai/a: authentication: no; openai/b: overloaded: no",
+        "each says why"
+    );
 }
 
 /// A call of `a` that so many others may answer.
@@ -221,7 +255,9 @@ fn to_a_and(others: usize) -> (ModelInvoke, Play) {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_takes_five_calls_at_most_however_many_models_and_commands_there_are() {
-    for (others, called) in [(0, "aaa"), (1, "aaab"), (2, "aaabc"), (3, "aabcd"), (4, "abcde"), (8, "abcde")] {
+    for (others, called) in
+        [(0, "aaa"), (1, "aaab"), (2, "aaabc"), (3, "aabcd"), (4, "abcde"), (8, "abcde")]
+    {
         let (mut command, play) = to_a_and(others);
         let router = router(Arc::new(play.clone()), PATIENT);
         command.tries = 5;
@@ -293,7 +329,11 @@ async fn the_fifth_failure_in_a_row_opens_the_breaker_and_ten_seconds_later_one_
     let first = failed(make(&router, &to_a(&[])).await.0);
     assert_eq!((first.class, first.tries), (FailureClass::Transient, 3));
     let second = failed(make(&router, &to_a(&[])).await.0);
-    assert_eq!((second.class, second.tries), (FailureClass::Overloaded, 2), "the breaker opened between its tries");
+    assert_eq!(
+        (second.class, second.tries),
+        (FailureClass::Overloaded, 2),
+        "the breaker opened between its tries"
+    );
     assert_eq!(play.called().len(), 5);
 
     let begun = Instant::now();
@@ -315,7 +355,9 @@ async fn the_fifth_failure_in_a_row_opens_the_breaker_and_ten_seconds_later_one_
 
 #[tokio::test(start_paused = true)]
 async fn a_breaker_does_not_open_for_what_a_healthy_vendor_refuses() {
-    for class in [FailureClass::Authentication, FailureClass::InvalidRequest, FailureClass::RateLimited] {
+    for class in
+        [FailureClass::Authentication, FailureClass::InvalidRequest, FailureClass::RateLimited]
+    {
         let play = Play::of([("a", vec![Does::Fail(refusal(class))])]);
         let router = router(Arc::new(play.clone()), Policy { tries: 1, ..PATIENT });
         for calls in 1..=8 {
@@ -342,7 +384,10 @@ async fn an_open_breaker_sends_the_call_to_the_fallback_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_model_is_hedged_and_whoever_begins_first_answers() {
     let hedged = |after: u64| ModelInvoke {
-        hedge_after: Some(prost_types::Duration { seconds: i64::try_from(after).expect("small"), nanos: 0 }),
+        hedge_after: Some(prost_types::Duration {
+            seconds: i64::try_from(after).expect("small"),
+            nanos: 0,
+        }),
         ..to_a(&[("b", 100)])
     };
     let play = Play::of([
@@ -352,13 +397,20 @@ async fn a_silent_model_is_hedged_and_whoever_begins_first_answers() {
     let router = router(Arc::new(play.clone()), PATIENT);
     let begun = Instant::now();
     let (_, usage, model, kept) = make(&router, &hedged(3)).await;
-    assert_eq!((model.as_str(), kept.text().as_str(), begun.elapsed()), ("model_b", "quick", 4 * SECOND));
+    assert_eq!(
+        (model.as_str(), kept.text().as_str(), begun.elapsed()),
+        ("model_b", "quick", 4 * SECOND)
+    );
     assert_eq!(usage.input_tokens, 2_000_000, "what the loser had read is paid for");
     assert_eq!(kept.types(), ["message.delta"], "nobody saw that two were asked");
 
     let begun = Instant::now();
     let (_, _, model, kept) = make(&router, &hedged(19)).await;
-    assert_eq!((model.as_str(), kept.text().as_str()), ("model_a", "slow"), "the first may still win");
+    assert_eq!(
+        (model.as_str(), kept.text().as_str()),
+        ("model_a", "slow"),
+        "the first may still win"
+    );
     assert_eq!(begun.elapsed(), 20 * SECOND);
     assert_eq!(play.called(), ["a", "b", "a", "b"]);
     make(&router, &hedged(21)).await;
@@ -409,7 +461,11 @@ async fn a_refused_key_is_followed_by_the_next_one_at_once() {
         assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
         assert_eq!(begun.elapsed(), Duration::ZERO);
         make(&router, &command).await;
-        assert_eq!(play.keys(), ["sk-one", "sk-two-longer", "sk-two-longer"], "the refused one is left out");
+        assert_eq!(
+            play.keys(),
+            ["sk-one", "sk-two-longer", "sk-two-longer"],
+            "the refused one is left out"
+        );
     }
 }
 
@@ -455,7 +511,9 @@ async fn a_key_that_cannot_be_opened_is_followed_by_the_next_one_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_key_that_cannot_be_opened_does_not_hide_what_the_vendor_says_to_another() {
-    let limited = Does::Fail(refusal(FailureClass::RateLimited).with_retry_at(Some(Timestamp::now() + 5 * SECOND)));
+    let limited = Does::Fail(
+        refusal(FailureClass::RateLimited).with_retry_at(Some(Timestamp::now() + 5 * SECOND)),
+    );
     let play = Play::of([("a", vec![limited, Does::Answer("x")])]);
     let router = router(Arc::new(play.clone()), PATIENT);
     let mut command = to_a(&[]);
@@ -527,8 +585,10 @@ impl Sink for Final {
 
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_taken_back_is_not_begun_again() {
-    let play =
-        Play::of([("a", vec![Does::Fail(down()), Does::BreakAfter("half", down())]), ("b", vec![Does::Answer("b")])]);
+    let play = Play::of([
+        ("a", vec![Does::Fail(down()), Does::BreakAfter("half", down())]),
+        ("b", vec![Does::Answer("b")]),
+    ]);
     let router = router(Arc::new(play.clone()), PATIENT);
     let cancel = Cancel::default();
     let mut sink = Final::default();
@@ -588,8 +648,13 @@ async fn calls_are_counted_by_model_and_outcome() {
         ("a", vec![Does::Fail(down()), Does::AnswerAfter(2 * SECOND, "a"), Does::Fail(down())]),
         ("b", vec![Does::Answer("b")]),
     ]);
-    let router =
-        Router::counting(Arc::new(play), keys(), PATIENT, Breakers::new().0, &metrics.meter("construct-providers"));
+    let router = Router::counting(
+        Arc::new(play),
+        keys(),
+        PATIENT,
+        Breakers::new().0,
+        &metrics.meter("construct-providers"),
+    );
     for _ in 0..4 {
         make(&router, &to_a(&[("b", 100)])).await;
     }
@@ -597,16 +662,22 @@ async fn calls_are_counted_by_model_and_outcome() {
     let value = |name: &str, labels: &[(&str, &str)]| -> f64 {
         let fits = |line: &&str| {
             line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'))
-                && labels.iter().all(|(label, value)| line.contains(&format!("{label}=\"{value}\"")))
-                && (line.contains("error_type=") == labels.iter().any(|(label, _)| *label == "error_type"))
+                && labels
+                    .iter()
+                    .all(|(label, value)| line.contains(&format!("{label}=\"{value}\"")))
+                && (line.contains("error_type=")
+                    == labels.iter().any(|(label, _)| *label == "error_type"))
         };
         let lines: Vec<&str> = page.lines().filter(fits).collect();
         let [line] = lines[..] else { panic!("{name} {labels:?}: {lines:?} in\n{page}") };
         line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
     };
     let (a, b) = (("gen_ai_request_model", "a"), ("gen_ai_request_model", "b"));
-    let common =
-        [("gen_ai_operation_name", "chat"), ("gen_ai_provider_name", "openai"), ("construct_provider_id", "a")];
+    let common = [
+        ("gen_ai_operation_name", "chat"),
+        ("gen_ai_provider_name", "openai"),
+        ("construct_provider_id", "a"),
+    ];
     // It fails once, answers, and then fails until its breaker opens.
     let duration = "gen_ai_client_operation_duration_seconds";
     assert_eq!(value(&format!("{duration}_count"), &[a, common[0], common[1], common[2]]), 1.0);
@@ -614,12 +685,21 @@ async fn calls_are_counted_by_model_and_outcome() {
     assert_eq!(value(&format!("{duration}_count"), &[a, ("error_type", "transient")]), 6.0);
     assert_eq!(value(&format!("{duration}_count"), &[b]), 3.0);
     assert_eq!(value("gen_ai_client_operation_time_to_first_chunk_seconds_sum", &[a]), 2.0);
-    assert_eq!(value("gen_ai_client_token_usage_sum", &[b, ("gen_ai_token_type", "input")]), 3_000_000.0);
+    assert_eq!(
+        value("gen_ai_client_token_usage_sum", &[b, ("gen_ai_token_type", "input")]),
+        3_000_000.0
+    );
     // A million tokens at three millionths of a dollar.
     assert!((value("construct_providers_cost_total", &[b]) - 3.0 * 3e-6).abs() < 1e-12);
     assert_eq!(value("construct_providers_retries_total", &[a, ("error_type", "transient")]), 5.0);
-    assert_eq!(value("construct_providers_fallbacks_total", &[a, ("error_type", "transient")]), 1.0);
-    assert_eq!(value("construct_providers_fallbacks_total", &[a, ("error_type", "overloaded")]), 2.0);
+    assert_eq!(
+        value("construct_providers_fallbacks_total", &[a, ("error_type", "transient")]),
+        1.0
+    );
+    assert_eq!(
+        value("construct_providers_fallbacks_total", &[a, ("error_type", "overloaded")]),
+        2.0
+    );
     assert_eq!(value("construct_providers_breaker_state", &[a]), 2.0);
     assert_eq!(value("construct_providers_breaker_state", &[b]), 0.0);
     assert!(!page.contains("task_") && !page.contains("step_"), "nothing is told apart by task");
@@ -629,16 +709,23 @@ async fn calls_are_counted_by_model_and_outcome() {
 async fn who_waits_for_a_key_is_counted() {
     let metrics = construct_runtime::metrics::Metrics::new("construct-providers").expect("a page");
     let play = Play::of([("a", vec![Does::AnswerAfter(4 * SECOND, "a")])]);
-    let router =
-        Router::counting(Arc::new(play), keys(), PATIENT, Breakers::new().0, &metrics.meter("construct-providers"));
+    let router = Router::counting(
+        Arc::new(play),
+        keys(),
+        PATIENT,
+        Breakers::new().0,
+        &metrics.meter("construct-providers"),
+    );
     let mut command = to_a(&[]);
     command.provider.as_mut().expect("set").max_concurrency = 1;
     let both = [(router.clone(), command.clone()), (router, command)];
-    let both = both.map(|(router, command)| tokio::spawn(async move { make(&router, &command).await.0 }));
+    let both =
+        both.map(|(router, command)| tokio::spawn(async move { make(&router, &command).await.0 }));
     sleep(SECOND).await;
     let line = |name: &str| {
         let page = metrics.text().expect("text");
-        let found = page.lines().find(|line| line.starts_with(&format!("{name}{{"))).map(str::to_owned);
+        let found =
+            page.lines().find(|line| line.starts_with(&format!("{name}{{"))).map(str::to_owned);
         found.unwrap_or_else(|| panic!("no {name} in\n{page}"))
     };
     assert!(line("construct_providers_key_waiting").ends_with(" 1"));
@@ -647,5 +734,8 @@ async fn who_waits_for_a_key_is_counted() {
     }
     assert!(line("construct_providers_key_waiting").ends_with(" 0"));
     assert!(line("construct_providers_key_wait_seconds_sum").ends_with(" 4"));
-    assert!(line("construct_providers_key_wait_seconds_count").ends_with(" 1"), "the first one had not to wait");
+    assert!(
+        line("construct_providers_key_wait_seconds_count").ends_with(" 1"),
+        "the first one had not to wait"
+    );
 }

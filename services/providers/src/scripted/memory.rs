@@ -8,7 +8,8 @@ use std::{
 /// Turns remembered at most; the oldest is forgotten first, and would fail anew.
 const MAX_TURNS: usize = 10_000;
 
-/// Counts tries per turn of a task. Lives as long as the process: after a restart a fault begins anew.
+/// Counts tries per turn of a task. Lives as long as the process: after a restart a fault begins
+/// anew.
 #[derive(Debug, Default)]
 pub(crate) struct Memory(Mutex<Counts>);
 
@@ -44,7 +45,10 @@ mod tests {
     #[test]
     fn turns_are_counted_apart_and_the_oldest_is_forgotten() {
         let memory = Memory::default();
-        assert_eq!([memory.count("a".into()), memory.count("a".into()), memory.count("b".into())], [1, 2, 1]);
+        assert_eq!(
+            [memory.count("a".into()), memory.count("a".into()), memory.count("b".into())],
+            [1, 2, 1]
+        );
         for n in 0..MAX_TURNS {
             memory.count(n.to_string());
         }

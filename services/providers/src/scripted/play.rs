@@ -40,20 +40,31 @@ enum Act {
 impl Play {
     pub(super) fn new(turn: Turn, request: &Request, said: &Said, fault: Option<Fault>) -> Self {
         let text = template::fill(&turn.text, said, &request.model);
-        let codes: Vec<String> = turn.code.iter().map(|code| template::fill(code, said, &request.model)).collect();
+        let codes: Vec<String> =
+            turn.code.iter().map(|code| template::fill(code, said, &request.model)).collect();
         let total = match turn.usage {
             Some(tokens) => tokens.usage(),
             None => Usage {
                 input_tokens: answer::tokens(request.input_chars()),
-                output_tokens: answer::tokens(text.len() + codes.iter().map(String::len).sum::<usize>()),
+                output_tokens: answer::tokens(
+                    text.len() + codes.iter().map(String::len).sum::<usize>(),
+                ),
                 ..Usage::default()
             },
         };
         let stop = turn.stop_reason.map(Ending::reason);
-        let stop = stop.unwrap_or(if codes.is_empty() { StopReason::EndTurn } else { StopReason::ToolUse });
+        let stop = stop.unwrap_or(if codes.is_empty() {
+            StopReason::EndTurn
+        } else {
+            StopReason::ToolUse
+        });
 
-        let mut writer =
-            Writer { acts: VecDeque::new(), pause: Duration::ZERO, pace: pace(turn.tokens_per_second), fault };
+        let mut writer = Writer {
+            acts: VecDeque::new(),
+            pause: Duration::ZERO,
+            pace: pace(turn.tokens_per_second),
+            fault,
+        };
         writer.pause += Duration::from_millis(turn.delay_ms.unwrap_or(0));
         // As vendors do: what was read is known at the beginning, what was written at the end.
         writer.act(Act::Chunk(Chunk::Usage(Usage { output_tokens: 0, ..total })));
@@ -68,8 +79,12 @@ impl Play {
     /// What was recorded, at the pace at which it came.
     pub(super) fn again(cassette: &Cassette) -> Self {
         let mut at = 0;
-        let mut pause = |ms: u64| Duration::from_millis(ms.saturating_sub(std::mem::replace(&mut at, ms)));
-        let pieces = cassette.pieces.iter().map(|piece| (pause(piece.ms), Act::Chunk(piece.what.clone().chunk())));
+        let mut pause =
+            |ms: u64| Duration::from_millis(ms.saturating_sub(std::mem::replace(&mut at, ms)));
+        let pieces = cassette
+            .pieces
+            .iter()
+            .map(|piece| (pause(piece.ms), Act::Chunk(piece.what.clone().chunk())));
         let mut acts: VecDeque<_> = pieces.collect();
         if let Some(failed) = &cassette.end.failure {
             let (failure, retry_after) = failed.failure();
@@ -82,7 +97,8 @@ impl Play {
     }
 
     pub(super) fn stream(self) -> BoxStream<'static, Result<Chunk, Failure>> {
-        // Pauses are counted from where the last one should have ended, so that they don't add up to more.
+        // Pauses are counted from where the last one should have ended, so that they don't add up
+        // to more.
         stream::unfold((self.acts, Instant::now()), |(mut acts, at)| async move {
             let (pause, act) = acts.pop_front()?;
             let at = at + pause;
@@ -93,7 +109,8 @@ impl Play {
                 Act::Chunk(chunk) => Ok(chunk),
                 Act::Fail(failure, retry_after) => {
                     acts.clear();
-                    let retry_at = retry_after.and_then(|after| clock::now().checked_add(after).ok());
+                    let retry_at =
+                        retry_after.and_then(|after| clock::now().checked_add(after).ok());
                     Err(failure.with_retry_at(retry_at))
                 }
             };
@@ -143,7 +160,8 @@ impl Writer {
 
     fn write_calls(&mut self, codes: &[String], request: &Request) -> bool {
         let tool = request.tools.first();
-        let (name, argument) = tool.map_or(("code_interpreter", "code"), |tool| (&tool.name, &tool.argument));
+        let (name, argument) =
+            tool.map_or(("code_interpreter", "code"), |tool| (&tool.name, &tool.argument));
         (0..).zip(codes).all(|(slot, code)| {
             let arguments = |json: String| Chunk::Arguments { slot, json };
             self.act(Act::Chunk(Chunk::Call { slot, id: String::new(), name: name.to_owned() }));
@@ -160,7 +178,10 @@ impl Writer {
     fn fail(&mut self, fault: &Fault) -> bool {
         self.pause += Duration::from_millis(fault.stall_ms);
         let Some(class) = fault.class else { return true };
-        let message = fault.message.clone().unwrap_or_else(|| format!("the script injects a fault ({class:?})"));
+        let message = fault
+            .message
+            .clone()
+            .unwrap_or_else(|| format!("the script injects a fault ({class:?})"));
         let failure = Failure::new(class.failure_class(), message).with_status(fault.http_status);
         self.act(Act::Fail(failure, fault.retry_after_ms.map(Duration::from_millis)));
         false

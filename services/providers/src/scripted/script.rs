@@ -155,14 +155,18 @@ enum Lines {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "a script, or a list of scripts of which each is a text or a list of lines")]
+#[serde(
+    untagged,
+    expecting = "a script, or a list of scripts of which each is a text or a list of lines"
+)]
 enum Scripts {
     One(String),
     Many(Vec<Lines>),
 }
 
 impl Script {
-    /// Reads a script: an object, or only the list of its turns. An empty text is a script without turns.
+    /// Reads a script: an object, or only the list of its turns. An empty text is a script without
+    /// turns.
     pub(super) fn parse(text: &str) -> Result<Self, serde_json::Error> {
         let text = text.trim_start_matches('\u{FEFF}');
         let file = match text.trim_start().chars().next() {
@@ -173,14 +177,15 @@ impl Script {
             }
             Some(_) => serde_json::from_str::<ScriptFile>(text)?,
         };
-        let conversations = file.conversations.into_iter().enumerate().map(|(at, conversation)| Conversation {
-            name: at.to_string(),
-            matches: conversation.matches,
-            count: conversation.count,
-            title: conversation.title,
-            summary: conversation.summary,
-            turns: conversation.turns,
-        });
+        let conversations =
+            file.conversations.into_iter().enumerate().map(|(at, conversation)| Conversation {
+                name: at.to_string(),
+                matches: conversation.matches,
+                count: conversation.count,
+                title: conversation.title,
+                summary: conversation.summary,
+                turns: conversation.turns,
+            });
         Ok(Self {
             conversations: conversations.collect(),
             otherwise: Conversation {
@@ -199,14 +204,18 @@ impl Script {
         })
     }
 
-    /// What is answered when a conversation is to be summed up: what it says itself, or the script for all of them.
+    /// What is answered when a conversation is to be summed up: what it says itself, or the script
+    /// for all of them.
     pub(super) fn summary<'a>(&'a self, conversation: &'a Conversation) -> Option<&'a Turn> {
         conversation.summary.as_ref().or(self.otherwise.summary.as_ref())
     }
 
     /// The first conversation whose text occurs in the user's last message.
     pub(super) fn conversation(&self, last_user_text: &str) -> &Conversation {
-        let found = self.conversations.iter().find(|conversation| last_user_text.contains(&conversation.matches));
+        let found = self
+            .conversations
+            .iter()
+            .find(|conversation| last_user_text.contains(&conversation.matches));
         found.unwrap_or(&self.otherwise)
     }
 }

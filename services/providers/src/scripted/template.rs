@@ -8,7 +8,10 @@ pub(super) fn fill(text: &str, said: &Said, model: &str) -> String {
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("{{") {
         filled.push_str(before);
-        match after.split_once("}}").and_then(|(name, after)| Some((value(name.trim(), said, model)?, after))) {
+        match after
+            .split_once("}}")
+            .and_then(|(name, after)| Some((value(name.trim(), said, model)?, after)))
+        {
             Some((value, after)) => {
                 filled.push_str(&value);
                 rest = after;
@@ -44,7 +47,8 @@ mod tests {
 
     #[test]
     fn known_variables_are_replaced_and_the_rest_stays() {
-        let said = Said { last_user_text: "say \"{{turn}}\"".into(), answers: 3, ..Said::default() };
+        let said =
+            Said { last_user_text: "say \"{{turn}}\"".into(), answers: 3, ..Said::default() };
         let fill = |text| fill(text, &said, "m");
         assert_eq!(fill("{{turn}} of {{ model }}"), "3 of m");
         assert_eq!(fill("print({{json last_user_text}})"), r#"print("say \"{{turn}}\"")"#);

@@ -25,7 +25,10 @@ fn assistant(text: &str) -> ChatMessage {
 }
 
 fn request(messages: Vec<ChatMessage>) -> Arc<Request> {
-    Arc::new(Request { messages, ..Request::from_command(&command("x")).expect("the command is whole") })
+    Arc::new(Request {
+        messages,
+        ..Request::from_command(&command("x")).expect("the command is whole")
+    })
 }
 
 /// The answer's text, with each script after a `>`.
@@ -48,12 +51,17 @@ async fn play(scripted: &Scripted, request: &Arc<Request>) -> Result<String, Fai
 
 #[tokio::test]
 async fn the_transcript_says_which_turn_is_played() {
-    let scripted = scripted(r#"[{"text": "first", "code": "a\"\n"}, {"code": ["b", "c"]}, {"text": "last"}]"#);
+    let scripted =
+        scripted(r#"[{"text": "first", "code": "a\"\n"}, {"code": ["b", "c"]}, {"text": "last"}]"#);
     let mut messages = vec![user("go")];
     for expected in ["first>a\"\n", ">b>c", "last", "You said: go"] {
         let request = request(messages.clone());
         for _ in 0..2 {
-            assert_eq!(play(&scripted, &request).await.as_deref(), Ok(expected), "also when it is delivered again");
+            assert_eq!(
+                play(&scripted, &request).await.as_deref(),
+                Ok(expected),
+                "also when it is delivered again"
+            );
         }
         messages.push(assistant(expected));
     }
@@ -81,9 +89,13 @@ async fn a_conversation_is_chosen_by_what_the_user_said_last() {
 
 #[tokio::test]
 async fn a_title_comes_from_the_script_or_from_the_first_words() {
-    let title = |messages| Arc::new(Request { purpose: Purpose::Title, ..(*request(messages)).clone() });
+    let title =
+        |messages| Arc::new(Request { purpose: Purpose::Title, ..(*request(messages)).clone() });
     let said = title(vec![user("Please count  the lines\nof every file in here"), assistant("ok")]);
-    assert_eq!(play(&scripted("[]"), &said).await.as_deref(), Ok("Please count the lines of every"));
+    assert_eq!(
+        play(&scripted("[]"), &said).await.as_deref(),
+        Ok("Please count the lines of every")
+    );
     assert_eq!(play(&scripted(r#"{"title": "Lines"}"#), &said).await.as_deref(), Ok("Lines"));
     let quoted = title(vec![user("user: what is one and one?\n\nassistant: two")]);
     assert_eq!(play(&scripted(""), &quoted).await.as_deref(), Ok("what is one and one?"));
@@ -92,7 +104,9 @@ async fn a_title_comes_from_the_script_or_from_the_first_words() {
 
 #[tokio::test]
 async fn a_summary_comes_from_the_script_and_may_fail_like_any_turn() {
-    let summary = |messages| Arc::new(Request { purpose: Purpose::Compaction, ..(*request(messages)).clone() });
+    let summary = |messages| {
+        Arc::new(Request { purpose: Purpose::Compaction, ..(*request(messages)).clone() })
+    };
     let said = summary(vec![user("user: It rains.\n\nassistant: It does.")]);
     assert_eq!(
         play(&scripted("[]"), &said).await.as_deref(),
@@ -104,21 +118,29 @@ async fn a_summary_comes_from_the_script_and_may_fail_like_any_turn() {
     );
     assert!(play(&rain, &said).await.is_err());
     assert_eq!(play(&rain, &said).await.as_deref(), Ok("Rain."));
-    assert_eq!(play(&rain, &summary(vec![user("user: Sun.")])).await.as_deref(), Ok("They talked."));
+    assert_eq!(
+        play(&rain, &summary(vec![user("user: Sun.")])).await.as_deref(),
+        Ok("They talked.")
+    );
 }
 
 #[tokio::test]
 async fn texts_may_use_what_was_said() {
-    let result = CodeInterpreterResult { output: "42\n".into(), ..CodeInterpreterResult::default() };
+    let result =
+        CodeInterpreterResult { output: "42\n".into(), ..CodeInterpreterResult::default() };
     let call = CodeInterpreterCall { id: "a".into(), code: "1".into() };
     let messages = vec![
         user("how many?"),
         message(MessageSource::Assistant, Block::CodeInterpreterCall(call)),
         message(MessageSource::System, Block::CodeInterpreterResult(result)),
     ];
-    let scripted =
-        scripted(r#"[{}, {"text": "{{last_user_text}} {{last_result}}", "code": "print({{json last_result}})"}]"#);
-    assert_eq!(play(&scripted, &request(messages)).await.as_deref(), Ok("how many? 42>print(\"42\")"));
+    let scripted = scripted(
+        r#"[{}, {"text": "{{last_user_text}} {{last_result}}", "code": "print({{json last_result}})"}]"#,
+    );
+    assert_eq!(
+        play(&scripted, &request(messages)).await.as_deref(),
+        Ok("how many? 42>print(\"42\")")
+    );
 }
 
 #[tokio::test]
@@ -129,8 +151,9 @@ async fn what_the_user_wrote_is_not_a_template() {
 
 #[tokio::test(start_paused = true)]
 async fn delays_and_pacing_are_kept() {
-    let scripted =
-        scripted(r#"{"tokens_per_second": 10, "turns": [{"delay_ms": 500, "text": "12345678", "code": "1234"}]}"#);
+    let scripted = scripted(
+        r#"{"tokens_per_second": 10, "turns": [{"delay_ms": 500, "text": "12345678", "code": "1234"}]}"#,
+    );
     let begun = Instant::now();
     let request = request(vec![user("go")]);
     let mut times = Vec::new();
@@ -162,7 +185,9 @@ async fn a_fault_fails_as_often_as_it_says_for_each_task() {
 
 #[tokio::test]
 async fn a_fault_may_strike_within_text_or_code() {
-    for (after, expected) in [(0, ""), (3, "abc"), (6, "abcdef"), (8, "abcdefgh"), (99, "abcdefghi")] {
+    for (after, expected) in
+        [(0, ""), (3, "abc"), (6, "abcdef"), (8, "abcdefgh"), (99, "abcdefghi")]
+    {
         let scripted = scripted(&format!(
             r#"[{{"text": "abcdef", "code": "ghi", "fault": {{"class": "transient", "times": 0, "after_chars": {after}}}}}]"#
         ));
@@ -172,18 +197,25 @@ async fn a_fault_may_strike_within_text_or_code() {
         let mut chunks = scripted.invoke(Arc::clone(&request));
         let failure = loop {
             match chunks.try_next().await {
-                Ok(Some(chunk)) => seen.extend(answer.push(chunk).expect("in bounds").map(|visible| visible.text)),
+                Ok(Some(chunk)) => {
+                    seen.extend(answer.push(chunk).expect("in bounds").map(|visible| visible.text))
+                }
                 Ok(None) => panic!("the fault did not strike after {after}"),
                 Err(failure) => break failure,
             }
         };
-        assert_eq!((failure.class, seen.as_str()), (FailureClass::Transient, expected), "after {after}");
+        assert_eq!(
+            (failure.class, seen.as_str()),
+            (FailureClass::Transient, expected),
+            "after {after}"
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stall_delays_and_goes_on() {
-    let scripted = scripted(r#"[{"text": "abcdef", "fault": {"stall_ms": 60000, "after_chars": 2}}]"#);
+    let scripted =
+        scripted(r#"[{"text": "abcdef", "fault": {"stall_ms": 60000, "after_chars": 2}}]"#);
     let begun = Instant::now();
     assert_eq!(play(&scripted, &request(vec![user("go")])).await.as_deref(), Ok("abcdef"));
     assert_eq!(begun.elapsed().as_secs(), 60);
@@ -204,7 +236,8 @@ async fn the_demos_script_is_played_to_its_end() {
     let mut messages = vec![user("report")];
     let begun = Instant::now();
     for turn in 0..4 {
-        let answer = play(&scripted, &request(messages.clone())).await.expect("the demo injects no fault");
+        let answer =
+            play(&scripted, &request(messages.clone())).await.expect("the demo injects no fault");
         assert_eq!(answer.contains("print("), turn < 3, "all turns but the last run a script");
         messages.push(assistant(&answer));
     }

@@ -6,8 +6,9 @@ use construct_domain::money::Usage;
 use construct_proto::{
     mesh::v1::{self as mesh, ChatMessage, ModelInvoke, model_completed::StopReason},
     v1::{
-        self, Attachment, CodeInterpreterCall, CodeInterpreterResult, Event, MessageDelta, MessageSource,
-        ModelParameters, Text, ThinkingEffort, block::Block, event::Payload, message_delta::Delta,
+        self, Attachment, CodeInterpreterCall, CodeInterpreterResult, Event, MessageDelta,
+        MessageSource, ModelParameters, Text, ThinkingEffort, block::Block, event::Payload,
+        message_delta::Delta,
     },
 };
 use construct_tests::vendor::VendorServer;
@@ -39,8 +40,11 @@ fn text(text: &str) -> Block {
 }
 
 fn to(wire: Wire, provider_id: &str) -> ModelInvoke {
-    let provider =
-        mesh::Provider { id: provider_id.into(), r#type: wire.provider().into(), ..mesh::Provider::default() };
+    let provider = mesh::Provider {
+        id: provider_id.into(),
+        r#type: wire.provider().into(),
+        ..mesh::Provider::default()
+    };
     let mut command = ModelInvoke { provider: Some(provider), ..command("go") };
     if let (Wire::Responses, Some(model)) = (wire, &mut command.model) {
         // This vendor is only given thoughts for models that think.
@@ -50,7 +54,11 @@ fn to(wire: Wire, provider_id: &str) -> ModelInvoke {
 }
 
 /// The answer to `command`, with what was shown of it and what was used.
-async fn ask(wire: Wire, server: &VendorServer, command: &ModelInvoke) -> (Completed, Usage, Vec<Event>) {
+async fn ask(
+    wire: Wire,
+    server: &VendorServer,
+    command: &ModelInvoke,
+) -> (Completed, Usage, Vec<Event>) {
     let request = Arc::new(Request::from_command(command).expect("the command is whole"));
     let vendor = open(wire.provider(), &server.url(), SOON);
     let kept = Kept::default();
@@ -59,7 +67,9 @@ async fn ask(wire: Wire, server: &VendorServer, command: &ModelInvoke) -> (Compl
     let mut answer = Answer::new(&request);
     let mut meter = Meter::new(Arc::clone(&request));
     let mut chunks = vendor.invoke(request);
-    while let Some(chunk) = chunks.try_next().await.unwrap_or_else(|failure| panic!("{wire:?}: {failure}")) {
+    while let Some(chunk) =
+        chunks.try_next().await.unwrap_or_else(|failure| panic!("{wire:?}: {failure}"))
+    {
         meter.see(&chunk);
         if let Some(visible) = answer.push(chunk).expect("in bounds") {
             deltas.push(visible).await;
@@ -92,17 +102,25 @@ async fn thoughts_text_and_scripts_come_back_as_blocks_with_what_they_used() {
             }
         }
         assert_eq!(said, [SAID], "{wire:?}");
-        assert_eq!(calls.iter().map(|call| call.code.as_str()).collect::<Vec<_>>(), [CODE], "{wire:?}");
+        assert_eq!(
+            calls.iter().map(|call| call.code.as_str()).collect::<Vec<_>>(),
+            [CODE],
+            "{wire:?}"
+        );
         let thought: String = thoughts.iter().map(|thought| thought.text.as_str()).collect();
         assert_eq!(thought, THOUGHT, "{wire:?}");
         for thought in thoughts {
             assert_eq!(thought.provider_id, "provider_1");
-            assert!(!thought.vendor.is_empty() && thought.vendor.chars().all(|c| c.is_ascii_lowercase() || c == '_'));
+            assert!(
+                !thought.vendor.is_empty()
+                    && thought.vendor.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+            );
         }
         let mut shown = [String::new(), String::new(), String::new()];
         for event in &events {
             match &event.payload {
-                Some(Payload::MessageDelta(MessageDelta { delta: Some(delta), .. })) => match delta {
+                Some(Payload::MessageDelta(MessageDelta { delta: Some(delta), .. })) => match delta
+                {
                     Delta::Thinking(text) => shown[0].push_str(text),
                     Delta::Text(text) => shown[1].push_str(text),
                     Delta::Code(text) => shown[2].push_str(text),
@@ -130,11 +148,18 @@ async fn thoughts_go_back_to_whom_they_came_from_and_to_nobody_else() {
                 _ => None,
             })
             .expect("a call");
-        let result = CodeInterpreterResult { id, output: "7 seven".into(), ..CodeInterpreterResult::default() };
+        let result = CodeInterpreterResult {
+            id,
+            output: "7 seven".into(),
+            ..CodeInterpreterResult::default()
+        };
+        command.messages.push(ChatMessage {
+            source: MessageSource::Assistant.into(),
+            blocks: completed.blocks.clone(),
+        });
         command
             .messages
-            .push(ChatMessage { source: MessageSource::Assistant.into(), blocks: completed.blocks.clone() });
-        command.messages.push(message(MessageSource::System, vec![Block::CodeInterpreterResult(result)]));
+            .push(message(MessageSource::System, vec![Block::CodeInterpreterResult(result)]));
         server.reply(wire.reply(&wire.answer("Seven.")));
         ask(wire, &server, &command).await;
         let own = body(&server).to_string();
@@ -159,7 +184,12 @@ async fn thoughts_go_back_to_whom_they_came_from_and_to_nobody_else() {
 async fn images_and_files_are_shown_or_named() {
     let attachment = |media_type: &str, name: &str, data: &[u8]| {
         let (media_type, name) = (media_type.into(), name.into());
-        Block::Attachment(Attachment { media_type, name, data: data.into(), ..Attachment::default() })
+        Block::Attachment(Attachment {
+            media_type,
+            name,
+            data: data.into(),
+            ..Attachment::default()
+        })
     };
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
@@ -181,7 +211,11 @@ async fn images_and_files_are_shown_or_named() {
             (wire.takes_images(), "iVBORy1pbWFnZQ==", "image/png"),
             (wire.takes_documents(), "JVBERi1kb2N1bWVudA==", "application/pdf"),
         ] {
-            assert_eq!(body.matches(base64).count(), usize::from(taken), "{wire:?} {media_type}: {body}");
+            assert_eq!(
+                body.matches(base64).count(),
+                usize::from(taken),
+                "{wire:?} {media_type}: {body}"
+            );
             let named = format!("{media_type}) that cannot be shown to you");
             assert_eq!(body.contains(&named), !taken, "{wire:?} {media_type}: {body}");
         }
@@ -214,7 +248,11 @@ async fn images_and_documents_that_a_vendor_finds_too_large_are_named() {
             assert_eq!(body.contains(&named), !taken, "{wire:?} {media_type}");
             encoded += if taken { size.div_ceil(3) * 4 } else { 0 };
         }
-        assert!((encoded..encoded + 100_000).contains(&body.len()), "{wire:?}: {} bytes", body.len());
+        assert!(
+            (encoded..encoded + 100_000).contains(&body.len()),
+            "{wire:?}: {} bytes",
+            body.len()
+        );
     }
 }
 
@@ -224,7 +262,9 @@ async fn calls_of_one_vendor_are_continued_by_any_other() {
         let server = VendorServer::start().await;
         server.reply(wire.reply(&wire.answer("Fine.")));
         let mut command = to(wire, "provider_1");
-        let call = |id: &str| Block::CodeInterpreterCall(CodeInterpreterCall { id: id.into(), code: "f()".into() });
+        let call = |id: &str| {
+            Block::CodeInterpreterCall(CodeInterpreterCall { id: id.into(), code: "f()".into() })
+        };
         let result = |id: &str, error: &str| {
             Block::CodeInterpreterResult(CodeInterpreterResult {
                 id: id.into(),
@@ -235,7 +275,10 @@ async fn calls_of_one_vendor_are_continued_by_any_other() {
         };
         // Ids as no other vendor would take them.
         command.messages.push(message(MessageSource::Assistant, vec![call("a:1|ä"), call("")]));
-        command.messages.push(message(MessageSource::System, vec![result("a:1|ä", ""), result("", "Error: no")]));
+        command.messages.push(message(
+            MessageSource::System,
+            vec![result("a:1|ä", ""), result("", "Error: no")],
+        ));
         let (completed, ..) = ask(wire, &server, &command).await;
         assert_eq!(completed.stop_reason, StopReason::EndTurn, "{wire:?}");
         let body = body(&server).to_string();
@@ -271,7 +314,8 @@ async fn every_effort_is_asked_for_in_the_vendors_words() {
             .into();
             model.max_output_tokens = 64_000;
             command.model = Some(model);
-            command.parameters = Some(ModelParameters { thinking: effort.into(), ..ModelParameters::default() });
+            command.parameters =
+                Some(ModelParameters { thinking: effort.into(), ..ModelParameters::default() });
             ask(wire, &server, &command).await;
             bodies.push(body(&server).to_string());
         }

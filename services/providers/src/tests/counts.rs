@@ -20,11 +20,17 @@ use crate::{
 };
 
 fn call(wire: Wire, server: &VendorServer, keys: &[&str]) -> ModelInvoke {
-    ModelInvoke { provider: Some(provider(wire, &server.url(), keys)), ..command("How long is this?") }
+    ModelInvoke {
+        provider: Some(provider(wire, &server.url(), keys)),
+        ..command("How long is this?")
+    }
 }
 
 async fn count(router: &Router, call: &ModelInvoke) -> Counted {
-    let target = Target { provider: call.provider.clone().expect("one"), model: call.model.clone().expect("one") };
+    let target = Target {
+        provider: call.provider.clone().expect("one"),
+        model: call.model.clone().expect("one"),
+    };
     router.count(&target, &Request::from_command(call).expect("a whole command")).await
 }
 
@@ -46,9 +52,14 @@ async fn a_vendor_that_counts_is_asked_and_another_one_is_estimated_for() {
         let [request] = &requests[..] else { panic!("{wire:?}: {requests:?}") };
         assert_eq!(request.path, path, "{wire:?}");
         let body = request.body.to_string();
-        assert!(body.contains("How long is this?") && body.contains("code_interpreter"), "{wire:?}: {body}");
+        assert!(
+            body.contains("How long is this?") && body.contains("code_interpreter"),
+            "{wire:?}: {body}"
+        );
         // A vendor that counts refuses what only an answer needs.
-        for field in ["max_tokens", "max_output_tokens", "stream", "inferenceConfig", "store", "include"] {
+        for field in
+            ["max_tokens", "max_output_tokens", "stream", "inferenceConfig", "store", "include"]
+        {
             assert!(!body.contains(&format!("\"{field}\"")), "{wire:?}: {body}");
         }
     }
@@ -79,7 +90,8 @@ async fn a_count_is_made_with_the_next_key_when_one_is_refused() {
     })
     .await;
     let router = router(Arc::new(vendors(SOON)), EAGER);
-    let counted = count(&router, &call(Wire::Anthropic, &server, &["sk-bad-key", "sk-good-key"])).await;
+    let counted =
+        count(&router, &call(Wire::Anthropic, &server, &["sk-bad-key", "sk-good-key"])).await;
     assert_eq!(counted, Counted { tokens: 7, exact: true });
 }
 
@@ -88,8 +100,11 @@ async fn a_question_on_the_mesh_is_answered() {
     let nats = NatsServer::start().await;
     let bus = nats.bus().await;
     let context = Context::new("providers", Common::default());
-    Checks { bus: bus.clone(), router: router(Arc::new(vendors(SOON)), EAGER) }.start(context.lifecycle());
-    let server = VendorServer::answering(|_| Reply::json(200, &serde_json::json!({"input_tokens": 42}))).await;
+    Checks { bus: bus.clone(), router: router(Arc::new(vendors(SOON)), EAGER) }
+        .start(context.lifecycle());
+    let server =
+        VendorServer::answering(|_| Reply::json(200, &serde_json::json!({"input_tokens": 42})))
+            .await;
     // Nobody has to make up a step for a question.
     let call = ModelInvoke { step: None, ..call(Wire::Anthropic, &server, &[KEY]) };
     let ask = async |call| bus.ask(&CountTokens, &TokenQuestion { call: Some(call) }, SOON).await;

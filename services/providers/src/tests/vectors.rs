@@ -61,8 +61,13 @@ fn target(wire: Wire, server: &VendorServer) -> Arc<Target> {
 }
 
 /// Asks for the vectors of so many texts.
-async fn embed(router: &Router, targets: Vec<Arc<Target>>, texts: usize) -> (Routed, Vec<Vec<f32>>) {
-    let embed = Embed { texts: (0..texts).map(|at| format!("text {at}")).collect(), dimensions: Some(2) };
+async fn embed(
+    router: &Router,
+    targets: Vec<Arc<Target>>,
+    texts: usize,
+) -> (Routed, Vec<Vec<f32>>) {
+    let embed =
+        Embed { texts: (0..texts).map(|at| format!("text {at}")).collect(), dimensions: Some(2) };
     let plain = ModelInvoke {
         provider: Some(targets[0].provider.clone()),
         model: Some(targets[0].model.clone()),
@@ -71,11 +76,22 @@ async fn embed(router: &Router, targets: Vec<Arc<Target>>, texts: usize) -> (Rou
         tools: Vec::new(),
         ..command("")
     };
-    let request = Request { embed: Some(embed), ..Request::from_command(&plain).expect("a whole command") };
+    let request =
+        Request { embed: Some(embed), ..Request::from_command(&plain).expect("a whole command") };
     let cancel = Cancel::default();
-    let interrupts =
-        Interrupts { cancel: &cancel, deadline: Instant::now() + SOON, hand_back: CancellationToken::new() };
-    let call = RoutedCall { request: Arc::new(request), targets, hedge_after: None, tries: 0, lost: 0, interrupts };
+    let interrupts = Interrupts {
+        cancel: &cancel,
+        deadline: Instant::now() + SOON,
+        hand_back: CancellationToken::new(),
+    };
+    let call = RoutedCall {
+        request: Arc::new(request),
+        targets,
+        hedge_after: None,
+        tries: 0,
+        lost: 0,
+        interrupts,
+    };
     let mut kept = Kept::default();
     let routed = router.call(call, &mut kept).await;
     (routed, kept.0)
@@ -109,7 +125,10 @@ async fn texts_become_vectors_in_their_order_and_are_paid_for() {
         let body = request.body.to_string();
         assert_eq!(request.path, path);
         assert!(body.contains("text 0") && body.contains("text 2"), "{body}");
-        assert!(body.contains("dimensions\":2") || body.contains("outputDimensionality\":2"), "{body}");
+        assert!(
+            body.contains("dimensions\":2") || body.contains("outputDimensionality\":2"),
+            "{body}"
+        );
     }
 }
 
@@ -117,9 +136,14 @@ async fn texts_become_vectors_in_their_order_and_are_paid_for() {
 async fn what_a_vendor_says_vectors_have_cost_is_what_they_cost() {
     for (wire, cost) in [(Wire::OpenRouter, 1_234_000_000), (Wire::OpenAi, 300 * 20_000)] {
         let server = VendorServer::start().await;
-        let data = serde_json::json!([{"object": "embedding", "index": 0, "embedding": [0.0, 0.25]}]);
-        let usage = serde_json::json!({"prompt_tokens": 300, "total_tokens": 300, "cost": 0.001_234});
-        server.reply(Reply::json(200, &serde_json::json!({"object": "list", "data": data, "usage": usage})));
+        let data =
+            serde_json::json!([{"object": "embedding", "index": 0, "embedding": [0.0, 0.25]}]);
+        let usage =
+            serde_json::json!({"prompt_tokens": 300, "total_tokens": 300, "cost": 0.001_234});
+        server.reply(Reply::json(
+            200,
+            &serde_json::json!({"object": "list", "data": data, "usage": usage}),
+        ));
         let router = router(Arc::new(vendors(SOON)), EAGER);
         let (routed, _) = embed(&router, vec![target(wire, &server)], 1).await;
         let used = Usage { input_tokens: 300, cost_pico_usd: cost, ..Usage::default() };
@@ -138,8 +162,11 @@ async fn more_texts_than_a_vendor_takes_at_once_go_there_in_parts() {
     let router = router(Arc::new(vendors(SOON)), EAGER);
     let (routed, given) = embed(&router, vec![target(Wire::Gemini, &server)], 250).await;
     assert_eq!((routed.ended, given.len()), (Ended::Completed, 250));
-    let parts: Vec<_> =
-        server.requests().iter().map(|request| request.body["requests"].as_array().map_or(0, Vec::len)).collect();
+    let parts: Vec<_> = server
+        .requests()
+        .iter()
+        .map(|request| request.body["requests"].as_array().map_or(0, Vec::len))
+        .collect();
     assert_eq!(parts, [100, 100, 50]);
 }
 
@@ -173,7 +200,11 @@ async fn errors_have_the_same_classes_as_those_of_answers() {
             let router = router(Arc::new(vendors(SOON)), EAGER);
             let (routed, _) = embed(&router, vec![target(wire, &server)], 1).await;
             let Ended::Failed(failure) = routed.ended else { panic!("{wire:?}: {routed:?}") };
-            assert_eq!((failure.class, failure.http_status, failure.tries), (class, status, calls), "{wire:?}");
+            assert_eq!(
+                (failure.class, failure.http_status, failure.tries),
+                (class, status, calls),
+                "{wire:?}"
+            );
             assert!(routed.usage.is_zero());
         }
     }

@@ -59,7 +59,9 @@ impl Wire {
     pub(crate) fn answer(self, text: &str) -> Vec<u8> {
         match self {
             Self::Anthropic => anthropic::Answer::text(text).wire().into(),
-            Self::OpenAi | Self::Xai | Self::DeepSeek | Self::OpenRouter => openai::Answer::text(text).wire().into(),
+            Self::OpenAi | Self::Xai | Self::DeepSeek | Self::OpenRouter => {
+                openai::Answer::text(text).wire().into()
+            }
             Self::Responses => responses::Answer::text(text).wire().into(),
             Self::Gemini => gemini::Answer::text(text).wire().into(),
             Self::Bedrock => bedrock::Answer::text(text).wire(),
@@ -78,14 +80,19 @@ impl Wire {
                 {"modelId": "one", "outputModalities": ["TEXT"]}, {"modelId": "image", "outputModalities": ["IMAGE"]},
                 {"modelId": "two", "outputModalities": ["TEXT"]}]}),
             Self::Ollama => json!({"models": [{"name": "one"}, {"name": "two"}]}),
-            Self::Anthropic | Self::OpenAi | Self::Responses | Self::Xai | Self::DeepSeek | Self::OpenRouter => {
+            Self::Anthropic
+            | Self::OpenAi
+            | Self::Responses
+            | Self::Xai
+            | Self::DeepSeek
+            | Self::OpenRouter => {
                 json!({"data": [{"id": "one"}, {"id": "two"}]})
             }
         }
     }
 
-    /// What the vendor answers when it is asked how many tokens something has, and under which path; none where it has no such
-    /// question.
+    /// What the vendor answers when it is asked how many tokens something has, and under which
+    /// path; none where it has no such question.
     pub(crate) fn count(self, tokens: u32) -> Option<(Reply, &'static str)> {
         match self {
             Self::Anthropic => Some((anthropic::count(tokens), "/v1/messages/count_tokens")),
@@ -96,19 +103,27 @@ impl Wire {
         }
     }
 
-    /// Vectors on the wire, and under which path they are asked for; none where the vendor has none.
-    pub(crate) fn vectors(self, vectors: &[Vec<f32>], tokens: u32) -> Option<(Reply, &'static str)> {
+    /// Vectors on the wire, and under which path they are asked for; none where the vendor has
+    /// none.
+    pub(crate) fn vectors(
+        self,
+        vectors: &[Vec<f32>],
+        tokens: u32,
+    ) -> Option<(Reply, &'static str)> {
         match self {
             Self::OpenAi | Self::Responses | Self::Xai | Self::DeepSeek | Self::OpenRouter => {
                 Some((openai::vectors(vectors, tokens), "/embeddings"))
             }
-            Self::Gemini => Some((gemini::vectors(vectors), "/v1beta/models/test-model:batchEmbedContents")),
+            Self::Gemini => {
+                Some((gemini::vectors(vectors), "/v1beta/models/test-model:batchEmbedContents"))
+            }
             Self::Ollama => Some((ollama::vectors(vectors, tokens), "/api/embed")),
             Self::Anthropic | Self::Bedrock => None,
         }
     }
 
-    /// A thought, a text, a call and every kind of usage the vendor counts, on the wire; and that usage.
+    /// A thought, a text, a call and every kind of usage the vendor counts, on the wire; and that
+    /// usage.
     pub(crate) fn rich_answer(self) -> (Vec<u8>, Usage) {
         let usage = |cache_read_tokens, cache_write_tokens| Usage {
             input_tokens: 25,
@@ -126,13 +141,19 @@ impl Wire {
         match self {
             Self::Anthropic => {
                 let answer = anthropic::Answer::empty().and_thinking(THOUGHT, PROOF).and_text(SAID);
-                (answer.and_code("call_1", CODE).using(25, 500, 40, 90).wire().into(), usage(500, 40))
+                (
+                    answer.and_code("call_1", CODE).using(25, 500, 40, 90).wire().into(),
+                    usage(500, 40),
+                )
             }
-            Self::OpenAi | Self::Xai | Self::DeepSeek => chat(json!({"reasoning_content": THOUGHT})),
+            Self::OpenAi | Self::Xai | Self::DeepSeek => {
+                chat(json!({"reasoning_content": THOUGHT}))
+            }
             Self::OpenRouter => chat(json!({"reasoning": THOUGHT, "reasoning_details": [
                 {"type": "reasoning.text", "text": THOUGHT, "signature": PROOF, "format": "anthropic-claude-v1", "index": 0}]})),
             Self::Responses => {
-                let answer = responses::Answer::empty().and_reasoning(THOUGHT, PROOF).and_text(SAID);
+                let answer =
+                    responses::Answer::empty().and_reasoning(THOUGHT, PROOF).and_text(SAID);
                 (answer.and_code("call_1", CODE).using(525, 500, 90).wire().into(), usage(500, 0))
             }
             Self::Gemini => {
@@ -147,7 +168,8 @@ impl Wire {
                 (answer.and_code("call_1", CODE).using(25, 500, 40, 90).wire(), usage(500, 40))
             }
             Self::Ollama => {
-                let answer = ollama::Answer::text("").and_thinking(THOUGHT).and_text(SAID).and_code(CODE);
+                let answer =
+                    ollama::Answer::text("").and_thinking(THOUGHT).and_text(SAID).and_code(CODE);
                 (answer.using(25, 90).wire().into(), usage(0, 0))
             }
         }
@@ -167,7 +189,9 @@ impl Wire {
     pub(crate) fn whole_from(self, stream: &[u8]) -> usize {
         let mark = match self {
             Self::Anthropic => "stop_reason\":\"end_turn",
-            Self::OpenAi | Self::Xai | Self::DeepSeek | Self::OpenRouter => "finish_reason\":\"stop",
+            Self::OpenAi | Self::Xai | Self::DeepSeek | Self::OpenRouter => {
+                "finish_reason\":\"stop"
+            }
             Self::Responses => "event: response.completed",
             Self::Gemini => "finishReason",
             Self::Bedrock => "stopReason",
@@ -192,7 +216,9 @@ impl Wire {
             (FailureClass::ContextTooLong, Self::OpenRouter) => {
                 "This endpoint's maximum context length is 131072 tokens. However, you requested about 205000 tokens."
             }
-            (FailureClass::ContextTooLong, _) => "prompt is too long: 205000 tokens > 200000 maximum",
+            (FailureClass::ContextTooLong, _) => {
+                "prompt is too long: 205000 tokens > 200000 maximum"
+            }
             (FailureClass::ContentRefused, Self::OpenAi | Self::Responses) => {
                 "Invalid prompt: your prompt was flagged as potentially violating our usage policy."
             }
@@ -324,7 +350,9 @@ impl Wire {
     /// Whether a thought goes back to the vendor with the call it led to, and as what.
     pub(crate) fn thought_sent_back(self) -> Option<&'static str> {
         match self {
-            Self::Anthropic | Self::Responses | Self::Gemini | Self::Bedrock | Self::OpenRouter => Some(PROOF),
+            Self::Anthropic | Self::Responses | Self::Gemini | Self::Bedrock | Self::OpenRouter => {
+                Some(PROOF)
+            }
             Self::OpenAi | Self::DeepSeek | Self::Ollama => Some(THOUGHT),
             Self::Xai => None,
         }
@@ -335,6 +363,9 @@ impl Wire {
     }
 
     pub(crate) fn takes_documents(self) -> bool {
-        matches!(self, Self::Anthropic | Self::Responses | Self::Gemini | Self::Bedrock | Self::OpenRouter)
+        matches!(
+            self,
+            Self::Anthropic | Self::Responses | Self::Gemini | Self::Bedrock | Self::OpenRouter
+        )
     }
 }

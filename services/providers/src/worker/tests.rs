@@ -60,7 +60,8 @@ impl Mesh {
         worker.start(concurrency, &context).await.expect("the server is up");
         let task = TaskId::from_uuid(Uuid::now_v7());
         let partition = construct_domain::partition::of(task);
-        let results = bus.consume_tasks(partition, ConsumeOptions::new(8, CancellationToken::new()));
+        let results =
+            bus.consume_tasks(partition, ConsumeOptions::new(8, CancellationToken::new()));
         Self { server, bus, results, context, task, step: StepId::from_uuid(Uuid::now_v7()) }
     }
 
@@ -102,15 +103,20 @@ impl Mesh {
     }
 
     async fn cancel(&self) {
-        let order =
-            CancelStep { task_id: self.task.to_string(), step_id: self.step.to_string(), reason: "suspended".into() };
+        let order = CancelStep {
+            task_id: self.task.to_string(),
+            step_id: self.step.to_string(),
+            reason: "suspended".into(),
+        };
         let address = subject::Cancel { service: subject::Service::Providers };
         self.bus.broadcast(&address, &order).await.expect("the server is up");
     }
 }
 
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(20), future).await.unwrap_or_else(|_| panic!("waited too long for {what}"))
+    timeout(Duration::from_secs(20), future)
+        .await
+        .unwrap_or_else(|_| panic!("waited too long for {what}"))
 }
 
 fn text(result: &StepResult) -> String {
@@ -176,8 +182,7 @@ async fn a_command_becomes_live_text_and_one_result_with_its_cost() {
 #[tokio::test]
 async fn a_fallback_that_answers_is_named_and_each_model_costs_its_own_price() {
     let mut mesh = Mesh::start(4).await;
-    let refused =
-        r#"[{"text": "x", "usage": {"input": 100, "output": 0}, "fault": {"class": "authentication", "times": 0}}]"#;
+    let refused = r#"[{"text": "x", "usage": {"input": 100, "output": 0}, "fault": {"class": "authentication", "times": 0}}]"#;
     let mut command = mesh.command(refused);
     let answers = r#"[{"text": "Hello.", "usage": {"input": 1000, "output": 10}}]"#;
     let provider = Provider {
@@ -187,19 +192,25 @@ async fn a_fallback_that_answers_is_named_and_each_model_costs_its_own_price() {
         ..Provider::default()
     };
     let prices = v1::Prices { input: 1_000_000, ..v1::Prices::default() };
-    let model = ModelTarget { id: "model_2".into(), prices: Some(prices), ..ModelTarget::default() };
-    command.fallbacks = vec![Route { provider: Some(provider), model: Some(model), order: 1, weight: 0 }];
+    let model =
+        ModelTarget { id: "model_2".into(), prices: Some(prices), ..ModelTarget::default() };
+    command.fallbacks =
+        vec![Route { provider: Some(provider), model: Some(model), order: 1, weight: 0 }];
     mesh.dispatch(&command).await;
     let result = mesh.result().await;
     assert_eq!((text(&result).as_str(), result.model_id.as_str()), ("Hello.", "model_2"));
     let usage = result.usage.expect("there is usage");
-    assert_eq!((usage.input_tokens, usage.cost_pico_usd), (1100, 100 * 3_000_000 + 1000 * 1_000_000));
+    assert_eq!(
+        (usage.input_tokens, usage.cost_pico_usd),
+        (1100, 100 * 3_000_000 + 1000 * 1_000_000)
+    );
 }
 
 #[tokio::test]
 async fn a_title_is_answered_without_live_text() {
     let mut mesh = Mesh::start(4).await;
-    let command = ModelInvoke { purpose: Purpose::Title.into(), tools: vec![], ..mesh.command("[]") };
+    let command =
+        ModelInvoke { purpose: Purpose::Title.into(), tools: vec![], ..mesh.command("[]") };
     mesh.dispatch(&command).await;
     assert_eq!(text(&mesh.result().await), "go");
     assert!(mesh.events().await.is_empty());
@@ -227,7 +238,8 @@ async fn a_cancelled_step_ends_at_once_with_what_it_used() {
 async fn a_step_cancelled_before_its_command_arrives_is_not_begun() {
     let mut mesh = Mesh::start(1).await;
     mesh.cancel().await;
-    // The order of the two is only certain once something else has come through the same subscription.
+    // The order of the two is only certain once something else has come through the same
+    // subscription.
     assert!(mesh.events().await.is_empty());
     mesh.dispatch(&mesh.command(r#"[{"delay_ms": 600000, "text": "x"}]"#)).await;
     let result = mesh.result().await;
@@ -259,9 +271,11 @@ async fn commands_that_cannot_be_carried_out_say_why() {
     let address = subject::ModelInvoke::new(subject::Pool::model_default(), mesh.task);
     for command in [unknown, sealed, broken] {
         // The one before must be settled: a task has one command at a time.
-        until("the command to be queued", async || match mesh.bus.publish_once(&address, &command).await {
-            Ok(Dispatch::Published) => Ok(()),
-            other => Err(other),
+        until("the command to be queued", async || {
+            match mesh.bus.publish_once(&address, &command).await {
+                Ok(Dispatch::Published) => Ok(()),
+                other => Err(other),
+            }
         })
         .await;
         assert_eq!(class(&mesh.result().await), FailureClass::Configuration);
@@ -275,7 +289,9 @@ async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_car
     let address = subject::ModelInvoke::new(subject::Pool::model_default(), mesh.task);
     mesh.bus.publish_unreadable(&address, &command).await.expect("the server is up");
     let result = mesh.result().await;
-    let named = |result: &StepResult| result.step.clone().map(|step| (step.organization_id, step.step_id, step.number));
+    let named = |result: &StepResult| {
+        result.step.clone().map(|step| (step.organization_id, step.step_id, step.number))
+    };
     assert_eq!(named(&result), Some((OrganizationId::LOCAL.to_string(), mesh.step.to_string(), 1)));
     assert_eq!(class(&result), FailureClass::Internal);
     until("the dead letter", async || {
@@ -303,7 +319,8 @@ async fn a_stopping_worker_hands_its_call_back_and_the_next_one_voids_the_text()
     .await;
     mesh.context.lifecycle().stop("the test stops it");
 
-    // Another process with nothing remembered takes over; there, the turn stalls as well, and is cancelled.
+    // Another process with nothing remembered takes over; there, the turn stalls as well, and is
+    // cancelled.
     let context = Context::new("providers", Common::default());
     let worker = Worker {
         bus: mesh.bus.clone(),
@@ -345,7 +362,8 @@ async fn a_command_delivered_too_often_is_given_up() {
     assert_eq!(text(&fifth), "x");
     let sixth = worker.answer(&command, MAX_DELIVERIES + 1).await.0.expect("not handed back");
     assert_eq!(class(&sixth), FailureClass::Internal);
-    // Where another delivery would be the sixth, one that is handed back fails, and its step is begun anew: this worker's call does not count.
+    // Where another delivery would be the sixth, one that is handed back fails, and its step is
+    // begun anew: this worker's call does not count.
     context.lifecycle().stop("the test stops it");
     assert_eq!(worker.answer(&command, MAX_DELIVERIES - 1).await.0, None);
     let last = worker.answer(&command, MAX_DELIVERIES).await.0.expect("not handed back");
@@ -383,14 +401,22 @@ async fn a_command_that_comes_again_does_not_begin_with_all_its_tries_anew() {
     let answer = async |command: &ModelInvoke, delivery: u32| {
         worker.answer(command, delivery).await.0.expect("not handed back").outcome
     };
-    // What is left of three tries of a model and five of an answer: deliveries before count as a try each.
-    for (tries, delivery, left) in [(5, 1, 3), (5, 2, 2), (5, 3, 1), (5, 5, 1), (0, 2, 2), (2, 1, 2), (2, 2, 1)] {
+    // What is left of three tries of a model and five of an answer: deliveries before count as a
+    // try each.
+    for (tries, delivery, left) in
+        [(5, 1, 3), (5, 2, 2), (5, 3, 1), (5, 5, 1), (0, 2, 2), (2, 1, 2), (2, 2, 1)]
+    {
         let case = format!("{tries} tries, delivery {delivery}");
         let outcome = answer(&failing(left, tries), delivery).await;
-        let Some(step_result::Outcome::Failed(failure)) = outcome else { panic!("{case}: {outcome:?}") };
+        let Some(step_result::Outcome::Failed(failure)) = outcome else {
+            panic!("{case}: {outcome:?}")
+        };
         assert_eq!(failure.tries, left + delivery - 1, "{case}: the failure says how many count");
         let outcome = answer(&failing(left - 1, tries), delivery).await;
-        assert!(matches!(outcome, Some(step_result::Outcome::ModelCompleted(_))), "{case}: {outcome:?}");
+        assert!(
+            matches!(outcome, Some(step_result::Outcome::ModelCompleted(_))),
+            "{case}: {outcome:?}"
+        );
     }
     // None is left: nobody is called, and the answer is given up.
     let outcome = answer(&failing(0, 2), 3).await;
@@ -405,7 +431,8 @@ async fn a_command_that_comes_again_does_not_begin_with_all_its_tries_anew() {
 #[tokio::test]
 async fn a_worker_takes_no_more_than_it_may_work_on() {
     let mut mesh = Mesh::start(1).await;
-    let first = mesh.command(r#"[{"text": "x", "fault": {"stall_ms": 600000, "after_chars": 1}}, {}]"#);
+    let first =
+        mesh.command(r#"[{"text": "x", "fault": {"stall_ms": 600000, "after_chars": 1}}, {}]"#);
     mesh.dispatch(&first).await;
     until("the first call to begin", async || {
         let events = mesh.events().await;
@@ -422,10 +449,13 @@ async fn a_worker_takes_no_more_than_it_may_work_on() {
     let address = subject::ModelInvoke::new(subject::Pool::model_default(), other);
     mesh.bus.publish_once(&address, &second).await.expect("the server is up");
     let partition = construct_domain::partition::of(other);
-    let mut results = mesh.bus.consume_tasks(partition, ConsumeOptions::new(8, CancellationToken::new()));
+    let mut results =
+        mesh.bus.consume_tasks(partition, ConsumeOptions::new(8, CancellationToken::new()));
     mesh.cancel().await;
     let first = mesh.result().await;
     assert!(matches!(first.outcome, Some(step_result::Outcome::Cancelled(_))));
     let second = soon("the second result", results.next()).await.expect("the consumer runs");
-    assert!(matches!(second.message, construct_bus::TaskMessage::Result(result) if text(&result) == "second"));
+    assert!(
+        matches!(second.message, construct_bus::TaskMessage::Result(result) if text(&result) == "second")
+    );
 }

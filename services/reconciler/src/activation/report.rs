@@ -33,7 +33,9 @@ impl Report {
         let organization = result.step.as_ref().and_then(|step| step.organization_id.parse().ok());
         let (told, delivery) = (result.call_id.parse().ok(), result.delivery);
         let counted = match &result.outcome {
-            Some(mesh::step_result::Outcome::ModelCompleted(completed)) => Some(completed.input_tokens),
+            Some(mesh::step_result::Outcome::ModelCompleted(completed)) => {
+                Some(completed.input_tokens)
+            }
             _ => None,
         };
         let (result, usage) = convert::step_result(result)?;
@@ -45,12 +47,20 @@ impl Report {
     pub(super) fn of(result: StepResult, task: &Task) -> Self {
         let number = task.step.as_ref().map_or(0, |step| step.number);
         let call = result.step.uuid();
-        Self { result, usage: Usage::default(), model: None, number, call, counted: None, organization: None }
+        Self {
+            result,
+            usage: Usage::default(),
+            model: None,
+            number,
+            call,
+            counted: None,
+            organization: None,
+        }
     }
 }
 
-/// The id of a call whose worker, one of an earlier version, has given it none: the step's, and for a later delivery of the command one that
-/// follows from both.
+/// The id of a call whose worker, one of an earlier version, has given it none: the step's, and for
+/// a later delivery of the command one that follows from both.
 fn derived(step: StepId, delivery: u32) -> Uuid {
     // The low bits of a step's id are random.
     Uuid::from_u128(step.uuid().as_u128() ^ u128::from(delivery.saturating_sub(1)))
@@ -68,7 +78,13 @@ pub(super) fn step_usage(task: Option<&Task>, report: &Report) -> Option<StepUsa
         Some(_) | None => Purpose::Turn,
     };
     let model = report.model.filter(|_| !report.usage.is_zero())?;
-    Some(StepUsage { step: report.result.step, call: report.call, model, purpose, usage: report.usage })
+    Some(StepUsage {
+        step: report.result.step,
+        call: report.call,
+        model,
+        purpose,
+        usage: report.usage,
+    })
 }
 
 /// The title a model made, if that is what was reported: its first line, bounded.

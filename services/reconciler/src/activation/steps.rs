@@ -1,4 +1,5 @@
-//! What has become of the commands for a task's steps, and how those are stopped that are not wanted any more.
+//! What has become of the commands for a task's steps, and how those are stopped that are not
+//! wanted any more.
 
 use std::time::{Duration, Instant};
 
@@ -21,8 +22,9 @@ use crate::{
 
 /// A command younger than this was not sent before.
 const FIRST_LOOK: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
-/// For how long a model call, and scripts, are not begun anew because a result of theirs is seen to stand in its queue. A result that nobody got,
-/// and that was released (ADR 42), has come before the first.
+/// For how long a model call, and scripts, are not begun anew because a result of theirs is seen to
+/// stand in its queue. A result that nobody got, and that was released (ADR 42), has come before
+/// the first.
 const RESULT_OF_MODEL: Duration = Duration::from_secs(90);
 const RESULT_OF_CODE: Duration = Duration::from_secs(20);
 /// How long NATS has to say whether a command is queued, before its task is looked at all the same.
@@ -31,7 +33,8 @@ const MEETING: Duration = Duration::from_secs(1);
 const END_AGAIN: Duration = Duration::from_secs(2);
 
 impl Activator {
-    /// What another process has in the queues is not known when its partition comes to this one: it is counted when its task is first looked at.
+    /// What another process has in the queues is not known when its partition comes to this one: it
+    /// is counted when its task is first looked at.
     pub(super) async fn meet(&self, loaded: &LoadedTask) {
         let (organization, task) = (loaded.task.organization, loaded.task.id);
         let Some((queue, work)) = Work::of(&loaded.task, &command::pool(loaded)) else { return };
@@ -50,14 +53,15 @@ impl Activator {
                 }
             }
         };
-        // One that is not there asks for a place when it is to be sent; of one that cannot be found out about NATS is asked at the next look.
+        // One that is not there asks for a place when it is to be sent; of one that cannot be found
+        // out about NATS is asked at the next look.
         if let Ok(Ok(true)) = tokio::time::timeout(MEETING, stands).await {
             self.window.count(organization, queue, task, work);
         }
     }
 
-    /// What became of a model call whose deadline has passed, when it is certain that no worker has had it: a failure that counts as no
-    /// try, because nothing was called.
+    /// What became of a model call whose deadline has passed, when it is certain that no worker has
+    /// had it: a failure that counts as no try, because nothing was called.
     pub(super) async fn untaken(&self, loaded: &LoadedTask) -> Option<StepResult> {
         let task = &loaded.task;
         let (queue, work) = Work::of(task, &command::pool(loaded))?;
@@ -69,14 +73,20 @@ impl Activator {
         {
             return None;
         }
-        let message = format!("no worker has taken the model call within {} s", decide::MODEL_DEADLINE.as_secs());
-        let failure = Failure { class: FailureClass::DeadlineExceeded, message, retry_at: None, tries: 0 };
+        let message = format!(
+            "no worker has taken the model call within {} s",
+            decide::MODEL_DEADLINE.as_secs()
+        );
+        let failure =
+            Failure { class: FailureClass::DeadlineExceeded, message, retry_at: None, tries: 0 };
         Some(StepResult { step: work.step, round: work.round, outcome: Outcome::Failed(failure) })
     }
 
-    /// The result of a model call that is to stop and that no worker has begun: nobody will begin it any more, and nobody has to be waited for.
+    /// The result of a model call that is to stop and that no worker has begun: nobody will begin
+    /// it any more, and nobody has to be waited for.
     pub(super) async fn uncalled(&self, task: &Task, step: StepId) -> Option<StepResult> {
-        let stopping = |now: &&Step| now.id == step && matches!(now.state, StepState::Cancelling { .. });
+        let stopping =
+            |now: &&Step| now.id == step && matches!(now.state, StepState::Cancelling { .. });
         let round = task.step.as_ref().filter(stopping)?.round;
         let outcome = Outcome::Cancelled(Vec::new());
         self.is_taken_back(task, step).await.then_some(StepResult { step, round, outcome })
@@ -85,12 +95,17 @@ impl Activator {
     /// Whether no worker has had the command of a model call, which is in no queue any more.
     async fn is_taken_back(&self, task: &Task, step: StepId) -> bool {
         let (organization, queue) = (task.organization, Queue::Model);
-        if matches!(self.window.find(organization, &queue, task.id, step), Some(Known::Waits { .. })) {
+        if matches!(
+            self.window.find(organization, &queue, task.id, step),
+            Some(Known::Waits { .. })
+        ) {
             return true;
         }
-        let unsent = self.window.due(organization, &queue, task.id).is_some_and(|due| due.step == step);
+        let unsent =
+            self.window.due(organization, &queue, task.id).is_some_and(|due| due.step == step);
         let pool = subject::Pool::model_default();
-        let (row, model) = (topology::model_consumer(&pool), subject::ModelInvoke::new(pool, task.id));
+        let (row, model) =
+            (topology::model_consumer(&pool), subject::ModelInvoke::new(pool, task.id));
         match tokio::time::timeout(MEETING, self.bus.withdraw_untaken(&model, &row, step)).await {
             Ok(Ok(Some(untaken))) => untaken,
             // It never reached its queue.
@@ -99,8 +114,9 @@ impl Activator {
         }
     }
 
-    /// Whether a step that is looked at again has its result on the way: then its worker should not begin anew. What nobody takes from its queue is
-    /// not waited for without end. A model that is called anew costs money; scripts are answered from their journal.
+    /// Whether a step that is looked at again has its result on the way: then its worker should not
+    /// begin anew. What nobody takes from its queue is not waited for without end. A model that is
+    /// called anew costs money; scripts are answered from their journal.
     pub(super) async fn result_waits(
         &self,
         effect: &Effect,
@@ -122,16 +138,19 @@ impl Activator {
         now.duration_since(standing.since(step, now)) < patience
     }
 
-    /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need not wait for that. Nothing else
-    /// would do it later, so it is tried until it is done. The command is taken back unless its worker has `reported`.
+    /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need
+    /// not wait for that. Nothing else would do it later, so it is tried until it is done. The
+    /// command is taken back unless its worker has `reported`.
     pub(super) fn end_code(&self, loaded: &LoadedTask, step: StepId, reported: bool) {
         let (bus, draining) = (self.bus.clone(), self.lifecycle.draining());
         let address = subject::CodeExecute::new(command::pool(loaded), loaded.task.id);
         let end = async move {
             let began = Instant::now();
             loop {
-                // First the journal: who finds it closed does nothing more, even if the command reaches it again.
-                let closed = bus.journal().close(step).await.map_err(|error| Chain(&error).to_string());
+                // First the journal: who finds it closed does nothing more, even if the command
+                // reaches it again.
+                let closed =
+                    bus.journal().close(step).await.map_err(|error| Chain(&error).to_string());
                 let withdrawn = if reported { Ok(()) } else { bus.withdraw(&address, step).await };
                 let withdrawn = withdrawn.map_err(|error| Chain(&error).to_string());
                 let Err(error) = closed.and(withdrawn) else { return };
@@ -148,9 +167,15 @@ impl Activator {
         self.lifecycle.spawn_job("end-of-step", tracing::Instrument::in_current_span(end));
     }
 
-    /// The result of scripts that are to stop and that no worker has begun, withheld or queued: none will begin them any more, and nobody
-    /// has to be waited for. Of others their worker says what they have done.
-    pub(super) async fn unbegun(&self, task: &Task, step: StepId, reason: &str) -> Option<StepResult> {
+    /// The result of scripts that are to stop and that no worker has begun, withheld or queued:
+    /// none will begin them any more, and nobody has to be waited for. Of others their worker says
+    /// what they have done.
+    pub(super) async fn unbegun(
+        &self,
+        task: &Task,
+        step: StepId,
+        reason: &str,
+    ) -> Option<StepResult> {
         let wanted = task.step.as_ref().filter(|now| now.id == step && now.round == 0)?.since;
         let Stage::Code { calls } = &task.turn.as_ref()?.stage else { return None };
         match self.bus.journal().close_unbegun(step, wanted).await {
@@ -163,23 +188,35 @@ impl Activator {
         }
         let not_run = |call: &String| CodeResult {
             id: call.clone(),
-            error: format!("NotRun: the script was stopped before it began ({reason}). It did nothing."),
+            error: format!(
+                "NotRun: the script was stopped before it began ({reason}). It did nothing."
+            ),
             ..CodeResult::default()
         };
         let outcome = Outcome::Cancelled(calls.iter().map(not_run).collect());
         Some(StepResult { step, round: 0, outcome })
     }
 
-    pub(super) async fn cancel(&self, service: subject::Service, task: TaskId, step: StepId, reason: &str) {
-        let cancel =
-            mesh::CancelStep { task_id: task.to_string(), step_id: step.to_string(), reason: reason.to_owned() };
+    pub(super) async fn cancel(
+        &self,
+        service: subject::Service,
+        task: TaskId,
+        step: StepId,
+        reason: &str,
+    ) {
+        let cancel = mesh::CancelStep {
+            task_id: task.to_string(),
+            step_id: step.to_string(),
+            reason: reason.to_owned(),
+        };
         if let Err(error) = self.bus.broadcast(&subject::Cancel { service }, &cancel).await {
             tracing::warn!(%error, "a worker could not be told to stop");
         }
     }
 }
 
-/// Whether the command of a step that is looked at may be on its way already, or have been carried out.
+/// Whether the command of a step that is looked at may be on its way already, or have been carried
+/// out.
 pub(super) fn may_have_been_sent(step: &Step) -> bool {
     clock::now().duration_since(step.wanted()) >= FIRST_LOOK
 }
@@ -221,8 +258,14 @@ mod tests {
         };
         let (mut standing, begin) = (Standing::default(), Instant::now());
         let at = |seconds| begin + Duration::from_secs(seconds);
-        for (id, round, seen, since) in [(1, 0, 0, 0), (1, 0, 30, 0), (1, 1, 60, 60), (1, 1, 90, 60), (2, 0, 91, 91)] {
-            assert_eq!(standing.since(&step(id, round), at(seen)), at(since), "{id} {round} {seen}");
+        for (id, round, seen, since) in
+            [(1, 0, 0, 0), (1, 0, 30, 0), (1, 1, 60, 60), (1, 1, 90, 60), (2, 0, 91, 91)]
+        {
+            assert_eq!(
+                standing.since(&step(id, round), at(seen)),
+                at(since),
+                "{id} {round} {seen}"
+            );
         }
     }
 }

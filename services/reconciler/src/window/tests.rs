@@ -69,7 +69,15 @@ fn row(of: u128, n: u128, step: u128, state: StepState) -> Task {
         titled: true,
         phase: Phase::InvokeModel,
         turn: Some(Turn::new(MessageId::from_uuid(Uuid::nil()), Stage::Model)),
-        step: Some(Step { id: work.step, number: 1, attempt: 1, since: NOW, round: 0, resumed: None, state }),
+        step: Some(Step {
+            id: work.step,
+            number: 1,
+            attempt: 1,
+            since: NOW,
+            round: 0,
+            resumed: None,
+            state,
+        }),
         title_step: None,
         steps: 1,
         last_position: 1,
@@ -100,7 +108,13 @@ fn a_flood_fills_its_own_places_and_nobody_elses() {
     assert_eq!([11, 12, 13].map(|n| ask(&window, 2, n)), [true, true, false]);
     // Each queue has places of its own.
     let code = window.ask(organization(1), Queue::Code(pool()), task(3), work(5), NOW);
-    let large = window.ask(organization(1), Queue::Code(Pool::new("large").unwrap()), task(4), work(6), NOW);
+    let large = window.ask(
+        organization(1),
+        Queue::Code(Pool::new("large").unwrap()),
+        task(4),
+        work(6),
+        NOW,
+    );
     assert!(code.goes() && large.goes());
     assert_eq!(called(&window), NOBODY);
 }
@@ -126,14 +140,21 @@ fn who_asks_is_told_how_many_are_before() {
     for n in 1..=4 {
         ask(&window, 1, n);
     }
-    let find = |n: u128, step: u128| window.find(organization(1), &Queue::Model, task(n), work(step).step);
+    let find =
+        |n: u128, step: u128| window.find(organization(1), &Queue::Model, task(n), work(step).step);
     assert_eq!(find(1, 1), Some(Known::Goes));
     assert_eq!(find(3, 3), Some(Known::Waits { held: 2, before: 0 }));
     assert_eq!(find(4, 4), Some(Known::Waits { held: 2, before: 1 }));
     assert_eq!(find(4, 7), Some(Known::Goes), "another step does not wait");
-    assert_eq!(window.find(organization(2), &Queue::Model, task(4), work(4).step), Some(Known::Goes));
+    assert_eq!(
+        window.find(organization(2), &Queue::Model, task(4), work(4).step),
+        Some(Known::Goes)
+    );
     settle(&window, &idle(1, 1));
-    assert_eq!((find(3, 3), find(4, 4)), (Some(Known::Goes), Some(Known::Waits { held: 2, before: 0 })));
+    assert_eq!(
+        (find(3, 3), find(4, 4)),
+        (Some(Known::Goes), Some(Known::Waits { held: 2, before: 0 }))
+    );
     sharing.send_replace(Share::NONE);
     assert_eq!(find(4, 4), None, "another process looks after it");
 }
@@ -327,22 +348,31 @@ fn so_many_wait_and_no_more_of_one_organization() {
         for turn in 0..WAITING as u128 / 2 {
             let id = turn + 1_000;
             lane.order.insert(turn as u64, task(id));
-            lane.waiting.insert(task(id), Waits { work: work(id), turn: turn as u64, trace: Context::new() });
+            lane.waiting.insert(
+                task(id),
+                Waits { work: work(id), turn: turn as u64, trace: Context::new() },
+            );
         }
     }
     assert!(!ask(&window, 1, 2));
-    assert!(window.is_news(organization(1), &Queue::Model, task(2), &work(2)), "it is not remembered");
+    assert!(
+        window.is_news(organization(1), &Queue::Model, task(2), &work(2)),
+        "it is not remembered"
+    );
     assert!(ask(&window, 2, 3) && !ask(&window, 2, 4));
     assert!(!window.is_news(organization(2), &Queue::Model, task(4), &work(4)));
 }
 
-/// Whatever happens in whatever order: nobody waits while a place is free, and when everything is over nothing is left.
+/// Whatever happens in whatever order: nobody waits while a place is free, and when everything is
+/// over nothing is left.
 #[test]
 fn no_history_leaves_a_place_behind() {
     for seed in 1..=200_u64 {
         let mut state = seed;
         let mut random = move |below: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % below
         };
         let (window, sharing) = window(3);
@@ -366,7 +396,10 @@ fn no_history_leaves_a_place_behind() {
                 assert!(lane.held.len() <= 3, "seed {seed}: {lane:?}");
                 assert!(lane.held.len() == 3 || lane.waiting.is_empty(), "seed {seed}: {lane:?}");
                 assert_eq!(lane.waiting.len(), lane.order.len(), "seed {seed}: {lane:?}");
-                assert!(!lane.held.keys().any(|task| lane.waiting.contains_key(task)), "seed {seed}: {lane:?}");
+                assert!(
+                    !lane.held.keys().any(|task| lane.waiting.contains_key(task)),
+                    "seed {seed}: {lane:?}"
+                );
             }
         }
         for of in 1..=2 {

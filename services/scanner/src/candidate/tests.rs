@@ -2,13 +2,18 @@ use serde_json::json;
 
 use super::*;
 
-const FILE: &[&str] = &["import argparse", "", "def main():", "    parser = argparse.ArgumentParser()", "", "main()"];
+const FILE: &[&str] =
+    &["import argparse", "", "def main():", "    parser = argparse.ArgumentParser()", "", "main()"];
 
 fn lines(path: &str, first: u32, last: u32) -> Option<Vec<String>> {
     let all = if path == "tools/report.py" { FILE } else { return None };
     let from = usize::try_from(first.checked_sub(1)?).unwrap();
-    let found: Vec<String> =
-        all.iter().skip(from).take((last + 1 - first) as usize).map(|line| (*line).to_owned()).collect();
+    let found: Vec<String> = all
+        .iter()
+        .skip(from)
+        .take((last + 1 - first) as usize)
+        .map(|line| (*line).to_owned())
+        .collect();
     (!found.is_empty()).then_some(found)
 }
 
@@ -42,7 +47,8 @@ fn check_all(candidates: Vec<Value>) -> Checked {
 
 #[test]
 fn a_candidate_that_holds_is_taken_whatever_stands_around_it() {
-    let answer = format!("Here it is:\n```json\n{}\n```\nThat is all.", json!({"candidates": [good()]}));
+    let answer =
+        format!("Here it is:\n```json\n{}\n```\nThat is all.", json!({"candidates": [good()]}));
     let checked = check_with(&answer, "abc", &lines);
     assert_eq!(checked.problems, []);
     assert_eq!(checked.candidates[0].content, good());
@@ -76,7 +82,11 @@ fn what_does_not_hold_is_refused_with_words_that_say_where() {
         ("/name", json!("!!!"), "name"),
         ("/outputs", json!([]), "outputs"),
         ("/inputs/0/type", json!("blob"), "inputs/0/type"),
-        ("/credentials/0", json!({"name": "TOKEN", "purpose": "to read", "value": "s3cret"}), "value"),
+        (
+            "/credentials/0",
+            json!({"name": "TOKEN", "purpose": "to read", "value": "s3cret"}),
+            "value",
+        ),
         ("/credentials/0/name", json!("ghp_ secret"), "credentials/0/name"),
         ("/dry_run", json!({"steps": [], "expected": "x"}), "dry_run/steps"),
         ("/entry_point/path", json!("nowhere.py"), "no text file nowhere.py"),
@@ -92,7 +102,10 @@ fn what_does_not_hold_is_refused_with_words_that_say_where() {
         let checked = check_all(vec![with(pointer, value.clone()), good()]);
         assert_eq!(checked.candidates.len(), 1, "{pointer} {value}");
         let told = checked.problems[0].to_string();
-        assert!(told.starts_with("candidates[0]") && told.contains(words), "{pointer} {value}: {told}");
+        assert!(
+            told.starts_with("candidates[0]") && told.contains(words),
+            "{pointer} {value}: {told}"
+        );
         assert_eq!(refused(&checked.problems), 1);
         assert!(repair(&checked.problems).contains(&told));
     }
@@ -111,21 +124,33 @@ fn names_and_paths_have_one_spelling_and_a_miscounted_line_is_put_right() {
     let checked = check_all(vec![candidate]);
     assert_eq!(checked.problems, []);
     let content = &checked.candidates[0].content;
-    assert_eq!((&content["name"], &content["evidence"][0]["line"]), (&json!("monthly-report"), &json!(4)));
+    assert_eq!(
+        (&content["name"], &content["evidence"][0]["line"]),
+        (&json!("monthly-report"), &json!(4))
+    );
     assert_eq!(content["evidence"][0]["path"], "tools/report.py");
 }
 
 #[test]
 fn an_answer_is_found_behind_words_with_braces_and_other_objects() {
     let object = json!({"candidates": [good()]});
-    for before in
-        ["It fills `{month}`: ", "It reads {\"month\": 5}.\n", "{ { {", "```js\nfunction f() { return {}; }\n```\n"]
-    {
-        let checked = check_with(&format!("{before}```json\n{object}\n``` and {{so on}}"), "abc", &lines);
-        assert_eq!((checked.candidates.len(), checked.problems.len()), (1, 0), "{before}: {checked:?}");
+    for before in [
+        "It fills `{month}`: ",
+        "It reads {\"month\": 5}.\n",
+        "{ { {",
+        "```js\nfunction f() { return {}; }\n```\n",
+    ] {
+        let checked =
+            check_with(&format!("{before}```json\n{object}\n``` and {{so on}}"), "abc", &lines);
+        assert_eq!(
+            (checked.candidates.len(), checked.problems.len()),
+            (1, 0),
+            "{before}: {checked:?}"
+        );
     }
-    let shown =
-        format!("The form is {{\"candidates\": []}}; here it is filled: {object} (no `{{\"candidates\": []}}`).");
+    let shown = format!(
+        "The form is {{\"candidates\": []}}; here it is filled: {object} (no `{{\"candidates\": []}}`)."
+    );
     assert_eq!(check_with(&shown, "abc", &lines).candidates.len(), 1);
     let cut = object.to_string();
     let told = check_with(&cut[..cut.len() - 1], "abc", &lines).problems[0].to_string();
@@ -141,7 +166,11 @@ fn a_symbol_is_looked_for_beside_its_line_and_a_blank_line_is_no_entry_point() {
     assert_eq!(checked.candidates[0].content["entry_point"]["line"], 3);
     let mut blank = with("/entry_point/line", json!(2));
     blank["entry_point"].as_object_mut().expect("an object").remove("symbol");
-    assert!(check_all(vec![blank]).problems[0].to_string().contains("line 2 of tools/report.py is blank"));
+    assert!(
+        check_all(vec![blank]).problems[0]
+            .to_string()
+            .contains("line 2 of tools/report.py is blank")
+    );
 }
 
 #[test]
@@ -151,7 +180,10 @@ fn subcommands_of_one_program_are_tools_of_their_own() {
         candidate["entry_point"]["command"] = json!(command);
         candidate
     };
-    let checked = check_all(vec![command("export", "report.py export"), command("import", "report.py  import")]);
+    let checked = check_all(vec![
+        command("export", "report.py export"),
+        command("import", "report.py  import"),
+    ]);
     assert_eq!((checked.candidates.len(), checked.merged), (2, 0));
 }
 
@@ -166,13 +198,21 @@ fn tools_of_one_name_in_several_packages_get_numbers() {
         candidate["name"] = json!(format!("build{}", "x".repeat(58)));
         candidate
     };
-    let answer = json!({"candidates": [of("a", 50), of("b", 70), of("c", 60), of("b", 20)]}).to_string();
+    let answer =
+        json!({"candidates": [of("a", 50), of("b", 70), of("c", 60), of("b", 20)]}).to_string();
     let checked = check_with(&answer, "abc", &everywhere);
     assert_eq!(checked.problems, []);
-    let names: Vec<_> = checked.candidates.iter().map(|candidate| candidate.name.replace('x', "")).collect();
-    assert_eq!((names, checked.merged), (vec!["build".into(), "build-2".into(), "build-3".into()], 1));
+    let names: Vec<_> =
+        checked.candidates.iter().map(|candidate| candidate.name.replace('x', "")).collect();
+    assert_eq!(
+        (names, checked.merged),
+        (vec!["build".into(), "build-2".into(), "build-3".into()], 1)
+    );
     for Candidate { name, content, .. } in &checked.candidates {
-        assert!(name.len() <= MAX_NAME && VALIDATOR.is_valid(content) && content["name"] == **name, "{name}");
+        assert!(
+            name.len() <= MAX_NAME && VALIDATOR.is_valid(content) && content["name"] == **name,
+            "{name}"
+        );
     }
 }
 
@@ -180,8 +220,7 @@ fn tools_of_one_name_in_several_packages_get_numbers() {
 fn two_that_are_the_same_become_one_with_the_proof_of_both() {
     let mut second = with("/name", json!("report-of-a-month"));
     second["score"] = json!(90);
-    second["evidence"][0] =
-        json!({"path": "tools/report.py", "line": 6, "quote": "main()", "statement": "It is started here."});
+    second["evidence"][0] = json!({"path": "tools/report.py", "line": 6, "quote": "main()", "statement": "It is started here."});
     let checked = check_all(vec![good(), second, with("/score", json!(10))]);
     assert_eq!((checked.candidates.len(), checked.merged), (1, 2));
     let Candidate { name, score, content } = &checked.candidates[0];
@@ -202,7 +241,8 @@ fn one_that_is_the_same_as_two_others_leaves_no_name_twice() {
     }
     // The better one stays apart from the one that only the worse one was like.
     let checked = check_all(vec![named("aa", 3, 50), named("bb", 6, 60), named("cc", 3, 70)]);
-    let names: Vec<_> = checked.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
+    let names: Vec<_> =
+        checked.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
     assert_eq!((names, checked.merged), (vec!["cc", "bb"], 1));
 }
 

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use construct_proto::v1::{message_service_client::MessageServiceClient, task_service_client::TaskServiceClient};
+use construct_proto::v1::{
+    message_service_client::MessageServiceClient, task_service_client::TaskServiceClient,
+};
 use secrecy::{ExposeSecret as _, SecretString};
 use tonic::{
     Code, Request, Response, Status,
@@ -45,10 +47,15 @@ impl Gateway {
     }
 
     /// A request with the token of a scan.
-    pub(crate) fn request<T>(&self, token: &SecretString, message: T) -> Result<Request<T>, Trouble> {
+    pub(crate) fn request<T>(
+        &self,
+        token: &SecretString,
+        message: T,
+    ) -> Result<Request<T>, Trouble> {
         let mut request = Request::new(message);
         let value = format!("Bearer {}", token.expose_secret()).parse::<MetadataValue<Ascii>>();
-        let mut value = value.map_err(|_| Trouble::Failed("the scan's token cannot stand in a header".to_owned()))?;
+        let mut value = value
+            .map_err(|_| Trouble::Failed("the scan's token cannot stand in a header".to_owned()))?;
         value.set_sensitive(true);
         request.metadata_mut().insert("authorization", value);
         Ok(request)
@@ -59,16 +66,27 @@ impl Gateway {
 ///
 /// # Errors
 /// What the gateway says, or that it says nothing.
-pub(crate) async fn call<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Status> {
+pub(crate) async fn call<T>(
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Status> {
     match tokio::time::timeout(CALL_TIMEOUT, call).await {
         Ok(answer) => answer.map(Response::into_inner),
-        Err(_) => Err(Status::unavailable(format!("the gateway has not answered within {} s", CALL_TIMEOUT.as_secs()))),
+        Err(_) => Err(Status::unavailable(format!(
+            "the gateway has not answered within {} s",
+            CALL_TIMEOUT.as_secs()
+        ))),
     }
 }
 
 /// Whether the same call may succeed later, with nobody changing anything.
 pub(crate) fn is_transient(status: &Status) -> bool {
     use std::error::Error as _;
-    let passing = [Code::Unavailable, Code::Cancelled, Code::DeadlineExceeded, Code::ResourceExhausted, Code::Internal];
+    let passing = [
+        Code::Unavailable,
+        Code::Cancelled,
+        Code::DeadlineExceeded,
+        Code::ResourceExhausted,
+        Code::Internal,
+    ];
     status.source().is_some() || passing.contains(&status.code())
 }

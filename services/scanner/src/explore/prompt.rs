@@ -1,4 +1,5 @@
-//! What the model is told of a scan. What its job is stands in its agent's instructions, which people may change.
+//! What the model is told of a scan. What its job is stands in its agent's instructions, which
+//! people may change.
 
 use construct_store::scan::Scan;
 use construct_wire::scan::CANDIDATE_SCHEMA;

@@ -1,7 +1,7 @@
 //! Asking a forge's API: credentials, redirects, limits, retries and remembered answers.
 //!
-//! The credential goes to the origin of the API and to no other. Redirects are followed by hand for that, and each of their addresses is
-//! checked anew.
+//! The credential goes to the origin of the API and to no other. Redirects are followed by hand for
+//! that, and each of their addresses is checked anew.
 
 use std::{
     collections::VecDeque,
@@ -16,7 +16,8 @@ use jiff::{SignedDuration, Timestamp};
 use reqwest::{
     Method, Response, StatusCode, Url,
     header::{
-        ACCEPT, AUTHORIZATION, ETAG, HeaderMap, HeaderName, HeaderValue, IF_NONE_MATCH, LINK, LOCATION, RETRY_AFTER,
+        ACCEPT, AUTHORIZATION, ETAG, HeaderMap, HeaderName, HeaderValue, IF_NONE_MATCH, LINK,
+        LOCATION, RETRY_AFTER,
     },
 };
 use secrecy::{ExposeSecret as _, SecretString};
@@ -45,7 +46,8 @@ const MAX_REDIRECTS: usize = 5;
 const ANSWER: Duration = Duration::from_secs(30);
 /// How much of it is read.
 const MAX_ANSWER: usize = 8 << 20;
-/// How many answers are remembered, and how many bytes they have together: for each connection in use.
+/// How many answers are remembered, and how many bytes they have together: for each connection in
+/// use.
 const MAX_REMEMBERED: usize = 128;
 /// See [`MAX_REMEMBERED`].
 const MAX_REMEMBERED_BYTES: usize = 4 << 20;
@@ -122,8 +124,13 @@ impl Api {
         self.base.host_str().unwrap_or_default()
     }
 
-    /// Asks for an answer in JSON, of which nothing is kept but what is wanted. `what` is named when it isn't there.
-    pub(super) async fn json<T: DeserializeOwned>(&self, url: Url, what: &str) -> Result<Answer<T>, SourceError> {
+    /// Asks for an answer in JSON, of which nothing is kept but what is wanted. `what` is named
+    /// when it isn't there.
+    pub(super) async fn json<T: DeserializeOwned>(
+        &self,
+        url: Url,
+        what: &str,
+    ) -> Result<Answer<T>, SourceError> {
         let remembered = self.recall(&url);
         let mut headers = HeaderMap::new();
         if let Some(remembered) = &remembered {
@@ -131,7 +138,9 @@ impl Api {
         }
         let response = self.ask(&url, &headers, what, false).await?;
         if response.status() == StatusCode::NOT_MODIFIED {
-            let gone = || SourceError::Unexpected { why: "an answer is unchanged that was never given".to_owned() };
+            let gone = || SourceError::Unexpected {
+                why: "an answer is unchanged that was never given".to_owned(),
+            };
             let remembered = remembered.ok_or_else(gone)?;
             return Ok(Answer { value: read(&remembered.body)?, next: remembered.next });
         }
@@ -156,7 +165,13 @@ impl Api {
     }
 
     /// Asks until there is an answer, or no use in asking again.
-    async fn ask(&self, url: &Url, headers: &HeaderMap, what: &str, may_leave: bool) -> Result<Response, SourceError> {
+    async fn ask(
+        &self,
+        url: &Url,
+        headers: &HeaderMap,
+        what: &str,
+        may_leave: bool,
+    ) -> Result<Response, SourceError> {
         let mut tries = 1;
         loop {
             self.wait().await?;
@@ -203,18 +218,30 @@ impl Api {
             if ours {
                 self.heed(response.headers());
             }
-            if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED {
+            if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED
+            {
                 return accept(response, what).await;
             }
-            let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
-            let next = url.join(location).map_err(|error| SourceError::Unexpected { why: error.to_string() })?;
+            let location = response
+                .headers()
+                .get(LOCATION)
+                .and_then(|value| value.to_str().ok())
+                .unwrap_or_default();
+            let next = url
+                .join(location)
+                .map_err(|error| SourceError::Unexpected { why: error.to_string() })?;
             if !may_leave && next.origin() != self.base.origin() {
                 let host = next.host_str().unwrap_or_default().to_owned();
-                return Err(SourceError::Forbidden { what: host, why: "the API redirects to another host".to_owned() });
+                return Err(SourceError::Forbidden {
+                    what: host,
+                    why: "the API redirects to another host".to_owned(),
+                });
             }
             url = next;
         }
-        Err(SourceError::Unexpected { why: format!("there are more than {MAX_REDIRECTS} redirects") })
+        Err(SourceError::Unexpected {
+            why: format!("there are more than {MAX_REDIRECTS} redirects"),
+        })
     }
 
     async fn send(
@@ -225,19 +252,28 @@ impl Api {
         secret: Option<&SecretString>,
     ) -> Result<Response, SourceError> {
         let client = self.reach.client(&url, self.is_trusted)?;
-        let mut request = client.request(method, url).headers(headers.clone()).header(ACCEPT, self.accept);
+        let mut request =
+            client.request(method, url).headers(headers.clone()).header(ACCEPT, self.accept);
         if let Some(secret) = secret {
             let (name, text) = match &self.credential {
-                Credential::Private(_) => (HeaderName::from_static("private-token"), secret.expose_secret().to_owned()),
+                Credential::Private(_) => {
+                    (HeaderName::from_static("private-token"), secret.expose_secret().to_owned())
+                }
                 _ => (AUTHORIZATION, format!("Bearer {}", secret.expose_secret())),
             };
-            let unusable = |_| SourceError::Denied { why: "the credential cannot be a header".to_owned() };
+            let unusable =
+                |_| SourceError::Denied { why: "the credential cannot be a header".to_owned() };
             let mut value = HeaderValue::from_str(&text).map_err(unusable)?;
             value.set_sensitive(true);
             request = request.header(name, value);
         }
-        let silent = |_| SourceError::Unavailable { why: format!("no answer within {} s", ANSWER.as_secs()) };
-        tokio::time::timeout(ANSWER, request.send()).await.map_err(silent)?.map_err(|error| transport(&error))
+        let silent = |_| SourceError::Unavailable {
+            why: format!("no answer within {} s", ANSWER.as_secs()),
+        };
+        tokio::time::timeout(ANSWER, request.send())
+            .await
+            .map_err(silent)?
+            .map_err(|error| transport(&error))
     }
 
     async fn secret(&self) -> Result<Option<SecretString>, SourceError> {
@@ -246,7 +282,9 @@ impl Api {
             Credential::Bearer(secret) | Credential::Private(secret) => Ok(Some(secret.clone())),
             Credential::App(app) => {
                 let url = self.url(app.token_path().split('/'));
-                app.token(clock::now(), async |assertion| self.new_token(url, &assertion).await).await.map(Some)
+                app.token(clock::now(), async |assertion| self.new_token(url, &assertion).await)
+                    .await
+                    .map(Some)
             }
         }
     }
@@ -254,8 +292,10 @@ impl Api {
     async fn new_token(&self, url: Url, assertion: &SecretString) -> Result<Token, SourceError> {
         let response = self.send(Method::POST, url, &HeaderMap::new(), Some(assertion)).await?;
         let response = accept(response, "the app's installation").await?;
-        let unexpected = || SourceError::Unexpected { why: "it gives no token for the app".to_owned() };
-        let given: Given = serde_json::from_slice(&body(response).await?).map_err(|_| unexpected())?;
+        let unexpected =
+            || SourceError::Unexpected { why: "it gives no token for the app".to_owned() };
+        let given: Given =
+            serde_json::from_slice(&body(response).await?).map_err(|_| unexpected())?;
         Ok(Token { secret: SecretString::from(given.token), expires_at: given.expires_at })
     }
 
@@ -295,14 +335,22 @@ impl Api {
 
     fn next_page(&self, headers: &HeaderMap) -> Result<Option<Url>, SourceError> {
         let links = headers.get(LINK).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let next = links.split(',').find(|link| link.split(';').skip(1).any(|part| part.trim() == "rel=\"next\""));
+        let next = links
+            .split(',')
+            .find(|link| link.split(';').skip(1).any(|part| part.trim() == "rel=\"next\""));
         let Some(address) = next.and_then(|link| link.split(';').next()) else { return Ok(None) };
         let address = address.trim().trim_start_matches('<').trim_end_matches('>');
-        let url = self.base.join(address).map_err(|error| SourceError::Unexpected { why: error.to_string() })?;
+        let url = self
+            .base
+            .join(address)
+            .map_err(|error| SourceError::Unexpected { why: error.to_string() })?;
         if url.origin() == self.base.origin() {
             return Ok(Some(url));
         }
-        Err(SourceError::Forbidden { what: "the next page".to_owned(), why: "it lies at another host".to_owned() })
+        Err(SourceError::Forbidden {
+            what: "the next page".to_owned(),
+            why: "it lies at another host".to_owned(),
+        })
     }
 
     fn recall(&self, url: &Url) -> Option<Remembered> {
@@ -341,7 +389,8 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, SourceError> {
 
 /// A failure of the exchange, without the address, which may hold a key of its own.
 fn transport(error: &reqwest::Error) -> SourceError {
-    let (mut why, mut cause) = (String::from("the exchange failed"), std::error::Error::source(error));
+    let (mut why, mut cause) =
+        (String::from("the exchange failed"), std::error::Error::source(error));
     while let Some(inner) = cause {
         if inner.is::<NotPublic>() {
             return SourceError::Forbidden { what: "the host".to_owned(), why: inner.to_string() };
@@ -359,12 +408,16 @@ async fn body(response: Response) -> Result<Vec<u8>, SourceError> {
         while let Some(chunk) = chunks.next().await {
             body.extend_from_slice(&chunk.map_err(|error| transport(&error))?);
             if body.len() > MAX_ANSWER {
-                return Err(SourceError::Unexpected { why: format!("it has more than {MAX_ANSWER} bytes") });
+                return Err(SourceError::Unexpected {
+                    why: format!("it has more than {MAX_ANSWER} bytes"),
+                });
             }
         }
         Ok(body)
     };
-    let silent = |_| SourceError::Unavailable { why: format!("no whole answer within {} s", ANSWER.as_secs()) };
+    let silent = |_| SourceError::Unavailable {
+        why: format!("no whole answer within {} s", ANSWER.as_secs()),
+    };
     tokio::time::timeout(ANSWER, read).await.map_err(silent)?
 }
 
@@ -396,14 +449,18 @@ async fn accept(response: Response, what: &str) -> Result<Response, SourceError>
 /// Until when the forge wants to be left alone, if that is what a refusal means.
 fn limited(headers: &HeaderMap, status: StatusCode, message: &str) -> Option<Timestamp> {
     let now = clock::now();
-    let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse::<i64>().ok());
+    let after =
+        headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse::<i64>().ok());
     let until = if let Some(after) = after {
         now + SignedDuration::from_secs(after.clamp(0, LONGEST_PAUSE.as_secs()))
     } else if remaining(headers) == Some(0) {
         // Its clock can be behind ours; asked at once, it would say the same.
         reset(headers).map_or(now + UNNAMED_PAUSE, |at| at.max(now + SignedDuration::from_secs(1)))
-    } else if status == StatusCode::TOO_MANY_REQUESTS || message.to_ascii_lowercase().contains("rate limit") {
-        // The reset that is told beside it is the primary limit's, which is not the one that was met.
+    } else if status == StatusCode::TOO_MANY_REQUESTS
+        || message.to_ascii_lowercase().contains("rate limit")
+    {
+        // The reset that is told beside it is the primary limit's, which is not the one that was
+        // met.
         now + UNNAMED_PAUSE
     } else {
         return None;
@@ -421,6 +478,7 @@ fn remaining(headers: &HeaderMap) -> Option<i64> {
 }
 
 fn reset(headers: &HeaderMap) -> Option<Timestamp> {
-    let until = Timestamp::from_second(number(headers, ["x-ratelimit-reset", "ratelimit-reset"])?).ok()?;
+    let until =
+        Timestamp::from_second(number(headers, ["x-ratelimit-reset", "ratelimit-reset"])?).ok()?;
     Some(until.min(clock::now() + LONGEST_PAUSE))
 }

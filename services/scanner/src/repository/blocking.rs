@@ -17,7 +17,9 @@ impl Drop for StopOnDrop {
 }
 
 /// Does work on another thread. What it is given turns false when this future is dropped.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> io::Result<T> {
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce(&AtomicBool) -> T + Send + 'static,
+) -> io::Result<T> {
     let wanted = Arc::new(AtomicBool::new(true));
     let _stop = StopOnDrop(Arc::clone(&wanted));
     tokio::task::spawn_blocking(move || work(&wanted)).await.map_err(io::Error::other)

@@ -1,12 +1,18 @@
-//! What a model is told of a repository before it looks itself: the most telling first, and never more than it was given room for.
+//! What a model is told of a repository before it looks itself: the most telling first, and never
+//! more than it was given room for.
 
 use std::fmt::Write as _;
 
 use super::{EntryPoint, Survey};
 
 /// Of the room there is, so many hundredths a part may take; what it leaves goes to those after it.
-const SHARES: [(Part, usize); 5] =
-    [(Part::Overview, 15), (Part::Readme, 20), (Part::Modules, 15), (Part::Entries, 75), (Part::Operations, 100)];
+const SHARES: [(Part, usize); 5] = [
+    (Part::Overview, 15),
+    (Part::Readme, 20),
+    (Part::Modules, 15),
+    (Part::Entries, 75),
+    (Part::Operations, 100),
+];
 /// Arguments of one entry point that are told.
 const ARGUMENTS: usize = 12;
 
@@ -39,7 +45,8 @@ pub fn brief(survey: &Survey, max_chars: usize) -> String {
     text
 }
 
-/// As many of the lines as there is room for; that some are missing is said, if there is room for that.
+/// As many of the lines as there is room for; that some are missing is said, if there is room for
+/// that.
 fn fit(lines: &[String], room: usize) -> String {
     let (mut text, mut used) = (String::new(), 0);
     for (index, line) in lines.iter().enumerate() {
@@ -61,8 +68,12 @@ fn fit(lines: &[String], room: usize) -> String {
 
 fn overview(survey: &Survey) -> Vec<String> {
     let mut lines = vec![format!("# Repository\n{} files, {} bytes", survey.files, survey.bytes)];
-    let languages: Vec<String> =
-        survey.languages.iter().take(12).map(|one| format!("{} ({} files)", one.name, one.files)).collect();
+    let languages: Vec<String> = survey
+        .languages
+        .iter()
+        .take(12)
+        .map(|one| format!("{} ({} files)", one.name, one.files))
+        .collect();
     lines.push(format!("Languages: {}", languages.join(", ")));
     lines.extend(survey.truncated.iter().map(|text| format!("Not looked at: {text}")));
     lines
@@ -98,12 +109,19 @@ fn modules(survey: &Survey) -> Vec<String> {
 
 fn entries(survey: &Survey) -> Vec<String> {
     let first = |index| if index == 0 { "\n# Entry points\n" } else { "" };
-    survey.entries.iter().enumerate().map(|(index, one)| format!("{}{}", first(index), entry(one))).collect()
+    survey
+        .entries
+        .iter()
+        .enumerate()
+        .map(|(index, one)| format!("{}{}", first(index), entry(one)))
+        .collect()
 }
 
 fn entry(entry: &EntryPoint) -> String {
-    let kind =
-        serde_json::to_value(entry.kind).ok().and_then(|kind| kind.as_str().map(str::to_owned)).unwrap_or_default();
+    let kind = serde_json::to_value(entry.kind)
+        .ok()
+        .and_then(|kind| kind.as_str().map(str::to_owned))
+        .unwrap_or_default();
     let mut text = format!("- {kind} {} ({}:{})", entry.name, entry.place.path, entry.place.line);
     if let Some(about) = &entry.about {
         text.push_str(&format!(": {about}"));

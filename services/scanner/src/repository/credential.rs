@@ -69,8 +69,13 @@ struct Claims<'a> {
 }
 
 impl App {
-    pub(super) fn new(issuer: String, installation: u64, key: &SecretString) -> Result<Self, AppKeyError> {
-        let key = EncodingKey::from_rsa_pem(key.expose_secret().as_bytes()).map_err(|_| AppKeyError)?;
+    pub(super) fn new(
+        issuer: String,
+        installation: u64,
+        key: &SecretString,
+    ) -> Result<Self, AppKeyError> {
+        let key =
+            EncodingKey::from_rsa_pem(key.expose_secret().as_bytes()).map_err(|_| AppKeyError)?;
         Ok(Self { issuer, installation, key, token: Mutex::new(None) })
     }
 

@@ -1,4 +1,5 @@
-//! Why a source cannot give what it is asked for. No text here holds an address or a header: both can carry a credential.
+//! Why a source cannot give what it is asked for. No text here holds an address or a header: both
+//! can carry a credential.
 
 use jiff::Timestamp;
 
@@ -6,7 +7,8 @@ use jiff::Timestamp;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// There is no such repository or reference, or the credential may not see it: forges don't say which.
+    /// There is no such repository or reference, or the credential may not see it: forges don't say
+    /// which.
     #[error("{what} was not found, or the connection may not see it")]
     NotFound {
         /// What was asked for.
@@ -52,7 +54,8 @@ pub enum SourceError {
         /// What is wrong with it.
         why: String,
     },
-    /// What was asked for cannot exist, whatever the forge says: a bad name or reference, a folder that is none.
+    /// What was asked for cannot exist, whatever the forge says: a bad name or reference, a folder
+    /// that is none.
     #[error("{what} cannot be used: {why}")]
     Invalid {
         /// What was given.
@@ -70,7 +73,8 @@ impl SourceError {
     }
 }
 
-/// What somebody has given for an address, as it may be told: without what can be a credential in it, and not long.
+/// What somebody has given for an address, as it may be told: without what can be a credential in
+/// it, and not long.
 pub(super) fn shown(given: &str) -> String {
     let given = given.rsplit('@').next().unwrap_or(given);
     let given = given.split(['?', '#']).next().unwrap_or(given);

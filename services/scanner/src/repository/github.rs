@@ -65,7 +65,7 @@ pub struct GitHub {
 /// Whose repositories are listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Owner {
-    /// An organisation's.
+    /// An organization's.
     Organization(String),
     /// A user's public ones.
     User(String),
@@ -124,8 +124,10 @@ impl GitHub {
             GitHubAuth::Anonymous => Credential::None,
             GitHubAuth::Token(token) => Credential::Bearer(token.clone()),
             GitHubAuth::App { issuer, installation, key } => {
-                let invalid =
-                    |error: AppKeyError| SourceError::Invalid { what: "the app".to_owned(), why: error.to_string() };
+                let invalid = |error: AppKeyError| SourceError::Invalid {
+                    what: "the app".to_owned(),
+                    why: error.to_string(),
+                };
                 Credential::App(App::new(issuer.clone(), *installation, key).map_err(invalid)?)
             }
         };
@@ -154,7 +156,9 @@ impl GitHub {
             Owner::Connection => vec!["user", "repos"],
         };
         let mut url = self.api.url(segments);
-        url.query_pairs_mut().append_pair("per_page", PAGE).append_pair("page", &page.max(1).to_string());
+        url.query_pairs_mut()
+            .append_pair("per_page", PAGE)
+            .append_pair("page", &page.max(1).to_string());
         let answer = self.api.json(url, "the list of repositories").await?;
         let Page(repositories) = answer.value;
         Ok(Listing { repositories, more: answer.next.is_some() })
@@ -227,7 +231,9 @@ impl GitHubRepository {
     }
 
     fn url<'a>(&'a self, more: &[&'a str]) -> Url {
-        self.github.api.url(["repos", &self.owner, &self.name].into_iter().chain(more.iter().copied()))
+        self.github
+            .api
+            .url(["repos", &self.owner, &self.name].into_iter().chain(more.iter().copied()))
     }
 }
 
@@ -236,10 +242,18 @@ impl Source for GitHubRepository {
     async fn resolve(&self, reference: Option<&str>) -> Result<Commit, SourceError> {
         let reference = match reference {
             Some(reference) => checked(reference)?.to_owned(),
-            None => self.github.api.json::<Head>(self.url(&[]), &self.shown()).await?.value.default_branch,
+            None => {
+                self.github
+                    .api
+                    .json::<Head>(self.url(&[]), &self.shown())
+                    .await?
+                    .value
+                    .default_branch
+            }
         };
         let what = format!("{} of {}", reference, self.shown());
-        let answer = self.github.api.json::<Found>(self.url(&["commits", &reference]), &what).await?;
+        let answer =
+            self.github.api.json::<Found>(self.url(&["commits", &reference]), &what).await?;
         Commit::new(&answer.value.sha, Some(reference))
     }
 
@@ -250,7 +264,7 @@ impl Source for GitHubRepository {
     }
 }
 
-/// A name as users, organisations and repositories have them.
+/// A name as users, organizations and repositories have them.
 fn plain(name: &str) -> Result<&str, SourceError> {
     let usable = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     if usable && !name.is_empty() && name.len() <= 100 && name != "." && name != ".." {
@@ -266,7 +280,10 @@ pub(super) fn checked(reference: &str) -> Result<&str, SourceError> {
     if reference.len() <= 255 && !reference.contains(odd) && !dotted && !reference.contains("..") {
         return Ok(reference);
     }
-    Err(SourceError::Invalid { what: shown(reference), why: "it is no branch, tag or commit".to_owned() })
+    Err(SourceError::Invalid {
+        what: shown(reference),
+        why: "it is no branch, tag or commit".to_owned(),
+    })
 }
 
 /// The owner and name of a repository of the server whose API is at this host.
@@ -321,12 +338,16 @@ mod tests {
                 "{given}"
             );
         }
-        for given in ["octo", "octo/..", "a/b/c", "", "octo/x%2f..", "https://github.com/octo", "o cto/x"] {
+        for given in
+            ["octo", "octo/..", "a/b/c", "", "octo/x%2f..", "https://github.com/octo", "o cto/x"]
+        {
             assert!(owner_and_name(given, "api.github.com").is_err(), "{given}");
         }
-        for elsewhere in
-            ["https://gitlab.com/octo/hello", "git@github.corp:octo/hello", "https://github.com.evil/octo/hello"]
-        {
+        for elsewhere in [
+            "https://gitlab.com/octo/hello",
+            "git@github.corp:octo/hello",
+            "https://github.com.evil/octo/hello",
+        ] {
             assert!(owner_and_name(elsewhere, "api.github.com").is_err(), "{elsewhere}");
         }
         assert!(owner_and_name("https://github.corp:8443/octo/hello", "github.corp").is_ok());

@@ -33,10 +33,15 @@ impl GitLab {
     ///
     /// # Errors
     /// When the address may not be reached.
-    pub fn new(reach: &Reach, base: Option<&str>, token: Option<SecretString>) -> Result<Self, SourceError> {
+    pub fn new(
+        reach: &Reach,
+        base: Option<&str>,
+        token: Option<SecretString>,
+    ) -> Result<Self, SourceError> {
         let credential = token.map_or(Credential::None, Credential::Private);
         let base = base.unwrap_or(PUBLIC).trim_end_matches('/');
-        let api = Api::new(reach.clone(), &format!("{base}/api/v4"), credential, "application/json")?;
+        let api =
+            Api::new(reach.clone(), &format!("{base}/api/v4"), credential, "application/json")?;
         Ok(Self { api: Arc::new(api) })
     }
 
@@ -49,8 +54,8 @@ impl GitLab {
         Ok(GitLabProject { gitlab: self.clone(), name })
     }
 
-    /// A page, counted from 1, of the projects of a group with its subgroups, of a user, or of those the token's user is a member of; at
-    /// most 100.
+    /// A page, counted from 1, of the projects of a group with its subgroups, of a user, or of
+    /// those the token's user is a member of; at most 100.
     ///
     /// # Errors
     /// See [`SourceError`].
@@ -131,7 +136,9 @@ struct GitLabProject {
 impl GitLabProject {
     fn url<'a>(&'a self, more: &[&'a str]) -> Url {
         // As one segment, in which the slashes are escaped.
-        self.gitlab.api.url(["projects", self.name.as_str()].into_iter().chain(more.iter().copied()))
+        self.gitlab
+            .api
+            .url(["projects", self.name.as_str()].into_iter().chain(more.iter().copied()))
     }
 }
 
@@ -147,7 +154,11 @@ impl Source for GitLabProject {
             }
         };
         let what = format!("{} of {}", reference, self.name);
-        let answer = self.gitlab.api.json::<Found>(self.url(&["repository", "commits", &reference]), &what).await?;
+        let answer = self
+            .gitlab
+            .api
+            .json::<Found>(self.url(&["repository", "commits", &reference]), &what)
+            .await?;
         Commit::new(&answer.value.id, Some(reference))
     }
 

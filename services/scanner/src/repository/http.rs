@@ -1,7 +1,9 @@
-//! The way to forges: one HTTP client that goes to https addresses on the public internet, and to hosts the operator has named.
+//! The way to forges: one HTTP client that goes to https addresses on the public internet, and to
+//! hosts the operator has named.
 //!
-//! Names are resolved inside the client by a resolver that drops what is not public, so that the address that was checked is the one
-//! that is connected to. Addresses written into a URL never reach the resolver, and are checked before.
+//! Names are resolved inside the client by a resolver that drops what is not public, so that the
+//! address that was checked is the one that is connected to. Addresses written into a URL never
+//! reach the resolver, and are checked before.
 
 use std::{
     collections::BTreeSet,
@@ -59,7 +61,9 @@ impl Trusted {
     fn is(&self, url: &Url) -> bool {
         let host = url.host_str().map(normal).unwrap_or_default();
         let is_safe = url.scheme() == "https" || url.scheme() == "http" && is_loopback(&host);
-        is_safe && host == self.host && (self.port.is_none() || self.port == url.port_or_known_default())
+        is_safe
+            && host == self.host
+            && (self.port.is_none() || self.port == url.port_or_known_default())
     }
 }
 
@@ -69,9 +73,10 @@ impl Trusted {
 pub struct ReachError(#[from] reqwest::Error);
 
 impl Reach {
-    /// Public hosts, and those that the operator has named: `github.example.corp` or `github.example.corp:8443` of a private network, or
-    /// a loopback address, which alone may be reached without TLS, and without a port at all of them. Only who asks a host that was named
-    /// is led to another one. An organisation's own wish for such a host is none of the operator's.
+    /// Public hosts, and those that the operator has named: `github.example.corp` or
+    /// `github.example.corp:8443` of a private network, or a loopback address, which alone may be
+    /// reached without TLS, and without a port at all of them. Only who asks a host that was named
+    /// is led to another one. An organization's own wish for such a host is none of the operator's.
     ///
     /// # Errors
     /// When TLS cannot be set up on this machine.
@@ -80,7 +85,8 @@ impl Reach {
             // Another thread may have installed one meanwhile, which serves as well.
             drop(rustls::crypto::ring::default_provider().install_default());
         }
-        let trusted: Arc<[Trusted]> = trusted.into_iter().filter_map(|named| Trusted::parse(&named)).collect();
+        let trusted: Arc<[Trusted]> =
+            trusted.into_iter().filter_map(|named| Trusted::parse(&named)).collect();
         let public = client(PublicOnly { trusted: Arc::default() })?;
         let hosts = trusted.iter().map(|one| one.host.clone()).collect();
         let private = client(PublicOnly { trusted: Arc::new(hosts) })?;
@@ -92,10 +98,12 @@ impl Reach {
         self.trusted.iter().any(|one| one.is(url))
     }
 
-    /// What may ask this address; `led` when it was led there by what the operator has named, or is that.
+    /// What may ask this address; `led` when it was led there by what the operator has named, or is
+    /// that.
     pub(super) fn client(&self, url: &Url, led: bool) -> Result<&reqwest::Client, SourceError> {
         let host = url.host_str().map(normal).unwrap_or_default();
-        let refuse = |why: &str| Err(SourceError::Forbidden { what: host.clone(), why: why.to_owned() });
+        let refuse =
+            |why: &str| Err(SourceError::Forbidden { what: host.clone(), why: why.to_owned() });
         if !url.username().is_empty() || url.password().is_some() {
             return refuse("its address holds a user or password");
         }
@@ -152,8 +160,11 @@ impl Resolve for PublicOnly {
         let trusted = self.trusted.contains(&normal(&host));
         Box::pin(async move {
             let found: Vec<SocketAddr> = tokio::net::lookup_host((host, 0)).await?.collect();
-            let permitted: Vec<SocketAddr> =
-                found.iter().filter(|address| trusted || is_public(address.ip())).copied().collect();
+            let permitted: Vec<SocketAddr> = found
+                .iter()
+                .filter(|address| trusted || is_public(address.ip()))
+                .copied()
+                .collect();
             if permitted.is_empty() && !found.is_empty() {
                 return Err(NotPublic.into());
             }
@@ -172,9 +183,14 @@ mod tests {
 
     #[test]
     fn only_public_hosts_over_https_and_what_the_operator_has_named_are_reached() {
-        let reach = Reach::new(["127.0.0.1".to_owned(), "GitHub.corp".to_owned()]).expect("a client");
-        for url in ["https://api.github.com/", "https://github.corp/api/v3", "http://127.0.0.1:1/", "https://1.1.1.1/"]
-        {
+        let reach =
+            Reach::new(["127.0.0.1".to_owned(), "GitHub.corp".to_owned()]).expect("a client");
+        for url in [
+            "https://api.github.com/",
+            "https://github.corp/api/v3",
+            "http://127.0.0.1:1/",
+            "https://1.1.1.1/",
+        ] {
             assert!(may(&reach, url), "{url}");
         }
         for url in [
@@ -194,7 +210,8 @@ mod tests {
 
     #[test]
     fn a_host_that_was_named_is_no_way_to_its_other_ports_nor_for_others() {
-        let named = ["10.0.0.1", "10.0.0.2:8443", "https://10.0.0.3", "127.0.0.1:81", "::1"].map(str::to_owned);
+        let named = ["10.0.0.1", "10.0.0.2:8443", "https://10.0.0.3", "127.0.0.1:81", "::1"]
+            .map(str::to_owned);
         let reach = Reach::new(named).expect("a client");
         for url in [
             "https://10.0.0.1/",
@@ -207,7 +224,12 @@ mod tests {
             // Whoever asks another host is not led there.
             assert!(reach.client(&url.parse().expect("a URL"), false).is_err(), "{url}");
         }
-        for url in ["https://10.0.0.1:22/", "https://10.0.0.2/", "http://10.0.0.3/", "http://127.0.0.1:82/"] {
+        for url in [
+            "https://10.0.0.1:22/",
+            "https://10.0.0.2/",
+            "http://10.0.0.3/",
+            "http://127.0.0.1:82/",
+        ] {
             assert!(!may(&reach, url), "{url}");
         }
     }

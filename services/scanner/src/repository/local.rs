@@ -24,7 +24,8 @@ use super::{
 
 /// The folder that everything in the archive of a folder lies in, as in those of forges.
 const TOP: &str = "folder";
-/// How deep a folder is looked into, and how many entries are: who takes the snapshot has limits of its own, this keeps the walk finite.
+/// How deep a folder is looked into, and how many entries are: who takes the snapshot has limits of
+/// its own, this keeps the walk finite.
 const MAX_DEPTH: usize = 256;
 /// See [`MAX_DEPTH`].
 const MAX_ENTRIES: usize = 1_000_000;
@@ -33,8 +34,9 @@ const QUEUE: usize = 8;
 /// Bytes of one.
 const CHUNK: usize = 256 * 1024;
 
-/// A folder on this machine. Its commit is the hash of its content. Links, `.git` and what builds have left are not part of it. What
-/// changes while it is read is noticed, as the hash is another one then.
+/// A folder on this machine. Its commit is the hash of its content. Links, `.git` and what builds
+/// have left are not part of it. What changes while it is read is noticed, as the hash is another
+/// one then.
 #[derive(Debug, Clone)]
 pub struct Folder {
     path: PathBuf,
@@ -48,8 +50,9 @@ impl Folder {
     }
 }
 
-/// An archive in a file. Its commit is its hash. When everything in it lies in one folder, that is the repository's root, as in the
-/// archives of forges. The file is opened once: what takes its name later is not read.
+/// An archive in a file. Its commit is its hash. When everything in it lies in one folder, that is
+/// the repository's root, as in the archives of forges. The file is opened once: what takes its
+/// name later is not read.
 #[derive(Debug, Clone)]
 pub struct Upload {
     path: PathBuf,
@@ -70,11 +73,16 @@ impl Upload {
             return Err(invalid(&path, "it is no file"));
         }
         let (file, mut magic) = (Arc::new(file), Vec::new());
-        Reading::new(&file).take(4).read_to_end(&mut magic).map_err(|error| unreadable(&path, &error))?;
+        Reading::new(&file)
+            .take(4)
+            .read_to_end(&mut magic)
+            .map_err(|error| unreadable(&path, &error))?;
         let kind = match magic.as_slice() {
             [0x1f, 0x8b, ..] => ArchiveKind::TarGz,
             [b'P', b'K', ..] => ArchiveKind::Zip,
-            _ => return Err(invalid(&path, "it is neither a tar archive in gzip nor a zip archive")),
+            _ => {
+                return Err(invalid(&path, "it is neither a tar archive in gzip nor a zip archive"));
+            }
         };
         Ok(Self { path, file, kind })
     }
@@ -120,7 +128,9 @@ impl Source for Folder {
             return Err(invalid(&self.path, "a folder has no branches"));
         }
         let path = self.path.clone();
-        let hash = move || each(&Tree::open(&path)?, &mut |_, file| io::copy(file, &mut io::sink()).map(drop));
+        let hash = move || {
+            each(&Tree::open(&path)?, &mut |_, file| io::copy(file, &mut io::sink()).map(drop))
+        };
         let id = blocking(hash).await.map_err(|error| unreadable(&self.path, &error))?;
         Commit::new(&id, None)
     }
@@ -160,7 +170,8 @@ impl Source for Upload {
     }
 }
 
-/// Sends what another thread writes, and fails when that says that it is not the commit that was meant.
+/// Sends what another thread writes, and fails when that says that it is not the commit that was
+/// meant.
 fn sent(
     path: PathBuf,
     work: impl FnOnce(&mut Chunks) -> io::Result<bool> + Send + 'static,
@@ -182,14 +193,15 @@ fn sent(
 fn received(
     receiver: mpsc::Receiver<Result<Bytes, SourceError>>,
 ) -> futures::stream::BoxStream<'static, Result<Bytes, SourceError>> {
-    futures::stream::unfold(
-        receiver,
-        |mut receiver| async move { receiver.recv().await.map(|chunk| (chunk, receiver)) },
-    )
+    futures::stream::unfold(receiver, |mut receiver| async move {
+        receiver.recv().await.map(|chunk| (chunk, receiver))
+    })
     .boxed()
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }
 
@@ -199,13 +211,14 @@ fn is_built(tree: &Tree, path: &str, name: &str) -> bool {
     ["node_modules", "__pycache__"].contains(&name) || has("CACHEDIR.TAG") || has("pyvenv.cfg")
 }
 
-/// The regular files of a folder, sorted by name, and what cannot be looked into. Links are not followed, and names that are not UTF-8 are
-/// left out.
+/// The regular files of a folder, sorted by name, and what cannot be looked into. Links are not
+/// followed, and names that are not UTF-8 are left out.
 fn walk(tree: &Tree) -> io::Result<Vec<String>> {
     let (mut found, mut left, mut seen) = (Vec::new(), vec![(String::new(), 0)], 0);
     while let Some((folder, depth)) = left.pop() {
         let entries = match tree.entries(&folder) {
-            // Named like a file that cannot be read; but without the folder itself there is nothing.
+            // Named like a file that cannot be read; but without the folder itself there is
+            // nothing.
             Err(_) if depth > 0 => {
                 found.push(folder);
                 continue;
@@ -219,7 +232,9 @@ fn walk(tree: &Tree) -> io::Result<Vec<String>> {
             }
             let path = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
             match kind {
-                FileType::Directory if name != ".git" && !is_built(tree, &path, &name) => left.push((path, depth + 1)),
+                FileType::Directory if name != ".git" && !is_built(tree, &path, &name) => {
+                    left.push((path, depth + 1))
+                }
                 FileType::RegularFile if name != ".git" => found.push(path),
                 _ => {}
             }
@@ -243,7 +258,10 @@ fn each(tree: &Tree, used: &mut Use<'_>) -> io::Result<String> {
                 hash.update(metadata.len().to_be_bytes());
                 // A file that grows meanwhile is cut where it ended.
                 let mut content = file.take(metadata.len());
-                used((&name, Some(&metadata)), &mut Hashed { content: &mut content, hash: &mut hash })?;
+                used(
+                    (&name, Some(&metadata)),
+                    &mut Hashed { content: &mut content, hash: &mut hash },
+                )?;
             }
             Err(_) => {
                 hash.update(u64::MAX.to_be_bytes());
@@ -254,7 +272,8 @@ fn each(tree: &Tree, used: &mut Use<'_>) -> io::Result<String> {
     Ok(hex(&hash.finalize()))
 }
 
-/// Packs a folder the way forges do; gives its hash. It is unpacked right away, so that compressing it would be work for nothing.
+/// Packs a folder the way forges do; gives its hash. It is unpacked right away, so that compressing
+/// it would be work for nothing.
 fn pack(root: &Path, into: &mut Chunks) -> io::Result<String> {
     let mut archive = tar::Builder::new(GzEncoder::new(into, Compression::none()));
     let hash = each(&Tree::open(root)?, &mut |(name, metadata), content| {

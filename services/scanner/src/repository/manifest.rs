@@ -1,5 +1,5 @@
-//! What a snapshot holds: every file with its size and hash, and what was left out. Kept beside the snapshot, so that two commits can be
-//! compared when the older one's files are gone.
+//! What a snapshot holds: every file with its size and hash, and what was left out. Kept beside the
+//! snapshot, so that two commits can be compared when the older one's files are gone.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,8 @@ pub struct Manifest {
     pub archive_bytes: u64,
     /// What was left out.
     pub skipped: Skipped,
-    /// Groups of paths that differ in case or Unicode normalisation only. They are kept apart, as the file system here does; on others
-    /// they would be one file.
+    /// Groups of paths that differ in case or Unicode normalization only. They are kept apart, as
+    /// the file system here does; on others they would be one file.
     pub alike: Vec<Vec<String>>,
 }
 
@@ -119,7 +119,8 @@ impl Manifest {
                 Some(_) => {}
             }
         }
-        changes.removed = self.files.keys().filter(|path| !newer.files.contains_key(*path)).cloned().collect();
+        changes.removed =
+            self.files.keys().filter(|path| !newer.files.contains_key(*path)).cloned().collect();
         changes
     }
 }

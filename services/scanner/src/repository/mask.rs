@@ -1,7 +1,8 @@
 //! Taking the secrets out of a snapshot, in the snapshot itself, before anything else reads it.
 //!
-//! A secret is replaced by a mark of the rule that has found it. No line is added or taken away, so that places which are cited stay true.
-//! When in doubt a value is masked: a tool is described as well without it.
+//! A secret is replaced by a mark of the rule that has found it. No line is added or taken away, so
+//! that places which are cited stay true. When in doubt a value is masked: a tool is described as
+//! well without it.
 //!
 //! What reads a snapshot for others takes a [`Clean`], which nothing but [`mask`] gives.
 //!
@@ -28,7 +29,8 @@ use super::{
 
 /// Where the report is kept, so that a second call does nothing.
 const NOTE: &str = "masked.json";
-/// Where it is kept as long as the files are being changed: what has been masked cannot be found again.
+/// Where it is kept as long as the files are being changed: what has been masked cannot be found
+/// again.
 const FOUND: &str = "found.json";
 /// So many findings are reported; the rest is counted.
 const MAX_FINDINGS: usize = 1000;
@@ -53,7 +55,8 @@ pub struct Masked {
     pub findings: Vec<Finding>,
     /// How many there are.
     pub total: u64,
-    /// Files that are no text and were emptied, because what they are called says that they hold keys.
+    /// Files that are no text and were emptied, because what they are called says that they hold
+    /// keys.
     pub emptied: Vec<String>,
 }
 
@@ -85,8 +88,8 @@ impl Clean {
         self.snapshot.read(path, limit)
     }
 
-    /// The lines from `first` to `last`, both counted from 1; fewer when the file is shorter. None when the file or its line `first` does
-    /// not exist, or it is no text.
+    /// The lines from `first` to `last`, both counted from 1; fewer when the file is shorter. None
+    /// when the file or its line `first` does not exist, or it is no text.
     #[must_use]
     pub fn lines(&self, path: &str, first: u32, last: u32) -> Option<Vec<String>> {
         self.snapshot.lines(path, first, last)
@@ -98,21 +101,24 @@ impl Clean {
         self.snapshot.text(path)
     }
 
-    /// Whether a place that somebody cites exists: a file of the commit, and in it the line, counted from 1.
+    /// Whether a place that somebody cites exists: a file of the commit, and in it the line,
+    /// counted from 1.
     #[must_use]
     pub fn cites(&self, path: &str, line: u32) -> bool {
         self.lines(path, line, line).is_some()
     }
 
-    /// Puts it below a folder where others may read it, on the same file system. One of the commit that is there stays. Whoever goes on
-    /// with it opens it there.
+    /// Puts it below a folder where others may read it, on the same file system. One of the commit
+    /// that is there stays. Whoever goes on with it opens it there.
     ///
     /// # Errors
     /// When the disk fails.
     pub async fn reveal(&self, into: &Path) -> Result<(), SnapshotError> {
         let (snapshot, into) = (self.snapshot.clone(), into.to_owned());
         let work = move || snapshot.move_below(&into);
-        tokio::task::spawn_blocking(work).await.map_err(|failed| SnapshotError::Io(io::Error::other(failed)))?
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|failed| SnapshotError::Io(io::Error::other(failed)))?
     }
 
     pub(super) const fn snapshot(&self) -> &Snapshot {
@@ -120,7 +126,8 @@ impl Clean {
     }
 }
 
-/// Masks the secrets of a snapshot. A second call gives the report of the first, and so does one that is made at the same time.
+/// Masks the secrets of a snapshot. A second call gives the report of the first, and so does one
+/// that is made at the same time.
 ///
 /// # Errors
 /// When the disk fails. Then nobody may read the snapshot; calling it again goes on.
@@ -156,7 +163,8 @@ fn masked(snapshot: &Snapshot, wanted: &AtomicBool) -> io::Result<Masked> {
     };
     for path in &found.files {
         go_on(wanted)?;
-        // One that is clean already has nothing left that is found, or the marks it has are put there again.
+        // One that is clean already has nothing left that is found, or the marks it has are put
+        // there again.
         let content = snapshot.read(path, MAX_FILE)?;
         if let Some(clean) = cleaned(path, &content, &mut Vec::new()) {
             snapshot.replace(path, &clean)?;
@@ -204,7 +212,9 @@ fn cleaned(path: &str, content: &[u8], hits: &mut Vec<(&'static str, u32)>) -> O
     }
     match (kind, content.contains(&0)) {
         // Its form says nothing of where its secrets are.
-        (files::Kind::KeyStore | files::Kind::Environment | files::Kind::Credentials, true) => Some(Vec::new()),
+        (files::Kind::KeyStore | files::Kind::Environment | files::Kind::Credentials, true) => {
+            Some(Vec::new())
+        }
         (files::Kind::KeyStore, false) if content == b"\n".repeat(content.len()) => None,
         (files::Kind::KeyStore, false) => {
             hits.push(("key-store", 1));
@@ -215,7 +225,10 @@ fn cleaned(path: &str, content: &[u8], hits: &mut Vec<(&'static str, u32)>) -> O
         // What is not UTF-8 is looked at byte by byte: a secret is ASCII.
         (kind, false) => {
             let clean = rules.mask(kind, content, hits);
-            debug_assert!(clean.as_ref().is_none_or(|clean| newlines(clean) == newlines(content)), "{path}");
+            debug_assert!(
+                clean.as_ref().is_none_or(|clean| newlines(clean) == newlines(content)),
+                "{path}"
+            );
             clean
         }
     }

@@ -1,9 +1,10 @@
-//! Lists of symbols, written into the snapshot: `.construct/outline/<path>.txt` has one line for each function, type and method of a
-//! source file, so that an agent reads and searches them instead of whole files.
+//! Lists of symbols, written into the snapshot: `.construct/outline/<path>.txt` has one line for
+//! each function, type and method of a source file, so that an agent reads and searches them
+//! instead of whole files.
 //!
-//! The parsers are C, and what they parse is hostile. They run in a child process ([`outline_child`]) that has no environment, little
-//! memory and time, and a filter that lets it read its input, write its output and nothing else. A file that kills it is left out and
-//! named.
+//! The parsers are C, and what they parse is hostile. They run in a child process
+//! ([`outline_child`]) that has no environment, little memory and time, and a filter that lets it
+//! read its input, write its output and nothing else. A file that kills it is left out and named.
 
 mod child;
 mod symbols;
@@ -82,7 +83,8 @@ pub struct Outliner {
 }
 
 impl Outliner {
-    /// A program that calls [`outline_child`] when it is given these arguments, before it does anything else.
+    /// A program that calls [`outline_child`] when it is given these arguments, before it does
+    /// anything else.
     #[must_use]
     pub fn new(program: PathBuf, arguments: Vec<OsString>, limits: OutlinerLimits) -> Self {
         Self { program, arguments, limits }
@@ -116,9 +118,13 @@ impl Outlined {
 /// # Errors
 /// When the disk fails, or the program cannot be started.
 pub async fn outline(snapshot: &Clean, outliner: &Outliner) -> io::Result<Outlined> {
-    let (snapshot, outliner, runtime) = (snapshot.clone(), outliner.clone(), tokio::runtime::Handle::current());
+    let (snapshot, outliner, runtime) =
+        (snapshot.clone(), outliner.clone(), tokio::runtime::Handle::current());
     // Files are read and written between two waits for the child, which would hold up others.
-    blocking(move |wanted| runtime.block_on(Run { snapshot: &snapshot, outliner: &outliner, wanted }.all())).await?
+    blocking(move |wanted| {
+        runtime.block_on(Run { snapshot: &snapshot, outliner: &outliner, wanted }.all())
+    })
+    .await?
 }
 
 struct Run<'a> {
@@ -214,7 +220,8 @@ impl Parser {
     fn start(outliner: &Outliner) -> io::Result<Self> {
         let mut command = Command::new(&outliner.program);
         command.args(&outliner.arguments).env_clear().current_dir("/").kill_on_drop(true);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         let missing = || io::Error::other("the child has no pipe");
         let input = child.stdin.take().ok_or_else(missing)?;
         let output = child.stdout.take().ok_or_else(missing)?;

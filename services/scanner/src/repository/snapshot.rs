@@ -1,10 +1,12 @@
 //! A snapshot: the files of one commit, laid down once, where nothing can leave.
 //!
-//! On disk it is a folder named by the commit's id, with the files in `tree` and what is known of them beside it. It appears whole or not
-//! at all: it is filled under another name and renamed. A commit that is there already is not fetched again.
+//! On disk it is a folder named by the commit's id, with the files in `tree` and what is known of
+//! them beside it. It appears whole or not at all: it is filled under another name and renamed. A
+//! commit that is there already is not fetched again.
 //!
-//! That a commit has this id is said by who gave it. So snapshots of different sources lie below different folders: whoever could name
-//! a host that gives the id of another one's commit would be given the other one's files. The scanner has a folder for each scan.
+//! That a commit has this id is said by who gave it. So snapshots of different sources lie below
+//! different folders: whoever could name a host that gives the id of another one's commit would be
+//! given the other one's files. The scanner has a folder for each scan.
 
 mod download;
 mod limits;
@@ -103,18 +105,21 @@ impl SnapshotError {
     }
 }
 
-/// The files of one commit, with the secrets in them: what reads them for others takes a [`super::Clean`]. Cheap to clone.
+/// The files of one commit, with the secrets in them: what reads them for others takes a
+/// [`super::Clean`]. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     path: PathBuf,
     manifest: Arc<Manifest>,
-    /// Everything goes through this descriptor, so that it is about this snapshot even when another one has its name meanwhile.
+    /// Everything goes through this descriptor, so that it is about this snapshot even when another
+    /// one has its name meanwhile.
     folder: Arc<Tree>,
 }
 
 impl Snapshot {
-    /// Takes a snapshot of a commit into a folder below `into`, or gives the one that is there. All below `into` has to be of one source,
-    /// asked by one organisation: what is there is known by its commit's id alone.
+    /// Takes a snapshot of a commit into a folder below `into`, or gives the one that is there. All
+    /// below `into` has to be of one source, asked by one organization: what is there is known by
+    /// its commit's id alone.
     ///
     /// When the future is dropped, what was begun is removed.
     ///
@@ -148,9 +153,12 @@ impl Snapshot {
         let packed = staging.path().join("archive");
         let kind = archive.kind;
         let size = download::download(archive, &packed, limits).await?;
-        // When this future is dropped, the other thread stops at its next look and removes what it has written.
+        // When this future is dropped, the other thread stops at its next look and removes what it
+        // has written.
         let (commit, limits, into) = (commit.clone(), limits.clone(), into.to_owned());
-        let work = move |wanted: &AtomicBool| lay_down(staging, kind, size, &commit, &limits, &into, wanted);
+        let work = move |wanted: &AtomicBool| {
+            lay_down(staging, kind, size, &commit, &limits, &into, wanted)
+        };
         blocking(work).await.map_err(SnapshotError::Io)?
     }
 
@@ -161,7 +169,9 @@ impl Snapshot {
     pub async fn open(commit: &Commit, into: &Path) -> Result<Option<Self>, SnapshotError> {
         let folder = into.join(commit.id());
         let work = move || Self::open_folder(folder);
-        tokio::task::spawn_blocking(work).await.map_err(|failed| SnapshotError::Io(io::Error::other(failed)))?
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|failed| SnapshotError::Io(io::Error::other(failed)))?
     }
 
     fn open_folder(path: PathBuf) -> Result<Option<Self>, SnapshotError> {
@@ -172,10 +182,8 @@ impl Snapshot {
         };
         match read() {
             // One that cannot be understood was being written when the machine stopped.
-            Ok((manifest, folder)) => Ok(serde_json::from_slice(&manifest).ok().map(|manifest| Self {
-                path,
-                manifest: Arc::new(manifest),
-                folder: Arc::new(folder),
+            Ok((manifest, folder)) => Ok(serde_json::from_slice(&manifest).ok().map(|manifest| {
+                Self { path, manifest: Arc::new(manifest), folder: Arc::new(folder) }
             })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
@@ -196,7 +204,8 @@ impl Snapshot {
         }
     }
 
-    /// Removes what processes that died have left below `into` half-way, and is older than `age` at `now`.
+    /// Removes what processes that died have left below `into` half-way, and is older than `age` at
+    /// `now`.
     ///
     /// # Errors
     /// When the disk fails.
@@ -225,7 +234,8 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Gives it a place below another folder of the same file system, instead of what is no whole snapshot. One that is there stays.
+    /// Gives it a place below another folder of the same file system, instead of what is no whole
+    /// snapshot. One that is there stays.
     pub(super) fn move_below(&self, into: &Path) -> Result<(), SnapshotError> {
         std::fs::create_dir_all(into)?;
         let folder = into.join(&self.manifest.commit);
@@ -233,7 +243,12 @@ impl Snapshot {
             Ok(()) => Ok(()),
             // Somebody else has done it meanwhile.
             Err(_) if Self::open_folder(folder.clone())?.is_some() => Ok(()),
-            Err(error) if matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists
+                ) =>
+            {
                 let broken = format!("{STAGING}broken-{}", uuid::Uuid::now_v7().simple());
                 std::fs::rename(&folder, self.path.with_file_name(broken))?;
                 Ok(std::fs::rename(&self.path, &folder)?)
@@ -262,8 +277,8 @@ impl Snapshot {
         self.folder.below(TREE)?.read(path, limit)
     }
 
-    /// The lines from `first` to `last`, both counted from 1; fewer when the file is shorter. None when the file or its line `first` does
-    /// not exist, or it is no text.
+    /// The lines from `first` to `last`, both counted from 1; fewer when the file is shorter. None
+    /// when the file or its line `first` does not exist, or it is no text.
     #[must_use]
     pub(super) fn lines(&self, path: &str, first: u32, last: u32) -> Option<Vec<String>> {
         lines_of(&self.text(path)?, first, last)
@@ -322,7 +337,8 @@ fn lay_down(
     wanted: &AtomicBool,
 ) -> Result<Snapshot, SnapshotError> {
     let packed = std::fs::File::open(staging.path().join("archive"))?;
-    let mut manifest = unpack::unpack(packed, kind, size, limits, &staging.path().join("unpacked"), wanted)?;
+    let mut manifest =
+        unpack::unpack(packed, kind, size, limits, &staging.path().join("unpacked"), wanted)?;
     commit.id().clone_into(&mut manifest.commit);
     let ready = staging.path().join("ready");
     let written = Tree::create(&ready)?;
@@ -333,8 +349,14 @@ fn lay_down(
     let folder = into.join(commit.id());
     match std::fs::rename(&ready, &folder) {
         Ok(()) => {}
-        Err(error) if matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists) => {
-            // Somebody else has taken the same commit meanwhile, which is the same; or it is none that can be used.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists
+            ) =>
+        {
+            // Somebody else has taken the same commit meanwhile, which is the same; or it is none
+            // that can be used.
             if let Some(there) = Snapshot::open_folder(folder.clone())? {
                 return Ok(there);
             }
@@ -343,10 +365,12 @@ fn lay_down(
         }
         Err(error) => return Err(error.into()),
     }
-    Snapshot::open_folder(folder)?.ok_or_else(|| SnapshotError::malformed("a snapshot is there that is not whole"))
+    Snapshot::open_folder(folder)?
+        .ok_or_else(|| SnapshotError::malformed("a snapshot is there that is not whole"))
 }
 
-/// The lines of a text from `first` to `last`, both counted from 1; none when it does not have the first.
+/// The lines of a text from `first` to `last`, both counted from 1; none when it does not have the
+/// first.
 pub(crate) fn lines_of(text: &str, first: u32, last: u32) -> Option<Vec<String>> {
     let skip = usize::try_from(first.checked_sub(1)?).ok()?;
     let count = usize::try_from(last.checked_sub(first)?).ok()?.checked_add(1)?;

@@ -12,13 +12,15 @@ use super::SourceError;
 /// A place that has a repository.
 #[async_trait]
 pub trait Source: Send + Sync + fmt::Debug {
-    /// The exact commit that a branch, tag or (short) commit id means now; without one, the head of the default branch.
+    /// The exact commit that a branch, tag or (short) commit id means now; without one, the head of
+    /// the default branch.
     ///
     /// # Errors
     /// See [`SourceError`].
     async fn resolve(&self, reference: Option<&str>) -> Result<Commit, SourceError>;
 
-    /// The content of a commit. The stream is not bounded: who reads it is ([`super::Snapshot::take`]).
+    /// The content of a commit. The stream is not bounded: who reads it is
+    /// ([`super::Snapshot::take`]).
     ///
     /// # Errors
     /// See [`SourceError`].
@@ -33,7 +35,8 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// A commit by its full id: 40 or 64 hexadecimal digits (SHA-1 or SHA-256); the branch or tag it was found by, if any.
+    /// A commit by its full id: 40 or 64 hexadecimal digits (SHA-1 or SHA-256); the branch or tag
+    /// it was found by, if any.
     ///
     /// # Errors
     /// When it is anything else. An id is the name of a folder later on.
@@ -41,7 +44,10 @@ impl Commit {
         let is_id = matches!(id.len(), 40 | 64) && id.bytes().all(|byte| byte.is_ascii_hexdigit());
         if !is_id {
             let what = id.chars().take(80).collect();
-            return Err(SourceError::Invalid { what, why: "a commit's id has 40 or 64 hexadecimal digits".to_owned() });
+            return Err(SourceError::Invalid {
+                what,
+                why: "a commit's id has 40 or 64 hexadecimal digits".to_owned(),
+            });
         }
         Ok(Self { id: id.to_ascii_lowercase(), reference })
     }

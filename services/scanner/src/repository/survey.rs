@@ -1,7 +1,9 @@
-//! What is in a repository that people start: found without a model, so that the model spends its tokens on what it means.
+//! What is in a repository that people start: found without a model, so that the model spends its
+//! tokens on what it means.
 //!
-//! Files are read line by line with patterns, and manifests with parsers that are memory-safe; nothing is run. Every statement says where
-//! it stands. The result is the same for the same snapshot.
+//! Files are read line by line with patterns, and manifests with parsers that are memory-safe;
+//! nothing is run. Every statement says where it stands. The result is the same for the same
+//! snapshot.
 
 mod commands;
 mod found;
@@ -33,7 +35,8 @@ use super::{
 pub struct SurveyLimits {
     /// Bytes of a file that are read.
     pub file_bytes: u64,
-    /// The same of files that are understood as a whole or not at all: notebooks, packages' manifests, descriptions of interfaces.
+    /// The same of files that are understood as a whole or not at all: notebooks, packages'
+    /// manifests, descriptions of interfaces.
     pub document_bytes: u64,
     /// Bytes of all files together that are read.
     pub bytes: u64,
@@ -132,7 +135,8 @@ pub struct Module {
     pub about: Option<String>,
     /// Where it says so.
     pub place: Place,
-    /// Well-known libraries it uses that say what it is: web frameworks, command lines, models, data bases.
+    /// Well-known libraries it uses that say what it is: web frameworks, command lines, models,
+    /// data bases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frameworks: Vec<String>,
     /// The workspace's members, as the manifest writes them.
@@ -244,8 +248,9 @@ impl<'a> Source<'a> {
         Place { path: self.path.to_owned(), line: number(index) }
     }
 
-    /// The first line, counted from 0, that has this between quotation marks, from a line on; that one, when none has. All of a file's
-    /// literals are looked up at once: a manifest has many, and each of them costs the whole file otherwise.
+    /// The first line, counted from 0, that has this between quotation marks, from a line on; that
+    /// one, when none has. All of a file's literals are looked up at once: a manifest has many, and
+    /// each of them costs the whole file otherwise.
     fn quoted(&self, literal: &str, from: usize) -> usize {
         let quoted = self.quoted.get_or_init(|| {
             let mut quoted: HashMap<&'a str, Vec<usize>> = HashMap::new();
@@ -348,13 +353,18 @@ fn look(snapshot: &Clean, limits: &SurveyLimits, wanted: &AtomicBool) -> io::Res
     if late > 0 {
         survey.truncated.push(format!("{late} files, for which there was no time left"));
     }
-    let named = cut.iter().take(MAX_CUT).map(|(path, limit)| format!("{path} beyond its first {limit} bytes"));
+    let named = cut
+        .iter()
+        .take(MAX_CUT)
+        .map(|(path, limit)| format!("{path} beyond its first {limit} bytes"));
     survey.truncated.extend(named);
     if let Some(more) = cut.len().checked_sub(MAX_CUT).filter(|more| *more > 0) {
         survey.truncated.push(format!("{more} more files beyond their beginnings"));
     }
-    survey.languages =
-        languages.into_iter().map(|(name, (files, bytes))| Language { name: name.to_owned(), files, bytes }).collect();
+    survey.languages = languages
+        .into_iter()
+        .map(|(name, (files, bytes))| Language { name: name.to_owned(), files, bytes })
+        .collect();
     survey.languages.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
     found.finish(&mut survey);
     Ok(survey)
@@ -394,8 +404,10 @@ fn is_aside(path: &str) -> bool {
         "docs",
     ];
     let name = path.rsplit('/').next().unwrap_or(path);
-    let is_test =
-        name.starts_with("test_") || name.contains("_test.") || name.contains(".test.") || name.contains(".spec.");
+    let is_test = name.starts_with("test_")
+        || name.contains("_test.")
+        || name.contains(".test.")
+        || name.contains(".spec.");
     is_test || path.split('/').rev().skip(1).any(|part| FOLDERS.contains(&part))
 }
 

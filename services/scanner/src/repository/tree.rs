@@ -1,5 +1,6 @@
-//! A directory tree that nothing leaves: every path is resolved by the kernel below a directory descriptor (`openat2` with
-//! `RESOLVE_BENEATH` and `RESOLVE_NO_SYMLINKS`), so that no comparison of path strings has to be right.
+//! A directory tree that nothing leaves: every path is resolved by the kernel below a directory
+//! descriptor (`openat2` with `RESOLVE_BENEATH` and `RESOLVE_NO_SYMLINKS`), so that no comparison
+//! of path strings has to be right.
 
 use std::{
     ffi::OsStr,
@@ -14,8 +15,8 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, fchmod, flock, mkdirat, openat,
-        openat2, renameat, statat, syncfs, unlinkat,
+        AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, fchmod, flock,
+        mkdirat, openat, openat2, renameat, statat, syncfs, unlinkat,
     },
     io::Errno,
 };
@@ -26,7 +27,8 @@ const FILE: Mode = Mode::from_raw_mode(0o644);
 const DIRECTORY: Mode = Mode::from_raw_mode(0o755);
 /// What files are called that are being written.
 const WRITING: &str = ".writing-";
-/// How often a resolution is repeated that the kernel gave up because something was renamed meanwhile.
+/// How often a resolution is repeated that the kernel gave up because something was renamed
+/// meanwhile.
 const ATTEMPTS: usize = 64;
 
 /// The tree.
@@ -62,14 +64,16 @@ impl Tree {
         let mut found = Vec::new();
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
-            let Some(name) = entry.file_name().to_str().ok().filter(|name| *name != "." && *name != "..") else {
+            let Some(name) =
+                entry.file_name().to_str().ok().filter(|name| *name != "." && *name != "..")
+            else {
                 continue;
             };
             let kind = match entry.file_type() {
                 // Not every file system says it here.
-                FileType::Unknown => {
-                    FileType::from_raw_mode(statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode)
-                }
+                FileType::Unknown => FileType::from_raw_mode(
+                    statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode,
+                ),
                 kind => kind,
             };
             found.push((name.to_owned(), kind));
@@ -77,8 +81,8 @@ impl Tree {
         Ok(found)
     }
 
-    /// Waits until nobody else, in this process or another, has this directory to itself. It is given back when what is returned is
-    /// dropped.
+    /// Waits until nobody else, in this process or another, has this directory to itself. It is
+    /// given back when what is returned is dropped.
     pub(crate) fn lock(&self) -> io::Result<OwnedFd> {
         // Opened anew: what shares an opened directory shares its lock.
         let own = self.beneath(".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
@@ -86,7 +90,8 @@ impl Tree {
         Ok(own)
     }
 
-    /// Removes what was being written into this directory by processes that died. To be called by who has locked it.
+    /// Removes what was being written into this directory by processes that died. To be called by
+    /// who has locked it.
     pub(crate) fn clear(&self) -> io::Result<()> {
         for entry in Dir::read_from(&self.root)? {
             let entry = entry?;
@@ -97,16 +102,18 @@ impl Tree {
         Ok(())
     }
 
-    /// Lets this user delete a directory in it: whoever made directories there may have closed them. Those whose names are not UTF-8 stay
-    /// as they are.
+    /// Lets this user delete a directory in it: whoever made directories there may have closed
+    /// them. Those whose names are not UTF-8 stay as they are.
     pub(crate) fn unlock_directories(&self, path: &str) -> io::Result<()> {
         let mut left = vec![path.to_owned()];
         while let Some(path) = left.pop() {
-            // One that is closed can be had as a place only, and no link that takes its name meanwhile is followed.
+            // One that is closed can be had as a place only, and no link that takes its name
+            // meanwhile is followed.
             let place = self.beneath(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
             let through = format!("/proc/self/fd/{}", place.as_raw_fd());
             fs::set_permissions(through, Permissions::from_mode(0o700))?;
-            let entries = self.entries(&path)?.into_iter().filter(|(_, kind)| *kind == FileType::Directory);
+            let entries =
+                self.entries(&path)?.into_iter().filter(|(_, kind)| *kind == FileType::Directory);
             left.extend(entries.map(|(name, _)| format!("{path}/{name}")));
         }
         Ok(())
@@ -119,7 +126,8 @@ impl Tree {
 
     /// Opens a regular file; whatever else has the name is not waited for.
     pub(crate) fn open_file(&self, path: &str) -> io::Result<File> {
-        let file = File::from(self.beneath(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK)?);
+        let file =
+            File::from(self.beneath(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK)?);
         if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
@@ -162,8 +170,8 @@ impl Tree {
         Ok(content)
     }
 
-    /// Replaces a file as a whole: readers see the old one or the new one. It is written directly below this directory, which should be
-    /// none that readers look into.
+    /// Replaces a file as a whole: readers see the old one or the new one. It is written directly
+    /// below this directory, which should be none that readers look into.
     pub(crate) fn replace(&self, path: &str, content: &[u8]) -> io::Result<()> {
         let (parent, name) = split(path);
         let parent = self.ensure_directory(parent)?;
@@ -180,7 +188,8 @@ impl Tree {
 
     fn beneath(&self, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let path = if path.is_empty() { "." } else { path };
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let resolve =
+            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         for _ in 0..ATTEMPTS {
             match openat2(self.root.as_fd(), path, flags, Mode::empty(), resolve) {
                 Err(Errno::AGAIN | Errno::INTR) => {}
@@ -219,6 +228,9 @@ mod tests {
         fs::set_permissions(closed.join("y"), Permissions::from_mode(0o0)).unwrap();
         fs::set_permissions(&closed, Permissions::from_mode(0o0)).unwrap();
         Tree::open(root.path()).unwrap().unlock_directories("scan").unwrap();
-        assert_eq!((mode(&closed), mode(&closed.join("y")), mode(outside.path())), (0o700, 0o700, 0o755));
+        assert_eq!(
+            (mode(&closed), mode(&closed.join("y")), mode(outside.path())),
+            (0o700, 0o700, 0o755)
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! Hosts of repositories as they are reached: one client for each connection, however many scans go through it. So what a host says of
-//! its limit holds for all of them, what it has answered need not be sent again, and an app's token serves until it ends.
+//! Hosts of repositories as they are reached: one client for each connection, however many scans go
+//! through it. So what a host says of its limit holds for all of them, what it has answered need
+//! not be sent again, and an app's token serves until it ends.
 
 use std::{
     collections::VecDeque,
@@ -12,9 +13,11 @@ use jiff::{SignedDuration, Timestamp};
 use super::Trouble;
 use crate::repository::{GitHub, GitLab};
 
-/// Clients of a kind that are kept. Of more the one goes that was not used for the longest time, and is made again when it is needed.
+/// Clients of a kind that are kept. Of more the one goes that was not used for the longest time,
+/// and is made again when it is needed.
 const KEPT: usize = 32;
-/// A client that nobody has used for so long is dropped with the credential in it. Longer than a host wants to be left alone.
+/// A client that nobody has used for so long is dropped with the credential in it. Longer than a
+/// host wants to be left alone.
 const IDLE: SignedDuration = SignedDuration::from_hours(3);
 
 /// What this process reaches.
@@ -24,7 +27,8 @@ pub(crate) struct Hosts {
     pub(super) gitlab: Clients<GitLab>,
 }
 
-/// What tells clients apart: the connection, with its revision, and where the host is. Without a connection it is the same for everybody.
+/// What tells clients apart: the connection, with its revision, and where the host is. Without a
+/// connection it is the same for everybody.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) connection: Option<(ScanConnectionId, i64)>,
@@ -53,7 +57,8 @@ impl<T: Clone> Clients<T> {
     ) -> Result<T, Trouble> {
         self.forget_idle(now);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.iter().position(|(known, ..)| *known == key).and_then(|index| kept.remove(index));
+        let found =
+            kept.iter().position(|(known, ..)| *known == key).and_then(|index| kept.remove(index));
         let client = match found {
             Some((.., client)) => client,
             None => make()?,
@@ -93,8 +98,12 @@ mod tests {
     #[test]
     fn a_client_is_made_once_and_again_when_its_connection_has_changed_or_nobody_has_used_it() {
         let (clients, now) = (Clients::default(), Timestamp::UNIX_EPOCH);
-        let get = |key, now, made: usize| clients.get(key, now, || Ok(made)).expect("it can be made");
-        assert_eq!((get(key(1, 1), now, 1), get(key(1, 1), now, 2), get(key(1, 2), now, 3)), (1, 1, 3));
+        let get =
+            |key, now, made: usize| clients.get(key, now, || Ok(made)).expect("it can be made");
+        assert_eq!(
+            (get(key(1, 1), now, 1), get(key(1, 1), now, 2), get(key(1, 2), now, 3)),
+            (1, 1, 3)
+        );
         assert_eq!(get(Key { connection: None, base: None }, now, 4), 4);
         assert_eq!(get(Key { connection: None, base: Some("http://a".to_owned()) }, now, 5), 5);
         // The one that was used last stays.
@@ -109,7 +118,8 @@ mod tests {
     #[test]
     fn a_client_that_cannot_be_made_is_tried_again() {
         let clients = Clients::<usize>::default();
-        let failed = clients.get(key(1, 1), Timestamp::UNIX_EPOCH, || Err(Trouble::Failed("no".to_owned())));
+        let failed =
+            clients.get(key(1, 1), Timestamp::UNIX_EPOCH, || Err(Trouble::Failed("no".to_owned())));
         assert!(failed.is_err());
         assert_eq!(clients.get(key(1, 1), Timestamp::UNIX_EPOCH, || Ok(2)).expect("now it can"), 2);
     }

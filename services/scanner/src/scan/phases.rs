@@ -27,8 +27,8 @@ const MAX_MANIFEST: usize = 16 * 1024 * 1024;
 /// Refused proposals that are told of.
 const REFUSALS: usize = 50;
 
-/// Goes on from the phase the scan is in, until the scanner's work is over or somebody else's is waited for. Gives when somebody has to go
-/// on; none: it is over.
+/// Goes on from the phase the scan is in, until the scanner's work is over or somebody else's is
+/// waited for. Gives when somebody has to go on; none: it is over.
 pub(super) async fn go_on(work: &mut Work<'_>) -> Result<Option<Timestamp>, Trouble> {
     loop {
         match work.scan.phase {
@@ -60,7 +60,10 @@ async fn resolve(work: &mut Work<'_>) -> Result<(), Trouble> {
 
 /// The smaller of two limits, of which 0 is none.
 fn smaller(by_default: u64, wanted: i64) -> u64 {
-    u64::try_from(wanted).ok().filter(|wanted| *wanted > 0).map_or(by_default, |wanted| wanted.min(by_default))
+    u64::try_from(wanted)
+        .ok()
+        .filter(|wanted| *wanted > 0)
+        .map_or(by_default, |wanted| wanted.min(by_default))
 }
 
 /// Fetches the files and masks what must not be shown.
@@ -72,7 +75,8 @@ async fn fetch(work: &mut Work<'_>) -> Result<(), Trouble> {
         entries: smaller(limits.entries, work.scan.limits.max_files),
         ..limits
     };
-    // Members may speak to the task already, which reads the scan's folder: nothing comes there that is not masked.
+    // Members may speak to the task already, which reads the scan's folder: nothing comes there
+    // that is not masked.
     let unmasked = tidy::unmasked(&work.shared.dir, work.scan.id);
     let there = Snapshot::open(&commit, &dir).await?;
     let is_there = there.is_some();
@@ -96,7 +100,11 @@ async fn fetch(work: &mut Work<'_>) -> Result<(), Trouble> {
     work.scan.files_skipped = count(manifest.skipped.counts.values().sum());
     work.scan.secrets_masked = count(masked.total);
     let kept = lines(manifest);
-    let unlisted = if kept.is_some() { "" } else { "; they are too many to be compared with those of other scans" };
+    let unlisted = if kept.is_some() {
+        ""
+    } else {
+        "; they are too many to be compared with those of other scans"
+    };
     let words = format!(
         "{} files of {} bytes, {} left out; {} secrets masked{unlisted}",
         work.scan.files, manifest.bytes, work.scan.files_skipped, masked.total
@@ -105,9 +113,11 @@ async fn fetch(work: &mut Work<'_>) -> Result<(), Trouble> {
     work.enter(ScanPhase::Survey, words, changes).await
 }
 
-/// A manifest as it is kept: a line for each file, a part of its hash and its path. No path has a line break. None when it is too long.
+/// A manifest as it is kept: a line for each file, a part of its hash and its path. No path has a
+/// line break. None when it is too long.
 fn lines(manifest: &Manifest) -> Option<String> {
-    let line = |(path, entry): (&String, &repository::FileEntry)| format!("{:.32} {path}\n", entry.hash);
+    let line =
+        |(path, entry): (&String, &repository::FileEntry)| format!("{:.32} {path}\n", entry.hash);
     let lines: String = manifest.files.iter().map(line).collect();
     (lines.len() <= MAX_MANIFEST).then_some(lines)
 }
@@ -138,7 +148,8 @@ async fn look(work: &mut Work<'_>) -> Result<(), Trouble> {
         outlined.symbols,
         outlined.files
     );
-    let changes = ScanChanges { brief: Some(repository::brief(&survey, BRIEF)), ..ScanChanges::default() };
+    let changes =
+        ScanChanges { brief: Some(repository::brief(&survey, BRIEF)), ..ScanChanges::default() };
     work.enter(ScanPhase::Exploring, words, changes).await
 }
 
@@ -152,20 +163,25 @@ async fn check(work: &mut Work<'_>) -> Result<(), Trouble> {
         work.scan.repairs += 1;
         work.scan.request = candidate::repair(&checked.problems);
         work.scan.message.clear();
-        let words = format!("the model is told of {} mistakes in its answer", checked.problems.len());
+        let words =
+            format!("the model is told of {} mistakes in its answer", checked.problems.len());
         let repair = event("repair", words);
         let changes = ScanChanges { events: vec![repair], ..ScanChanges::default() };
         return work.enter(ScanPhase::Exploring, "", changes).await;
     }
     let mut events = Vec::new();
     if !checked.problems.is_empty() && work.scan.repairs > 0 {
-        // A model that has mended its answer to pieces, or could not go on, has said before what holds.
+        // A model that has mended its answer to pieces, or could not go on, has said before what
+        // holds.
         let earlier = explore::answers(work).await?;
         // Of those that hold as much the last one.
         for earlier in examine(work, &snapshot, earlier).await? {
             if earlier.candidates.len() > checked.candidates.len() {
                 checked = earlier;
-                events = vec![event("earlier", "of an earlier answer more holds than of the last one: it is taken")];
+                events = vec![event(
+                    "earlier",
+                    "of an earlier answer more holds than of the last one: it is taken",
+                )];
             }
         }
     }
@@ -191,23 +207,41 @@ async fn check(work: &mut Work<'_>) -> Result<(), Trouble> {
             content: candidate.content,
         })
         .collect();
-    let words =
-        format!("{} candidates are to be reviewed; {} merged, {} refused", candidates.len(), merged, work.scan.refused);
+    let words = format!(
+        "{} candidates are to be reviewed; {} merged, {} refused",
+        candidates.len(),
+        merged,
+        work.scan.refused
+    );
     events.extend(refusals.into_iter().map(|why| event("refused", why)));
-    work.enter(ScanPhase::Review, words, ScanChanges { events, candidates, ..ScanChanges::default() }).await?;
+    work.enter(
+        ScanPhase::Review,
+        words,
+        ScanChanges { events, candidates, ..ScanChanges::default() },
+    )
+    .await?;
     let count = |count: i64| u64::try_from(count).unwrap_or(0);
     work.shared.metrics.candidates(count(work.scan.candidates), count(work.scan.refused));
     Ok(())
 }
 
 /// Checks answers against the files.
-async fn examine(work: &Work<'_>, snapshot: &Clean, answers: Vec<String>) -> Result<Vec<Checked>, Trouble> {
+async fn examine(
+    work: &Work<'_>,
+    snapshot: &Clean,
+    answers: Vec<String>,
+) -> Result<Vec<Checked>, Trouble> {
     let (snapshot, root) = (snapshot.clone(), work.scan.commit.clone());
-    blocking(move || Ok(answers.iter().map(|answer| candidate::check(answer, &snapshot, &root)).collect())).await
+    blocking(move || {
+        Ok(answers.iter().map(|answer| candidate::check(answer, &snapshot, &root)).collect())
+    })
+    .await
 }
 
 /// Work on files, where that is allowed.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> std::io::Result<T> + Send + 'static) -> Result<T, Trouble> {
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, Trouble> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done.map_err(|error| Trouble::later(&error)),
         Err(error) => Err(Trouble::later(&error)),

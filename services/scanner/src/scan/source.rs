@@ -39,12 +39,16 @@ fn secret(keyring: &Keyring, connection: &ScanConnection) -> Result<SecretString
     let opened = keyring.open(&connection.id.to_string(), &connection.sealed);
     let bytes = opened.map_err(|error| Trouble::Failed(error.to_string()))?;
     let text = std::str::from_utf8(bytes.expose_secret());
-    Ok(SecretString::from(text.map_err(|_| Trouble::Failed("the credential cannot be read".to_owned()))?))
+    Ok(SecretString::from(
+        text.map_err(|_| Trouble::Failed("the credential cannot be read".to_owned()))?,
+    ))
 }
 
-/// Which client reaches a host: at the connection's address, or the one that is configured, or its own.
+/// Which client reaches a host: at the connection's address, or the one that is configured, or its
+/// own.
 fn key(connection: Option<&ScanConnection>, configured: Option<&str>) -> Key {
-    let own = connection.map(|connection| connection.base_url.as_str()).filter(|url| !url.is_empty());
+    let own =
+        connection.map(|connection| connection.base_url.as_str()).filter(|url| !url.is_empty());
     Key {
         connection: connection.map(|connection| (connection.id, connection.revision)),
         base: own.or(configured).map(str::to_owned),
@@ -52,7 +56,10 @@ fn key(connection: Option<&ScanConnection>, configured: Option<&str>) -> Key {
 }
 
 /// GitHub, as a connection reaches it, or as everybody does.
-pub(crate) fn github(shared: &Shared, connection: Option<&ScanConnection>) -> Result<GitHub, Trouble> {
+pub(crate) fn github(
+    shared: &Shared,
+    connection: Option<&ScanConnection>,
+) -> Result<GitHub, Trouble> {
     let key = key(connection, shared.config.scanner_github_url.as_deref());
     let base = key.base.clone();
     shared.hosts.github.get(key, clock::now(), || {
@@ -69,10 +76,16 @@ fn auth(keyring: &Keyring, connection: Option<&ScanConnection>) -> Result<GitHub
             match connection.credential {
                 ScanCredential::Token => GitHubAuth::Token(secret),
                 ScanCredential::App => {
-                    let unreadable = || Trouble::Failed("the app's credential cannot be read".to_owned());
-                    let app: App = serde_json::from_str(secret.expose_secret()).map_err(|_| unreadable())?;
+                    let unreadable =
+                        || Trouble::Failed("the app's credential cannot be read".to_owned());
+                    let app: App =
+                        serde_json::from_str(secret.expose_secret()).map_err(|_| unreadable())?;
                     let installation = app.installation_id.parse().map_err(|_| unreadable())?;
-                    GitHubAuth::App { issuer: app.app_id, installation, key: SecretString::from(app.private_key) }
+                    GitHubAuth::App {
+                        issuer: app.app_id,
+                        installation,
+                        key: SecretString::from(app.private_key),
+                    }
                 }
             }
         }
@@ -80,7 +93,10 @@ fn auth(keyring: &Keyring, connection: Option<&ScanConnection>) -> Result<GitHub
 }
 
 /// GitLab in the same way.
-pub(crate) fn gitlab(shared: &Shared, connection: Option<&ScanConnection>) -> Result<GitLab, Trouble> {
+pub(crate) fn gitlab(
+    shared: &Shared,
+    connection: Option<&ScanConnection>,
+) -> Result<GitLab, Trouble> {
     let key = key(connection, shared.config.scanner_gitlab_url.as_deref());
     let base = key.base.clone();
     shared.hosts.gitlab.get(key, clock::now(), || {
@@ -117,20 +133,23 @@ pub(crate) async fn open(shared: &Shared, scan: &Scan) -> Result<Opened, Trouble
         }
         ScanKind::Folder => plain(Box::new(Folder::new(scan.location.clone().into()))),
         ScanKind::Upload => {
-            let reference: blob::Reference = scan
-                .archive
-                .as_deref()
-                .and_then(|text| text.parse().ok())
-                .ok_or_else(|| Trouble::Failed("the archive that was sent cannot be named".to_owned()))?;
+            let reference: blob::Reference =
+                scan.archive.as_deref().and_then(|text| text.parse().ok()).ok_or_else(|| {
+                    Trouble::Failed("the archive that was sent cannot be named".to_owned())
+                })?;
             let bytes = shared.blobs.get(&reference).await.map_err(|error| match error {
-                blob::Error::Missing(_) => Trouble::Failed("the archive that was sent is gone".to_owned()),
+                blob::Error::Missing(_) => {
+                    Trouble::Failed("the archive that was sent is gone".to_owned())
+                }
                 error => Trouble::later(&error),
             })?;
-            let unreadable = || Trouble::Failed("the archive that was sent cannot be read".to_owned());
+            let unreadable =
+                || Trouble::Failed("the archive that was sent cannot be read".to_owned());
             let sealed = SealedSecret::from_bytes(&bytes).ok_or_else(unreadable)?;
             let archive = shared.keyring.open(&scan.organization.to_string(), &sealed);
             let archive = archive.map_err(Trouble::sealed)?;
-            // Where no interpreter sees it, as nothing in it is masked, and where it is swept when this process dies.
+            // Where no interpreter sees it, as nothing in it is masked, and where it is swept when
+            // this process dies.
             let beside = tidy::unmasked(&shared.dir, scan.id);
             let written = async {
                 tokio::fs::create_dir_all(&beside).await?;

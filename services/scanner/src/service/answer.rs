@@ -23,7 +23,9 @@ pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
             let shared = Arc::clone(&shared);
             async move { Some(repositories(&shared, question).await) }
         };
-        if let Err(error) = shared.bus.answer(&subject::ListRepositories, draining.clone(), answer).await {
+        if let Err(error) =
+            shared.bus.answer(&subject::ListRepositories, draining.clone(), answer).await
+        {
             tracing::warn!(%error, "nobody can be told what connections reach");
         }
         tokio::select! {
@@ -35,19 +37,26 @@ pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
 
 async fn repositories(shared: &Shared, question: mesh::RepositoriesQuestion) -> mesh::Repositories {
     match list(shared, &question).await {
-        Ok((repositories, next_page)) => mesh::Repositories { repositories, next_page, failure: String::new() },
+        Ok((repositories, next_page)) => {
+            mesh::Repositories { repositories, next_page, failure: String::new() }
+        }
         Err(failure) => mesh::Repositories { failure, ..mesh::Repositories::default() },
     }
 }
 
-async fn list(shared: &Shared, question: &mesh::RepositoriesQuestion) -> Result<(Vec<v1::Repository>, u32), String> {
-    let organization: OrganizationId = question.organization_id.parse().map_err(|_| "the question is malformed")?;
+async fn list(
+    shared: &Shared,
+    question: &mesh::RepositoriesQuestion,
+) -> Result<(Vec<v1::Repository>, u32), String> {
+    let organization: OrganizationId =
+        question.organization_id.parse().map_err(|_| "the question is malformed")?;
     let connection = shared.store.scan_connection_find(organization, &question.connection_id).await;
     let connection = connection.map_err(|error| error.to_string())?;
     let (owner, page) = (question.owner.as_str(), question.page.max(1));
     let listing = match connection.host {
         ScanHost::Gitlab => {
-            let gitlab = source::gitlab(shared, Some(&connection)).map_err(|trouble| trouble.to_string())?;
+            let gitlab =
+                source::gitlab(shared, Some(&connection)).map_err(|trouble| trouble.to_string())?;
             of(owner, |owner| {
                 let gitlab = gitlab.clone();
                 async move { gitlab.projects(&owner, page).await }
@@ -55,7 +64,8 @@ async fn list(shared: &Shared, question: &mesh::RepositoriesQuestion) -> Result<
             .await
         }
         ScanHost::Github => {
-            let github = source::github(shared, Some(&connection)).map_err(|trouble| trouble.to_string())?;
+            let github =
+                source::github(shared, Some(&connection)).map_err(|trouble| trouble.to_string())?;
             of(owner, |owner| {
                 let github = github.clone();
                 async move { github.repositories(&owner, page).await }
@@ -66,7 +76,8 @@ async fn list(shared: &Shared, question: &mesh::RepositoriesQuestion) -> Result<
     listing.map(|listing| told(listing, page)).map_err(|error| error.to_string())
 }
 
-/// A page of what the connection reaches, or of what somebody has: of a name nobody says whether it is an organisation's or a person's.
+/// A page of what the connection reaches, or of what somebody has: of a name nobody says whether it
+/// is an organization's or a person's.
 async fn of<F>(name: &str, list: impl Fn(Owner) -> F) -> Result<Listing, SourceError>
 where
     F: Future<Output = Result<Listing, SourceError>>,

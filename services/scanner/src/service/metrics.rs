@@ -1,5 +1,5 @@
-//! What is counted of scans. `deploy/observability/metrics.txt` lists what every service counts. Nothing is told apart by organisation or
-//! repository.
+//! What is counted of scans. `deploy/observability/metrics.txt` lists what every service counts.
+//! Nothing is told apart by organization or repository.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,8 +13,13 @@ const OUTCOME: &str = "construct.outcome";
 const PHASE: &str = "construct.scan.phase";
 
 /// The phases a scan is worked on in.
-const AT_WORK: [ScanPhase; 5] =
-    [ScanPhase::Queued, ScanPhase::Snapshot, ScanPhase::Survey, ScanPhase::Exploring, ScanPhase::Checking];
+const AT_WORK: [ScanPhase; 5] = [
+    ScanPhase::Queued,
+    ScanPhase::Snapshot,
+    ScanPhase::Survey,
+    ScanPhase::Exploring,
+    ScanPhase::Checking,
+];
 
 /// In seconds.
 const SECONDS: [f64; 10] = [0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0, 7200.0];
@@ -154,7 +159,9 @@ mod tests {
         };
         has("construct_scanner_slots 2");
         has("construct_scanner_running 0");
-        has(r#"construct_scanner_scans_total{construct_outcome="failed",construct_scan_phase="queued"} 0"#);
+        has(
+            r#"construct_scanner_scans_total{construct_outcome="failed",construct_scan_phase="queued"} 0"#,
+        );
         let one = metrics.running();
         has("construct_scanner_running 1");
         metrics.waits(ScanPhase::Exploring);
@@ -162,7 +169,9 @@ mod tests {
         drop(one);
         has("construct_scanner_running 0");
         has(r#"construct_scanner_waits_total{construct_scan_phase="exploring"} 1"#);
-        has(r#"construct_scanner_scans_total{construct_outcome="failed",construct_scan_phase="exploring"} 1"#);
+        has(
+            r#"construct_scanner_scans_total{construct_outcome="failed",construct_scan_phase="exploring"} 1"#,
+        );
         has("construct_scanner_cost_total 1.5");
     }
 }

@@ -1,4 +1,5 @@
-//! What is looked after beside scans: files of scans that are over, and hand-overs of which the mesh was not told.
+//! What is looked after beside scans: files of scans that are over, and hand-overs of which the
+//! mesh was not told.
 
 use std::{
     io::{self, ErrorKind},
@@ -63,7 +64,11 @@ async fn hand_overs(shared: &Shared) -> Result<(), Failure> {
             candidates: candidates.iter().map(show::candidate).collect(),
         };
         // One that cannot be told keeps no other one from being told.
-        match shared.bus.publish(&subject::ToolCreate { organization: scan.organization }, &message).await {
+        match shared
+            .bus
+            .publish(&subject::ToolCreate { organization: scan.organization }, &message)
+            .await
+        {
             Ok(_) => shared.store.hand_over_told(id, clock::now()).await?,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), hand_over = %id, "the mesh could not be told of a hand-over");
@@ -73,15 +78,18 @@ async fn hand_overs(shared: &Shared) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Deletes the files of scans that are over and have been kept long enough, and folders that belong to no scan: those of scans that were
-/// deleted, or that a process left which died. What cannot be deleted keeps nothing else from being deleted.
+/// Deletes the files of scans that are over and have been kept long enough, and folders that belong
+/// to no scan: those of scans that were deleted, or that a process left which died. What cannot be
+/// deleted keeps nothing else from being deleted.
 async fn files(shared: &Shared) -> Result<(), Failure> {
     let now = clock::now();
     let kept = SignedDuration::try_from(shared.config.scanner_keep_snapshots)?;
     for (id, archive) in shared.store.scans_to_clean(now - kept, AT_ONCE).await? {
         match clean(shared, id, archive.as_deref()).await {
             Ok(()) => shared.store.scan_cleaned(id, clock::now()).await?,
-            Err(error) => tracing::warn!(error = &*error, scan = %id, "the files of a scan could not be deleted"),
+            Err(error) => {
+                tracing::warn!(error = &*error, scan = %id, "the files of a scan could not be deleted")
+            }
         }
     }
     let mut entries = tokio::fs::read_dir(&shared.dir).await?;
@@ -106,7 +114,8 @@ pub(crate) fn unmasked(dir: &Path, id: ScanId) -> PathBuf {
     dir.join(format!("{UNMASKED}{id}"))
 }
 
-/// Deletes what a scan needed: its files, and the archive that was sent for it. That is sealed, so that no other scan has the same.
+/// Deletes what a scan needed: its files, and the archive that was sent for it. That is sealed, so
+/// that no other scan has the same.
 async fn clean(shared: &Shared, id: ScanId, archive: Option<&str>) -> Result<(), Failure> {
     if let Some(archive) = archive {
         shared.blobs.remove(&archive.parse()?).await?;

@@ -8,7 +8,8 @@ use std::{
 
 use bytes::Bytes;
 use construct_scanner::repository::{
-    Archive, ArchiveKind, Commit, Folder, Limit, Limits, Skip, Snapshot, SnapshotError, Source as _, Upload,
+    Archive, ArchiveKind, Commit, Folder, Limit, Limits, Skip, Snapshot, SnapshotError,
+    Source as _, Upload,
 };
 use flate2::{Compression, write::GzEncoder};
 use futures::StreamExt as _;
@@ -20,11 +21,20 @@ fn commit() -> Commit {
     Commit::new(&"ab".repeat(20), None).expect("an id")
 }
 
-async fn unpack(kind: ArchiveKind, packed: Vec<u8>, limits: &Limits, into: &Path) -> Result<Snapshot, SnapshotError> {
+async fn unpack(
+    kind: ArchiveKind,
+    packed: Vec<u8>,
+    limits: &Limits,
+    into: &Path,
+) -> Result<Snapshot, SnapshotError> {
     let bytes = futures::stream::iter([Ok(Bytes::from(packed))]).boxed();
     let done = Snapshot::unpack(&commit(), Archive { kind, bytes }, limits, into).await;
     if done.is_err() {
-        assert_eq!(std::fs::read_dir(into).expect("a folder").count(), 0, "something is left behind");
+        assert_eq!(
+            std::fs::read_dir(into).expect("a folder").count(),
+            0,
+            "something is left behind"
+        );
     }
     done
 }
@@ -77,9 +87,12 @@ fn gzip(content: &[u8]) -> Vec<u8> {
 fn zip_of(entries: &[(&str, &[u8], u32)]) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     for (name, content, mode) in entries {
-        let options =
-            SimpleFileOptions::default().compression_method(CompressionMethod::Deflated).unix_permissions(*mode);
-        zip.start_file(*name, options).and_then(|()| Ok(zip.write_all(content)?)).expect("memory takes everything");
+        let options = SimpleFileOptions::default()
+            .compression_method(CompressionMethod::Deflated)
+            .unix_permissions(*mode);
+        zip.start_file(*name, options)
+            .and_then(|()| Ok(zip.write_all(content)?))
+            .expect("memory takes everything");
     }
     zip.finish().expect("memory takes everything").into_inner()
 }
@@ -96,13 +109,22 @@ fn is_over(error: &SnapshotError, limit: Limit) -> bool {
 #[tokio::test]
 async fn each_limit_refuses_an_archive_beyond_it() {
     let many: Vec<Entry> = (0..40).map(|n| file(&format!("t/f{n}"), b"x")).collect();
-    let noise: Vec<u8> = (0..300_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let noise: Vec<u8> =
+        (0..300_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     let base = Limits { ratio_from: 1 << 20, ..Limits::default() };
     let cases = [
-        (Limit::ArchiveBytes, tar_of(&[file("t/a", &noise)]), Limits { archive_bytes: 100_000, ..base.clone() }),
+        (
+            Limit::ArchiveBytes,
+            tar_of(&[file("t/a", &noise)]),
+            Limits { archive_bytes: 100_000, ..base.clone() },
+        ),
         (Limit::Bytes, tar_of(&[file("t/a", &noise)]), Limits { bytes: 500_000, ..base.clone() }),
         // What is left out counts as well.
-        (Limit::Bytes, tar_of(&[file("t/a", &noise)]), Limits { bytes: 500_000, file_bytes: 10, ..base.clone() }),
+        (
+            Limit::Bytes,
+            tar_of(&[file("t/a", &noise)]),
+            Limits { bytes: 500_000, file_bytes: 10, ..base.clone() },
+        ),
         (Limit::Entries, tar_of(&many), Limits { entries: 30, ..base.clone() }),
         (Limit::Depth, tar_of(&[file("t/1/2/3/4/a", b"")]), Limits { depth: 3, ..base.clone() }),
         (
@@ -119,8 +141,12 @@ async fn each_limit_refuses_an_archive_beyond_it() {
     let zipped = zip_of(&[("t/a", &vec![0; 4 << 20], 0o644)]);
     assert!(is_over(&refused(ArchiveKind::Zip, zipped, &base).await, Limit::Ratio));
     let names: Vec<String> = (0..40).map(|n| format!("t/f{n}")).collect();
-    let files: Vec<(&str, &[u8], u32)> = names.iter().map(|name| (name.as_str(), &b""[..], 0o644)).collect();
-    assert!(is_over(&refused(ArchiveKind::Zip, zip_of(&files), &Limits { entries: 30, ..base }).await, Limit::Entries));
+    let files: Vec<(&str, &[u8], u32)> =
+        names.iter().map(|name| (name.as_str(), &b""[..], 0o644)).collect();
+    assert!(is_over(
+        &refused(ArchiveKind::Zip, zip_of(&files), &Limits { entries: 30, ..base }).await,
+        Limit::Entries
+    ));
 }
 
 #[tokio::test]
@@ -128,7 +154,8 @@ async fn a_file_that_is_too_large_is_left_out_and_named() {
     let into = tempfile::tempdir().expect("a folder");
     let limits = Limits { file_bytes: 10, ..Limits::default() };
     let packed = tar_of(&[file("t/big", b"12345678901"), file("t/small", b"1234567890")]);
-    let snapshot = unpack(ArchiveKind::TarGz, packed, &limits, into.path()).await.expect("the rest is fine");
+    let snapshot =
+        unpack(ArchiveKind::TarGz, packed, &limits, into.path()).await.expect("the rest is fine");
     assert_eq!(snapshot.manifest().files.keys().collect::<Vec<_>>(), ["small"]);
     assert_eq!(snapshot.manifest().skipped.named, [(Skip::TooLarge, "t/big".to_owned())]);
 }
@@ -144,7 +171,8 @@ async fn paths_that_lead_elsewhere_are_refused() {
         let error = refused(ArchiveKind::TarGz, tar_of(&[long, file("t/ok", b"x")]), &limits).await;
         assert!(matches!(error, SnapshotError::Hostile { .. }), "{name}: {error:?}");
         let record = pax(&[("path", name)]);
-        let error = refused(ArchiveKind::TarGz, tar_of(&[record, file("t/ok", b"x")]), &limits).await;
+        let error =
+            refused(ArchiveKind::TarGz, tar_of(&[record, file("t/ok", b"x")]), &limits).await;
         assert!(matches!(error, SnapshotError::Hostile { .. }), "{name}: {error:?}");
     }
     for name in ["../x", "t/../../x", "/etc/passwd"] {
@@ -154,7 +182,10 @@ async fn paths_that_lead_elsewhere_are_refused() {
             &limits,
         )
         .await;
-        assert!(matches!(error, SnapshotError::Hostile { .. } | SnapshotError::Malformed { .. }), "{name}: {error:?}");
+        assert!(
+            matches!(error, SnapshotError::Hostile { .. } | SnapshotError::Malformed { .. }),
+            "{name}: {error:?}"
+        );
     }
 }
 
@@ -163,7 +194,9 @@ fn pax(records: &[(&str, &str)]) -> Entry {
     let mut content = Vec::new();
     for (key, value) in records {
         let rest = key.len() + value.len() + 3;
-        let length = (rest..).find(|length| rest + length.to_string().len() == *length).expect("there is one");
+        let length = (rest..)
+            .find(|length| rest + length.to_string().len() == *length)
+            .expect("there is one");
         content.extend_from_slice(format!("{length} {key}={value}\n").as_bytes());
     }
     Entry { kind: b'x', ..file("PaxHeader", &content) }
@@ -171,7 +204,8 @@ fn pax(records: &[(&str, &str)]) -> Entry {
 
 #[tokio::test]
 async fn links_and_devices_are_left_out_and_nothing_is_written_through_them() {
-    let (into, outside) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let (into, outside) =
+        (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     let target = outside.path().to_str().expect("text");
     let packed = tar_of(&[
         of_kind("t/link", b'2', target),
@@ -182,9 +216,14 @@ async fn links_and_devices_are_left_out_and_nothing_is_written_through_them() {
         of_kind("t/up", b'2', ".."),
         file("t/up/b", b"y"),
     ]);
-    let snapshot = unpack(ArchiveKind::TarGz, packed, &Limits::default(), into.path()).await.expect("the rest is fine");
+    let snapshot = unpack(ArchiveKind::TarGz, packed, &Limits::default(), into.path())
+        .await
+        .expect("the rest is fine");
     let skipped = &snapshot.manifest().skipped;
-    assert_eq!((skipped.count(Skip::Symlink), skipped.count(Skip::Hardlink), skipped.count(Skip::Special)), (2, 1, 2));
+    assert_eq!(
+        (skipped.count(Skip::Symlink), skipped.count(Skip::Hardlink), skipped.count(Skip::Special)),
+        (2, 1, 2)
+    );
     assert_eq!(std::fs::read_dir(outside.path()).expect("a folder").count(), 0);
     assert!(snapshot.path().join("link").symlink_metadata().expect("it is there").is_dir());
     assert_eq!(snapshot.read("link/inside", 9).expect("a file"), b"x");
@@ -192,7 +231,8 @@ async fn links_and_devices_are_left_out_and_nothing_is_written_through_them() {
     let into = tempfile::tempdir().expect("a folder");
     let packed = zip_of(&[("t/a", b"x", 0o100_755), ("t/l", target.as_bytes(), 0o120_777)]);
     let snapshot = unpack(ArchiveKind::Zip, packed, &Limits::default(), into.path()).await;
-    // The library that packs keeps the type's bits or not, depending on its version; a link must never come out.
+    // The library that packs keeps the type's bits or not, depending on its version; a link must
+    // never come out.
     if let Ok(snapshot) = snapshot {
         assert!(!snapshot.path().join("l").is_symlink());
     }
@@ -212,9 +252,14 @@ async fn names_that_readers_would_take_differently_are_left_out_or_refused() {
         file("t/Read", b"1"),
         file("t/read", b"2"),
     ]);
-    let snapshot = unpack(ArchiveKind::TarGz, packed, &Limits::default(), into.path()).await.expect("the rest is fine");
+    let snapshot = unpack(ArchiveKind::TarGz, packed, &Limits::default(), into.path())
+        .await
+        .expect("the rest is fine");
     let manifest = snapshot.manifest();
-    assert_eq!((manifest.skipped.count(Skip::OddName), manifest.skipped.count(Skip::Reserved)), (3, 2));
+    assert_eq!(
+        (manifest.skipped.count(Skip::OddName), manifest.skipped.count(Skip::Reserved)),
+        (3, 2)
+    );
     assert_eq!(manifest.alike, [["Read".to_owned(), "read".to_owned()]]);
     assert_eq!(
         (snapshot.read("Read", 9).expect("1"), snapshot.read("read", 9).expect("2")),
@@ -234,17 +279,24 @@ async fn names_that_readers_would_take_differently_are_left_out_or_refused() {
     ] {
         let shown = format!(
             "{:?}",
-            entries.iter().map(|entry| String::from_utf8_lossy(&entry.name).into_owned()).collect::<Vec<_>>()
+            entries
+                .iter()
+                .map(|entry| String::from_utf8_lossy(&entry.name).into_owned())
+                .collect::<Vec<_>>()
         );
         let error = refused(ArchiveKind::TarGz, tar_of(&entries), &Limits::default()).await;
-        assert!(matches!(error, SnapshotError::Hostile { .. } | SnapshotError::Exceeded { .. }), "{shown}: {error:?}");
+        assert!(
+            matches!(error, SnapshotError::Hostile { .. } | SnapshotError::Exceeded { .. }),
+            "{shown}: {error:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn long_names_of_both_kinds_and_the_one_top_folder_are_understood() {
     let into = tempfile::tempdir().expect("a folder");
-    let (long, longer) = (format!("t/{}/gnu", "d".repeat(150)), format!("t/{}/pax", "e".repeat(150)));
+    let (long, longer) =
+        (format!("t/{}/gnu", "d".repeat(150)), format!("t/{}/pax", "e".repeat(150)));
     let gnu = Entry { kind: b'L', ..file("././@LongLink", format!("{long}\0").as_bytes()) };
     let packed = tar_of(&[
         Entry { kind: b'g', ..pax(&[("comment", "0123")]) },
@@ -255,9 +307,15 @@ async fn long_names_of_both_kinds_and_the_one_top_folder_are_understood() {
         file("t/short", b"2"),
         of_kind("t/empty/", b'5', ""),
     ]);
-    let snapshot = unpack(ArchiveKind::TarGz, packed, &Limits::default(), into.path()).await.expect("it is honest");
-    let names: Vec<&str> =
-        snapshot.manifest().files.keys().map(|name| name.rsplit('/').next().expect("a name")).collect();
+    let snapshot = unpack(ArchiveKind::TarGz, packed, &Limits::default(), into.path())
+        .await
+        .expect("it is honest");
+    let names: Vec<&str> = snapshot
+        .manifest()
+        .files
+        .keys()
+        .map(|name| name.rsplit('/').next().expect("a name"))
+        .collect();
     assert_eq!(names, ["gnu", "pax"]);
     assert!(snapshot.path().join("empty").is_dir() && !snapshot.path().join("t").exists());
 }
@@ -267,10 +325,14 @@ async fn records_that_only_repeat_a_size_or_have_line_ends_in_them_are_honest() 
     let into = tempfile::tempdir().expect("a folder");
     let record = pax(&[("comment", "two\nlines"), ("size", "3"), ("path", "t/named")]);
     let packed = tar_of(&[record, file("t/a", b"123"), file("t/b", b"1")]);
-    let snapshot = unpack(ArchiveKind::TarGz, packed, &Limits::default(), into.path()).await.expect("it is honest");
+    let snapshot = unpack(ArchiveKind::TarGz, packed, &Limits::default(), into.path())
+        .await
+        .expect("it is honest");
     assert_eq!(snapshot.manifest().files.keys().collect::<Vec<_>>(), ["b", "named"]);
     let damaged = Entry { content: b"99 path=t/x\n".to_vec(), ..pax(&[]) };
-    let error = refused(ArchiveKind::TarGz, tar_of(&[damaged, file("t/a", b"1")]), &Limits::default()).await;
+    let error =
+        refused(ArchiveKind::TarGz, tar_of(&[damaged, file("t/a", b"1")]), &Limits::default())
+            .await;
     assert!(matches!(error, SnapshotError::Malformed { .. }), "{error:?}");
 }
 
@@ -283,7 +345,8 @@ async fn an_archive_of_which_nothing_can_be_used_is_refused() {
 
 #[tokio::test]
 async fn a_zip_directory_is_bounded_in_its_bytes() {
-    // Few entries, of which each claims 64 KiB beside its name: the library would read them all at once.
+    // Few entries, of which each claims 64 KiB beside its name: the library would read them all at
+    // once.
     let mut entry = b"PK\x01\x02".to_vec();
     entry.resize(46, 0);
     entry[30..32].copy_from_slice(&u16::MAX.to_le_bytes());
@@ -295,7 +358,8 @@ async fn a_zip_directory_is_bounded_in_its_bytes() {
 
 #[tokio::test]
 async fn a_folder_or_upload_that_changes_is_not_taken_for_what_it_was() {
-    let (folder, into) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let (folder, into) =
+        (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     let put = |path: &str, text: &[u8]| {
         let path = folder.path().join(path);
         std::fs::create_dir_all(path.parent().expect("a parent"))
@@ -310,7 +374,9 @@ async fn a_folder_or_upload_that_changes_is_not_taken_for_what_it_was() {
     let source = Folder::new(folder.path().join("repo"));
     let commit = source.resolve(None).await.expect("a folder");
     put("repo/node_modules/x/index.js", b"fetched anew");
-    let taken = Snapshot::take(&source, &commit, &Limits::default(), into.path()).await.expect("it is the same");
+    let taken = Snapshot::take(&source, &commit, &Limits::default(), into.path())
+        .await
+        .expect("it is the same");
     assert_eq!(taken.manifest().files.keys().collect::<Vec<_>>(), ["a.py", "src/target/b.py"]);
     Snapshot::remove(&commit, into.path()).await.expect("it goes");
     put("repo/a.py", b"two\n");
@@ -326,9 +392,12 @@ async fn a_folder_or_upload_that_changes_is_not_taken_for_what_it_was() {
     std::fs::rename(&path, folder.path().join("moved.zip")).expect("moved");
     std::os::unix::fs::symlink("/etc/passwd", &path).expect("a link");
     assert!(Upload::new(path.clone()).is_err());
-    Snapshot::take(&upload, &commit, &Limits::default(), into.path()).await.expect("it is the same");
+    Snapshot::take(&upload, &commit, &Limits::default(), into.path())
+        .await
+        .expect("it is the same");
     Snapshot::remove(&commit, into.path()).await.expect("it goes");
-    std::fs::write(folder.path().join("moved.zip"), zip_of(&[("x.py", b"2\n", 0o644)])).expect("written");
+    std::fs::write(folder.path().join("moved.zip"), zip_of(&[("x.py", b"2\n", 0o644)]))
+        .expect("written");
     assert!(Snapshot::take(&upload, &commit, &Limits::default(), into.path()).await.is_err());
 }
 
@@ -336,11 +405,15 @@ async fn a_folder_or_upload_that_changes_is_not_taken_for_what_it_was() {
 async fn a_snapshot_whose_manifest_is_damaged_is_taken_anew() {
     let into = tempfile::tempdir().expect("a folder");
     let packed = || tar_of(&[file("t/a", b"1")]);
-    let snapshot = unpack(ArchiveKind::TarGz, packed(), &Limits::default(), into.path()).await.expect("it is honest");
+    let snapshot = unpack(ArchiveKind::TarGz, packed(), &Limits::default(), into.path())
+        .await
+        .expect("it is honest");
     let manifest = snapshot.path().parent().expect("its folder").join("manifest.json");
     std::fs::write(&manifest, b"").expect("written");
     assert!(Snapshot::open(&commit(), into.path()).await.expect("a look").is_none());
-    let again = unpack(ArchiveKind::TarGz, packed(), &Limits::default(), into.path()).await.expect("it is honest");
+    let again = unpack(ArchiveKind::TarGz, packed(), &Limits::default(), into.path())
+        .await
+        .expect("it is honest");
     assert_eq!(again.manifest(), snapshot.manifest());
 }
 
@@ -348,8 +421,12 @@ async fn a_snapshot_whose_manifest_is_damaged_is_taken_anew() {
 async fn ten_thousand_folders_in_one_another_are_refused() {
     let deep = "d/".repeat(10_000);
     let record = pax(&[("path", &format!("{deep}a"))]);
-    let error = refused(ArchiveKind::TarGz, tar_of(&[record, file("t/a", b"1")]), &Limits::default()).await;
-    assert!(matches!(error, SnapshotError::Exceeded { limit: Limit::PathBytes | Limit::Depth, .. }), "{error:?}");
+    let error =
+        refused(ArchiveKind::TarGz, tar_of(&[record, file("t/a", b"1")]), &Limits::default()).await;
+    assert!(
+        matches!(error, SnapshotError::Exceeded { limit: Limit::PathBytes | Limit::Depth, .. }),
+        "{error:?}"
+    );
     let limits = Limits { path_bytes: 60_000, ..Limits::default() };
     let record = pax(&[("path", &format!("{deep}a"))]);
     let error = refused(ArchiveKind::TarGz, tar_of(&[record, file("t/a", b"1")]), &limits).await;
@@ -370,7 +447,8 @@ async fn lying_and_damaged_archives_are_refused() {
     ] {
         let into = tempfile::tempdir().expect("a folder");
         let done = unpack(ArchiveKind::TarGz, packed.clone(), &limits, into.path()).await;
-        // A header may claim what comes after it; then that is the file's content, and no file of its own.
+        // A header may claim what comes after it; then that is the file's content, and no file of
+        // its own.
         if let Ok(snapshot) = done {
             assert!(!snapshot.manifest().files.contains_key("b"), "{:?}", snapshot.manifest());
         }
@@ -378,8 +456,10 @@ async fn lying_and_damaged_archives_are_refused() {
     let zipped = zip_of(&[("aaaa", b"first", 0o644), ("bbbb", b"other", 0o644)]);
     let with = |from: &[u8], to: &[u8], nth: usize| {
         let mut lying = zipped.clone();
-        let at =
-            (0..lying.len() - from.len()).filter(|at| lying[*at..].starts_with(from)).nth(nth).expect("it is there");
+        let at = (0..lying.len() - from.len())
+            .filter(|at| lying[*at..].starts_with(from))
+            .nth(nth)
+            .expect("it is there");
         lying[at..at + to.len()].copy_from_slice(to);
         lying
     };
@@ -391,14 +471,20 @@ async fn lying_and_damaged_archives_are_refused() {
         zipped[..zipped.len() - 30].to_vec(),
     ] {
         let error = refused(ArchiveKind::Zip, lying, &limits).await;
-        assert!(matches!(error, SnapshotError::Hostile { .. } | SnapshotError::Malformed { .. }), "{error:?}");
+        assert!(
+            matches!(error, SnapshotError::Hostile { .. } | SnapshotError::Malformed { .. }),
+            "{error:?}"
+        );
     }
     // The directory says that a file is smaller than it is.
     let at = zipped.windows(4).position(|bytes| bytes == b"PK\x01\x02").expect("it is there");
     let mut lying = zipped.clone();
     lying[at + 24] = 2;
     let error = refused(ArchiveKind::Zip, lying, &limits).await;
-    assert!(matches!(error, SnapshotError::Hostile { .. } | SnapshotError::Malformed { .. }), "{error:?}");
+    assert!(
+        matches!(error, SnapshotError::Hostile { .. } | SnapshotError::Malformed { .. }),
+        "{error:?}"
+    );
 }
 
 #[tokio::test]
@@ -407,9 +493,11 @@ async fn a_snapshot_nobody_waits_for_is_not_finished() {
     let bytes = futures::stream::pending().boxed();
     let archive = Archive { kind: ArchiveKind::TarGz, bytes };
     let limits = Limits::default();
-    let abandoned =
-        tokio::time::timeout(Duration::from_millis(50), Snapshot::unpack(&commit(), archive, &limits, into.path()))
-            .await;
+    let abandoned = tokio::time::timeout(
+        Duration::from_millis(50),
+        Snapshot::unpack(&commit(), archive, &limits, into.path()),
+    )
+    .await;
     assert!(abandoned.is_err());
     assert_eq!(std::fs::read_dir(into.path()).expect("a folder").count(), 0);
     // What a process that died has left is swept when it is old.
@@ -417,13 +505,16 @@ async fn a_snapshot_nobody_waits_for_is_not_finished() {
     let now = std::fs::metadata(into.path()).and_then(|found| found.modified()).expect("a time");
     Snapshot::sweep(into.path(), Duration::from_secs(3600), now).await.expect("it sweeps");
     assert!(into.path().join(".taking-x").exists());
-    Snapshot::sweep(into.path(), Duration::from_secs(3600), now + Duration::from_secs(7200)).await.expect("it sweeps");
+    Snapshot::sweep(into.path(), Duration::from_secs(3600), now + Duration::from_secs(7200))
+        .await
+        .expect("it sweeps");
     assert!(!into.path().join(".taking-x").exists());
 }
 
 #[tokio::test]
 async fn folders_and_uploads_are_sources_like_others_and_what_changed_is_known() {
-    let (folder, into) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let (folder, into) =
+        (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     let put = |path: &str, text: &str| {
         let path = folder.path().join(path);
         std::fs::create_dir_all(path.parent().expect("a parent"))
@@ -436,7 +527,9 @@ async fn folders_and_uploads_are_sources_like_others_and_what_changed_is_known()
     std::os::unix::fs::symlink("/etc/passwd", folder.path().join("src/link")).expect("a link");
     let source = Folder::new(folder.path().to_owned());
     let first = source.resolve(None).await.expect("a folder");
-    let old = Snapshot::take(&source, &first, &Limits::default(), into.path()).await.expect("it is taken");
+    let old = Snapshot::take(&source, &first, &Limits::default(), into.path())
+        .await
+        .expect("it is taken");
     // Its only folder is its own.
     assert_eq!(old.manifest().files.keys().collect::<Vec<_>>(), ["src/a.py", "src/b.py"]);
     assert_eq!(source.resolve(None).await.expect("a folder"), first);
@@ -444,7 +537,9 @@ async fn folders_and_uploads_are_sources_like_others_and_what_changed_is_known()
     put("c.py", "three\n");
     std::fs::remove_file(folder.path().join("src/b.py")).expect("removed");
     let second = source.resolve(None).await.expect("a folder");
-    let new = Snapshot::take(&source, &second, &Limits::default(), into.path()).await.expect("it is taken");
+    let new = Snapshot::take(&source, &second, &Limits::default(), into.path())
+        .await
+        .expect("it is taken");
     let changes = old.compare(&new);
     assert_eq!(
         (changes.added, changes.removed, changes.changed),
@@ -455,7 +550,9 @@ async fn folders_and_uploads_are_sources_like_others_and_what_changed_is_known()
     std::fs::write(&path, zip_of(&[("top/x.py", b"print(1)\n", 0o755)])).expect("written");
     let upload = Upload::new(path).expect("a zip");
     let commit = upload.resolve(None).await.expect("an archive");
-    let snapshot = Snapshot::take(&upload, &commit, &Limits::default(), into.path()).await.expect("it is taken");
+    let snapshot = Snapshot::take(&upload, &commit, &Limits::default(), into.path())
+        .await
+        .expect("it is taken");
     assert_eq!(snapshot.read("x.py", 99).expect("a file"), b"print(1)\n");
     Snapshot::remove(&commit, into.path()).await.expect("it goes");
     Snapshot::remove(&commit, into.path()).await.expect("it is gone");
@@ -476,17 +573,34 @@ fn below(folder: &Path) -> Vec<std::path::PathBuf> {
 }
 
 fn names() -> impl Strategy<Value = Vec<u8>> {
-    let part = prop_oneof!["[a-c]", Just("..".to_owned()), Just(".".to_owned()), Just(String::new()), "[a-cA-C.]{1,3}"];
+    let part = prop_oneof![
+        "[a-c]",
+        Just("..".to_owned()),
+        Just(".".to_owned()),
+        Just(String::new()),
+        "[a-cA-C.]{1,3}"
+    ];
     let text = proptest::collection::vec(part, 1..5).prop_map(|parts| parts.join("/").into_bytes());
     prop_oneof![8 => text, 1 => proptest::collection::vec(any::<u8>(), 0..20)]
 }
 
 fn entries() -> impl Strategy<Value = Vec<Entry>> {
     let kinds = prop_oneof![6 => Just(b'0'), 2 => Just(b'5'), 2 => Just(b'2'), 1 => Just(b'1'), 1 => Just(b'L'), 1 => any::<u8>()];
-    let links = prop_oneof![Just(b"..".to_vec()), Just(b"../../outside".to_vec()), Just(b"/tmp".to_vec()), names()];
+    let links = prop_oneof![
+        Just(b"..".to_vec()),
+        Just(b"../../outside".to_vec()),
+        Just(b"/tmp".to_vec()),
+        names()
+    ];
     let size = proptest::option::weighted(0.1, 0_u64..2000);
     let entry = (names(), kinds, links, proptest::collection::vec(any::<u8>(), 0..30), size);
-    let entry = entry.prop_map(|(name, kind, link, content, size)| Entry { name, kind, link, content, size });
+    let entry = entry.prop_map(|(name, kind, link, content, size)| Entry {
+        name,
+        kind,
+        link,
+        content,
+        size,
+    });
     proptest::collection::vec(entry, 1..8)
 }
 

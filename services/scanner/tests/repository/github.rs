@@ -6,7 +6,8 @@ use std::{
 };
 
 use construct_scanner::repository::{
-    GitHub, GitHubAuth, Limit, Limits, Owner, Reach, Snapshot, SnapshotError, Source as _, SourceError, mask,
+    GitHub, GitHubAuth, Limit, Limits, Owner, Reach, Snapshot, SnapshotError, Source as _,
+    SourceError, mask,
 };
 use construct_tests::github::{APP, APP_KEY, Fault, GitHubServer, INSTALLATION, TOKEN};
 use jiff::Timestamp;
@@ -25,13 +26,22 @@ fn with_token() -> GitHubAuth {
 }
 
 fn app() -> GitHubAuth {
-    GitHubAuth::App { issuer: APP.to_owned(), installation: INSTALLATION, key: SecretString::from(APP_KEY) }
+    GitHubAuth::App {
+        issuer: APP.to_owned(),
+        installation: INSTALLATION,
+        key: SecretString::from(APP_KEY),
+    }
 }
 
 const FILES: &[(&str, &[u8])] =
     &[("README.md", b"# Hello\n"), ("src/main.rs", b"fn main() {}\n"), ("run.sh", b"#!/bin/sh\n")];
 
-async fn take(server: &GitHubServer, auth: &GitHubAuth, name: &str, into: &Path) -> Result<Snapshot, SnapshotError> {
+async fn take(
+    server: &GitHubServer,
+    auth: &GitHubAuth,
+    name: &str,
+    into: &Path,
+) -> Result<Snapshot, SnapshotError> {
     let repository = connect(server, auth).repository(name)?;
     let commit = repository.resolve(None).await?;
     Snapshot::take(&repository, &commit, &Limits::default(), into).await
@@ -42,15 +52,22 @@ async fn a_snapshot_of_a_commit_is_taken_once_and_the_credential_stays_with_the_
     let (server, into) = (GitHubServer::start().await, tempfile::tempdir().expect("a folder"));
     let id = server.commit("octo/hello", FILES);
     server.hide("octo/hello");
-    let snapshot = take(&server, &with_token(), "octo/hello", into.path()).await.expect("it is there");
+    let snapshot =
+        take(&server, &with_token(), "octo/hello", into.path()).await.expect("it is there");
     assert_eq!(snapshot.manifest().commit, id);
-    assert_eq!(snapshot.manifest().files.keys().collect::<Vec<_>>(), ["README.md", "run.sh", "src/main.rs"]);
+    assert_eq!(
+        snapshot.manifest().files.keys().collect::<Vec<_>>(),
+        ["README.md", "run.sh", "src/main.rs"]
+    );
     let clean = mask(&snapshot).await.expect("the disk works");
     assert_eq!(clean.lines("src/main.rs", 1, 9), Some(vec!["fn main() {}".to_owned()]));
     assert!(clean.cites("README.md", 1) && !clean.cites("README.md", 2) && !clean.cites("none", 1));
     assert!(!clean.cites("README.md", 0) && !clean.cites("../README.md", 1));
-    let mode =
-        |path: &str| std::os::unix::fs::MetadataExt::mode(&snapshot.path().join(path).metadata().expect("it is there"));
+    let mode = |path: &str| {
+        std::os::unix::fs::MetadataExt::mode(
+            &snapshot.path().join(path).metadata().expect("it is there"),
+        )
+    };
     assert_eq!((mode("run.sh") & 0o7777, mode("src") & 0o7777), (0o644, 0o755));
     assert!(snapshot.manifest().files["run.sh"].executable);
 
@@ -68,11 +85,19 @@ async fn references_are_resolved_to_commits() {
     let first = server.commit("octo/hello", FILES);
     server.tag("octo/hello", "feature/x", &first);
     let second = server.commit("octo/hello", &FILES[..1]);
-    let repository = connect(&server, &GitHubAuth::Anonymous).repository("octo/hello").expect("a name");
-    for (reference, id) in
-        [(None, &second), (Some("main"), &second), (Some("feature/x"), &first), (Some(&first[..8]), &first)]
-    {
-        assert_eq!(repository.resolve(reference).await.expect("it exists").id(), id, "{reference:?}");
+    let repository =
+        connect(&server, &GitHubAuth::Anonymous).repository("octo/hello").expect("a name");
+    for (reference, id) in [
+        (None, &second),
+        (Some("main"), &second),
+        (Some("feature/x"), &first),
+        (Some(&first[..8]), &first),
+    ] {
+        assert_eq!(
+            repository.resolve(reference).await.expect("it exists").id(),
+            id,
+            "{reference:?}"
+        );
     }
     let missing = repository.resolve(Some("gone")).await;
     assert!(matches!(missing, Err(SourceError::NotFound { .. })), "{missing:?}");
@@ -84,15 +109,23 @@ async fn what_is_hidden_gone_or_renamed_is_told_apart() {
     server.commit("octo/private", FILES);
     server.hide("octo/private");
     let hidden = take(&server, &GitHubAuth::Anonymous, "octo/private", into.path()).await;
-    assert!(matches!(hidden, Err(SnapshotError::Source(SourceError::NotFound { .. }))), "{hidden:?}");
+    assert!(
+        matches!(hidden, Err(SnapshotError::Source(SourceError::NotFound { .. }))),
+        "{hidden:?}"
+    );
     let bad = GitHubAuth::Token(SecretString::from("wrong"));
     let refused = take(&server, &bad, "octo/private", into.path()).await;
-    assert!(matches!(refused, Err(SnapshotError::Source(SourceError::Denied { .. }))), "{refused:?}");
+    assert!(
+        matches!(refused, Err(SnapshotError::Source(SourceError::Denied { .. }))),
+        "{refused:?}"
+    );
     server.fail("/repos/octo/private", Fault::Status(451));
     let gone = take(&server, &with_token(), "octo/private", into.path()).await;
     assert!(matches!(gone, Err(SnapshotError::Source(SourceError::Gone { .. }))), "{gone:?}");
     server.rename("octo/private", "octo/new-name");
-    take(&server, &with_token(), "octo/private", into.path()).await.expect("the redirect is followed");
+    take(&server, &with_token(), "octo/private", into.path())
+        .await
+        .expect("the redirect is followed");
     assert_eq!(server.complaints(), [""; 0]);
 }
 
@@ -138,7 +171,8 @@ async fn what_has_not_changed_is_not_sent_again() {
     let repository = connect(&server, &with_token()).repository("octo/hello").expect("a name");
     let first = repository.resolve(None).await.expect("it exists");
     assert_eq!(repository.resolve(None).await.expect("it exists"), first);
-    let statuses: Vec<(bool, u16)> = server.asked().iter().map(|asked| (asked.conditional, asked.status)).collect();
+    let statuses: Vec<(bool, u16)> =
+        server.asked().iter().map(|asked| (asked.conditional, asked.status)).collect();
     assert_eq!(statuses, [(false, 200), (false, 200), (true, 304), (true, 304)]);
     let second = server.commit("octo/hello", &FILES[..1]);
     assert_eq!(repository.resolve(None).await.expect("it exists").id(), second);
@@ -166,7 +200,10 @@ async fn an_app_signs_and_keeps_its_token_until_shortly_before_its_end() {
     repository.resolve(None).await.expect("a new token");
     assert!(server.issued() > issued);
     assert_eq!(server.complaints(), [""; 0]);
-    assert_eq!(github.repositories(&Owner::Connection, 1).await.expect("a list").repositories.len(), 1);
+    assert_eq!(
+        github.repositories(&Owner::Connection, 1).await.expect("a list").repositories.len(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -201,7 +238,10 @@ async fn broken_and_dripping_downloads_leave_nothing_behind() {
     assert!(matches!(&cut, Err(SnapshotError::Source(SourceError::Unavailable { .. }))), "{cut:?}");
     server.fail("legacy.tar.gz", Fault::Drip);
     let slow = Snapshot::take(&repository, &commit, &limits, into.path()).await;
-    assert!(matches!(&slow, Err(SnapshotError::Exceeded { limit: Limit::Download, .. })), "{slow:?}");
+    assert!(
+        matches!(&slow, Err(SnapshotError::Exceeded { limit: Limit::Download, .. })),
+        "{slow:?}"
+    );
     // No failure tells the address, which holds a token.
     assert!(!format!("{cut:?}{slow:?}").contains("SECRETOFTHEADDRESS"));
     assert_eq!(std::fs::read_dir(into.path()).expect("a folder").count(), 0);
@@ -228,7 +268,7 @@ async fn redirects_lead_neither_into_the_private_network_nor_to_another_api() {
     server.fail("/commits/", Fault::Redirect("https://example.com/".to_owned()));
     let refused = repository.resolve(Some("main")).await;
     assert!(matches!(refused, Err(SourceError::Forbidden { .. })), "{refused:?}");
-    // An organisation's own base URL is not the operator's.
+    // An organization's own base URL is not the operator's.
     let untrusted = Reach::new([]).expect("a client");
     assert!(GitHub::new(&untrusted, Some(&server.url()), &with_token()).is_err());
     assert!(!format!("{:?} {:?}", with_token(), connect(&server, &app())).contains("ghp_"));

@@ -6,7 +6,8 @@ use std::{
 };
 
 use construct_scanner::repository::{
-    GitLab, Limits, Listing, Owner, Reach, Repository, Snapshot, SnapshotError, Source as _, SourceError, mask,
+    GitLab, Limits, Listing, Owner, Reach, Repository, Snapshot, SnapshotError, Source as _,
+    SourceError, mask,
 };
 use construct_tests::gitlab::{Fault, GitLabServer, TOKEN};
 use jiff::Timestamp;
@@ -17,10 +18,16 @@ const FILES: &[(&str, &[u8])] =
 
 fn connect(server: &GitLabServer, token: Option<&str>) -> GitLab {
     let reach = Reach::new(["127.0.0.1".to_owned()]).expect("a client");
-    GitLab::new(&reach, Some(&server.url()), token.map(SecretString::from)).expect("the base is trusted")
+    GitLab::new(&reach, Some(&server.url()), token.map(SecretString::from))
+        .expect("the base is trusted")
 }
 
-async fn take(server: &GitLabServer, token: Option<&str>, name: &str, into: &Path) -> Result<Snapshot, SnapshotError> {
+async fn take(
+    server: &GitLabServer,
+    token: Option<&str>,
+    name: &str,
+    into: &Path,
+) -> Result<Snapshot, SnapshotError> {
     let project = connect(server, token).project(name)?;
     let commit = project.resolve(None).await?;
     Snapshot::take(&project, &commit, &Limits::default(), into).await
@@ -35,13 +42,21 @@ async fn a_project_of_a_subgroup_is_taken_with_a_private_token() {
     let (server, into) = (GitLabServer::start().await, tempfile::tempdir().expect("a folder"));
     let id = server.commit("corp/tools/hello.rs", FILES);
     server.hide("corp/tools/hello.rs");
-    let snapshot = take(&server, Some(TOKEN), "corp/tools/hello.rs", into.path()).await.expect("it is there");
+    let snapshot =
+        take(&server, Some(TOKEN), "corp/tools/hello.rs", into.path()).await.expect("it is there");
     assert_eq!(snapshot.manifest().commit, id);
     // The folder that GitLab packs around them is gone.
-    assert_eq!(snapshot.manifest().files.keys().collect::<Vec<_>>(), ["README.md", "run.sh", "src/main.rs"]);
+    assert_eq!(
+        snapshot.manifest().files.keys().collect::<Vec<_>>(),
+        ["README.md", "run.sh", "src/main.rs"]
+    );
     let clean = mask(&snapshot).await.expect("the disk works");
     assert_eq!(clean.lines("src/main.rs", 1, 9), Some(vec!["fn main() {}".to_owned()]));
-    let asked: Vec<_> = server.asked().into_iter().map(|asked| (asked.path, asked.query, asked.credential)).collect();
+    let asked: Vec<_> = server
+        .asked()
+        .into_iter()
+        .map(|asked| (asked.path, asked.query, asked.credential))
+        .collect();
     let project = "/projects/corp%2Ftools%2Fhello.rs";
     let expected = [
         (project.to_owned(), String::new(), true),
@@ -85,14 +100,22 @@ async fn what_is_hidden_gone_or_moved_is_told_apart() {
     server.commit("corp/private", FILES);
     server.hide("corp/private");
     let hidden = take(&server, None, "corp/private", into.path()).await;
-    assert!(matches!(hidden, Err(SnapshotError::Source(SourceError::NotFound { .. }))), "{hidden:?}");
+    assert!(
+        matches!(hidden, Err(SnapshotError::Source(SourceError::NotFound { .. }))),
+        "{hidden:?}"
+    );
     let refused = take(&server, Some("wrong"), "corp/private", into.path()).await;
-    assert!(matches!(refused, Err(SnapshotError::Source(SourceError::Denied { .. }))), "{refused:?}");
+    assert!(
+        matches!(refused, Err(SnapshotError::Source(SourceError::Denied { .. }))),
+        "{refused:?}"
+    );
     server.fail("/projects/", Fault::Status(451));
     let gone = take(&server, Some(TOKEN), "corp/private", into.path()).await;
     assert!(matches!(gone, Err(SnapshotError::Source(SourceError::Gone { .. }))), "{gone:?}");
     server.rename("corp/private", "corp/tools/new-name");
-    take(&server, Some(TOKEN), "corp/private", into.path()).await.expect("the redirect is followed");
+    take(&server, Some(TOKEN), "corp/private", into.path())
+        .await
+        .expect("the redirect is followed");
     assert_eq!(server.complaints(), [""; 0]);
 }
 
@@ -108,7 +131,8 @@ async fn short_limits_are_waited_out_and_long_ones_are_told() {
     server.fail("/commits/", Fault::Status(502));
     project.resolve(None).await.expect("it is asked again");
 
-    // Archives have a limit of their own, which says no time; the one that its headers tell of has many left.
+    // Archives have a limit of their own, which says no time; the one that its headers tell of has
+    // many left.
     server.fail("/archive", Fault::TooOften);
     let limited = project.archive(&commit).await;
     let Err(SourceError::RateLimited { until }) = limited else { panic!("{limited:?}") };
@@ -144,11 +168,14 @@ async fn what_has_not_changed_is_not_sent_again() {
     let server = GitLabServer::start().await;
     server.commit("corp/hello", FILES);
     let gitlab = connect(&server, Some(TOKEN));
-    let resolve = async || gitlab.project("corp/hello").expect("a name").resolve(None).await.expect("it exists");
+    let resolve = async || {
+        gitlab.project("corp/hello").expect("a name").resolve(None).await.expect("it exists")
+    };
     let first = resolve().await;
     // All projects of a connection share what is remembered.
     assert_eq!(resolve().await, first);
-    let statuses: Vec<(bool, u16)> = server.asked().iter().map(|asked| (asked.conditional, asked.status)).collect();
+    let statuses: Vec<(bool, u16)> =
+        server.asked().iter().map(|asked| (asked.conditional, asked.status)).collect();
     assert_eq!(statuses, [(false, 200), (false, 200), (true, 304), (true, 304)]);
     let second = server.commit("corp/hello", &FILES[..1]);
     assert_eq!(resolve().await.id(), second);
@@ -172,9 +199,12 @@ async fn lists_are_read_page_by_page_of_groups_with_their_subgroups_and_of_peopl
     let gitlab = connect(&server, Some(TOKEN));
     let of = |name: &str| Owner::Organization(name.to_owned());
     let mut all = Vec::new();
-    for (page, (count, is_more)) in [(100, true), (100, true), (30, false)].into_iter().enumerate() {
-        let Listing { repositories: found, more } =
-            gitlab.projects(&of("corp"), u32::try_from(page + 1).expect("few")).await.expect("a page");
+    for (page, (count, is_more)) in [(100, true), (100, true), (30, false)].into_iter().enumerate()
+    {
+        let Listing { repositories: found, more } = gitlab
+            .projects(&of("corp"), u32::try_from(page + 1).expect("few"))
+            .await
+            .expect("a page");
         assert_eq!((found.len(), more), (count, is_more), "{page}");
         all.extend(found);
     }
@@ -189,18 +219,24 @@ async fn lists_are_read_page_by_page_of_groups_with_their_subgroups_and_of_peopl
     );
     assert!(!all[0].private && all[0].default_branch.as_deref() == Some("main"), "{:?}", all[0]);
 
-    let Listing { repositories: below, more } = gitlab.projects(&of("corp/tools"), 1).await.expect("a page");
+    let Listing { repositories: below, more } =
+        gitlab.projects(&of("corp/tools"), 1).await.expect("a page");
     assert_eq!((below.len(), more), (100, false));
-    let Listing { repositories: mine, .. } = gitlab.projects(&Owner::Connection, 1).await.expect("a page");
+    let Listing { repositories: mine, .. } =
+        gitlab.projects(&Owner::Connection, 1).await.expect("a page");
     assert_eq!(names(&mine), ["corp/tools/deep/s000", "other/one"]);
-    let Listing { repositories: hers, .. } = gitlab.projects(&Owner::User("ann".to_owned()), 1).await.expect("a page");
+    let Listing { repositories: hers, .. } =
+        gitlab.projects(&Owner::User("ann".to_owned()), 1).await.expect("a page");
     assert_eq!(names(&hers), ["ann/three"]);
     for unknown in [of("ann"), of("nobody"), Owner::User("corp".to_owned())] {
         let refused = gitlab.projects(&unknown, 1).await;
         assert!(matches!(refused, Err(SourceError::NotFound { .. })), "{unknown:?}: {refused:?}");
     }
     for odd in ["../x", "", "a//b", "a b", "corp/%2e%2e"] {
-        assert!(matches!(gitlab.projects(&of(odd), 1).await, Err(SourceError::Invalid { .. })), "{odd}");
+        assert!(
+            matches!(gitlab.projects(&of(odd), 1).await, Err(SourceError::Invalid { .. })),
+            "{odd}"
+        );
     }
     assert_eq!(server.complaints(), [""; 0]);
 }
@@ -223,15 +259,21 @@ async fn broken_downloads_leave_nothing_and_the_credential_goes_to_no_other_host
     }
     let elsewhere = GitLabServer::start().await;
     elsewhere.commit("corp/hello", FILES);
-    let there = format!("{}/api/v4/projects/1/repository/archive.tar.gz?sha={}", elsewhere.url(), commit.id());
+    let there = format!(
+        "{}/api/v4/projects/1/repository/archive.tar.gz?sha={}",
+        elsewhere.url(),
+        commit.id()
+    );
     server.fail("/archive", Fault::Redirect(there.clone()));
-    Snapshot::take(&project, &commit, &Limits::default(), into.path()).await.expect("archives may lie elsewhere");
+    Snapshot::take(&project, &commit, &Limits::default(), into.path())
+        .await
+        .expect("archives may lie elsewhere");
     assert_eq!(elsewhere.asked().iter().map(|asked| asked.credential).collect::<Vec<_>>(), [false]);
     server.fail("/commits/", Fault::Redirect(there));
     let refused = project.resolve(Some("main")).await;
     assert!(matches!(refused, Err(SourceError::Forbidden { .. })), "{refused:?}");
     assert_eq!((elsewhere.asked().len(), elsewhere.complaints()), (1, Vec::new()));
-    // An organisation's own address is not the operator's.
+    // An organization's own address is not the operator's.
     let untrusted = Reach::new([]).expect("a client");
     assert!(GitLab::new(&untrusted, Some(&server.url()), None).is_err());
 }

@@ -17,8 +17,16 @@ fn marks_links_and_code_become_slacks() {
 #[test]
 fn headings_rules_quotes_and_fences_stand_by_themselves() {
     let markdown = "# Title\n\nText.\n\n---\n\n> said\n> twice\n\n```rust\nfn f() -> &str {}\n```\n\n### Small\nEnd.";
-    let expected = ["Title", "Text.", "---", "> said\n> twice", "```\nfn f() -&gt; &amp;str {}\n```", "*Small*\nEnd."];
-    let shown: Vec<String> = shown(markdown).iter().map(|text| text.replace("\n\n", "\n")).collect();
+    let expected = [
+        "Title",
+        "Text.",
+        "---",
+        "> said\n> twice",
+        "```\nfn f() -&gt; &amp;str {}\n```",
+        "*Small*\nEnd.",
+    ];
+    let shown: Vec<String> =
+        shown(markdown).iter().map(|text| text.replace("\n\n", "\n")).collect();
     assert_eq!(shown, expected);
 }
 
@@ -34,7 +42,10 @@ fn lists_keep_their_levels_and_numbers() {
 #[test]
 fn tables_stand_in_columns() {
     let markdown = "| name | cost |\n|---|--:|\n| a | 10 |\n| long name | 5 |";
-    assert_eq!(shown(markdown), ["```\nname      | cost\n----------+-----\na         |   10\nlong name |    5\n```"]);
+    assert_eq!(
+        shown(markdown),
+        ["```\nname      | cost\n----------+-----\na         |   10\nlong name |    5\n```"]
+    );
 }
 
 #[test]
@@ -48,7 +59,8 @@ fn a_paragraph_of_a_list_item_begins_a_line_of_its_own() {
 
 #[test]
 fn paragraphs_behind_code_in_a_list_item_stay_apart() {
-    let markdown = format!("- {}\n- see\n\n  ```\n  code\n  ```\n\n  First.\n\n  Second.", "word ".repeat(50));
+    let markdown =
+        format!("- {}\n- see\n\n  ```\n  code\n  ```\n\n  First.\n\n  Second.", "word ".repeat(50));
     let text = shown(&markdown).join("\n");
     assert!(text.contains("First.\n    Second."), "{text}");
 }
@@ -68,20 +80,26 @@ fn nothing_of_a_table_is_lost() {
         shown(&markdown),
         [format!("*name*: one\n*what &lt;b&gt;*: {long}\n\n*name*: two\n*what &lt;b&gt;*: x")]
     );
-    let linked = shown("| name |\n|---|\n| [docs](https://e.example/a) |\n\n# See [it](https://e.example/b)");
+    let linked = shown(
+        "| name |\n|---|\n| [docs](https://e.example/a) |\n\n# See [it](https://e.example/b)",
+    );
     assert!(linked[0].contains("docs (https://e.example/a)"), "{linked:?}");
     assert_eq!(linked[1], "See it (https://e.example/b)");
 }
 
 #[test]
 fn code_that_is_cut_keeps_every_space() {
-    let code: Vec<String> = (0..400).map(|line| format!("{}line {line}  ", " ".repeat(line % 9))).collect();
+    let code: Vec<String> =
+        (0..400).map(|line| format!("{}line {line}  ", " ".repeat(line % 9))).collect();
     let code = code.join("\n");
     let blocks = fenced(&code);
     assert!(blocks.len() > 1);
     let inside = blocks.iter().map(|block| {
         let text = block["text"]["text"].as_str().unwrap_or_default();
-        text.strip_prefix("```\n").and_then(|text| text.strip_suffix("\n```")).expect("a fence").to_owned()
+        text.strip_prefix("```\n")
+            .and_then(|text| text.strip_suffix("\n```"))
+            .expect("a fence")
+            .to_owned()
     });
     assert_eq!(inside.collect::<Vec<_>>().join("\n"), code);
 }
@@ -105,8 +123,11 @@ fn what_is_long_becomes_several_messages_without_losing_a_word() {
     let words: Vec<String> = (0..20_000).map(|number| format!("w{number}")).collect();
     let messages = messages(&words.join(" "));
     assert!(messages.len() > 5);
-    let text: Vec<String> =
-        messages.iter().flatten().map(|block| block["text"]["text"].as_str().unwrap_or_default().to_owned()).collect();
+    let text: Vec<String> = messages
+        .iter()
+        .flatten()
+        .map(|block| block["text"]["text"].as_str().unwrap_or_default().to_owned())
+        .collect();
     assert_eq!(text.join(" "), words.join(" "));
 }
 

@@ -25,7 +25,8 @@ struct Posted {
 #[derive(Debug, Deserialize)]
 struct Done {}
 
-/// Posts into a thread, or into the channel when that is empty, with a key by which the message is found again. Gives its `ts`.
+/// Posts into a thread, or into the channel when that is empty, with a key by which the message is
+/// found again. Gives its `ts`.
 pub(crate) async fn post(
     web: &Web,
     token: &Token,
@@ -73,7 +74,9 @@ pub(crate) async fn update(
     content: &Content,
     leave: Leave<'_>,
 ) -> Result<(), Error> {
-    web.call_while::<Done>(token, "chat.update", changed(channel, ts, content), leave).await.map(drop)
+    web.call_while::<Done>(token, "chat.update", changed(channel, ts, content), leave)
+        .await
+        .map(drop)
 }
 
 /// The same when it doesn't matter whether it is done.
@@ -89,11 +92,19 @@ pub(crate) async fn try_update(
 
 /// What the message is (its metadata) stays.
 fn changed(channel: &str, ts: &str, content: &Content) -> Body<'static> {
-    Body::Json(json!({"channel": channel, "ts": ts, "text": content.text, "blocks": content.blocks}))
+    Body::Json(
+        json!({"channel": channel, "ts": ts, "text": content.text, "blocks": content.blocks}),
+    )
 }
 
 /// Shows what is behind links in a message.
-pub(crate) async fn unfurl(web: &Web, token: &Token, channel: &str, ts: &str, unfurls: Value) -> Result<(), Error> {
+pub(crate) async fn unfurl(
+    web: &Web,
+    token: &Token,
+    channel: &str,
+    ts: &str,
+    unfurls: Value,
+) -> Result<(), Error> {
     let body = json!({"channel": channel, "ts": ts, "unfurls": unfurls});
     web.call::<Done>(token, "chat.unfurl", Body::Json(body)).await.map(drop)
 }

@@ -7,7 +7,8 @@ use super::{Body, Error, Token, Web, chat::EVENT_TYPE};
 
 /// Messages read at once; Slack's most.
 const PAGE: &str = "200";
-/// Pages read of one thread at most: with 200 messages each more than any thread that people can use.
+/// Pages read of one thread at most: with 200 messages each more than any thread that people can
+/// use.
 const PAGES: usize = 50;
 
 /// A message of a thread, as much of it as we need.
@@ -103,7 +104,10 @@ fn words_in(block: &Value, lines: &mut Vec<String>) {
                 lines.push(text.to_owned());
             }
             // A button's or an image's address is not what it says.
-            parts.values().filter(|part| part.is_object() || part.is_array()).for_each(|part| words_in(part, lines));
+            parts
+                .values()
+                .filter(|part| part.is_object() || part.is_array())
+                .for_each(|part| words_in(part, lines));
         }
         Value::Array(parts) => parts.iter().for_each(|part| words_in(part, lines)),
         _ => {}
@@ -144,8 +148,9 @@ struct Next {
     next_cursor: String,
 }
 
-/// Looks through a thread from the message `oldest` on (its beginning when empty) to `latest` (its end when empty), in their order and
-/// the first message of the thread always; gives what `look` finds first.
+/// Looks through a thread from the message `oldest` on (its beginning when empty) to `latest` (its
+/// end when empty), in their order and the first message of the thread always; gives what `look`
+/// finds first.
 async fn read<T>(
     web: &Web,
     token: &Token,
@@ -167,7 +172,8 @@ async fn read<T>(
                 fields.push((name, value));
             }
         }
-        let replies: Replies = web.call(token, "conversations.replies", Body::Form(&fields)).await?;
+        let replies: Replies =
+            web.call(token, "conversations.replies", Body::Form(&fields)).await?;
         if let Some(found) = look(replies.messages) {
             return Ok(Some(found));
         }
@@ -179,8 +185,8 @@ async fn read<T>(
     Ok(None)
 }
 
-/// The last `count` messages of a thread from one of them (its beginning when empty) to another, and the first of the thread if there is
-/// room.
+/// The last `count` messages of a thread from one of them (its beginning when empty) to another,
+/// and the first of the thread if there is room.
 pub(crate) async fn last(
     web: &Web,
     token: &Token,
@@ -212,7 +218,11 @@ pub(crate) async fn find_in_channel(
 ) -> Result<Option<String>, Error> {
     let fields = [("channel", channel), ("limit", PAGE), ("include_all_metadata", "true")];
     let history: Replies = web.call(token, "conversations.history", Body::Form(&fields)).await?;
-    Ok(history.messages.into_iter().find(|message| message.key() == Some(key)).map(|message| message.ts))
+    Ok(history
+        .messages
+        .into_iter()
+        .find(|message| message.key() == Some(key))
+        .map(|message| message.ts))
 }
 
 /// The message that we have posted into a thread by this key, not before the message `oldest`.
@@ -245,14 +255,23 @@ mod tests {
             "fallback": "[FIRING] disk", "title": "Disk is full", "title_link": "https://alerts.example/7", "text": "*db-1* has 1 % left",
             "fields": [{"title": "Severity", "value": "page", "short": true}],
         }]});
-        assert_eq!(said(alert), "Disk is full\nhttps://alerts.example/7\n*db-1* has 1 % left\nSeverity: page");
-        assert_eq!(said(json!({"ts": "1.2", "attachments": [{"fallback": "only this"}]})), "only this");
+        assert_eq!(
+            said(alert),
+            "Disk is full\nhttps://alerts.example/7\n*db-1* has 1 % left\nSeverity: page"
+        );
+        assert_eq!(
+            said(json!({"ts": "1.2", "attachments": [{"fallback": "only this"}]})),
+            "only this"
+        );
         let blocks = json!([
             {"type": "header", "text": {"type": "plain_text", "text": "Build 7"}},
             {"type": "rich_text", "elements": [{"type": "rich_text_section", "elements": [{"type": "text", "text": "failed"}]}]},
             {"type": "image", "image_url": "https://e.example/x.png", "alt_text": "x"},
         ]);
         assert_eq!(said(json!({"ts": "1.2", "blocks": blocks})), "Build 7\nfailed");
-        assert_eq!(said(json!({"ts": "1.2", "text": "as it stands", "blocks": blocks})), "as it stands");
+        assert_eq!(
+            said(json!({"ts": "1.2", "text": "as it stands", "blocks": blocks})),
+            "as it stands"
+        );
     }
 }

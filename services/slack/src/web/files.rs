@@ -16,9 +16,14 @@ const ATTEMPTS: u32 = 3;
 /// The longest that is waited between.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// The content of a file, if it has at most `limit` bytes. A Slack that is busy is asked again, as long as somebody who waits for an answer
-/// would want it.
-pub(crate) async fn download(web: &Web, token: &Token, url: &str, limit: usize) -> Result<Option<Vec<u8>>, Error> {
+/// The content of a file, if it has at most `limit` bytes. A Slack that is busy is asked again, as
+/// long as somebody who waits for an answer would want it.
+pub(crate) async fn download(
+    web: &Web,
+    token: &Token,
+    url: &str,
+    limit: usize,
+) -> Result<Option<Vec<u8>>, Error> {
     for _ in 1..ATTEMPTS {
         let pause = match attempt(web, token, url, limit).await {
             Err(Error::Limited { after, .. }) => after,
@@ -30,15 +35,24 @@ pub(crate) async fn download(web: &Web, token: &Token, url: &str, limit: usize) 
     attempt(web, token, url, limit).await
 }
 
-async fn attempt(web: &Web, token: &Token, url: &str, limit: usize) -> Result<Option<Vec<u8>>, Error> {
+async fn attempt(
+    web: &Web,
+    token: &Token,
+    url: &str,
+    limit: usize,
+) -> Result<Option<Vec<u8>>, Error> {
     let unknown = |what: String| Error::Unknown { method: DOWNLOAD, what };
     let url = Url::parse(url).map_err(|error| unknown(error.to_string()))?;
     // The token is not sent to whatever address stands in a message.
     if !web.is_slacks(&url) {
         return Err(Error::Refused { method: DOWNLOAD, code: "not_a_slack_address".to_owned() });
     }
-    let request = web.client().get(url).header(AUTHORIZATION, format!("Bearer {}", token.secret.expose_secret()));
-    let mut response = request.send().await.map_err(|error| unknown(error.without_url().to_string()))?;
+    let request = web
+        .client()
+        .get(url)
+        .header(AUTHORIZATION, format!("Bearer {}", token.secret.expose_secret()));
+    let mut response =
+        request.send().await.map_err(|error| unknown(error.without_url().to_string()))?;
     let status = response.status();
     if status == StatusCode::TOO_MANY_REQUESTS {
         return Err(limited(DOWNLOAD, &response));
@@ -47,10 +61,15 @@ async fn attempt(web: &Web, token: &Token, url: &str, limit: usize) -> Result<Op
         return Err(unknown(format!("HTTP status {status}")));
     }
     if !status.is_success() {
-        return Err(Error::Refused { method: DOWNLOAD, code: format!("status_{}", status.as_u16()) });
+        return Err(Error::Refused {
+            method: DOWNLOAD,
+            code: format!("status_{}", status.as_u16()),
+        });
     }
     let mut content = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| unknown(error.without_url().to_string()))? {
+    while let Some(chunk) =
+        response.chunk().await.map_err(|error| unknown(error.without_url().to_string()))?
+    {
         content.extend_from_slice(&chunk);
         if content.len() > limit {
             return Ok(None);
@@ -67,7 +86,12 @@ pub(crate) struct Upload {
 }
 
 /// Makes room for a file. Nobody sees it until it is completed.
-pub(crate) async fn begin(web: &Web, token: &Token, name: &str, length: usize) -> Result<Upload, Error> {
+pub(crate) async fn begin(
+    web: &Web,
+    token: &Token,
+    name: &str,
+    length: usize,
+) -> Result<Upload, Error> {
     let length = length.to_string();
     let fields = [("filename", name), ("length", &length), ("snippet_type", "markdown")];
     web.call(token, "files.getUploadURLExternal", Body::Form(&fields)).await
@@ -80,9 +104,18 @@ pub(crate) async fn send(web: &Web, upload: &Upload, content: Vec<u8>) -> Result
     if !web.is_slacks(&url) {
         return Err(Error::Refused { method: UPLOAD, code: "not_a_slack_address".to_owned() });
     }
-    let response =
-        web.client().post(url).body(content).send().await.map_err(|error| unknown(error.without_url().to_string()))?;
-    if response.status().is_success() { Ok(()) } else { Err(unknown(format!("HTTP status {}", response.status()))) }
+    let response = web
+        .client()
+        .post(url)
+        .body(content)
+        .send()
+        .await
+        .map_err(|error| unknown(error.without_url().to_string()))?;
+    if response.status().is_success() {
+        Ok(())
+    } else {
+        Err(unknown(format!("HTTP status {}", response.status())))
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -98,7 +131,9 @@ pub(crate) async fn complete(
     leave: Leave<'_>,
 ) -> Result<(), Error> {
     let body = json!({"files": [{"id": file, "title": title}], "channel_id": channel, "thread_ts": thread});
-    web.call_while::<Done>(token, "files.completeUploadExternal", Body::Json(body), leave).await.map(drop)
+    web.call_while::<Done>(token, "files.completeUploadExternal", Body::Json(body), leave)
+        .await
+        .map(drop)
 }
 
 #[derive(Debug, Deserialize)]

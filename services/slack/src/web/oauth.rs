@@ -79,8 +79,14 @@ pub(crate) async fn test(web: &Web, token: &Secret) -> Result<Access, Error> {
 }
 
 /// The app as Slack's OAuth knows it: its id and secret, as HTTP's basic authentication.
-pub(crate) async fn exchange(web: &Web, app: &str, code: &str, redirect: &str) -> Result<Access, Error> {
-    web.call_as(app, "oauth.v2.access", Body::Form(&[("code", code), ("redirect_uri", redirect)])).await
+pub(crate) async fn exchange(
+    web: &Web,
+    app: &str,
+    code: &str,
+    redirect: &str,
+) -> Result<Access, Error> {
+    web.call_as(app, "oauth.v2.access", Body::Form(&[("code", code), ("redirect_uri", redirect)]))
+        .await
 }
 
 /// A new token for an old one's refresh token, which is void from then on.

@@ -52,14 +52,20 @@ struct Profile {
 impl User {
     /// What people call them.
     pub(crate) fn shown(&self) -> &str {
-        let names = [self.profile.display_name.as_str(), self.real_name.as_deref().unwrap_or_default()];
+        let names =
+            [self.profile.display_name.as_str(), self.real_name.as_deref().unwrap_or_default()];
         names.into_iter().find(|name| !name.trim().is_empty()).unwrap_or(&self.name)
     }
 
-    /// Whether they are a full member of this workspace: no guest, and nobody from elsewhere who shares a channel.
+    /// Whether they are a full member of this workspace: no guest, and nobody from elsewhere who
+    /// shares a channel.
     pub(crate) fn is_member(&self, team: &str) -> bool {
-        let outside = self.is_restricted || self.is_ultra_restricted || self.is_stranger || self.deleted;
-        let of_several = self.enterprise_user.as_ref().is_some_and(|user| user.teams.iter().any(|one| one == team));
+        let outside =
+            self.is_restricted || self.is_ultra_restricted || self.is_stranger || self.deleted;
+        let of_several = self
+            .enterprise_user
+            .as_ref()
+            .is_some_and(|user| user.teams.iter().any(|one| one == team));
         !outside && (self.team_id.as_deref() == Some(team) || of_several)
     }
 }

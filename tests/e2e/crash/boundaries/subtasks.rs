@@ -1,5 +1,6 @@
-//! What a script asks about tasks, and whose process ends in the middle of it: who asks (the interpreter) and who carries it out (the
-//! reconciler). A conversation is handed over once, and a message to the parent is said once, because a call that is made again makes the same
+//! What a script asks about tasks, and whose process ends in the middle of it: who asks (the
+//! interpreter) and who carries it out (the reconciler). A conversation is handed over once, and a
+//! message to the parent is said once, because a call that is made again makes the same
 //! (docs/adr/0031-subtasks.md); nothing of it is ever of unknown outcome.
 
 use construct_proto::v1::{TaskSpec, TurnOutcome};
@@ -17,7 +18,8 @@ use crate::read;
 /// Where a script's questions about tasks go, and the answers to them.
 const QUESTION: &str = "construct.v1.ctl.reconciler.subtasks";
 const ANSWER: &str = "_INBOX.interpreter.";
-/// What is written of a hand-over, and of a message to the parent, and of nothing else in these jobs.
+/// What is written of a hand-over, and of a message to the parent, and of nothing else in these
+/// jobs.
 const HANDED_OVER: &str = "task.updated";
 const SAID: &str = "[Message of the subtask";
 
@@ -25,9 +27,18 @@ const SAID: &str = "[Message of the subtask";
 const ASKING: [(&str, Place); 5] = [
     ("it is not asked", Place::Message(Moment::Sent, QUESTION, 1, None)),
     ("it is done, and that is not known", Place::Message(Moment::Answered, QUESTION, 1, None)),
-    ("it is known to be done, and that is not written", Place::Message(Moment::Sent, JOURNAL, 1, Some(QUESTION))),
-    ("that is written, and not known to be", Place::Message(Moment::Answered, JOURNAL, 1, Some(QUESTION))),
-    ("the script is over, the result is not published", Place::Message(Moment::Sent, RESULT, 1, Some(QUESTION))),
+    (
+        "it is known to be done, and that is not written",
+        Place::Message(Moment::Sent, JOURNAL, 1, Some(QUESTION)),
+    ),
+    (
+        "that is written, and not known to be",
+        Place::Message(Moment::Answered, JOURNAL, 1, Some(QUESTION)),
+    ),
+    (
+        "the script is over, the result is not published",
+        Place::Message(Moment::Sent, RESULT, 1, Some(QUESTION)),
+    ),
 ];
 
 /// Where the reconciler is killed that hands a conversation over.
@@ -46,19 +57,31 @@ const SAYING: [(&str, Place); 5] = [
     ("it is committed, who asks is not answered", Place::Message(Moment::Sent, ANSWER, 1, None)),
 ];
 
-/// A conversation whose task has a title: a model call for one would be something else that is written.
+/// A conversation whose task has a title: a model call for one would be something else that is
+/// written.
 async fn begin(watched: &Watched, agent: &str, name: &str) -> (Conversation, Recorder) {
     let workspace = watched.mesh.folder(name).unwrap().display().to_string();
-    let spec = TaskSpec { agent: agent.to_owned(), workspace, title: "A job".to_owned(), ..TaskSpec::default() };
+    let spec = TaskSpec {
+        agent: agent.to_owned(),
+        workspace,
+        title: "A job".to_owned(),
+        ..TaskSpec::default()
+    };
     let conversation = watched.mesh.client().unwrap().begin_as(spec).await.unwrap();
     let recorder = conversation.record();
     (conversation, recorder)
 }
 
-/// The task is at rest, its last turn went well, and its events are whole. Gives its agent, and its events.
+/// The task is at rest, its last turn went well, and its events are whole. Gives its agent, and its
+/// events.
 async fn rests(conversation: &Conversation, recorder: &Recorder) -> (String, Vec<String>) {
     let status = conversation.settled().await.status.unwrap();
-    assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{}", conversation.transcript().await.show());
+    assert_eq!(
+        status.last_outcome(),
+        TurnOutcome::Completed,
+        "{}",
+        conversation.transcript().await.show()
+    );
     let events = recorder.until_sequence(status.event_sequence).await;
     check_order(&events);
     (status.agent_id, events.into_iter().map(|event| event.r#type).collect())
@@ -71,9 +94,11 @@ async fn hands_over(service: Service, places: &[(&str, Place)]) {
         "tasks.hand_off('lawyer', 'mind the contract');",
         "'handed over'",
     ];
-    let script = json!({"turns": [{"text": "That is for a lawyer.", "code": [code]}, {"text": "unused"}]});
+    let script =
+        json!({"turns": [{"text": "That is for a lawyer.", "code": [code]}, {"text": "unused"}]});
     watched.mesh.scripted_agent("clerk", &script).await.unwrap();
-    let script = json!({"turns": [{"text": "unused"}, {"text": "The lawyer says: {{last_result}}"}]});
+    let script =
+        json!({"turns": [{"text": "unused"}, {"text": "The lawyer says: {{last_result}}"}]});
     let lawyer = watched.mesh.scripted_agent("lawyer", &script).await.unwrap();
     let lawyer = id(lawyer.metadata.as_ref());
     for (n, (name, place)) in places.iter().enumerate() {
@@ -93,8 +118,17 @@ async fn hands_over(service: Service, places: &[(&str, Place)]) {
         let transcript = conversation.transcript().await;
         transcript.check(&["Do it."]);
         let last = "The lawyer says: handed over\n[the agent lawyer goes on with this conversation: mind the contract]";
-        assert_eq!(transcript.answers(), ["That is for a lawyer.", last], "{name}: {}", transcript.show());
-        assert_eq!(read(&watched.mesh.workspace().join(folder).join("effects.log")), "done\n", "{name}");
+        assert_eq!(
+            transcript.answers(),
+            ["That is for a lawyer.", last],
+            "{name}: {}",
+            transcript.show()
+        );
+        assert_eq!(
+            read(&watched.mesh.workspace().join(folder).join("effects.log")),
+            "done\n",
+            "{name}"
+        );
         watched.mesh.ready(service).await.unwrap();
     }
 }
@@ -107,7 +141,8 @@ async fn tells_its_parent(service: Service, places: &[(&str, Place)]) {
         {"match": "halfway", "turns": [{"text": "I heard."}]},
     ]});
     watched.mesh.scripted_agent("parent", &script).await.unwrap();
-    let code = ["execute_command('echo done >> effects.log');", "tasks.parent('halfway');", "'told'"];
+    let code =
+        ["execute_command('echo done >> effects.log');", "tasks.parent('halfway');", "'told'"];
     let script = json!({"conversations": [
         {"match": "Wait.", "turns": [{"text": "I wait."}]},
         {"match": "Tell it.", "turns": [{"code": [code]}, {"text": "I am {{last_result}}."}]},
@@ -138,7 +173,9 @@ async fn tells_its_parent(service: Service, places: &[(&str, Place)]) {
         from_parent.push("I heard.".to_owned());
         rests(&child, &said).await;
         rests(&parent, &heard).await;
-        let spoken = |answers: Vec<String>| answers.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>();
+        let spoken = |answers: Vec<String>| {
+            answers.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>()
+        };
         let transcript = child.transcript().await;
         transcript.check(&to_child);
         assert_eq!(spoken(transcript.answers()), from_child, "{name}: {}", transcript.show());
@@ -162,7 +199,8 @@ async fn a_hand_over_survives_the_reconciler_between_question_and_answer() {
 }
 
 #[tokio::test]
-async fn a_message_to_the_parent_survives_the_interpreter_between_question_and_journal_and_result() {
+async fn a_message_to_the_parent_survives_the_interpreter_between_question_and_journal_and_result()
+{
     tells_its_parent(Service::Interpreter, &ASKING).await;
 }
 

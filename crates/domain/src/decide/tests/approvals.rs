@@ -34,7 +34,10 @@ fn a_decision_that_comes_while_the_script_runs_is_not_waited_for_again() {
     world.say(ApprovalState::Approved);
     assert!(world.decide(Event::Wake).effects.is_empty(), "it runs");
     let decision = world.result(park(&[5]));
-    assert!(matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 2), "{decision:?}");
+    assert!(
+        matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 2),
+        "{decision:?}"
+    );
 }
 
 #[test]
@@ -43,9 +46,13 @@ fn results_of_earlier_rounds_and_of_who_had_let_go_change_nothing() {
     world.decide(Event::Wake);
     let step = world.task.step.as_ref().expect("it waits").id;
     let stale = |outcome| Event::Result(StepResult { step, round: 0, outcome });
-    for late in
-        [park(&[2]), park(&[3]), Outcome::Cancelled(Vec::new()), failed(FailureClass::Internal), results(&["a"])]
-    {
+    for late in [
+        park(&[2]),
+        park(&[3]),
+        Outcome::Cancelled(Vec::new()),
+        failed(FailureClass::Internal),
+        results(&["a"]),
+    ] {
         let before = world.task.clone();
         let decision = world.decide(stale(late));
         assert!(!decision.changes(&before), "{decision:?}");
@@ -62,7 +69,10 @@ fn what_nobody_decides_about_expires_and_the_script_is_told() {
     let mut world = World::parked(&[2]);
     world.elapse(22 * 24 * 3600);
     let decision = world.decide(Event::Wake);
-    assert!(matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 1), "{decision:?}");
+    assert!(
+        matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 1),
+        "{decision:?}"
+    );
     assert_eq!(decision.closed[0].words, "nobody decided within 21 days");
     assert_eq!(world.states(), [ApprovalState::Expired]);
     // It asks for something else: there is no time left for that.
@@ -81,7 +91,10 @@ fn cancelling_a_script_that_waits_tells_what_is_known_of_it() {
     assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Cancelled));
     assert_eq!(world.states(), [ApprovalState::Cancelled]);
     let Some((_, blocks)) = world.transcript.last() else { panic!("no result") };
-    assert!(matches!(&blocks[0], Block::CodeInterpreterResult(result) if result.error == "it waited"), "{blocks:?}");
+    assert!(
+        matches!(&blocks[0], Block::CodeInterpreterResult(result) if result.error == "it waited"),
+        "{blocks:?}"
+    );
 }
 
 #[test]

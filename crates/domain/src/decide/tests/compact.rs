@@ -10,7 +10,8 @@ fn say(world: &mut World, characters: usize) -> Decision {
     world.result(text(&"x".repeat(characters)))
 }
 
-/// A task with so many answered messages of about a thousand estimated tokens each, in a room where those are as good as counted.
+/// A task with so many answered messages of about a thousand estimated tokens each, in a room where
+/// those are as good as counted.
 fn long(exchanges: usize, room: i64) -> World {
     let mut world = World::new();
     world.task.context.scale = 1_000;
@@ -53,7 +54,10 @@ fn a_full_conversation_is_summed_up_before_the_model_is_asked_and_that_is_no_tur
     assert!(compacted.summary && compacted.after < compacted.before, "{compacted:?}");
     assert!(compacted.text.ends_with(SUMMARY));
     assert_eq!(compacted.kept, [1], "the first message stays");
-    assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "and the model is asked at once");
+    assert!(
+        matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]),
+        "and the model is asked at once"
+    );
     assert_eq!(world.task.context.tokens, compacted.after);
     say(&mut world, 10);
     let ended = world.ended.last().expect("it ended");
@@ -81,7 +85,9 @@ fn a_summary_that_is_no_shorter_is_asked_for_once_more_and_then_the_oldest_are_l
 
 #[test]
 fn a_summary_without_its_sections_is_asked_for_once_more_and_then_taken() {
-    for words in ["They talked about x.", "# Goal\nTo talk.\n# Facts\nAbout x. Done and open: nothing."] {
+    for words in
+        ["They talked about x.", "# Goal\nTo talk.\n# Facts\nAbout x. Done and open: nothing."]
+    {
         let mut world = long(10, 10_000);
         world.send();
         settle(&mut world);
@@ -95,18 +101,25 @@ fn a_summary_without_its_sections_is_asked_for_once_more_and_then_taken() {
 }
 
 #[test]
-fn a_call_that_is_refused_as_too_long_is_made_again_after_a_cut_and_at_last_ends_with_that_reason() {
+fn a_call_that_is_refused_as_too_long_is_made_again_after_a_cut_and_at_last_ends_with_that_reason()
+{
     let mut world = long(10, 100_000);
     world.send();
     let decision = settle(&mut world);
-    assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "it seems to fit: {decision:?}");
+    assert!(
+        matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]),
+        "it seems to fit: {decision:?}"
+    );
     let decision = world.result(failed(FailureClass::ContextTooLong));
     assert!(matches!(decision.effects.as_slice(), [Effect::Compact(_)]), "{decision:?}");
     assert_eq!(decision.error, None, "nobody needs to know");
     world.result(text(SUMMARY));
     let decision = world.result(failed(FailureClass::ContextTooLong));
     let compacted = decision.compacted.as_ref().expect("cut without another call");
-    assert!(!compacted.summary && matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "{decision:?}");
+    assert!(
+        !compacted.summary && matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]),
+        "{decision:?}"
+    );
     let decision = world.result(failed(FailureClass::ContextTooLong));
     assert_eq!(decision.error.map(|error| error.code).as_deref(), Some(CONTEXT_TOO_LONG));
     assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Failed));
@@ -136,10 +149,16 @@ fn a_failing_summary_is_tried_again_like_any_call_and_a_cancel_ends_it() {
     world.send();
     settle(&mut world);
     world.result(failed(FailureClass::Overloaded));
-    assert!(matches!(world.task.step.as_ref().map(|step| &step.state), Some(StepState::Backoff { .. })));
+    assert!(matches!(
+        world.task.step.as_ref().map(|step| &step.state),
+        Some(StepState::Backoff { .. })
+    ));
     world.elapse(20);
     let decision = world.decide(Event::Wake);
-    assert!(matches!(decision.effects.as_slice(), [Effect::Compact(step)] if step.attempt == 2), "{decision:?}");
+    assert!(
+        matches!(decision.effects.as_slice(), [Effect::Compact(step)] if step.attempt == 2),
+        "{decision:?}"
+    );
     world.elapse(3);
     let again = world.decide(Event::Wake);
     assert_eq!(decision.effects, again.effects, "a lost command is sent again");
@@ -206,12 +225,18 @@ fn an_agent_that_compacts_early_keeps_its_summary_and_is_not_full_again_at_once(
                 world.result(text(SUMMARY));
                 summaries += 1;
                 let last = world.compacted.last().expect("it is taken");
-                assert!(last.summary, "nothing is left out that was just summed up ({compact_at} %)");
+                assert!(
+                    last.summary,
+                    "nothing is left out that was just summed up ({compact_at} %)"
+                );
             }
             say(&mut world, 100);
         }
         assert!(world.compacted.iter().all(|compacted| compacted.summary), "{compact_at} %");
-        assert!(compact_at < 10 || summaries < 10, "{summaries} summaries of 20 answers at {compact_at} %");
+        assert!(
+            compact_at < 10 || summaries < 10,
+            "{summaries} summaries of 20 answers at {compact_at} %"
+        );
     }
 }
 
@@ -219,7 +244,8 @@ fn an_agent_that_compacts_early_keeps_its_summary_and_is_not_full_again_at_once(
 fn a_prompt_that_fills_most_of_the_room_does_not_have_every_call_preceded_by_a_summary() {
     for base in [0, 5_000, 8_500, 9_000, 10_000, 20_000] {
         let mut world = long(1, 1_000);
-        (world.task.context.room, world.task.context.base, world.task.context.scale) = (10_000, base, 1_000);
+        (world.task.context.room, world.task.context.base, world.task.context.scale) =
+            (10_000, base, 1_000);
         let mut summaries = 0;
         for _ in 0..40 {
             world.send();
@@ -230,7 +256,10 @@ fn a_prompt_that_fills_most_of_the_room_does_not_have_every_call_preceded_by_a_s
             }
             say(&mut world, 20);
         }
-        assert!(summaries <= 20, "{summaries} summaries of 40 answers, with {base} tokens that are always sent");
+        assert!(
+            summaries <= 20,
+            "{summaries} summaries of 40 answers, with {base} tokens that are always sent"
+        );
     }
 }
 

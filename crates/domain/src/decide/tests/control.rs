@@ -17,10 +17,15 @@ fn a_cancelled_turn_says_why_where_people_look() {
     world.send();
     world.cancel();
     let decision = world.decide(Event::Wake);
-    assert_eq!((decision.drop_queued, decision.ended), (None, None), "its call is told to stop first");
+    assert_eq!(
+        (decision.drop_queued, decision.ended),
+        (None, None),
+        "its call is told to stop first"
+    );
     let decision = world.stopped();
     assert_eq!(decision.drop_queued.as_deref(), Some("cancelled: enough"));
-    let error = world.task.last_error.as_ref().map(|error| (error.code.as_str(), error.message.as_str()));
+    let error =
+        world.task.last_error.as_ref().map(|error| (error.code.as_str(), error.message.as_str()));
     assert_eq!(error, Some((CANCELLED, "cancelled: enough")));
     assert_eq!(decision.error, None, "it is no error that would have to be told");
     world.send();
@@ -75,7 +80,9 @@ fn a_model_call_that_nobody_wants_is_told_so_each_second_until_it_has_stopped() 
             world.send();
             world.decide(Event::Wake);
             ask(&mut world);
-            let told = |decision: &Decision| matches!(decision.effects.as_slice(), [Effect::CancelModel(..)]);
+            let told = |decision: &Decision| {
+                matches!(decision.effects.as_slice(), [Effect::CancelModel(..)])
+            };
             assert!(told(&world.decide(Event::Wake)));
             world.elapse(1);
             assert!(told(&world.decide(Event::Wake)), "who died before it was told told nobody");
@@ -102,7 +109,10 @@ fn an_answer_that_was_whole_before_the_cancel_counts_and_its_scripts_are_not_beg
     world.cancel();
     world.decide(Event::Wake);
     world.result(calls(&["a"]));
-    assert_eq!((outcome(&world), world.task.phase), (Some(TurnOutcome::Cancelled), Phase::AwaitInput));
+    assert_eq!(
+        (outcome(&world), world.task.phase),
+        (Some(TurnOutcome::Cancelled), Phase::AwaitInput)
+    );
     assert!(world.code_steps.is_empty());
 }
 
@@ -266,7 +276,10 @@ fn another_try_gives_way_to_what_was_sent_and_to_who_takes_the_turn_back() {
     let mut world = failed_turn();
     let newer = world.send();
     let decision = world.decide(Event::Wake);
-    assert_eq!((decision.admitted.map(|(message, _)| message), world.task.retry), (Some(newer), None));
+    assert_eq!(
+        (decision.admitted.map(|(message, _)| message), world.task.retry),
+        (Some(newer), None)
+    );
     world.result(text("done"));
     assert_eq!((world.task.phase, world.ended.len()), (Phase::AwaitInput, 2));
 

@@ -1,12 +1,14 @@
-//! Every history of a small mesh, and not a sample of them: two reconcilers and two workers with what PostgreSQL, JetStream and the journals keep
-//! for them. All that the rest of the system promises about these (a commit is guarded by its version, a command is delivered until it is
-//! acknowledged, a journal entry names the one before it) is in [`mesh`]; what is tried on it is everything that can happen, in every
-//! order: processes that die between any two steps, messages that are lost or delivered again, deadlines that pass while a worker is
-//! at it.
+//! Every history of a small mesh, and not a sample of them: two reconcilers and two workers with
+//! what PostgreSQL, JetStream and the journals keep for them. All that the rest of the system
+//! promises about these (a commit is guarded by its version, a command is delivered until it is
+//! acknowledged, a journal entry names the one before it) is in [`mesh`]; what is tried on it is
+//! everything that can happen, in every order: processes that die between any two steps, messages
+//! that are lost or delivered again, deadlines that pass while a worker is at it.
 //!
-//! In every state that can be reached: a side effect happened at most once, what the model is told about it is true and stays true, calls and
-//! results pair up, no message ends twice, and whoever is not idle has a time to look again. From every state that can be reached,
-//! one can be reached in which every message is accounted for: nothing is stuck, whatever has happened.
+//! In every state that can be reached: a side effect happened at most once, what the model is told
+//! about it is true and stays true, calls and results pair up, no message ends twice, and whoever
+//! is not idle has a time to look again. From every state that can be reached, one can be reached
+//! in which every message is accounted for: nothing is stuck, whatever has happened.
 //!
 //! That this finds something is tried as well: with each of the guards left out it must.
 
@@ -117,7 +119,8 @@ fn a_script_that_waits_for_a_subtask_goes_on_whenever_that_ends_and_whoever_is_t
 
 /// Something is found without this guard.
 fn is_needed(guard: Guard, scope: Scope, words: &str) {
-    let found = explore(Mesh::new(scope, Some(guard))).expect_err("the guard is of no use in this scope");
+    let found =
+        explore(Mesh::new(scope, Some(guard))).expect_err("the guard is of no use in this scope");
     assert!(found.contains(words), "{found}");
 }
 
@@ -138,7 +141,11 @@ fn without_a_journal_an_effect_happens_twice_after_a_crash() {
 
 #[test]
 fn without_closing_the_journal_first_something_happens_behind_what_is_said() {
-    is_needed(Guard::CloseFirst, Scope { cancels: 1, late: 1, lost: 1, ..CALM }, "behind what was said");
+    is_needed(
+        Guard::CloseFirst,
+        Scope { cancels: 1, late: 1, lost: 1, ..CALM },
+        "behind what was said",
+    );
 }
 
 #[test]

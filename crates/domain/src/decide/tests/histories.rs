@@ -61,8 +61,8 @@ fn happening() -> impl Strategy<Value = Happening> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// `World::check` holds after every decision of any history, and when everything calms down every message was
-    /// answered, failed or dropped exactly once.
+    /// `World::check` holds after every decision of any history, and when everything calms down
+    /// every message was answered, failed or dropped exactly once.
     #[test]
     fn any_history_ends_with_every_message_accounted_for(
         happenings in prop::collection::vec(happening(), 0..60),

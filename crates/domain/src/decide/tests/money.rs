@@ -9,7 +9,10 @@ fn a_message_there_is_no_money_for_is_taken_and_its_turn_fails_with_the_reason()
     world.task.titled = false;
     world.send();
     let taken = world.decide(Event::Wake);
-    assert!(taken.admitted.is_some() && taken.ended.is_none() && taken.error.is_none(), "{taken:?}");
+    assert!(
+        taken.admitted.is_some() && taken.ended.is_none() && taken.error.is_none(),
+        "{taken:?}"
+    );
     assert_eq!((world.task.phase, world.task.next_wake), (Phase::InvokeModel, Some(world.now)));
     let ended = world.decide(Event::Wake);
     assert_eq!(ended.ended.expect("the turn ends").outcome, TurnOutcome::Failed);
@@ -39,7 +42,10 @@ fn a_turn_that_runs_out_of_money_keeps_what_its_scripts_gave_and_goes_on_with_th
 fn a_call_that_was_to_be_tried_again_is_not_when_the_money_is_gone() {
     let mut world = World::asking();
     world.result(failed(FailureClass::Overloaded));
-    assert!(matches!(world.task.step.as_ref().map(|step| &step.state), Some(StepState::Backoff { .. })));
+    assert!(matches!(
+        world.task.step.as_ref().map(|step| &step.state),
+        Some(StepState::Backoff { .. })
+    ));
     world.broke = true;
     world.elapse(600);
     let ended = world.decide(Event::Wake);

@@ -30,7 +30,8 @@ fn started() -> World {
 #[test]
 fn a_loop_is_said_to_the_model_once_and_then_ends_the_turn_with_its_own_reason() {
     let mut world = started();
-    let said: Vec<bool> = (0..2 * REPEATS).map(|_| round(&mut world, "look()", "nothing").is_some()).collect();
+    let said: Vec<bool> =
+        (0..2 * REPEATS).map(|_| round(&mut world, "look()", "nothing").is_some()).collect();
     assert_eq!(said, [false, false, true, false, false, false], "told after three");
     let ended = world.ended.last().expect("the turn ended");
     assert_eq!((ended.outcome, ended.calls), (TurnOutcome::Failed, 2 * REPEATS));

@@ -32,7 +32,10 @@ fn a_script_that_waits_goes_on_as_the_same_step_when_all_have_ended() {
     assert_eq!(world.task.next_wake, Some(world.now + jiff::SignedDuration::from_secs(1000)));
     world.at_work.remove(0);
     let before = world.task.clone();
-    assert!(!world.decide(Event::Wake).changes(&Task { subtasks: Some(vec![child(2)]), ..before }), "one is at work");
+    assert!(
+        !world.decide(Event::Wake).changes(&Task { subtasks: Some(vec![child(2)]), ..before }),
+        "one is at work"
+    );
     world.at_work.clear();
     let decision = world.decide(Event::Wake);
     let [Effect::ExecuteCode(again)] = decision.effects.as_slice() else { panic!("{decision:?}") };
@@ -75,13 +78,19 @@ fn a_script_can_wait_for_a_person_and_a_subtask_at_once() {
     assert_eq!(world.task.phase, Phase::AwaitApproval);
     world.say(ApprovalState::Approved);
     let decision = world.decide(Event::Wake);
-    assert!(matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 1), "{decision:?}");
+    assert!(
+        matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 1),
+        "{decision:?}"
+    );
     world.result(park_for(&[], vec![call]));
     world.decide(Event::Wake);
     assert_eq!(world.task.phase, Phase::AwaitSubtasks);
     world.at_work.clear();
     let decision = world.decide(Event::Wake);
-    assert!(matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 2), "{decision:?}");
+    assert!(
+        matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 2),
+        "{decision:?}"
+    );
 }
 
 #[test]

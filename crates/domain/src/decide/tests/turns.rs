@@ -57,10 +57,15 @@ fn a_transient_failure_is_tried_again_and_said() {
     let mut world = World::asking();
     let decision = world.result(failed(FailureClass::RateLimited));
     assert_eq!(decision.error.map(|error| error.code), Some("RATE_LIMITED".to_owned()));
-    assert!(matches!(world.task.step.as_ref().map(|step| &step.state), Some(StepState::Backoff { .. })));
+    assert!(matches!(
+        world.task.step.as_ref().map(|step| &step.state),
+        Some(StepState::Backoff { .. })
+    ));
     world.elapse(11);
     let decision = world.decide(Event::Wake);
-    assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(step)] if step.attempt == 2));
+    assert!(
+        matches!(decision.effects.as_slice(), [Effect::InvokeModel(step)] if step.attempt == 2)
+    );
     world.result(text("there"));
     assert_eq!(world.task.last_error, None);
 }
@@ -72,7 +77,10 @@ fn calls_that_providers_repeated_count() {
     world.elapse(11);
     let decision = world.decide(Event::Wake);
     let last = backoff::MAX_ATTEMPTS;
-    assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(step)] if step.attempt == last), "{decision:?}");
+    assert!(
+        matches!(decision.effects.as_slice(), [Effect::InvokeModel(step)] if step.attempt == last),
+        "{decision:?}"
+    );
     world.result(failed(FailureClass::Transient));
     assert_eq!(outcome(&world), Some(TurnOutcome::Failed));
 }
@@ -95,7 +103,10 @@ fn an_outage_of_ours_is_outlasted_and_said_once() {
     assert_eq!(outcome(&world), Some(TurnOutcome::Completed));
     world.send();
     world.decide(Event::Wake);
-    assert!(world.result(failed_after(FailureClass::Transient, 0)).error.is_some(), "another turn says it again");
+    assert!(
+        world.result(failed_after(FailureClass::Transient, 0)).error.is_some(),
+        "another turn says it again"
+    );
 }
 
 #[test]
@@ -127,7 +138,10 @@ fn a_turn_ends_at_its_limit_of_model_calls() {
         world.result(calls(&["a"]));
         world.result(results(&["a"]));
     }
-    assert_eq!(world.ended.last().map(|turn| (turn.calls, turn.outcome)), Some((3, TurnOutcome::MaxTurns)));
+    assert_eq!(
+        world.ended.last().map(|turn| (turn.calls, turn.outcome)),
+        Some((3, TurnOutcome::MaxTurns))
+    );
     assert_eq!(world.task.phase, Phase::AwaitInput);
 }
 
@@ -176,7 +190,9 @@ fn cancelling_scripts_whose_worker_is_gone_says_that_the_outcome_is_unknown() {
     world.decide(Event::Wake);
     assert_eq!(outcome(&world), Some(TurnOutcome::Cancelled));
     let Some((_, blocks)) = world.transcript.last() else { panic!("no result") };
-    assert!(matches!(&blocks[0], Block::CodeInterpreterResult(result) if result.error.contains("unknown")));
+    assert!(
+        matches!(&blocks[0], Block::CodeInterpreterResult(result) if result.error.contains("unknown"))
+    );
 }
 
 #[test]
@@ -185,7 +201,10 @@ fn cancelling_drops_what_is_queued() {
     world.send();
     world.cancel();
     world.decide(Event::Wake);
-    assert!(matches!(world.task.step.as_ref().map(|step| &step.state), Some(StepState::Cancelling { .. })));
+    assert!(matches!(
+        world.task.step.as_ref().map(|step| &step.state),
+        Some(StepState::Cancelling { .. })
+    ));
     world.stopped();
     assert_eq!((world.dropped, world.task.phase), (1, Phase::AwaitInput));
     assert_eq!(world.task.cancel, None);
@@ -200,7 +219,10 @@ fn an_answer_that_was_cut_off_is_asked_for_in_smaller_pieces_once() {
     assert!(matches!(world.transcript.last(), Some((Source::System, _))));
     world.result(cut());
     assert_eq!(outcome(&world), Some(TurnOutcome::Failed));
-    assert_eq!(world.task.last_error.as_ref().map(|error| error.code.as_str()), Some("OUTPUT_LIMIT"));
+    assert_eq!(
+        world.task.last_error.as_ref().map(|error| error.code.as_str()),
+        Some("OUTPUT_LIMIT")
+    );
 }
 
 #[test]
@@ -253,7 +275,8 @@ fn a_stale_result_changes_nothing() {
     let mut world = World::asking();
     let before = world.task.clone();
     let stale = StepId::from_uuid(Uuid::from_u128(9));
-    let decision = world.decide(Event::Result(StepResult { step: stale, round: 0, outcome: text("late") }));
+    let decision =
+        world.decide(Event::Result(StepResult { step: stale, round: 0, outcome: text("late") }));
     assert!(!decision.changes(&before));
 }
 

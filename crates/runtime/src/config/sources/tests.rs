@@ -62,7 +62,8 @@ fn nothing_set_means_the_defaults() {
 #[test]
 fn environment_wins_over_file_and_file_over_default() {
     let file = file("concurrency = 7\nname = \"from file\"\n");
-    let sources = Sources::new(Some(file.path()), environment(&[("CONSTRUCT_NAME", "from env")])).unwrap();
+    let sources =
+        Sources::new(Some(file.path()), environment(&[("CONSTRUCT_NAME", "from env")])).unwrap();
     let sample: Sample = sources.load().unwrap();
     assert_eq!((sample.concurrency, sample.name.as_str(), sample.ratio), (7, "from env", 0.5));
     assert_eq!(sources.origin("name"), Origin::Environment("CONSTRUCT_NAME".to_owned()));
@@ -120,22 +121,28 @@ fn string_keeps_quotes_brackets_and_spaces_from_the_environment() {
 
 #[test]
 fn whole_number_serves_for_a_fraction_and_comma_list_for_numbers() {
-    let sample: Sample = from_env(&[("CONSTRUCT_RATIO", "1"), ("CONSTRUCT_PORTS", "80,443")]).load().unwrap();
+    let sample: Sample =
+        from_env(&[("CONSTRUCT_RATIO", "1"), ("CONSTRUCT_PORTS", "80,443")]).load().unwrap();
     assert_eq!((sample.ratio, sample.ports), (1.0, vec![80, 443]));
 }
 
 #[test]
 fn empty_variable_counts_as_unset() {
-    assert_eq!(from_env(&[("CONSTRUCT_CONCURRENCY", "")]).load::<Sample>().unwrap().concurrency, 50);
+    assert_eq!(
+        from_env(&[("CONSTRUCT_CONCURRENCY", "")]).load::<Sample>().unwrap().concurrency,
+        50
+    );
 }
 
 #[test]
 fn error_names_variable_and_value() {
-    let error = from_env(&[("CONSTRUCT_CONCURRENCY", "many")]).load::<Sample>().unwrap_err().to_string();
+    let error =
+        from_env(&[("CONSTRUCT_CONCURRENCY", "many")]).load::<Sample>().unwrap_err().to_string();
     assert!(error.starts_with("CONSTRUCT_CONCURRENCY in the environment: "), "{error}");
     assert!(error.contains("\"many\"") && error.contains("u32"), "{error}");
 
-    let error = from_env(&[("CONSTRUCT_LISTEN", "localhost")]).load::<Sample>().unwrap_err().to_string();
+    let error =
+        from_env(&[("CONSTRUCT_LISTEN", "localhost")]).load::<Sample>().unwrap_err().to_string();
     assert!(error.starts_with("CONSTRUCT_LISTEN in the environment: "), "{error}");
 
     let error = from_env(&[("CONSTRUCT_INTERVAL", "5")]).load::<Sample>().unwrap_err().to_string();
@@ -145,17 +152,21 @@ fn error_names_variable_and_value() {
 #[test]
 fn error_names_key_and_file() {
     let file = file("concurrency = \"many\"\n");
-    let error = Sources::new(Some(file.path()), []).unwrap().load::<Sample>().unwrap_err().to_string();
+    let error =
+        Sources::new(Some(file.path()), []).unwrap().load::<Sample>().unwrap_err().to_string();
     assert!(error.starts_with(&format!("`concurrency` in {}: ", file.path().display())), "{error}");
 }
 
 #[test]
 fn malformed_and_missing_file_are_errors_that_name_it() {
     let file = file("concurrency = \n");
-    let Err(error @ Error::Syntax { .. }) = Sources::new(Some(file.path()), []) else { panic!("accepted") };
+    let Err(error @ Error::Syntax { .. }) = Sources::new(Some(file.path()), []) else {
+        panic!("accepted")
+    };
     assert!(error.to_string().contains(&file.path().display().to_string()), "{error}");
 
-    let Err(error @ Error::Read { .. }) = Sources::new(Some(Path::new("/nonexistent/c.toml")), []) else {
+    let Err(error @ Error::Read { .. }) = Sources::new(Some(Path::new("/nonexistent/c.toml")), [])
+    else {
         panic!("accepted")
     };
     assert!(error.to_string().contains("/nonexistent/c.toml"), "{error}");
@@ -194,13 +205,17 @@ fn common_part_is_read_from_the_same_sources() {
 
 #[test]
 fn common_values_that_cannot_work_are_refused_with_their_origin() {
-    for (name, value, part) in
-        [("CONSTRUCT_LOG", "construct=[loud", "filter"), ("CONSTRUCT_INSTANCE_ID", "a.b", "subjects")]
-    {
+    for (name, value, part) in [
+        ("CONSTRUCT_LOG", "construct=[loud", "filter"),
+        ("CONSTRUCT_INSTANCE_ID", "a.b", "subjects"),
+    ] {
         let sources = from_env(&[(name, value)]);
         let invalid = sources.load::<Common>().unwrap().validate().unwrap_err();
         let error = sources.refused(invalid).to_string();
-        assert!(error.starts_with(&format!("{name} in the environment: ")) && error.contains(part), "{error}");
+        assert!(
+            error.starts_with(&format!("{name} in the environment: ")) && error.contains(part),
+            "{error}"
+        );
     }
     let missing = Common::default().database_url().unwrap_err();
     let error = from_env(&[]).refused(missing).to_string();
@@ -210,7 +225,8 @@ fn common_values_that_cannot_work_are_refused_with_their_origin() {
 #[test]
 fn wrong_type_for_a_secret_does_not_repeat_it() {
     let file = file("master_key = 8675309\n");
-    let error = Sources::new(Some(file.path()), []).unwrap().load::<Common>().unwrap_err().to_string();
+    let error =
+        Sources::new(Some(file.path()), []).unwrap().load::<Common>().unwrap_err().to_string();
     assert!(error.contains("`master_key`") && !error.contains("8675309"), "{error}");
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use construct_domain::{OrganizationId, TaskId, message::Content, subtask::Refused, task::TurnOutcome};
+use construct_domain::{
+    OrganizationId, TaskId, message::Content, subtask::Refused, task::TurnOutcome,
+};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -62,11 +64,13 @@ impl TryFrom<Row> for SubtaskState {
             (_, true, true) => SubtaskStatus::Suspended,
             (_, true, false) => SubtaskStatus::Running,
             // Its first message was taken back before it was looked at.
-            (_, false, _) => {
-                SubtaskStatus::Ended(row.last_outcome.as_deref().map_or(Ok(TurnOutcome::Cancelled), |outcome| {
-                    TurnOutcome::parse(outcome).ok_or_else(|| Error::internal(format!("unknown outcome `{outcome}`")))
-                })?)
-            }
+            (_, false, _) => SubtaskStatus::Ended(row.last_outcome.as_deref().map_or(
+                Ok(TurnOutcome::Cancelled),
+                |outcome| {
+                    TurnOutcome::parse(outcome)
+                        .ok_or_else(|| Error::internal(format!("unknown outcome `{outcome}`")))
+                },
+            )?),
         };
         let answer = row.answer.map(serde_json::from_value).transpose().map_err(Error::internal)?;
         Ok(Self {
@@ -81,8 +85,8 @@ impl TryFrom<Row> for SubtaskState {
     }
 }
 
-/// Reads the subtasks of `$2` that the rest of the statement picks. What is below them is read once, level by level, and nothing else of
-/// their tree.
+/// Reads the subtasks of `$2` that the rest of the statement picks. What is below them is read
+/// once, level by level, and nothing else of their tree.
 macro_rules! states {
     ([$($picked:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
@@ -172,7 +176,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn tasks_below(&self, organization: OrganizationId, task: TaskId) -> Result<Below, Error> {
+    pub async fn tasks_below(
+        &self,
+        organization: OrganizationId,
+        task: TaskId,
+    ) -> Result<Below, Error> {
         Ok(below!(organization, task).fetch_one(&self.pool).await?)
     }
 
@@ -189,11 +197,17 @@ impl Store {
     ) -> Result<Result<Vec<SubtaskState>, Refused>, Error> {
         let ids: Vec<Uuid> = which.iter().map(|task| task.uuid()).collect();
         let rows = states_of!(organization, parent, &ids).fetch_all(&self.pool).await?;
-        let found: Vec<SubtaskState> = rows.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?;
-        let found: HashMap<TaskId, SubtaskState> = found.into_iter().map(|state| (state.task, state)).collect();
+        let found: Vec<SubtaskState> =
+            rows.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?;
+        let found: HashMap<TaskId, SubtaskState> =
+            found.into_iter().map(|state| (state.task, state)).collect();
         let missing: Vec<Uuid> =
             which.iter().filter(|task| !found.contains_key(task)).map(|task| task.uuid()).collect();
-        let gone = if missing.is_empty() { HashSet::new() } else { self.gone(organization, &missing).await? };
+        let gone = if missing.is_empty() {
+            HashSet::new()
+        } else {
+            self.gone(organization, &missing).await?
+        };
         let mut states = Vec::with_capacity(which.len());
         for task in which {
             match found.get(task) {
@@ -213,7 +227,8 @@ impl Store {
         Ok(Ok(states))
     }
 
-    /// How the subtasks of a task are that come after this one, or after none: so many at most, oldest first.
+    /// How the subtasks of a task are that come after this one, or after none: so many at most,
+    /// oldest first.
     ///
     /// # Errors
     /// [`Error::Unavailable`]; [`Error::Internal`] when a row cannot be read.
@@ -226,12 +241,14 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<SubtaskState>, Error> {
         let after = after.map(TaskId::uuid);
-        let rows = states_page!(organization, parent, after, i64::from(limit)).fetch_all(&self.pool).await?;
+        let rows = states_page!(organization, parent, after, i64::from(limit))
+            .fetch_all(&self.pool)
+            .await?;
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// Whether all these are subtasks of a task, and one of them is at work: what a wait that goes on needs to know, and nothing of their trees
-    /// is read for it.
+    /// Whether all these are subtasks of a task, and one of them is at work: what a wait that goes
+    /// on needs to know, and nothing of their trees is read for it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -259,7 +276,11 @@ impl Store {
     }
 
     /// Which of these tasks there were, and whose rows are gone.
-    async fn gone(&self, organization: OrganizationId, tasks: &[Uuid]) -> Result<HashSet<TaskId>, Error> {
+    async fn gone(
+        &self,
+        organization: OrganizationId,
+        tasks: &[Uuid],
+    ) -> Result<HashSet<TaskId>, Error> {
         let gone = sqlx::query_scalar!(
             r#"SELECT e.stream_id FROM events e
                WHERE e.organization_id = $1 AND e.stream_id = ANY ($2) AND e.type = 'task.deleted'

@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl Store {
-    /// Cancels what is at work below a task, as a person would, and returns whom to wake. What was cancelled before and has not ended yet is
-    /// left as it is, so that this can be repeated.
+    /// Cancels what is at work below a task, as a person would, and returns whom to wake. What was
+    /// cancelled before and has not ended yet is left as it is, so that this can be repeated.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -53,14 +53,16 @@ impl Store {
         Ok(cancelled.into_iter().map(TaskId::from_uuid).collect())
     }
 
-    /// Notes that a task was looked at with what its subtasks were when it was loaded. What has come to rest since stays to be looked at.
+    /// Notes that a task was looked at with what its subtasks were when it was loaded. What has
+    /// come to rest since stays to be looked at.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn subtasks_seen(&self, loaded: &LoadedTask) -> Result<(), Error> {
         let Some(ended) = &loaded.ended else { return Ok(()) };
-        // One that somebody else is writing stays noted, which costs a look; waiting for several at once could end in a deadlock.
+        // One that somebody else is writing stays noted, which costs a look; waiting for several at
+        // once could end in a deadlock.
         sqlx::query!(
             "UPDATE tasks t SET parent_due_at = NULL FROM (
                  SELECT c.id FROM tasks c JOIN jsonb_to_recordset($2) AS e (id uuid, at timestamptz) ON e.id = c.id
@@ -77,8 +79,9 @@ impl Store {
     }
 }
 
-/// Deletes the subtasks of a task that is about to be purged, as far as people can see; each is then purged by itself, with what is below it.
-/// Whoever waits for the purged task itself is to look.
+/// Deletes the subtasks of a task that is about to be purged, as far as people can see; each is
+/// then purged by itself, with what is below it. Whoever waits for the purged task itself is to
+/// look.
 pub(in crate::task) async fn children_delete(
     connection: &mut PgConnection,
     parent: TaskId,

@@ -21,7 +21,8 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// # Errors
 /// `INVALID_ARGUMENT` with the parameter that is wrong.
 pub(super) fn message(query: &str) -> Result<(Codec, Bytes), Status> {
-    let (mut codec, mut message, mut base64, mut encoding) = (None, None, false, Encoding::Identity);
+    let (mut codec, mut message, mut base64, mut encoding) =
+        (None, None, false, Encoding::Identity);
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         match &*name {
             "connect" if value == "v1" => {}
@@ -44,7 +45,9 @@ pub(super) fn message(query: &str) -> Result<(Codec, Bytes), Status> {
     let codec = codec.ok_or_else(|| invalid("encoding", "is missing: `json` or `proto`"))?;
     let message = message.ok_or_else(|| invalid("message", "is missing"))?;
     let bytes = if base64 {
-        let words = |error: base64::DecodeError| invalid("message", &format!("is no base64 for addresses: {error}"));
+        let words = |error: base64::DecodeError| {
+            invalid("message", &format!("is no base64 for addresses: {error}"))
+        };
         BASE64.decode(message).map_err(words)?
     } else {
         message.into_bytes()

@@ -9,7 +9,9 @@ use serde_json::{Map, Value, json};
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header, request::Parts},
+    codegen::http::{
+        HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header, request::Parts,
+    },
 };
 
 use super::check;
@@ -29,7 +31,8 @@ use crate::{
 const CONTENT_ENCODING: HeaderName = HeaderName::from_static("connect-content-encoding");
 const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("connect-accept-encoding");
 
-/// Answers a call whose request or answer is a stream. Whatever becomes of the call stands in the stream's end.
+/// Answers a call whose request or answer is a stream. Whatever becomes of the call stands in the
+/// stream's end.
 pub(super) async fn serve(
     inner: Inner,
     methods: &Methods,
@@ -86,7 +89,8 @@ pub(super) fn refusal(codec: Codec, status: &Status, methods: &Methods) -> Respo
         Codec::Json => "application/connect+json",
         Codec::Proto => "application/connect+proto",
     };
-    let mut response = errors::response(StatusCode::OK, content_type, end(Err(status), methods.pool()));
+    let mut response =
+        errors::response(StatusCode::OK, content_type, end(Err(status), methods.pool()));
     response.extensions_mut().insert(status.code());
     errors::append(response.headers_mut(), call::theirs(status.metadata().clone().into_headers()));
     response
@@ -106,7 +110,9 @@ async fn open(
     let receiving = Receiving { body, envelopes, encoding, codec, kind };
     let body = stream::try_unfold(receiving, async |mut receiving| {
         let message = receiving.next().await?;
-        Ok::<_, Status>(message.map(|message| (Frame::data(Envelope::encode(0, &message)), receiving)))
+        Ok::<_, Status>(
+            message.map(|message| (Frame::data(Envelope::encode(0, &message)), receiving)),
+        )
     });
     deadline.begin(Call { method, head }.open(inner, Body::new(StreamBody::new(body)))).await
 }
@@ -128,9 +134,15 @@ impl Receiving {
                     (0, _) => message,
                     (COMPRESSED, Encoding::Gzip) => self.encoding.unpack(message)?,
                     (COMPRESSED, Encoding::Identity) => {
-                        return Err(Status::invalid_argument("a message is compressed, and no header says how"));
+                        return Err(Status::invalid_argument(
+                            "a message is compressed, and no header says how",
+                        ));
                     }
-                    _ => return Err(Status::invalid_argument("an envelope has flags that are not known")),
+                    _ => {
+                        return Err(Status::invalid_argument(
+                            "an envelope has flags that are not known",
+                        ));
+                    }
                 };
                 return self.codec.request(&self.kind, message).map(Some);
             }
@@ -149,8 +161,8 @@ impl Receiving {
     }
 }
 
-/// The answers on their way. The next one is asked for when the client has taken the one before: whoever reads slowly holds
-/// back only their own call.
+/// The answers on their way. The next one is asked for when the client has taken the one before:
+/// whoever reads slowly holds back only their own call.
 struct Sending {
     answers: Answers,
     deadline: Deadline,
@@ -215,14 +227,17 @@ mod tests {
 
     /// An envelope, or what only looks like one.
     fn piece() -> impl Strategy<Value = Vec<u8>> {
-        let flags = prop_oneof![4 => Just(0), 2 => Just(COMPRESSED), 1 => Just(END), 1 => any::<u8>()];
+        let flags =
+            prop_oneof![4 => Just(0), 2 => Just(COMPRESSED), 1 => Just(END), 1 => any::<u8>()];
         let message = prop_oneof![
             Just(br#"{"task":"t","cursor":"0","types":["*"]}"#.to_vec()),
             Just(br#"{"tsak":1}"#.to_vec()),
             prop::collection::vec(any::<u8>(), 0..64),
             // What is unpacked may be far larger than it was.
-            (0_usize..200_000)
-                .prop_map(|size| Encoding::Gzip.pack(&vec![b' '; size].into()).unwrap_or_default().to_vec()),
+            (0_usize..200_000).prop_map(|size| Encoding::Gzip
+                .pack(&vec![b' '; size].into())
+                .unwrap_or_default()
+                .to_vec()),
         ];
         prop_oneof![
             9 => (flags, message, -2_i64..3).prop_map(|(flags, message, lie)| {
@@ -236,22 +251,28 @@ mod tests {
         ]
     }
 
-    /// Whatever comes as the body of a call, however it is cut: it ends, and in messages of the method's kind before the first error.
+    /// Whatever comes as the body of a call, however it is cut: it ends, and in messages of the
+    /// method's kind before the first error.
     #[test]
     fn random_bodies_are_understood_or_refused() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        let kind = DESCRIPTORS.get_message_by_name("construct.v1.SubscribeRequest").expect("it is in the contract");
+        let kind = DESCRIPTORS
+            .get_message_by_name("construct.v1.SubscribeRequest")
+            .expect("it is in the contract");
         let codec = prop::sample::select(&[Codec::Json, Codec::Proto][..]);
         let encoding = prop::sample::select(&[Encoding::Identity, Encoding::Gzip][..]);
         let cuts = prop::collection::vec(any::<prop::sample::Index>(), 0..6);
         let input = (prop::collection::vec(piece(), 0..6), cuts, codec, encoding);
         fuzz(&input, |(pieces, cuts, codec, encoding)| {
             let bytes = pieces.concat();
-            let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
+            let mut cuts: Vec<_> =
+                cuts.iter().map(|cut| cut.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
             cuts.sort_unstable();
             let frames: Vec<_> = cuts
                 .windows(2)
-                .map(|pair| Ok::<_, Status>(Frame::data(Bytes::copy_from_slice(&bytes[pair[0]..pair[1]]))))
+                .map(|pair| {
+                    Ok::<_, Status>(Frame::data(Bytes::copy_from_slice(&bytes[pair[0]..pair[1]])))
+                })
                 .collect();
             let body = Body::new(StreamBody::new(stream::iter(frames)));
             let envelopes = Envelopes::new(LIMIT);
@@ -259,7 +280,10 @@ mod tests {
             let mut seen = 0;
             while let Ok(Some(message)) = runtime.block_on(receiving.next()) {
                 seen += 1;
-                prop_assert!(seen <= pieces.len() * 8 + 40, "there are more messages than bytes for them");
+                prop_assert!(
+                    seen <= pieces.len() * 8 + 40,
+                    "there are more messages than bytes for them"
+                );
                 if codec == Codec::Json {
                     let read = DynamicMessage::decode(kind.clone(), message);
                     prop_assert!(read.is_ok(), "{read:?}");

@@ -111,9 +111,17 @@ impl Failure {
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
         let details = status.get_error_details();
-        let missing = details.resource_info().map(|resource| resource.resource_type.clone()).unwrap_or_default();
-        let violations = details.bad_request().map(|request| request.field_violations.as_slice()).unwrap_or_default();
-        let wrong = |name: &str| violations.iter().any(|it| it.field == name || it.field == format!("spec.{name}"));
+        let missing = details
+            .resource_info()
+            .map(|resource| resource.resource_type.clone())
+            .unwrap_or_default();
+        let violations = details
+            .bad_request()
+            .map(|request| request.field_violations.as_slice())
+            .unwrap_or_default();
+        let wrong = |name: &str| {
+            violations.iter().any(|it| it.field == name || it.field == format!("spec.{name}"))
+        };
         let code = match status.code() {
             // An id that cannot be one leads nowhere either.
             Code::NotFound if missing == "agent" => "AGENT_NOT_FOUND",
@@ -123,7 +131,8 @@ impl From<Status> for Failure {
             Code::InvalidArgument | Code::Unimplemented => "INVALID_REQUEST",
             Code::OutOfRange => TOO_LARGE,
             Code::ResourceExhausted => RATE_LIMIT,
-            // The protocol has no word for a deadline that has passed: what was asked for may have been done, or not.
+            // The protocol has no word for a deadline that has passed: what was asked for may have
+            // been done, or not.
             Code::Unavailable | Code::DeadlineExceeded => UNAVAILABLE,
             Code::FailedPrecondition | Code::Aborted | Code::AlreadyExists => "SESSION_ERROR",
             Code::Unauthenticated | Code::PermissionDenied => "UNAUTHORIZED",
@@ -141,7 +150,8 @@ impl From<Status> for Failure {
 /// Which quota is used up, if it is one, and in how many seconds another try is welcome.
 fn further(details: &ErrorDetails) -> Value {
     let mut further = Map::new();
-    if let Some(violation) = details.quota_failure().and_then(|failure| failure.violations.first()) {
+    if let Some(violation) = details.quota_failure().and_then(|failure| failure.violations.first())
+    {
         further.insert("quota".to_owned(), violation.quota_id.clone().into());
         further.insert("limit".to_owned(), violation.quota_value.into());
     }
@@ -151,7 +161,8 @@ fn further(details: &ErrorDetails) -> Value {
     if further.is_empty() { Value::Null } else { further.into() }
 }
 
-/// Says what is left of the quotas that a request was counted against, by their names; nothing where nothing is limited.
+/// Says what is left of the quotas that a request was counted against, by their names; nothing
+/// where nothing is limited.
 pub(super) fn tell_left(line: &mut Value, metered: &Metered) {
     let mut quotas = Map::new();
     for left in &metered.0 {
@@ -211,7 +222,11 @@ pub(super) fn named(line: &mut Value, id: Option<&str>) {
 pub(super) fn stop_reason(turn: &v1::TurnCompleted) -> &'static str {
     match turn.outcome() {
         v1::TurnOutcome::Completed | v1::TurnOutcome::Unspecified => "end_turn",
-        v1::TurnOutcome::Failed if turn.error.as_ref().is_some_and(|error| error.code == OUTPUT_LIMIT) => "max_tokens",
+        v1::TurnOutcome::Failed
+            if turn.error.as_ref().is_some_and(|error| error.code == OUTPUT_LIMIT) =>
+        {
+            "max_tokens"
+        }
         v1::TurnOutcome::Failed => "error",
         v1::TurnOutcome::Cancelled => "cancelled",
         v1::TurnOutcome::MaxTurns => "max_turns",
@@ -245,7 +260,11 @@ mod tests {
     fn turns_that_end_at_a_limit_say_which_one_in_the_protocols_words() {
         let ended = |outcome: v1::TurnOutcome, code: &str| {
             let error = v1::TaskError { code: code.into(), message: "words".into(), time: None };
-            let turn = v1::TurnCompleted { outcome: outcome.into(), error: Some(error.clone()), ..Default::default() };
+            let turn = v1::TurnCompleted {
+                outcome: outcome.into(),
+                error: Some(error.clone()),
+                ..Default::default()
+            };
             (stop_reason(&turn), Failure::of_turn(&error).block()["code"].clone())
         };
         for (outcome, code, stop, told) in [

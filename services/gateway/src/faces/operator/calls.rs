@@ -41,21 +41,27 @@ impl Calls {
         Self { shared: Arc::clone(&faces.shared), caller, left: Arc::default() }
     }
 
-    /// Says where the connection comes from. What is left is told on each connection as it was there.
+    /// Says where the connection comes from. What is left is told on each connection as it was
+    /// there.
     pub(super) fn with_peer(mut self, peer: TcpConnectInfo) -> Self {
         self.left = Arc::default();
         self.caller.extensions.insert(peer);
         self
     }
 
-    /// Takes over what the request for a WebSocket said of its caller. Tells for whom it is, when a trusted proxy passes it on.
+    /// Takes over what the request for a WebSocket said of its caller. Tells for whom it is, when a
+    /// trusted proxy passes it on.
     pub(super) fn identify_as(&mut self, headers: &HeaderMap) -> Option<Forwarded> {
         self.caller.extensions.insert(Face::WebSocket);
         let client = self.shared.proxies.client(&self.caller.extensions, headers);
         if let Some(client) = client {
             self.caller.extensions.insert(client);
         }
-        for name in [header::AUTHORIZATION, header::USER_AGENT, HeaderName::from_static("x-organization-id")] {
+        for name in [
+            header::AUTHORIZATION,
+            header::USER_AGENT,
+            HeaderName::from_static("x-organization-id"),
+        ] {
             if let Some(value) = headers.get(&name) {
                 self.caller.headers.insert(name, value.clone());
             }
@@ -63,14 +69,14 @@ impl Calls {
         client
     }
 
-    /// From now on calls are made with a key, and for an organisation.
+    /// From now on calls are made with a key, and for an organization.
     ///
     /// # Errors
     /// `UNAUTHENTICATED` when the key has characters that no key has.
     pub(super) fn identify(&mut self, key: &str, organization: Option<&str>) -> Result<(), Status> {
         let value = |text: &str| {
             let value = HeaderValue::from_str(text);
-            value.map_err(|_| Status::unauthenticated("this is not a key, or not an organisation"))
+            value.map_err(|_| Status::unauthenticated("this is not a key, or not an organization"))
         };
         let mut key = value(&format!("Bearer {key}"))?;
         key.set_sensitive(true);
@@ -107,15 +113,21 @@ impl Calls {
         let reply = deadline.begin(call.unary(self.shared.services()?, &message)).await?;
         self.note(reply.metered);
         let answer = A::decode(reply.message);
-        let answer = answer.map_err(|error| crate::status::internal("an answer cannot be read", &error))?;
+        let answer =
+            answer.map_err(|error| crate::status::internal("an answer cannot be read", &error))?;
         Ok((answer, reply.repeated))
     }
 
     /// What happens in a task. Without a cursor: from now on, also what the caller does next.
     pub(super) async fn subscribe(&self, task: &str, cursor: &str) -> Result<Watch, Status> {
-        let request = v1::SubscribeRequest { task: task.to_owned(), cursor: cursor.to_owned(), types: Vec::new() };
+        let request = v1::SubscribeRequest {
+            task: task.to_owned(),
+            cursor: cursor.to_owned(),
+            types: Vec::new(),
+        };
         let body = call::one(&request.encode_to_vec());
-        let (method, deadline) = (self.method("EventService/Subscribe")?, Deadline::new(None, TIMEOUT));
+        let (method, deadline) =
+            (self.method("EventService/Subscribe")?, Deadline::new(None, TIMEOUT));
         let head = self.head(deadline);
         let call = Call { method, head: &head };
         let mut answers = deadline.begin(call.open(self.shared.services()?, body)).await?;
@@ -123,12 +135,13 @@ impl Calls {
         Ok(Watch { answers, told: None })
     }
 
-    /// What happens in a task behind a cursor. The step in which that stands is seen from its beginning: how its pieces go on depends on those
-    /// before.
+    /// What happens in a task behind a cursor. The step in which that stands is seen from its
+    /// beginning: how its pieces go on depends on those before.
     pub(super) async fn resume(&self, task: &str, cursor: &str) -> Result<Watch, Status> {
         // What is no cursor is refused as it stands.
         let told = cursor.parse::<Cursor>().ok();
-        let from = told.map_or_else(|| cursor.to_owned(), |told| Cursor { index: 0, ..told }.to_string());
+        let from =
+            told.map_or_else(|| cursor.to_owned(), |told| Cursor { index: 0, ..told }.to_string());
         Ok(Watch { told, ..self.subscribe(task, &from).await? })
     }
 
@@ -166,12 +179,14 @@ impl Watch {
     pub(super) async fn next(&mut self) -> Result<Option<v1::Event>, Status> {
         let Some(message) = self.answers.next().await? else { return Ok(None) };
         let event = v1::Event::decode(message);
-        let mut event = event.map_err(|error| crate::status::internal("an event cannot be read", &error))?;
+        let mut event =
+            event.map_err(|error| crate::status::internal("an event cannot be read", &error))?;
         if let Some(told) = &self.told
             && let Ok(mut cursor) = event.cursor.parse::<Cursor>()
             && told.is_past(cursor.step, cursor.index)
         {
-            // A record that comes before what is seen once more: who goes on behind it has that all the same.
+            // A record that comes before what is seen once more: who goes on behind it has that all
+            // the same.
             (cursor.step, cursor.index) = (told.step, told.index);
             event.cursor = cursor.to_string();
         }

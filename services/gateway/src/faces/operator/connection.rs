@@ -34,11 +34,12 @@ mod tests;
 
 /// Lines of streams on their way; behind them the streams wait, each by itself.
 const EVENTS: usize = 16;
-/// After how many seconds who finds the gateway full, or has too many requests, may come back. When there is a place nobody knows.
+/// After how many seconds who finds the gateway full, or has too many requests, may come back. When
+/// there is a place nobody knows.
 const CROWDED: u64 = 10;
 const BUSY: u64 = 1;
-/// How long what is worked on may take to its end when the gateway stops, and then how long it has for its last words, and these have to
-/// leave. Together less than a process has that stops.
+/// How long what is worked on may take to its end when the gateway stops, and then how long it has
+/// for its last words, and these have to leave. Together less than a process has that stops.
 const FINISH: Duration = Duration::from_secs(2);
 const LAST: Duration = Duration::from_secs(1);
 /// Answers on their way. Those of streams don't stand before them.
@@ -88,7 +89,12 @@ impl Out {
 }
 
 impl Connection {
-    pub(super) fn new(stream: &TcpStream, calls: Calls, options: Arc<Options>, draining: CancellationToken) -> Self {
+    pub(super) fn new(
+        stream: &TcpStream,
+        calls: Calls,
+        options: Arc<Options>,
+        draining: CancellationToken,
+    ) -> Self {
         // Lines are small and wanted at once. If it cannot be set they come a little later.
         _ = stream.set_nodelay(true);
         // If it cannot be set, a client that vanished holds its place until it is written to.
@@ -121,19 +127,26 @@ impl Connection {
                         patience = IDLE;
                         match self.calls.identify_as(&headers) {
                             None => (reader, writer, None),
-                            Some(Forwarded(client)) => match self.options.proxied.take(Some(client)) {
-                                Some(place) => (reader, writer, Some(place)),
-                                None => return last_message(writer, &crowded()).await,
-                            },
+                            Some(Forwarded(client)) => {
+                                match self.options.proxied.take(Some(client)) {
+                                    Some(place) => (reader, writer, Some(place)),
+                                    None => return last_message(writer, &crowded()).await,
+                                }
+                            }
                         }
                     }
                     Ok(Err(error)) => return tracing::debug!(%error, "no WebSocket"),
                     Err(_) => return,
                 }
             }
-            // A page can make a browser post to any port, with lines of JSON as the body. Who posts is not answered.
+            // A page can make a browser post to any port, with lines of JSON as the body. Who posts
+            // is not answered.
             _ => {
-                return last_words(&mut stream, &Failure::invalid("lines of JSON are spoken here, or WebSocket")).await;
+                return last_words(
+                    &mut stream,
+                    &Failure::invalid("lines of JSON are spoken here, or WebSocket"),
+                )
+                .await;
             }
         };
         let ((answers, answered), (events, told)) = (mpsc::channel(ANSWERS), mpsc::channel(EVENTS));
@@ -193,7 +206,11 @@ async fn last_message(mut writer: Writer, failure: &Failure) {
 }
 
 /// Writes lines until nobody has any, or the client doesn't take them.
-async fn write(mut writer: Writer, mut answers: mpsc::Receiver<Told>, mut events: mpsc::Receiver<Told>) {
+async fn write(
+    mut writer: Writer,
+    mut answers: mpsc::Receiver<Told>,
+    mut events: mpsc::Receiver<Told>,
+) {
     loop {
         let told = tokio::select! {
             biased;
@@ -232,7 +249,8 @@ struct Server {
 }
 
 impl Server {
-    /// Works until there is nothing more to read. `patience` is how long the first line may take; a WebSocket has had one.
+    /// Works until there is nothing more to read. `patience` is how long the first line may take; a
+    /// WebSocket has had one.
     async fn serve(&mut self, mut lines: Reader, patience: Duration) {
         let (mut heard, mut number) = (Instant::now(), 0_u64);
         loop {
@@ -255,7 +273,8 @@ impl Server {
                         return;
                     }
                 }
-                // The client asks for nothing more, but may wait for what it has asked for. A stream has no end to wait for.
+                // The client asks for nothing more, but may wait for what it has asked for. A
+                // stream has no end to wait for.
                 Ok(None) => {
                     for (handle, endless) in self.by_id.values() {
                         if *endless {
@@ -273,8 +292,8 @@ impl Server {
         }
     }
 
-    /// Ends what is worked on, each request with an answer. What follows a session ends by itself when the gateway stops, and most of the rest
-    /// is done soon.
+    /// Ends what is worked on, each request with an answer. What follows a session ends by itself
+    /// when the gateway stops, and most of the rest is done soon.
     async fn finish(&mut self) {
         if tokio::time::timeout(FINISH, self.rest()).await.is_err() {
             self.stopping.cancel();
@@ -294,7 +313,11 @@ impl Server {
                 let failure = Failure::too_large(format!("a line has at most {MAX_LINE} bytes"));
                 return self.fail(&failure, Form::Results, None).await;
             }
-            Line::NoText => return self.fail(&Failure::invalid("a line must be UTF-8"), Form::Results, None).await,
+            Line::NoText => {
+                return self
+                    .fail(&Failure::invalid("a line must be UTF-8"), Form::Results, None)
+                    .await;
+            }
         };
         let refused = if self.bucket.take() {
             None
@@ -307,7 +330,9 @@ impl Server {
                 let value: Value = serde_json::from_str(&text).unwrap_or_default();
                 let is_events = value["content"].is_string() || value["form"] == "events";
                 let form = if is_events { Form::Events } else { Form::Results };
-                let unread = read.err().map(|error| Failure::invalid(format!("the request cannot be read: {error}")));
+                let unread = read
+                    .err()
+                    .map(|error| Failure::invalid(format!("the request cannot be read: {error}")));
                 let Some(failure) = refused.or(unread) else { return Ok(()) };
                 return self.fail(&failure, form, value["id"].as_str()).await;
             }
@@ -315,17 +340,27 @@ impl Server {
         let id = request.id.clone();
         let key = match request.key() {
             Ok(key) => key,
-            Err(words) => return self.fail(&Failure::invalid(words), request.wanted.form(), id.as_deref()).await,
+            Err(words) => {
+                return self
+                    .fail(&Failure::invalid(words), request.wanted.form(), id.as_deref())
+                    .await;
+            }
         };
         match request.wanted {
-            Wanted::Auth { key, organization } => match self.identify(&key.0, organization.as_deref()).await {
-                Ok(()) => self.answer(json!({"type": "authenticated"}), id.as_deref()).await,
-                Err(status) => self.fail(&status.into(), Form::Results, id.as_deref()).await,
-            },
-            Wanted::Cancel { request: Some(target), .. } => match self.by_id.remove(&format!("id {target}")) {
+            Wanted::Auth { key, organization } => {
+                match self.identify(&key.0, organization.as_deref()).await {
+                    Ok(()) => self.answer(json!({"type": "authenticated"}), id.as_deref()).await,
+                    Err(status) => self.fail(&status.into(), Form::Results, id.as_deref()).await,
+                }
+            }
+            Wanted::Cancel { request: Some(target), .. } => match self
+                .by_id
+                .remove(&format!("id {target}"))
+            {
                 Some((handle, _)) => {
                     handle.abort();
-                    self.answer(json!({"type": "cancelled", "requestID": target}), id.as_deref()).await
+                    self.answer(json!({"type": "cancelled", "requestID": target}), id.as_deref())
+                        .await
                 }
                 None => {
                     let failure = Failure::invalid(format!("no request `{target}` is worked on"));
@@ -336,11 +371,12 @@ impl Server {
         }
     }
 
-    /// Takes a key, and asks whether it opens anything. Later requests are made with it also when it does not: who presents something is
-    /// judged by it alone.
+    /// Takes a key, and asks whether it opens anything. Later requests are made with it also when
+    /// it does not: who presents something is judged by it alone.
     async fn identify(&mut self, key: &str, organization: Option<&str>) -> Result<(), Status> {
         self.calls.identify(key, organization)?;
-        let _: v1::WhoAmIResponse = self.calls.unary("OrganizationService/WhoAmI", &v1::WhoAmIRequest {}).await?;
+        let _: v1::WhoAmIResponse =
+            self.calls.unary("OrganizationService/WhoAmI", &v1::WhoAmIRequest {}).await?;
         Ok(())
     }
 
@@ -348,9 +384,13 @@ impl Server {
     async fn start(&mut self, asked: Asked, wanted: Wanted) -> Result<(), Gone> {
         let Asked { id, key, number } = asked;
         let name = id.as_ref().map_or_else(|| format!("line {number}"), |id| format!("id {id}"));
-        let most = if matches!(wanted, Wanted::Cancel { .. }) { RUNNING + CANCELS } else { RUNNING };
+        let most =
+            if matches!(wanted, Wanted::Cancel { .. }) { RUNNING + CANCELS } else { RUNNING };
         let failure = if self.running.len() >= most {
-            Some(Failure::too_many(format!("at most {RUNNING} requests are worked on at the same time"), BUSY))
+            Some(Failure::too_many(
+                format!("at most {RUNNING} requests are worked on at the same time"),
+                BUSY,
+            ))
         } else if self.by_id.contains_key(&name) {
             Some(Failure::invalid("a request with this id is worked on already"))
         } else {
@@ -361,10 +401,15 @@ impl Server {
         }
         let endless = matches!(wanted, Wanted::Stream { .. });
         let empty = tracing::field::Empty;
-        let span =
-            tracing::info_span!("gateway.request", rpc.system = "operator", rpc.service = empty, rpc.method = empty);
+        let span = tracing::info_span!(
+            "gateway.request",
+            rpc.system = "operator",
+            rpc.service = empty,
+            rpc.method = empty
+        );
         let (calls, options) = (self.calls.clone(), Arc::clone(&self.options));
-        let (out, room, stopping) = (self.out.clone(), Arc::clone(&self.room), self.stopping.clone());
+        let (out, room, stopping) =
+            (self.out.clone(), Arc::clone(&self.room), self.stopping.clone());
         let work = Work { calls, options, out, room, stopping, id, key };
         let handle = self.running.spawn(work.run(wanted).instrument(span));
         self.by_id.insert(name, (handle, endless));

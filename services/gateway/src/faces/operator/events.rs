@@ -34,7 +34,8 @@ pub(super) struct Follow {
 }
 
 impl Follow {
-    /// `task` as it was after listening began, and before the message was sent. What ended in between is told, and counted already.
+    /// `task` as it was after listening began, and before the message was sent. What ended in
+    /// between is told, and counted already.
     pub(super) fn new(message: String, task: &v1::Task) -> Self {
         let status = task.status.clone().unwrap_or_default();
         let busy = match status.phase() {
@@ -51,7 +52,8 @@ impl Follow {
         }
     }
 
-    /// Follows a message that an earlier request has sent, by all that happened in the session: its turn may be over.
+    /// Follows a message that an earlier request has sent, by all that happened in the session: its
+    /// turn may be over.
     pub(super) const fn again(message: String) -> Self {
         Self { message, ahead: 0, since: 0, sent: false, whole: true }
     }
@@ -77,7 +79,9 @@ impl Follow {
                 return Some(Ended::Turn(turn.clone()));
             }
             Some(Payload::TurnCompleted(turn)) => turn.message_id.as_str(),
-            Some(Payload::Deleted(_)) if event.r#type == "task.deleted" => return Some(Ended::Deleted),
+            Some(Payload::Deleted(_)) if event.r#type == "task.deleted" => {
+                return Some(Ended::Deleted);
+            }
             _ => dropped(event)?,
         };
         if gone == self.message {
@@ -96,7 +100,8 @@ pub(super) struct Passing {
     last: String,
     /// The session's last record as it was looked at: what comes behind is passed over in no case.
     until: u64,
-    /// What was asked meanwhile and has no answer yet. It is told behind the turns that are passed over.
+    /// What was asked meanwhile and has no answer yet. It is told behind the turns that are passed
+    /// over.
     begun: Vec<String>,
 }
 
@@ -130,7 +135,8 @@ pub(super) struct Teller {
     telling: Option<(u64, u32)>,
     /// Whether the answer that the model is giving was told in pieces.
     told: bool,
-    /// What calls were given whose results are to come, by their ids. A result says it again, because it is all that some clients look at.
+    /// What calls were given whose results are to come, by their ids. A result says it again,
+    /// because it is all that some clients look at.
     inputs: HashMap<String, Value>,
 }
 
@@ -150,7 +156,9 @@ impl Teller {
                     Form::Results => self.result(Vec::new(), Vec::new(), "restarted"),
                 }]
             }
-            Some(Payload::Message(message)) if event.r#type == "message.created" => self.message(message, event.time),
+            Some(Payload::Message(message)) if event.r#type == "message.created" => {
+                self.message(message, event.time)
+            }
             Some(Payload::ToolCalled(call)) => {
                 let tool = tools::id(&call.script_id, &call.step_id, call.number);
                 let input = tools::input(&call.arguments);
@@ -158,7 +166,8 @@ impl Teller {
                     Form::Events => tool_call(&tool, &call.name, input),
                     Form::Results => {
                         self.inputs.insert(tool.clone(), input.clone());
-                        let block = json!({"type": "tool", "id": tool, "name": call.name, "input": input});
+                        let block =
+                            json!({"type": "tool", "id": tool, "name": call.name, "input": input});
                         self.result(vec![block], Vec::new(), "")
                     }
                 }]
@@ -236,7 +245,9 @@ impl Teller {
             Form::Events => {
                 json!({"type": if first { "response-block" } else { "response-chunk" }, "content": text})
             }
-            Form::Results => self.result(vec![json!({"type": "text", "text": text})], Vec::new(), ""),
+            Form::Results => {
+                self.result(vec![json!({"type": "text", "text": text})], Vec::new(), "")
+            }
         }]
     }
 
@@ -250,7 +261,9 @@ impl Teller {
         let mut lines = Vec::new();
         for block in blocks {
             lines.extend(match (&block.block, self.form) {
-                (Some(Block::Text(text)), Form::Events) if source == v1::MessageSource::Assistant => {
+                (Some(Block::Text(text)), Form::Events)
+                    if source == v1::MessageSource::Assistant =>
+                {
                     (!told).then(|| json!({"type": "response-block", "content": text.text}))
                 }
                 (Some(Block::CodeInterpreterCall(call)), Form::Events) => {
@@ -260,7 +273,13 @@ impl Teller {
                     Some(tool_result(&result.id, "code_interpreter", &result.output, &result.error))
                 }
                 (Some(Block::CodeInterpreterResult(result)), Form::Results) => {
-                    Some(self.execution(&result.id, "code_interpreter", &result.output, &result.error, at))
+                    Some(self.execution(
+                        &result.id,
+                        "code_interpreter",
+                        &result.output,
+                        &result.error,
+                        at,
+                    ))
                 }
                 (Some(Block::Text(_)), Form::Results) if told => None,
                 (Some(Block::Text(_) | Block::Attachment(_)), Form::Results)
@@ -272,7 +291,9 @@ impl Teller {
                     self.inputs.insert(call.id.clone(), json!({"code": call.code}));
                     said(block).map(|block| self.result(vec![block], Vec::new(), ""))
                 }
-                (_, Form::Results) => said(block).map(|block| self.result(vec![block], Vec::new(), "")),
+                (_, Form::Results) => {
+                    said(block).map(|block| self.result(vec![block], Vec::new(), ""))
+                }
                 _ => None,
             });
         }
@@ -313,8 +334,12 @@ pub(super) fn dropped(event: &v1::Event) -> Option<&str> {
     match &event.payload {
         Some(Payload::Deleted(deleted)) if event.r#type != "task.deleted" => Some(&deleted.id),
         Some(Payload::Message(message)) if event.r#type == "message.updated" => {
-            let is_dropped = |status: &v1::MessageStatus| status.position == 0 && status.processed_at.is_some();
-            let metadata = message.metadata.as_ref().filter(|_| message.status.as_ref().is_some_and(is_dropped));
+            let is_dropped =
+                |status: &v1::MessageStatus| status.position == 0 && status.processed_at.is_some();
+            let metadata = message
+                .metadata
+                .as_ref()
+                .filter(|_| message.status.as_ref().is_some_and(is_dropped));
             metadata.map(|metadata| metadata.id.as_str())
         }
         _ => None,
@@ -337,7 +362,8 @@ mod tests {
     use super::*;
 
     fn task(phase: v1::TaskPhase, event_sequence: u64) -> v1::Task {
-        let status = v1::TaskStatus { phase: phase.into(), event_sequence, ..v1::TaskStatus::default() };
+        let status =
+            v1::TaskStatus { phase: phase.into(), event_sequence, ..v1::TaskStatus::default() };
         v1::Task { status: Some(status), ..v1::Task::default() }
     }
 
@@ -352,12 +378,17 @@ mod tests {
 
     fn sent(message: &str, sequence: u64) -> v1::Event {
         let metadata = Some(v1::Metadata { id: message.into(), ..v1::Metadata::default() });
-        event("message.created", sequence, Payload::Message(v1::Message { metadata, ..v1::Message::default() }))
+        event(
+            "message.created",
+            sequence,
+            Payload::Message(v1::Message { metadata, ..v1::Message::default() }),
+        )
     }
 
     #[test]
     fn a_turn_that_ended_before_the_task_was_read_is_not_counted_a_second_time() {
-        // Listening began at record 4; the turn before ended with record 5, and the task was read after that.
+        // Listening began at record 4; the turn before ended with record 5, and the task was read
+        // after that.
         let mut follow = Follow::new("own".into(), &task(v1::TaskPhase::AwaitInput, 5));
         assert!(follow.see(&ended("other", 5)).is_none() && !follow.is_ours());
         assert!(follow.see(&sent("own", 6)).is_none() && follow.is_ours());
@@ -374,7 +405,8 @@ mod tests {
 
     #[test]
     fn turns_that_a_client_has_are_passed_over_and_those_that_have_begun_are_told() {
-        // The second of three turns is the last one the client has. The third was asked for before that was over, and another one was dropped.
+        // The second of three turns is the last one the client has. The third was asked for before
+        // that was over, and another one was dropped.
         let mut passing = Passing::new("second".into(), 9);
         let gone = v1::Deleted { id: "dropped".into() };
         for event in [
@@ -399,7 +431,13 @@ mod tests {
     fn a_message_that_was_sent_before_is_found_behind_what_happened_earlier() {
         let mut follow = Follow::again("own".into());
         // What the agent said asks for no turn.
-        for event in [asked("first", 2), sent("said", 3), asked("second", 4), ended("first", 5), asked("own", 6)] {
+        for event in [
+            asked("first", 2),
+            sent("said", 3),
+            asked("second", 4),
+            ended("first", 5),
+            asked("own", 6),
+        ] {
             assert!(follow.see(&event).is_none() && !follow.is_ours());
         }
         assert!(follow.see(&asked("later", 7)).is_none() && !follow.is_ours());

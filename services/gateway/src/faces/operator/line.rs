@@ -36,7 +36,8 @@ impl Splitter {
     /// The next line that is complete. Empty lines are passed over.
     pub(super) fn next(&mut self) -> Option<Line> {
         loop {
-            let Some(end) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') else {
+            let Some(end) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n')
+            else {
                 if self.buffer.len() > self.limit {
                     self.passing = true;
                 }
@@ -117,7 +118,8 @@ mod tests {
     }
 
     proptest! {
-        /// However bytes are cut, the lines are the same, and memory holds no more than a line and what was pushed last.
+        /// However bytes are cut, the lines are the same, and memory holds no more than a line and
+        /// what was pushed last.
         #[test]
         fn cuts_change_nothing(bytes in prop::collection::vec(prop_oneof![Just(b'\n'), Just(b'x'), any::<u8>()], 0..200), cuts in prop::collection::vec(0_usize..200, 0..8)) {
             let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(bytes.len())).chain([0, bytes.len()]).collect();

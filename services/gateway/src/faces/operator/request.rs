@@ -1,4 +1,5 @@
-//! What a line may ask for. Fields that are not known are passed over: clients of earlier systems send some.
+//! What a line may ask for. Fields that are not known are passed over: clients of earlier systems
+//! send some.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use construct_domain::FileId;
@@ -26,7 +27,8 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// What a request is known by that is sent again: its key, or an id that no other request has. None: each time it is another one.
+    /// What a request is known by that is sent again: its key, or an id that no other request has.
+    /// None: each time it is another one.
     ///
     /// # Errors
     /// What is wrong with the key, in words.
@@ -35,7 +37,8 @@ impl Request {
             let id = self.id.as_ref().and_then(|id| Uuid::try_parse(id).ok());
             return Ok(id.filter(|id| !id.is_nil()).map(|id| id.to_string()));
         };
-        // What is said of the keys that are made of it would be about a field that the client doesn't know.
+        // What is said of the keys that are made of it would be about a field that the client
+        // doesn't know.
         if key.len() > KEY || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err("`idempotencyKey` has 1 to 120 visible ASCII characters");
         }
@@ -140,7 +143,8 @@ pub(super) struct Project {
     pub(super) path: String,
 }
 
-/// Something is said, in a session or in a new one. With `content` it is answered by events, with `messages` by results.
+/// Something is said, in a session or in a new one. With `content` it is answered by events, with
+/// `messages` by results.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Say {
     #[serde(default, rename = "sessionID")]
@@ -151,7 +155,8 @@ pub(super) struct Say {
     pub(super) messages: Vec<Said>,
     #[serde(default)]
     pub(super) content: Option<String>,
-    /// Uploaded ones, by id, are attached. Others are of the workspace; the agent is told their names.
+    /// Uploaded ones, by id, are attached. Others are of the workspace; the agent is told their
+    /// names.
     #[serde(default)]
     pub(super) files: Vec<String>,
     /// The client's own; it comes back with `turn-started`.
@@ -194,7 +199,9 @@ impl Say {
         blocks.extend(self.content.clone().map(text));
         for said in &self.messages {
             if said.role != "user" {
-                return Err("messages have the role `user`: what the agent said is known to its session");
+                return Err(
+                    "messages have the role `user`: what the agent said is known to its session",
+                );
             }
             for block in &said.content {
                 blocks.push(match block {
@@ -220,7 +227,8 @@ fn attached(attachment: v1::Attachment) -> v1::Block {
     v1::Block { block: Some(v1::block::Block::Attachment(attachment)) }
 }
 
-/// The id of an uploaded file, as clients write it: alone, or as the address of the file or of what it says.
+/// The id of an uploaded file, as clients write it: alone, or as the address of the file or of what
+/// it says.
 fn uploaded(text: &str) -> Option<v1::Block> {
     let id = text.strip_prefix("/v1/files/").unwrap_or(text);
     let id: FileId = id.strip_suffix("/content").unwrap_or(id).parse().ok()?;
@@ -232,13 +240,15 @@ fn file(path: &str) -> v1::Block {
     uploaded(path).unwrap_or_else(|| text(format!("File: {path}")))
 }
 
-/// An image that stands in its own address, or was uploaded. The gateway fetches nothing from elsewhere.
+/// An image that stands in its own address, or was uploaded. The gateway fetches nothing from
+/// elsewhere.
 fn image(url: &str, mime_type: &str) -> Result<v1::Block, &'static str> {
     const WORDS: &str = "an image's url has to be `data:<type>;base64,…`, or `/v1/files/<id>` of one that was uploaded";
     if let Some(uploaded) = uploaded(url) {
         return Ok(uploaded);
     }
-    let (kind, data) = url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,")).ok_or(WORDS)?;
+    let (kind, data) =
+        url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,")).ok_or(WORDS)?;
     let media_type = if kind.is_empty() { mime_type } else { kind }.to_owned();
     let data = STANDARD.decode(data).map_err(|_| WORDS)?;
     Ok(attached(v1::Attachment { media_type, data, ..v1::Attachment::default() }))
@@ -262,11 +272,16 @@ mod tests {
         const ID: &str = "0b9f8c1e-5d3a-4c67-9a51-0d7c1a2b3c4d";
         let key = |fields: Value| {
             let mut line = json!({"type": "list_sessions"});
-            line.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+            line.as_object_mut()
+                .expect("an object")
+                .extend(fields.as_object().expect("an object").clone());
             serde_json::from_value::<Request>(line).expect("a request").key()
         };
         assert_eq!(key(json!({"id": ID})), Ok(Some(ID.to_owned())));
-        assert_eq!(key(json!({"id": ID.to_uppercase(), "idempotencyKey": ""})), Ok(Some(ID.to_owned())));
+        assert_eq!(
+            key(json!({"id": ID.to_uppercase(), "idempotencyKey": ""})),
+            Ok(Some(ID.to_owned()))
+        );
         assert_eq!(key(json!({"id": ID, "idempotencyKey": "k"})), Ok(Some("k".to_owned())));
         for none in [json!({}), json!({"id": "1"}), json!({"id": Uuid::nil().to_string()})] {
             assert_eq!(key(none), Ok(None));
@@ -280,19 +295,28 @@ mod tests {
     #[test]
     fn uploaded_files_are_attached_and_others_are_named() {
         const FILE: &str = "file_01890a5d-ac96-774b-bcce-b302099a8057";
-        let say = |request: Value| serde_json::from_value::<Say>(request).expect("a request").blocks();
-        let files = [FILE.to_owned(), format!("/v1/files/{FILE}"), format!("/v1/files/{FILE}/content")];
+        let say =
+            |request: Value| serde_json::from_value::<Say>(request).expect("a request").blocks();
+        let files =
+            [FILE.to_owned(), format!("/v1/files/{FILE}"), format!("/v1/files/{FILE}/content")];
         for name in &files {
             let image = json!([{"role": "user", "content": [{"type": "image", "url": name}]}]);
             let shown = say(json!({"messages": image, "files": [name]})).expect("it is understood");
-            let expected = attached(v1::Attachment { file: FILE.into(), ..v1::Attachment::default() });
+            let expected =
+                attached(v1::Attachment { file: FILE.into(), ..v1::Attachment::default() });
             assert_eq!(shown, [expected.clone(), expected], "{name}");
         }
-        for name in ["src/main.rs", "file_1", "/v1/files/", &format!("https://elsewhere/v1/files/{FILE}")] {
+        for name in
+            ["src/main.rs", "file_1", "/v1/files/", &format!("https://elsewhere/v1/files/{FILE}")]
+        {
             let shown = say(json!({"content": "look", "files": [name]})).expect("it is understood");
             assert_eq!(shown[1], text(format!("File: {name}")));
             let image = json!([{"role": "user", "content": [{"type": "image", "url": name}]}]);
-            assert!(say(json!({"messages": image})).is_err_and(|words| words.contains("/v1/files/<id>")), "{name}");
+            assert!(
+                say(json!({"messages": image}))
+                    .is_err_and(|words| words.contains("/v1/files/<id>")),
+                "{name}"
+            );
         }
     }
 
@@ -314,8 +338,9 @@ mod tests {
         leaf.prop_recursive(6, 48, 6, |inner| {
             prop_oneof![
                 prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
-                prop::collection::vec((name(), inner), 0..6)
-                    .prop_map(|fields| Value::from(fields.into_iter().collect::<serde_json::Map<_, _>>())),
+                prop::collection::vec((name(), inner), 0..6).prop_map(|fields| Value::from(
+                    fields.into_iter().collect::<serde_json::Map<_, _>>()
+                )),
             ]
         })
     }
@@ -364,15 +389,17 @@ mod tests {
 
     /// A line: a request that is nearly right, with a few bytes changed or not; or noise.
     fn line() -> impl Strategy<Value = Vec<u8>> {
-        let request = (kind(), prop::collection::vec((name(), value()), 0..8)).prop_map(|(kind, fields)| {
-            let mut request: serde_json::Map<_, _> = fields.into_iter().collect();
-            request.insert("type".to_owned(), kind.into());
-            if kind == "auth" {
-                request.insert("key".to_owned(), SECRET.into());
-            }
-            Value::from(request).to_string().into_bytes()
-        });
-        let changed = (request, prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3));
+        let request =
+            (kind(), prop::collection::vec((name(), value()), 0..8)).prop_map(|(kind, fields)| {
+                let mut request: serde_json::Map<_, _> = fields.into_iter().collect();
+                request.insert("type".to_owned(), kind.into());
+                if kind == "auth" {
+                    request.insert("key".to_owned(), SECRET.into());
+                }
+                Value::from(request).to_string().into_bytes()
+            });
+        let changed =
+            (request, prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3));
         let changed = changed.prop_map(|(mut bytes, changes)| {
             for (index, byte) in changes {
                 let index = index.index(bytes.len());
@@ -381,19 +408,27 @@ mod tests {
             bytes
         });
         // An opening bracket may be written more often than a parser's stack bears.
-        let deep = (prop::sample::select(&["[", "{\"a\":", "{\"type\":\"query\",\"metadata\":["][..]), 0_usize..5_000)
+        let deep = (
+            prop::sample::select(&["[", "{\"a\":", "{\"type\":\"query\",\"metadata\":["][..]),
+            0_usize..5_000,
+        )
             .prop_map(|(open, depth)| open.repeat(depth).into_bytes());
         prop_oneof![8 => changed, 1 => prop::collection::vec(any::<u8>(), 0..200), 1 => deep]
     }
 
-    /// Whatever comes over a connection, however it is cut: nothing panics, every line is told from the others, a key is shown nowhere, and
-    /// what is understood has something to say or says why not.
+    /// Whatever comes over a connection, however it is cut: nothing panics, every line is told from
+    /// the others, a key is shown nowhere, and what is understood has something to say or says why
+    /// not.
     #[test]
     fn random_lines_are_understood_or_refused() {
-        let input = (prop::collection::vec(line(), 1..6), prop::collection::vec(any::<prop::sample::Index>(), 0..6));
+        let input = (
+            prop::collection::vec(line(), 1..6),
+            prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+        );
         fuzz(&input, |(lines, cuts)| {
             let bytes = lines.join(&b'\n');
-            let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
+            let mut cuts: Vec<_> =
+                cuts.iter().map(|cut| cut.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
             cuts.sort_unstable();
             let mut splitter = Splitter::new(64 * 1024);
             let mut found = Vec::new();

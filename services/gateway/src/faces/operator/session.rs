@@ -13,10 +13,12 @@ use super::{
     tools,
 };
 
-/// The latest messages of a session that are shown at most, and how many bytes they may have. Nobody reads more in one line.
+/// The latest messages of a session that are shown at most, and how many bytes they may have.
+/// Nobody reads more in one line.
 const MESSAGES: usize = 10_000;
 const BYTES: usize = 8 << 20;
-/// Bytes of what tools were given and gave that a session is shown with at most; of the oldest calls it is left out.
+/// Bytes of what tools were given and gave that a session is shown with at most; of the oldest
+/// calls it is left out.
 const KEPT: usize = 4 << 20;
 
 /// A session as it stands.
@@ -53,7 +55,8 @@ impl Session {
                 page: Some(page.clone()),
                 ..v1::ListMessagesRequest::default()
             };
-            let found: v1::ListMessagesResponse = calls.unary("MessageService/ListMessages", &request).await?;
+            let found: v1::ListMessagesResponse =
+                calls.unary("MessageService/ListMessages", &request).await?;
             let is_cut = !latest.extend(found.messages, MESSAGES, BYTES, KEPT);
             page.page_token = found.page.unwrap_or_default().next_page_token;
             if is_cut || page.page_token.is_empty() {
@@ -67,7 +70,12 @@ impl Session {
     }
 
     /// A result about the turn of a message: what the agent said in it, and every turn up to now.
-    pub(super) fn outcome<'a>(&'a self, session: &'a str, message: &str, stop: &'a str) -> Outcome<'a> {
+    pub(super) fn outcome<'a>(
+        &'a self,
+        session: &'a str,
+        message: &str,
+        stop: &'a str,
+    ) -> Outcome<'a> {
         let turn = self.turns.iter().find(|turn| turn.id == message);
         Outcome {
             session,
@@ -94,7 +102,8 @@ impl Session {
 /// What a list says about a session.
 pub(super) fn listed(task: &v1::Task) -> Value {
     let metadata = task.metadata.clone().unwrap_or_default();
-    let (spec, status) = (task.spec.clone().unwrap_or_default(), task.status.clone().unwrap_or_default());
+    let (spec, status) =
+        (task.spec.clone().unwrap_or_default(), task.status.clone().unwrap_or_default());
     json!({
         "sessionID": metadata.id,
         "agentID": spec.agent,
@@ -122,10 +131,18 @@ struct Latest {
 }
 
 impl Latest {
-    /// Adds earlier messages. False: no further ones, because there are so many, or they have so many bytes.
-    fn extend(&mut self, earlier: Vec<v1::Message>, messages: usize, bytes: usize, kept: usize) -> bool {
+    /// Adds earlier messages. False: no further ones, because there are so many, or they have so
+    /// many bytes.
+    fn extend(
+        &mut self,
+        earlier: Vec<v1::Message>,
+        messages: usize,
+        bytes: usize,
+        kept: usize,
+    ) -> bool {
         for mut message in earlier {
-            self.kept += uses(&message).map(|it| it.arguments.len() + it.result.len()).sum::<usize>();
+            self.kept +=
+                uses(&message).map(|it| it.arguments.len() + it.result.len()).sum::<usize>();
             if self.kept > kept {
                 forget(&mut message);
             }
@@ -173,7 +190,8 @@ fn turns(messages: impl Iterator<Item = v1::Message>) -> Vec<Turn> {
             turns.push(Turn { id: metadata.id, asked, time, ..Turn::default() });
             continue;
         }
-        // What is said before anybody asked belongs to no turn; a copied conversation may begin like that, and one that is cut.
+        // What is said before anybody asked belongs to no turn; a copied conversation may begin
+        // like that, and one that is cut.
         let Some(turn) = turns.last_mut() else { continue };
         if let Some(usage) = &status.usage {
             turn.usage.0 += usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens;
@@ -203,7 +221,9 @@ fn asked(block: &v1::Block) -> Option<Value> {
         Block::Attachment(it) if it.file.is_empty() => {
             Some(json!({"type": "file", "path": it.name, "size": it.data.len()}))
         }
-        Block::Attachment(it) => Some(json!({"type": "file", "path": it.name, "size": it.size, "url": address(it)})),
+        Block::Attachment(it) => {
+            Some(json!({"type": "file", "path": it.name, "size": it.size, "url": address(it)}))
+        }
         _ => None,
     }
 }
@@ -211,7 +231,9 @@ fn asked(block: &v1::Block) -> Option<Value> {
 /// Where what is attached can be had: at the gateway, or in the address itself.
 fn address(attachment: &v1::Attachment) -> String {
     match attachment.file.as_str() {
-        "" => format!("data:{};base64,{}", attachment.media_type, STANDARD.encode(&attachment.data)),
+        "" => {
+            format!("data:{};base64,{}", attachment.media_type, STANDARD.encode(&attachment.data))
+        }
         file => format!("/v1/files/{file}/content"),
     }
 }
@@ -231,7 +253,11 @@ pub(super) fn said(block: &v1::Block) -> Option<Value> {
 }
 
 /// A script, and the tools it called, with what was kept of what they were given and gave.
-fn executed(result: &v1::CodeInterpreterResult, script: Option<String>, time: Option<String>) -> Vec<Value> {
+fn executed(
+    result: &v1::CodeInterpreterResult,
+    script: Option<String>,
+    time: Option<String>,
+) -> Vec<Value> {
     let mut script = json!({
         "id": result.id,
         "name": "code_interpreter",
@@ -280,8 +306,17 @@ mod tests {
 
     fn message(bytes: usize) -> v1::Message {
         let (arguments, result) = ("a".repeat(bytes / 2), "r".repeat(bytes - bytes / 2));
-        let call = v1::ToolUse { number: 1, name: "grep".to_owned(), arguments, result, ..v1::ToolUse::default() };
-        let result = v1::CodeInterpreterResult { tool_uses: vec![call], ..v1::CodeInterpreterResult::default() };
+        let call = v1::ToolUse {
+            number: 1,
+            name: "grep".to_owned(),
+            arguments,
+            result,
+            ..v1::ToolUse::default()
+        };
+        let result = v1::CodeInterpreterResult {
+            tool_uses: vec![call],
+            ..v1::CodeInterpreterResult::default()
+        };
         let block = v1::Block { block: Some(Block::CodeInterpreterResult(result)) };
         let spec = v1::MessageSpec { blocks: vec![block], ..v1::MessageSpec::default() };
         v1::Message { spec: Some(spec), ..v1::Message::default() }
@@ -290,11 +325,17 @@ mod tests {
     #[test]
     fn of_the_oldest_calls_it_is_left_out_what_tools_were_given_and_gave() {
         let mut latest = Latest::default();
-        for (more, expected) in
-            [(vec![5, 4], vec![5, 4]), (vec![1], vec![5, 4, 1]), (vec![1, 0, 3], vec![5, 4, 1, 0, 0, 0])]
-        {
+        for (more, expected) in [
+            (vec![5, 4], vec![5, 4]),
+            (vec![1], vec![5, 4, 1]),
+            (vec![1, 0, 3], vec![5, 4, 1, 0, 0, 0]),
+        ] {
             assert!(latest.extend(more.into_iter().map(message).collect(), 100, 1000, 10));
-            let left = latest.messages.iter().flat_map(uses).map(|it| it.arguments.len() + it.result.len());
+            let left = latest
+                .messages
+                .iter()
+                .flat_map(uses)
+                .map(|it| it.arguments.len() + it.result.len());
             assert_eq!(left.collect::<Vec<_>>(), expected);
         }
         assert!(latest.messages.iter().flat_map(uses).all(|it| it.name == "grep"));

@@ -1,9 +1,11 @@
-//! The tools that scripts can call, by name: who offers others to a session would offer nothing. And their calls, as they are told.
+//! The tools that scripts can call, by name: who offers others to a session would offer nothing.
+//! And their calls, as they are told.
 
 use construct_domain::policy::{Action, PATTERN_BYTES, PATTERNS, Policy, Rule, Subject};
 use serde_json::{Value, json};
 
-/// Each tool by its name, and by its other names. The interpreter has them; a test compares this with its list.
+/// Each tool by its name, and by its other names. The interpreter has them; a test compares this
+/// with its list.
 const TOOLS: [(&str, &[&str]); 29] = [
     ("read_file", &["read"]),
     ("create_file", &["write"]),
@@ -40,13 +42,16 @@ const IMPORT: &str = "import";
 /// Characters of a name that are told back.
 const SHOWN: usize = 100;
 
-/// What is said about the first of these that no tool is called. They are globs, as in every policy.
+/// What is said about the first of these that no tool is called. They are globs, as in every
+/// policy.
 pub(super) fn missing(wanted: &[String]) -> Option<String> {
     // More of them are refused as a policy with too many patterns.
     let missing = wanted.iter().take(PATTERNS).find(|pattern| !is_known(pattern))?;
     let shown: String = missing.chars().take(SHOWN).collect();
-    let known: Vec<&str> =
-        TOOLS.iter().flat_map(|(name, others)| [*name].into_iter().chain(others.iter().copied())).collect();
+    let known: Vec<&str> = TOOLS
+        .iter()
+        .flat_map(|(name, others)| [*name].into_iter().chain(others.iter().copied()))
+        .collect();
     Some(format!("tool `{shown}` is not available; there are {}", known.join(", ")))
 }
 
@@ -77,7 +82,8 @@ pub(super) fn id(script: &str, step: &str, number: u32) -> String {
     format!("{of}/{number}")
 }
 
-/// What a tool was given, as an object. What was cut off on its way is no JSON any more, and told as a text.
+/// What a tool was given, as an object. What was cut off on its way is no JSON any more, and told
+/// as a text.
 pub(super) fn input(arguments: &str) -> Value {
     match serde_json::from_str(arguments) {
         Ok(input @ Value::Object(_)) => input,
@@ -96,12 +102,16 @@ mod tests {
         assert_eq!(input(""), json!({}));
         assert_eq!(input(r#"{"content":"xx…"#), json!({"text": r#"{"content":"xx…"#}));
         assert_eq!(input("[1]"), json!({"text": "[1]"}));
-        assert_eq!((id("call_1", "step_1", 2), id("", "step_1", 2)), ("call_1/2".to_owned(), "step_1/2".to_owned()));
+        assert_eq!(
+            (id("call_1", "step_1", 2), id("", "step_1", 2)),
+            ("call_1/2".to_owned(), "step_1/2".to_owned())
+        );
     }
 
     #[test]
     fn the_tools_are_those_of_the_interpreter() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../interpreter/guest/quickjs/src/tools.json");
+        let path =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../interpreter/guest/quickjs/src/tools.json");
         let text = std::fs::read_to_string(path).expect("the interpreter's list is there");
         // Of each tool: its name, …, its other names.
         let listed: Vec<Value> = serde_json::from_str(&text).expect("it is JSON");
@@ -112,15 +122,29 @@ mod tests {
 
     #[test]
     fn what_no_tool_is_called_is_missing_and_the_others_are_named() {
-        let missing = |wanted: &[&str]| missing(&wanted.iter().map(|tool| (*tool).to_owned()).collect::<Vec<_>>());
-        for known in [&["bash", "read", "write"][..], &["execute_command"], &["tasks.*"], &["import"], &["*"], &[]] {
+        let missing = |wanted: &[&str]| {
+            missing(&wanted.iter().map(|tool| (*tool).to_owned()).collect::<Vec<_>>())
+        };
+        for known in [
+            &["bash", "read", "write"][..],
+            &["execute_command"],
+            &["tasks.*"],
+            &["import"],
+            &["*"],
+            &[],
+        ] {
             assert_eq!(missing(known), None, "{known:?}");
         }
-        for (wanted, named) in
-            [(&["read", "readFile"][..], "`readFile`"), (&["tsks.*"][..], "`tsks.*`"), (&[""][..], "``")]
-        {
+        for (wanted, named) in [
+            (&["read", "readFile"][..], "`readFile`"),
+            (&["tsks.*"][..], "`tsks.*`"),
+            (&[""][..], "``"),
+        ] {
             let words = missing(wanted).expect("it is missing");
-            assert!(words.contains(named) && words.contains("bash") && words.contains("tools.search"), "{words}");
+            assert!(
+                words.contains(named) && words.contains("bash") && words.contains("tools.search"),
+                "{words}"
+            );
         }
         assert!(missing(&["x".repeat(1 << 20).as_str()]).expect("it is missing").len() < 1000);
     }

@@ -1,4 +1,5 @@
-//! How lines travel: over TCP (or TLS) as they are, or as the messages of a WebSocket. The first byte of a connection tells which.
+//! How lines travel: over TCP (or TLS) as they are, or as the messages of a WebSocket. The first
+//! byte of a connection tells which.
 
 use std::{
     io,
@@ -41,7 +42,11 @@ impl Rewound {
 }
 
 impl AsyncRead for Rewound {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if buffer.remaining() > 0
             && let Some(first) = this.first.take()
@@ -54,7 +59,11 @@ impl AsyncRead for Rewound {
 }
 
 impl AsyncWrite for Rewound {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
     }
 
@@ -83,11 +92,15 @@ pub(super) fn plain(stream: Rewound) -> (Reader, Writer) {
     (Reader::Tcp(Lines::new(reader, MAX_LINE)), Writer::Tcp(writer))
 }
 
-/// The server's side of a WebSocket, if the guard lets it in, and the headers it was asked for with.
+/// The server's side of a WebSocket, if the guard lets it in, and the headers it was asked for
+/// with.
 ///
 /// # Errors
 /// When it is not let in, or is no WebSocket; the client has been told.
-pub(super) async fn web(stream: Rewound, guard: &Guard) -> Result<(Reader, Writer, HeaderMap), Error> {
+pub(super) async fn web(
+    stream: Rewound,
+    guard: &Guard,
+) -> Result<(Reader, Writer, HeaderMap), Error> {
     let mut headers = HeaderMap::new();
     let check = |request: &Request, response: Response| -> Result<Response, ErrorResponse> {
         headers.clone_from(request.headers());
@@ -97,7 +110,8 @@ pub(super) async fn web(stream: Rewound, guard: &Guard) -> Result<(Reader, Write
             refusal
         })
     };
-    let config = WebSocketConfig::default().max_message_size(Some(MAX_LINE)).max_frame_size(Some(MAX_LINE));
+    let config =
+        WebSocketConfig::default().max_message_size(Some(MAX_LINE)).max_frame_size(Some(MAX_LINE));
     let socket = accept_hdr_async_with_config(stream, check, Some(config)).await?;
     let (writer, reader) = socket.split();
     Ok((Reader::Web(reader), Writer::Web(writer), headers))
@@ -117,8 +131,11 @@ impl Reader {
                 // They are answered within.
                 Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => continue,
                 Some(Ok(Message::Close(_)) | Err(Error::ConnectionClosed)) | None => Ok(None),
-                // The rest of it would have to be read; the next attempt finds the connection broken.
-                Some(Err(Error::Capacity(CapacityError::MessageTooLong { .. }))) => Ok(Some(Line::TooLong)),
+                // The rest of it would have to be read; the next attempt finds the connection
+                // broken.
+                Some(Err(Error::Capacity(CapacityError::MessageTooLong { .. }))) => {
+                    Ok(Some(Line::TooLong))
+                }
                 Some(Err(error)) => Err(io::Error::other(error)),
             };
         }

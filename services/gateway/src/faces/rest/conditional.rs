@@ -1,5 +1,6 @@
-//! Conditional requests (RFC 9110, section 13) about what has versions: the version is the entity tag, `"7"`, and `"7-gzip"` of an answer that
-//! is compressed. Other entities have a revision that not everything they show raises, so that it would be no tag.
+//! Conditional requests (RFC 9110, section 13) about what has versions: the version is the entity
+//! tag, `"7"`, and `"7-gzip"` of an answer that is compressed. Other entities have a revision that
+//! not everything they show raises, so that it would be no tag.
 
 use construct_proto::v1::State;
 use prost::Message as _;
@@ -34,11 +35,15 @@ pub(super) fn may_expect(request: &MessageDescriptor) -> bool {
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` for conditions that are not about one version.
-pub(super) fn expected(headers: &HeaderMap, request: &MessageDescriptor) -> Result<Option<i64>, Status> {
+pub(super) fn expected(
+    headers: &HeaderMap,
+    request: &MessageDescriptor,
+) -> Result<Option<i64>, Status> {
     if !may_expect(request) {
         return Ok(None);
     }
-    let (matches, none_match) = (tags(headers, &header::IF_MATCH), tags(headers, &header::IF_NONE_MATCH));
+    let (matches, none_match) =
+        (tags(headers, &header::IF_MATCH), tags(headers, &header::IF_NONE_MATCH));
     match (matches.as_slice(), none_match.as_slice()) {
         ([], []) => Ok(None),
         ([], [any]) if any == "*" => Ok(Some(0)),
@@ -51,13 +56,14 @@ pub(super) fn expected(headers: &HeaderMap, request: &MessageDescriptor) -> Resu
 
 /// Whether a refusal is that of a condition in the headers.
 pub(super) fn failed(headers: &HeaderMap, request: &MessageDescriptor, status: &Status) -> bool {
-    let conditional = [header::IF_MATCH, header::IF_NONE_MATCH].iter().any(|name| headers.contains_key(name));
+    let conditional =
+        [header::IF_MATCH, header::IF_NONE_MATCH].iter().any(|name| headers.contains_key(name));
     conditional
         && may_expect(request)
         && status.code() == Code::Aborted
-        && status
-            .get_details_precondition_failure()
-            .is_some_and(|failure| failure.violations.iter().any(|violation| violation.r#type == "VERSION"))
+        && status.get_details_precondition_failure().is_some_and(|failure| {
+            failure.violations.iter().any(|violation| violation.r#type == "VERSION")
+        })
 }
 
 /// The version of what is answered, if it has one.
@@ -69,7 +75,8 @@ pub(super) fn answered(method: &MethodDescriptor, answer: &[u8]) -> Option<i64> 
 /// Whether the client has this version already.
 pub(super) fn is_known(route: &Route, headers: &HeaderMap, is: i64) -> bool {
     let weak = |tag: &String| version(tag.strip_prefix("W/").unwrap_or(tag)) == Some(is);
-    route.verb == Verb::GET && tags(headers, &header::IF_NONE_MATCH).iter().any(|tag| tag == "*" || weak(tag))
+    route.verb == Verb::GET
+        && tags(headers, &header::IF_NONE_MATCH).iter().any(|tag| tag == "*" || weak(tag))
 }
 
 /// The entity tag of a version.
@@ -80,7 +87,11 @@ pub(super) fn tag(version: i64, is_compressed: bool) -> Option<HeaderValue> {
 /// The tags in all headers of this name.
 fn tags(headers: &HeaderMap, name: &HeaderName) -> Vec<String> {
     let lines = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-    lines.flat_map(|line| line.split(',')).map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect()
+    lines
+        .flat_map(|line| line.split(','))
+        .map(|tag| tag.trim().to_owned())
+        .filter(|tag| !tag.is_empty())
+        .collect()
 }
 
 /// The version that a strong tag is of.
@@ -101,9 +112,11 @@ mod tests {
 
     #[test]
     fn a_condition_names_one_version_or_that_there_is_none() {
-        let put = DESCRIPTORS.get_message_by_name("construct.v1.PutStateRequest").expect("it is there");
-        let wants =
-            |fields: &[(HeaderName, &'static str)]| expected(&headers(fields), &put).map_err(|status| status.code());
+        let put =
+            DESCRIPTORS.get_message_by_name("construct.v1.PutStateRequest").expect("it is there");
+        let wants = |fields: &[(HeaderName, &'static str)]| {
+            expected(&headers(fields), &put).map_err(|status| status.code())
+        };
         let (matches, none) = (header::IF_MATCH, header::IF_NONE_MATCH);
         assert_eq!(wants(&[]), Ok(None));
         for tag in ["\"7\"", " \"7-gzip\" "] {
@@ -121,7 +134,11 @@ mod tests {
         ] {
             assert_eq!(wants(&wrong), Err(Code::InvalidArgument), "{wrong:?}");
         }
-        let task = DESCRIPTORS.get_message_by_name("construct.v1.UpdateTaskRequest").expect("it is there");
-        assert_eq!(expected(&headers(&[(header::IF_MATCH, "\"7\"")]), &task).expect("it is not looked at"), None);
+        let task =
+            DESCRIPTORS.get_message_by_name("construct.v1.UpdateTaskRequest").expect("it is there");
+        assert_eq!(
+            expected(&headers(&[(header::IF_MATCH, "\"7\"")]), &task).expect("it is not looked at"),
+            None
+        );
     }
 }

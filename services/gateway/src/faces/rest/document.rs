@@ -27,7 +27,9 @@ const LEFT: &str = "How much is left of each quota that holds for the caller (`r
 const POLICY: &str = "Which quotas these are, with their limits (`q`) and windows in seconds (`w`), e.g. `\"requests_per_minute\";q=600;w=60`.";
 
 /// The document for some routes with their methods.
-pub(super) fn of<'a>(routes: impl Iterator<Item = (&'static Route, &'a MethodDescriptor)>) -> Value {
+pub(super) fn of<'a>(
+    routes: impl Iterator<Item = (&'static Route, &'a MethodDescriptor)>,
+) -> Value {
     let comments = Comments::read();
     let mut schemas = Schemas::new(&comments);
     let (mut paths, mut tags, mut ids) = (Map::new(), Vec::new(), HashSet::new());
@@ -78,7 +80,12 @@ pub(super) fn of<'a>(routes: impl Iterator<Item = (&'static Route, &'a MethodDes
     })
 }
 
-fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, schemas: &mut Schemas<'_>) -> Value {
+fn operation(
+    route: &Route,
+    method: &MethodDescriptor,
+    comments: &Comments,
+    schemas: &mut Schemas<'_>,
+) -> Value {
     let input = method.input();
     let words = comments.of(method.parent_file().name(), method.path());
     let summary = humanised(method.name());
@@ -86,29 +93,35 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
     if !words.is_empty() {
         operation["description"] = words.into();
     }
-    let mut parameters: Vec<Value> = route.fields().map(|path| path_parameter(&input, path, schemas)).collect();
+    let mut parameters: Vec<Value> =
+        route.fields().map(|path| path_parameter(&input, path, schemas)).collect();
     for (_, field) in request::parameters(&input, route) {
-        let mut parameter = json!({"name": field.json_name(), "in": "query", "schema": schemas.field(&field)});
+        let mut parameter =
+            json!({"name": field.json_name(), "in": "query", "schema": schemas.field(&field)});
         describe(&mut parameter, &schemas.words(&field));
         parameters.push(parameter);
     }
     if input.get_field_by_name("idempotency_key").is_some() {
-        let words =
-            "At most 128 characters. A request that is sent again with its key is done once, and answered as at first.";
+        let words = "At most 128 characters. A request that is sent again with its key is done once, and answered as at first.";
         let schema = json!({"type": "string"});
         parameters.push(json!({"name": "Idempotency-Key", "in": "header", "schema": schema, "description": words}));
     }
     let header = |name: &str, words: &str| json!({"name": name, "in": "header", "schema": {"type": "string"}, "description": words});
     if conditional::may_expect(&input) {
-        let words = "The entity tag of a version: nothing is done unless the document has it (412).";
+        let words =
+            "The entity tag of a version: nothing is done unless the document has it (412).";
         parameters.push(header("If-Match", words));
         if route.verb == Verb::PUT {
-            parameters.push(header("If-None-Match", "`*`: nothing is done unless there is no document (412)."));
+            parameters.push(header(
+                "If-None-Match",
+                "`*`: nothing is done unless there is no document (412).",
+            ));
         }
     }
     let tagged = conditional::has_version(method) && route.verb == Verb::GET;
     if tagged {
-        parameters.push(header("If-None-Match", "Entity tags of versions that the client has (304)."));
+        parameters
+            .push(header("If-None-Match", "Entity tags of versions that the client has (304)."));
     }
     let streams = method.is_server_streaming();
     let events = streams && sse::is_for(&method.output());
@@ -127,9 +140,11 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
     let (schema, example, required) = match route.body {
         Content::None => (Value::Null, "", false),
         Content::All(example) => (rest_of(&input, route, schemas), example, example != "{}"),
-        Content::Field(name, example) => {
-            (input.get_field_by_name(name).map_or(Value::Null, |field| schemas.field(&field)), example, true)
-        }
+        Content::Field(name, example) => (
+            input.get_field_by_name(name).map_or(Value::Null, |field| schemas.field(&field)),
+            example,
+            true,
+        ),
     };
     if !schema.is_null() {
         // The examples are part of this program; a test reads each.
@@ -142,18 +157,21 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
     if events {
         let words = "Server-sent events: each one's data is such a message, its id the cursor to go on after it.";
         let schema = schemas.message(&method.output());
-        answer = json!({"description": words, "content": {"text/event-stream": {"schema": schema}}});
+        answer =
+            json!({"description": words, "content": {"text/event-stream": {"schema": schema}}});
     } else if method.name() == "DownloadFile" {
-        let words =
-            "What the file says. A range can be asked for, and what is known already by its `ETag` (the SHA-256).";
+        let words = "What the file says. A range can be asked for, and what is known already by its `ETag` (the SHA-256).";
         let schema = json!({"type": "string", "format": "binary"});
         answer = json!({"description": words, "content": {"application/octet-stream": {"schema": schema}}});
     } else if streams {
-        let words = "Lines, each with such a message. When the last is not whole, the answer was cut off.";
+        let words =
+            "Lines, each with such a message. When the last is not whole, the answer was cut off.";
         let schema = schemas.message(&method.output());
-        answer = json!({"description": words, "content": {"application/x-ndjson": {"schema": schema}}});
+        answer =
+            json!({"description": words, "content": {"application/x-ndjson": {"schema": schema}}});
     } else if status.as_u16() != 204 {
-        answer["content"] = json!({"application/json": {"schema": schemas.message(&method.output())}});
+        answer["content"] =
+            json!({"application/json": {"schema": schemas.message(&method.output())}});
     }
     answer["headers"] = quota_headers().into();
     if conditional::has_version(method) {
@@ -183,21 +201,25 @@ fn known_problem(words: &str) -> Value {
 
 /// The answer to whom a quota refuses, or who finds the gateway too busy.
 fn too_much() -> Value {
-    let mut response =
-        known_problem("A quota is used up (`quotas` says which), or there is too much of something at the moment.");
+    let mut response = known_problem(
+        "A quota is used up (`quotas` says which), or there is too much of something at the moment.",
+    );
     let words = "After how many seconds another try is welcome.";
     response["headers"] = quota_headers().into();
-    response["headers"]["Retry-After"] = json!({"description": words, "schema": {"type": "integer"}});
+    response["headers"]["Retry-After"] =
+        json!({"description": words, "schema": {"type": "integer"}});
     response
 }
 
 /// The headers that every answer to a caller with quotas has.
 fn quota_headers() -> Map<String, Value> {
-    let refer = |name: &str| (name.to_owned(), json!({"$ref": format!("#/components/headers/{name}")}));
+    let refer =
+        |name: &str| (name.to_owned(), json!({"$ref": format!("#/components/headers/{name}")}));
     ["RateLimit", "RateLimit-Policy"].map(refer).into_iter().collect()
 }
 
-/// A path as readers know it: two verbs of one resource call its places the same, wherever the field stands in the request.
+/// A path as readers know it: two verbs of one resource call its places the same, wherever the
+/// field stands in the request.
 fn shown(path: &str) -> String {
     let part = |part: &str| match part.strip_prefix('{') {
         Some(field) => format!("{{{}", field.rsplit('.').next().unwrap_or_default()),
@@ -208,7 +230,8 @@ fn shown(path: &str) -> String {
 
 fn path_parameter(input: &MessageDescriptor, path: &str, schemas: &mut Schemas<'_>) -> Value {
     let name = path.rsplit('.').next().unwrap_or_default();
-    let mut parameter = json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}});
+    let mut parameter =
+        json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}});
     if let Some(field) = field_at(input, path) {
         parameter["schema"] = schemas.field(&field);
         describe(&mut parameter, &schemas.words(&field));
@@ -229,8 +252,9 @@ fn field_at(kind: &MessageDescriptor, path: &str) -> Option<FieldDescriptor> {
 
 /// The fields of a request that stand neither in its path nor in a header.
 fn rest_of(input: &MessageDescriptor, route: &Route, schemas: &mut Schemas<'_>) -> Value {
-    let elsewhere =
-        |field: &FieldDescriptor| field.name() == "idempotency_key" || route.fields().any(|path| path == field.name());
+    let elsewhere = |field: &FieldDescriptor| {
+        field.name() == "idempotency_key" || route.fields().any(|path| path == field.name())
+    };
     let mut properties = Map::new();
     for field in input.fields().filter(|field| !elsewhere(field)) {
         properties.insert(field.json_name().to_owned(), schemas.described(&field));
@@ -247,7 +271,8 @@ fn describe(value: &mut Value, words: &str) {
 fn problem() -> Value {
     let text = json!({"type": "string"});
     let list = |fields: &[&str]| {
-        let properties: Map<_, _> = fields.iter().map(|field| ((*field).to_owned(), text.clone())).collect();
+        let properties: Map<_, _> =
+            fields.iter().map(|field| ((*field).to_owned(), text.clone())).collect();
         json!({"type": "array", "items": {"type": "object", "properties": properties}})
     };
     json!({

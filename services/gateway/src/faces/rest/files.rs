@@ -1,5 +1,6 @@
-//! What files say, as HTTP knows it: `/v1/files/{file}/content` with ranges and conditions ([`content`]), and uploads that go on where they
-//! were cut, by the protocol tus 1.0.0 below `/v1/files/uploads` ([`tus`]). Both are made of calls of `FileService`, as every face.
+//! What files say, as HTTP knows it: `/v1/files/{file}/content` with ranges and conditions
+//! ([`content`]), and uploads that go on where they were cut, by the protocol tus 1.0.0 below
+//! `/v1/files/uploads` ([`tus`]). Both are made of calls of `FileService`, as every face.
 
 mod content;
 mod tus;
@@ -108,7 +109,10 @@ impl Files {
             },
             Some(Resource::Uploads) => work.uploads(&verb, body).await,
             Some(Resource::Upload(file)) => work.upload(&verb, file, body).await,
-            None => errors::problem_as(StatusCode::NOT_FOUND, &Status::not_found("there is no such resource")),
+            None => errors::problem_as(
+                StatusCode::NOT_FOUND,
+                &Status::not_found("there is no such resource"),
+            ),
         }
     }
 }
@@ -123,9 +127,14 @@ struct Work<'a> {
 
 impl Work<'_> {
     /// Calls a method that answers with a file.
-    async fn call(&self, method: &Method, message: &impl prost::Message) -> Result<v1::File, Status> {
+    async fn call(
+        &self,
+        method: &Method,
+        message: &impl prost::Message,
+    ) -> Result<v1::File, Status> {
         let answer = self.unary(method, message).await?;
-        v1::File::decode(answer).map_err(|error| status::internal("an answer cannot be read", &error))
+        v1::File::decode(answer)
+            .map_err(|error| status::internal("an answer cannot be read", &error))
     }
 
     async fn unary(&self, method: &Method, message: &impl prost::Message) -> Result<Bytes, Status> {

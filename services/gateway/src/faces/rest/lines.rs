@@ -16,13 +16,18 @@ use crate::{
     status,
 };
 
-/// A line for each answer. The next is asked for when the client has taken the one before. An answer that goes wrong halfway is cut off,
-/// which clients notice, because there is no place left to say why.
+/// A line for each answer. The next is asked for when the client has taken the one before. An
+/// answer that goes wrong halfway is cut off, which clients notice, because there is no place left
+/// to say why.
 pub(super) fn response(mut answers: Answers, kind: MessageDescriptor) -> Response<Body> {
     let metadata = std::mem::take(&mut answers.metadata);
     let lines = stream::unfold(Some((answers, kind)), async |state| {
         let (mut answers, kind) = state?;
-        match answers.next().await.and_then(|message| message.map(|message| line(&kind, message)).transpose()) {
+        match answers
+            .next()
+            .await
+            .and_then(|message| message.map(|message| line(&kind, message)).transpose())
+        {
             Ok(Some(line)) => Some((Ok::<_, Status>(Frame::data(line)), Some((answers, kind)))),
             Ok(None) => None,
             Err(status) => Some((Err(status), None)),

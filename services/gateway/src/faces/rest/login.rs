@@ -1,6 +1,8 @@
-//! What a program has to know to log people in: protected resource metadata (RFC 9728). Whoever asks is told.
+//! What a program has to know to log people in: protected resource metadata (RFC 9728). Whoever
+//! asks is told.
 //!
-//! Its own members have no standard: which client programs are at the issuer, and whom its tokens have to be for.
+//! Its own members have no standard: which client programs are at the issuer, and whom its tokens
+//! have to be for.
 
 use serde_json::{Value, json};
 use tonic::{
@@ -41,7 +43,8 @@ impl Login {
     pub(super) fn response(&self, request: &Request<Body>) -> Response<Body> {
         let mut metadata = self.metadata.clone();
         metadata["resource"] = self.resource(request).into();
-        let mut response = errors::response(StatusCode::OK, "application/json", metadata.to_string());
+        let mut response =
+            errors::response(StatusCode::OK, "application/json", metadata.to_string());
         // It depends on how it was asked for.
         response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
@@ -59,7 +62,10 @@ impl Login {
         let secure = self.secure
             || text(headers, FORWARDED).is_some_and(|schemes| {
                 // Of several proxies, the first is the one that was asked.
-                schemes.split(',').next().is_some_and(|scheme| scheme.trim().eq_ignore_ascii_case("https"))
+                schemes
+                    .split(',')
+                    .next()
+                    .is_some_and(|scheme| scheme.trim().eq_ignore_ascii_case("https"))
             });
         format!("{}://{host}", if secure { "https" } else { "http" })
     }

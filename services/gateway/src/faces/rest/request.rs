@@ -1,4 +1,5 @@
-//! A request of REST as one message: its fields come from the path, the query, headers and the body.
+//! A request of REST as one message: its fields come from the path, the query, headers and the
+//! body.
 
 use bytes::Bytes;
 use percent_encoding::percent_decode_str;
@@ -52,12 +53,17 @@ pub(super) async fn message(
             Some(_) => return Err(invalid("", "must be a JSON object").into()),
         },
         Content::Field(name, _) => {
-            let body = json_body(&head.headers, body).await?.ok_or_else(|| invalid("", "must have a body"))?;
+            let body = json_body(&head.headers, body)
+                .await?
+                .ok_or_else(|| invalid("", "must have a body"))?;
             Map::from_iter([(name.to_owned(), body)])
         }
     };
     for (field, text) in path {
-        let text = percent_decode_str(&text).decode_utf8().map_err(|_| invalid(field, "must be UTF-8"))?.into_owned();
+        let text = percent_decode_str(&text)
+            .decode_utf8()
+            .map_err(|_| invalid(field, "must be UTF-8"))?
+            .into_owned();
         put(&mut request, kind, field, text.into())?;
     }
     for (name, text) in form_urlencoded::parse(head.uri.query().unwrap_or_default().as_bytes()) {
@@ -69,7 +75,8 @@ pub(super) async fn message(
     if let Some(version) = conditional::expected(&head.headers, kind)? {
         put(&mut request, kind, conditional::EXPECTED, version.to_string().into())?;
     }
-    // A browser that comes back asks with the same parameters as at first, but this says where it stands by now.
+    // A browser that comes back asks with the same parameters as at first, but this says where it
+    // stands by now.
     if let Some(cursor) = header_of(&head.headers, kind, "last-event-id", "cursor")? {
         request.insert("cursor".to_owned(), cursor.into());
     }
@@ -93,7 +100,8 @@ fn header_of<'a>(
 
 /// The body, if there is one.
 async fn json_body(headers: &HeaderMap, body: Body) -> Result<Option<Value>, Refused> {
-    let bytes = Encoding::of(headers, &header::CONTENT_ENCODING)?.unpack(call::whole(body).await?)?;
+    let bytes =
+        Encoding::of(headers, &header::CONTENT_ENCODING)?.unpack(call::whole(body).await?)?;
     if bytes.is_empty() {
         return Ok(None);
     }
@@ -103,8 +111,14 @@ async fn json_body(headers: &HeaderMap, body: Body) -> Result<Option<Value>, Ref
     Ok(Some(serde_json::from_slice(&bytes).map_err(|error| invalid("", &error.to_string()))?))
 }
 
-/// Sets a field by its path, e.g. `spec.task`. What stands somewhere else already is refused: one of the two would be ignored.
-fn put(into: &mut Map<String, Value>, kind: &MessageDescriptor, path: &str, value: Value) -> Result<(), Status> {
+/// Sets a field by its path, e.g. `spec.task`. What stands somewhere else already is refused: one
+/// of the two would be ignored.
+fn put(
+    into: &mut Map<String, Value>,
+    kind: &MessageDescriptor,
+    path: &str,
+    value: Value,
+) -> Result<(), Status> {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
     let field = kind.get_field_by_name(name).ok_or_else(|| invalid(path, "is not a field"))?;
     let Some(rest) = rest else {
@@ -158,8 +172,8 @@ fn parameter(
     Ok(())
 }
 
-/// What may stand in the query of a route: the fields that stand nowhere else, and the message they stand in, if it isn't the
-/// request itself.
+/// What may stand in the query of a route: the fields that stand nowhere else, and the message they
+/// stand in, if it isn't the request itself.
 pub(super) fn parameters(
     kind: &MessageDescriptor,
     route: &Route,
@@ -167,15 +181,20 @@ pub(super) fn parameters(
     let elsewhere = |field: &FieldDescriptor| match route.body {
         Content::All(_) => true,
         Content::Field(name, _) => field.name() == name || field.name() == "idempotency_key",
-        Content::None => field.name() == "idempotency_key" || route.fields().any(|path| path == field.name()),
+        Content::None => {
+            field.name() == "idempotency_key" || route.fields().any(|path| path == field.name())
+        }
     };
-    // A field that is empty in one of two routes of a method is the resource itself: it has no place in the query.
+    // A field that is empty in one of two routes of a method is the resource itself: it has no
+    // place in the query.
     let resource = |field: &FieldDescriptor| route.path == "/v1/events" && field.name() == "task";
     let mut found = Vec::new();
     for field in kind.fields().filter(|field| !elsewhere(field) && !resource(field)) {
         let flattened = FLATTENED.into_iter().find(|name| *name == field.name());
         match (flattened, field.kind()) {
-            (Some(within), Kind::Message(inner)) => found.extend(inner.fields().map(|field| (Some(within), field))),
+            (Some(within), Kind::Message(inner)) => {
+                found.extend(inner.fields().map(|field| (Some(within), field)))
+            }
             _ => found.push((None, field)),
         }
     }

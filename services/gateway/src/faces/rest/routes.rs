@@ -1,4 +1,5 @@
-//! Every route of REST, in one table: which method it calls, and where the fields of the request stand.
+//! Every route of REST, in one table: which method it calls, and where the fields of the request
+//! stand.
 
 use tonic::codegen::http::Method as Verb;
 
@@ -13,8 +14,8 @@ pub(crate) struct Route {
     pub(crate) body: Content,
 }
 
-/// What the body of a request holds. Fields that stand neither in it nor in the path are parameters of the query; the
-/// idempotency key is a header.
+/// What the body of a request holds. Fields that stand neither in it nor in the path are parameters
+/// of the query; the idempotency key is a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Content {
     None,
@@ -59,7 +60,11 @@ pub(crate) static ROUTES: [Route; 118] = [
     ),
     get("/v1/agents", "AgentService/ListAgents"),
     get("/v1/agents/{agent}", "AgentService/GetAgent"),
-    patch("/v1/agents/{agent}", "AgentService/UpdateAgent", r#"{"model": "opus", "revision": "3"}"#),
+    patch(
+        "/v1/agents/{agent}",
+        "AgentService/UpdateAgent",
+        r#"{"model": "opus", "revision": "3"}"#,
+    ),
     delete("/v1/agents/{agent}", "AgentService/DeleteAgent"),
     get("/v1/approvals", "ApprovalService/ListApprovals"),
     get("/v1/approvals/{approval}", "ApprovalService/GetApproval"),
@@ -83,10 +88,18 @@ pub(crate) static ROUTES: [Route; 118] = [
     post("/v1/api-keys/{api_key}/revoke", "KeyService/RevokeApiKey", "{}"),
     get("/v1/audit-entries", "AuditService/ListAuditEntries"),
     get("/v1/audit-entries/export", "AuditService/ExportAuditEntries"),
-    create("/v1/budgets", "BudgetService/CreateBudget", r#"{"agent": "ada", "limitPicoUsd": "5000000000000"}"#),
+    create(
+        "/v1/budgets",
+        "BudgetService/CreateBudget",
+        r#"{"agent": "ada", "limitPicoUsd": "5000000000000"}"#,
+    ),
     get("/v1/budgets", "BudgetService/ListBudgets"),
     get("/v1/budgets/{budget}", "BudgetService/GetBudget"),
-    patch("/v1/budgets/{budget}", "BudgetService/UpdateBudget", r#"{"limitPicoUsd": "9000000000000"}"#),
+    patch(
+        "/v1/budgets/{budget}",
+        "BudgetService/UpdateBudget",
+        r#"{"limitPicoUsd": "9000000000000"}"#,
+    ),
     delete("/v1/budgets/{budget}", "BudgetService/DeleteBudget"),
     get("/v1/costs", "BudgetService/GetCosts"),
     get("/v1/dead-letters", "RecoveryService/ListDeadLetters"),
@@ -105,7 +118,11 @@ pub(crate) static ROUTES: [Route; 118] = [
     get("/v1/files/{file}", "FileService/GetFile"),
     patch("/v1/files/{file}", "FileService/UpdateFile", r#"{"name": "May.pdf"}"#),
     delete("/v1/files/{file}", "FileService/DeleteFile"),
-    post("/v1/files/{file}/parts", "FileService/UploadPart", r#"{"offset": "0", "data": "SGVsbG8="}"#),
+    post(
+        "/v1/files/{file}/parts",
+        "FileService/UploadPart",
+        r#"{"offset": "0", "data": "SGVsbG8="}"#,
+    ),
     // Answered as what it says, by `files`.
     get("/v1/files/{file}/content", "FileService/DownloadFile"),
     post(
@@ -145,7 +162,7 @@ pub(crate) static ROUTES: [Route; 118] = [
     get("/v1/models/{model}", "ModelService/GetModel"),
     patch("/v1/models/{model}", "ModelService/UpdateModel", r#"{"maxOutputTokens": "32000"}"#),
     delete("/v1/models/{model}", "ModelService/DeleteModel"),
-    get("/v1/model-catalogue", "ModelService/ListCatalogueModels"),
+    get("/v1/model-catalog", "ModelService/ListCatalogModels"),
     create(
         "/v1/model-providers",
         "ModelProviderService/CreateModelProvider",
@@ -159,7 +176,11 @@ pub(crate) static ROUTES: [Route; 118] = [
         r#"{"requestsPerMinute": "60"}"#,
     ),
     delete("/v1/model-providers/{model_provider}", "ModelProviderService/DeleteModelProvider"),
-    post("/v1/model-providers/{model_provider}/check", "ModelProviderService/CheckModelProvider", "{}"),
+    post(
+        "/v1/model-providers/{model_provider}/check",
+        "ModelProviderService/CheckModelProvider",
+        "{}",
+    ),
     get("/v1/model-providers/{model_provider}/models", "ModelProviderService/ListVendorModels"),
     post(
         "/v1/model-tokens",
@@ -173,12 +194,24 @@ pub(crate) static ROUTES: [Route; 118] = [
     ),
     get("/v1/organizations", "OrganizationService/ListOrganizations"),
     get("/v1/organizations/{organization}", "OrganizationService/GetOrganization"),
-    patch("/v1/organizations/{organization}", "OrganizationService/UpdateOrganization", r#"{"name": "The ledger"}"#),
+    patch(
+        "/v1/organizations/{organization}",
+        "OrganizationService/UpdateOrganization",
+        r#"{"name": "The ledger"}"#,
+    ),
     delete("/v1/organizations/{organization}", "OrganizationService/DeleteOrganization"),
-    create("/v1/scans", "ScanService/CreateScan", r#"{"github": "octocat/reports", "budgetPicoUsd": "1000000000000"}"#),
+    create(
+        "/v1/scans",
+        "ScanService/CreateScan",
+        r#"{"github": "octocat/reports", "budgetPicoUsd": "1000000000000"}"#,
+    ),
     get("/v1/scans", "ScanService/ListScans"),
     get("/v1/scans/{scan}", "ScanService/GetScan"),
-    post("/v1/scans/{scan}/cancel", "ScanService/CancelScan", r#"{"reason": "It is no longer needed."}"#),
+    post(
+        "/v1/scans/{scan}/cancel",
+        "ScanService/CancelScan",
+        r#"{"reason": "It is no longer needed."}"#,
+    ),
     get("/v1/scans/{scan}/events", "ScanService/WatchScan"),
     get("/v1/scans/{scan}/candidates", "ScanService/ListCandidates"),
     post("/v1/scans/{scan}/tools", "ScanService/CreateTools", "{}"),
@@ -215,7 +248,11 @@ pub(crate) static ROUTES: [Route; 118] = [
     ),
     get("/v1/secrets", "SecretService/ListSecrets"),
     get("/v1/secrets/{secret}", "SecretService/GetSecret"),
-    patch("/v1/secrets/{secret}", "SecretService/UpdateSecret", r#"{"description": "Reads the ledger."}"#),
+    patch(
+        "/v1/secrets/{secret}",
+        "SecretService/UpdateSecret",
+        r#"{"description": "Reads the ledger."}"#,
+    ),
     delete("/v1/secrets/{secret}", "SecretService/DeleteSecret"),
     post(
         "/v1/setup-codes",
@@ -226,17 +263,29 @@ pub(crate) static ROUTES: [Route; 118] = [
     get("/v1/states", "StateService/ListStates"),
     get("/v1/states/events", "StateService/WatchStates"),
     get("/v1/states/{state}", "StateService/GetState"),
-    put("/v1/states/{state}", "StateService/PutState", r#"{"json": "{\"theme\": \"dark\"}", "expectedVersion": "3"}"#),
+    put(
+        "/v1/states/{state}",
+        "StateService/PutState",
+        r#"{"json": "{\"theme\": \"dark\"}", "expectedVersion": "3"}"#,
+    ),
     delete("/v1/states/{state}", "StateService/DeleteState"),
     get("/v1/states/{state}/versions", "StateService/ListStateVersions"),
-    create("/v1/tasks", "TaskService/CreateTask", r#"{"agent": "ada", "title": "The books of May"}"#),
+    create(
+        "/v1/tasks",
+        "TaskService/CreateTask",
+        r#"{"agent": "ada", "title": "The books of May"}"#,
+    ),
     get("/v1/tasks", "TaskService/ListTasks"),
     get("/v1/tasks/{task}", "TaskService/GetTask"),
     patch("/v1/tasks/{task}", "TaskService/UpdateTask", r#"{"title": "The books of June"}"#),
     delete("/v1/tasks/{task}", "TaskService/DeleteTask"),
     post("/v1/tasks/{task}/suspend", "TaskService/SuspendTask", "{}"),
     post("/v1/tasks/{task}/resume", "TaskService/ResumeTask", "{}"),
-    post("/v1/tasks/{task}/cancel", "TaskService/CancelTask", r#"{"reason": "It is no longer needed."}"#),
+    post(
+        "/v1/tasks/{task}/cancel",
+        "TaskService/CancelTask",
+        r#"{"reason": "It is no longer needed."}"#,
+    ),
     post("/v1/tasks/{task}/retry", "RecoveryService/RetryTask", "{}"),
     get("/v1/tasks/{task}/explanation", "TaskService/ExplainTask"),
     post(
@@ -272,7 +321,10 @@ mod tests {
     #[test]
     fn every_method_of_the_contract_has_a_route() {
         let routed: HashSet<_> = ROUTES.iter().map(|route| route.method.to_owned()).collect();
-        for service in DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1") {
+        for service in DESCRIPTORS
+            .services()
+            .filter(|service| service.parent_file().package_name() == "construct.v1")
+        {
             for method in service.methods() {
                 let name = format!("{}/{}", service.name(), method.name());
                 assert!(routed.contains(&name), "{name} has no route");

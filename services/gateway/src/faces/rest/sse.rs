@@ -1,8 +1,9 @@
 //! Server-sent events: what happens, for browsers and for `curl`.
 //!
-//! Each event is sent without a name, so that one handler gets all of them; its type stands in it. Its id is the subscription's
-//! cursor: who comes back with it as `Last-Event-ID`, as browsers do by themselves, misses nothing and gets nothing twice.
-//! `event: end` says that nothing will follow, `event: problem` why the stream ends before.
+//! Each event is sent without a name, so that one handler gets all of them; its type stands in it.
+//! Its id is the subscription's cursor: who comes back with it as `Last-Event-ID`, as browsers do
+//! by themselves, misses nothing and gets nothing twice. `event: end` says that nothing will
+//! follow, `event: problem` why the stream ends before.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -22,7 +23,8 @@ use crate::{
     status,
 };
 
-/// How often a client hears something, so that it and everything between knows that the stream lives.
+/// How often a client hears something, so that it and everything between knows that the stream
+/// lives.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// Told to each client at once: after how many milliseconds it comes back.
 const WELCOME: &str = "retry: 1000\n\n";
@@ -33,15 +35,18 @@ pub(super) fn is_for(kind: &MessageDescriptor) -> bool {
     kind.get_field_by_name("cursor").is_some()
 }
 
-/// A stream of events. Its next event is asked for when the client has taken the one before, so whoever reads slowly holds
-/// back only their own subscription.
+/// A stream of events. Its next event is asked for when the client has taken the one before, so
+/// whoever reads slowly holds back only their own subscription.
 pub(super) fn response(mut answers: Answers, kind: MessageDescriptor) -> Response<Body> {
     let metadata = std::mem::take(&mut answers.metadata);
     let events = Events { answers, kind, begun: false };
     let body = StreamBody::new(stream::unfold(Some(events), async |events| {
         let mut events = events?;
         let (text, last) = events.next().await;
-        Some((Ok::<_, Status>(Frame::data(Bytes::from(text.into_owned()))), (!last).then_some(events)))
+        Some((
+            Ok::<_, Status>(Frame::data(Bytes::from(text.into_owned()))),
+            (!last).then_some(events),
+        ))
     }));
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
@@ -109,7 +114,8 @@ mod tests {
             let bytes = receiver.recv().await?;
             Some((Ok::<_, Status>(Frame::data(bytes)), receiver))
         }));
-        let kind = DESCRIPTORS.get_message_by_name("construct.v1.Event").expect("it is in the contract");
+        let kind =
+            DESCRIPTORS.get_message_by_name("construct.v1.Event").expect("it is in the contract");
         let mut events = Events { answers: Answers::of(Body::new(body)), kind, begun: false };
         assert_eq!(events.next().await, (WELCOME.into(), false));
         let begun = tokio::time::Instant::now();

@@ -39,7 +39,9 @@ impl Budget {
             Some(left) => self.bytes.set(left),
             None => {
                 let most = thousands(usize::try_from(self.most).unwrap_or(usize::MAX));
-                return Err(Refusal::error(format!("what is in the archive has more than {most} bytes, unpacked")));
+                return Err(Refusal::error(format!(
+                    "what is in the archive has more than {most} bytes, unpacked"
+                )));
             }
         }
         if Instant::now() > self.until {
@@ -51,7 +53,10 @@ impl Budget {
     fn entry(&self) -> io::Result<()> {
         let left = self.entries.get().checked_sub(1);
         self.entries.set(left.ok_or_else(|| {
-            Refusal::error(format!("the archive has more than {} entries", thousands(ENTRIES as usize)))
+            Refusal::error(format!(
+                "the archive has more than {} entries",
+                thousands(ENTRIES as usize)
+            ))
         })?);
         self.take(0)
     }
@@ -77,7 +82,10 @@ impl std::error::Error for Refusal {}
 
 /// What an error says to who uploaded the file, if it is about the file.
 pub(super) fn refusal(error: &io::Error) -> Option<String> {
-    let ours = error.get_ref().and_then(|inner| inner.downcast_ref::<Refusal>()).map(|refusal| refusal.0.clone());
+    let ours = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<Refusal>())
+        .map(|refusal| refusal.0.clone());
     ours.or_else(|| match error.kind() {
         // What the unpackers say, and what is shorter than it should be.
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof => {
@@ -126,7 +134,13 @@ impl Read for Slice<'_> {
 }
 
 /// Looks through a ZIP archive that is within `depth` others.
-pub(super) fn zip(file: &File, directory: &Directory, budget: &Budget, spool: &Spool, depth: u32) -> Result<(), Stop> {
+pub(super) fn zip(
+    file: &File,
+    directory: &Directory,
+    budget: &Budget,
+    spool: &Spool,
+    depth: u32,
+) -> Result<(), Stop> {
     for entry in &directory.entries {
         budget.entry()?;
         if !entry.is_readable {
@@ -151,8 +165,14 @@ pub(super) fn zip(file: &File, directory: &Directory, budget: &Budget, spool: &S
     Ok(())
 }
 
-/// Reads something to its end, and looks through it if it is an archive. What it unpacks is read through `budget`; what it is itself was.
-pub(super) fn walk(reader: &mut dyn BufRead, budget: &Budget, spool: &Spool, depth: u32) -> Result<(), Stop> {
+/// Reads something to its end, and looks through it if it is an archive. What it unpacks is read
+/// through `budget`; what it is itself was.
+pub(super) fn walk(
+    reader: &mut dyn BufRead,
+    budget: &Budget,
+    spool: &Spool,
+    depth: u32,
+) -> Result<(), Stop> {
     let mut head = Vec::with_capacity(HEAD);
     (&mut *reader).take(HEAD as u64).read_to_end(&mut head)?;
     let kind = sniff(&head);
@@ -169,7 +189,10 @@ pub(super) fn walk(reader: &mut dyn BufRead, budget: &Budget, spool: &Spool, dep
             }
         }
         Some(Kind::Gzip) => {
-            let mut unpacked = BufReader::with_capacity(BUFFER, Counted::new(MultiGzDecoder::new(&mut whole), budget));
+            let mut unpacked = BufReader::with_capacity(
+                BUFFER,
+                Counted::new(MultiGzDecoder::new(&mut whole), budget),
+            );
             walk(&mut unpacked, budget, spool, depth + 1)?;
         }
         Some(Kind::Tar) => tar(&mut whole, budget, spool, depth)?,
@@ -192,7 +215,9 @@ fn tar(reader: &mut dyn BufRead, budget: &Budget, spool: &Spool, depth: u32) -> 
             return Ok(());
         }
         budget.entry()?;
-        let Some(size) = length(&header[124..136]) else { return refused("the archive is damaged") };
+        let Some(size) = length(&header[124..136]) else {
+            return refused("the archive is damaged");
+        };
         let mut entry = BufReader::with_capacity(BUFFER, (&mut *reader).take(size));
         walk(&mut entry, budget, spool, depth + 1)?;
         let padding = (BLOCK - size % BLOCK) % BLOCK;

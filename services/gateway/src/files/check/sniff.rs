@@ -53,7 +53,9 @@ impl Kind {
 /// What begins with these bytes.
 pub(super) fn sniff(head: &[u8]) -> Option<Kind> {
     let begins = |bytes: &[u8]| head.starts_with(bytes);
-    let at = |offset: usize, bytes: &[u8]| head.get(offset..).is_some_and(|rest| rest.starts_with(bytes));
+    let at = |offset: usize, bytes: &[u8]| {
+        head.get(offset..).is_some_and(|rest| rest.starts_with(bytes))
+    };
     let found = match () {
         () if begins(b"\x89PNG\r\n\x1a\n") => Kind::Png,
         () if begins(b"\xff\xd8\xff") => Kind::Jpeg,
@@ -104,16 +106,18 @@ fn promised(media_type: &str) -> Option<Kind> {
     })
 }
 
-/// Whether something may be called this. Types of which nothing is known may be anything, but nothing that is known is text, and no picture
-/// is anything but a picture.
+/// Whether something may be called this. Types of which nothing is known may be anything, but
+/// nothing that is known is text, and no picture is anything but a picture.
 pub(super) fn agree(declared: &str, found: Option<Kind>) -> bool {
     if let Some(promised) = promised(declared) {
         return found == Some(promised);
     }
     let Some(found) = found else { return true };
     let is_text = declared.starts_with("text/")
-        || ["application/json", "application/xml", "application/yaml", "image/svg+xml"].contains(&declared);
-    let kind = ["image/", "audio/", "video/", "font/"].into_iter().find(|kind| declared.starts_with(kind));
+        || ["application/json", "application/xml", "application/yaml", "image/svg+xml"]
+            .contains(&declared);
+    let kind =
+        ["image/", "audio/", "video/", "font/"].into_iter().find(|kind| declared.starts_with(kind));
     !is_text && kind.is_none_or(|kind| found.media_type().starts_with(kind))
 }
 
@@ -136,8 +140,16 @@ mod tests {
             ("application/json", Some(Kind::Gzip), false),
             ("application/octet-stream", png, true),
             ("application/x-something", Some(Kind::Zip), true),
-            ("application/vnd.openxmlformats-officedocument.wordprocessingml.document", Some(Kind::Zip), true),
-            ("application/vnd.openxmlformats-officedocument.wordprocessingml.document", None, false),
+            (
+                "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+                Some(Kind::Zip),
+                true,
+            ),
+            (
+                "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+                None,
+                false,
+            ),
             ("", png, true),
             ("", None, true),
         ] {

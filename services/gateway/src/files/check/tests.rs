@@ -135,9 +135,11 @@ fn document() -> Vec<u8> {
 
 #[test]
 fn ordinary_archives_are_taken_and_called_what_they_are() {
-    let noise: Vec<u8> = (0..3_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let noise: Vec<u8> =
+        (0..3_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     let large = zipped(&[deflated("noise", &noise), deflated("zeros", &zeros(15))]);
-    let tar = tarred(&[("a.txt", b"a"), ("document.docx", &document()), ("b.bin", &noise[..70_000])]);
+    let tar =
+        tarred(&[("a.txt", b"a"), ("document.docx", &document()), ("b.bin", &noise[..70_000])]);
     for (data, expected) in [
         (document(), "application/zip"),
         (large, "application/zip"),
@@ -146,7 +148,10 @@ fn ordinary_archives_are_taken_and_called_what_they_are() {
         (gzipped(b"words"), "application/gzip"),
         ([gzipped(b"two"), gzipped(b"members")].concat(), "application/gzip"),
         (tar, "application/x-tar"),
-        (zipped(&[stored("inner.tar.gz", &gzipped(&tarred(&[("x", &document())])))]), "application/zip"),
+        (
+            zipped(&[stored("inner.tar.gz", &gzipped(&tarred(&[("x", &document())])))]),
+            "application/zip",
+        ),
         (b"PK is a name".to_vec(), "application/octet-stream"),
         (b"".to_vec(), "application/octet-stream"),
     ] {
@@ -196,11 +201,16 @@ fn archives_that_lie_are_refused() {
     // An entry whose content is further entries.
     let inside = zipped(&[stored("inner", b"words")]);
     let mut nested = zipped(&[stored("outer", &inside)]);
-    let directory = nested.windows(4).rposition(|bytes| bytes == b"PK\x01\x02").expect("there is one");
-    let again = nested[directory..].windows(22).position(|bytes| bytes.starts_with(b"PK\x05\x06")).expect("an end");
+    let directory =
+        nested.windows(4).rposition(|bytes| bytes == b"PK\x01\x02").expect("there is one");
+    let again = nested[directory..]
+        .windows(22)
+        .position(|bytes| bytes.starts_with(b"PK\x05\x06"))
+        .expect("an end");
     let outer = nested[directory..directory + again].to_vec();
     let mut inner = outer.clone();
-    // The inner one begins 35 bytes after the beginning: behind the header and the name of the outer one.
+    // The inner one begins 35 bytes after the beginning: behind the header and the name of the
+    // outer one.
     inner[42..46].copy_from_slice(&35_u32.to_le_bytes());
     inner[20..24].copy_from_slice(&5_u32.to_le_bytes());
     inner[24..28].copy_from_slice(&5_u32.to_le_bytes());
@@ -237,8 +247,12 @@ fn archives_within_archives_end_somewhere() {
     assert_eq!(looked(&deep, "").as_deref(), Ok("application/zip"));
     refuses(&zipped(&[stored("x", &deep)]), "more than 4 deep");
     // What would have to be kept meanwhile is no larger than a file may be: here 1 MiB.
-    let noise: Vec<u8> = (0..300_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
-    refuses(&zipped(&[stored("inner.zip", &zipped(&[stored("noise", &noise)]))]), "larger than a file may be");
+    let noise: Vec<u8> =
+        (0..300_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    refuses(
+        &zipped(&[stored("inner.zip", &zipped(&[stored("noise", &noise)]))]),
+        "larger than a file may be",
+    );
 }
 
 #[test]

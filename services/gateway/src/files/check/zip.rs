@@ -1,4 +1,5 @@
-//! The directory of a ZIP archive: which entries there are, and where. It stands at the end, and is what programs that unpack go by.
+//! The directory of a ZIP archive: which entries there are, and where. It stands at the end, and is
+//! what programs that unpack go by.
 
 use std::{
     fs::File,
@@ -54,8 +55,13 @@ impl Directory {
     pub(super) fn find(file: &File, size: u64) -> Result<Option<Self>, Stop> {
         let Some(end) = End::find(file, size)? else { return Ok(None) };
         if end.entries > ENTRIES {
-            let (has, most) = (usize::try_from(end.entries).unwrap_or(usize::MAX), ENTRIES as usize);
-            return refused(format!("the archive has {} entries; {} are the most", thousands(has), thousands(most)));
+            let (has, most) =
+                (usize::try_from(end.entries).unwrap_or(usize::MAX), ENTRIES as usize);
+            return refused(format!(
+                "the archive has {} entries; {} are the most",
+                thousands(has),
+                thousands(most)
+            ));
         }
         let mut reader = BufReader::new(file);
         reader.seek(SeekFrom::Start(end.begins))?;
@@ -68,17 +74,19 @@ impl Directory {
             if reader.read_exact(&mut fixed).is_err() || !fixed.starts_with(ENTRY) {
                 return refused("the directory of the archive is damaged");
             }
-            let mut rest =
-                vec![
-                    0;
-                    usize::from(u16_at(&fixed, 28)) + usize::from(u16_at(&fixed, 30)) + usize::from(u16_at(&fixed, 32))
-                ];
+            let mut rest = vec![
+                0;
+                usize::from(u16_at(&fixed, 28))
+                    + usize::from(u16_at(&fixed, 30))
+                    + usize::from(u16_at(&fixed, 32))
+            ];
             if reader.read_exact(&mut rest).is_err() {
                 return refused("the directory of the archive is damaged");
             }
             let name = usize::from(u16_at(&fixed, 28));
             let extra = &rest[name..name + usize::from(u16_at(&fixed, 30))];
-            let [mut size, mut packed, mut local] = [24, 20, 42].map(|at| u64::from(u32_at(&fixed, at)));
+            let [mut size, mut packed, mut local] =
+                [24, 20, 42].map(|at| u64::from(u32_at(&fixed, at)));
             large(extra, [&mut size, &mut packed, &mut local]);
             let at = local.saturating_add(end.before);
             let mut header = [0; 30];
@@ -95,7 +103,8 @@ impl Directory {
             entries.push(Entry { begins, packed, size, is_deflated: method == 8, is_readable });
             places.push((at, ends));
         }
-        // Programs that unpack go by the directory and not by the number of its entries. A signature may stand at its end.
+        // Programs that unpack go by the directory and not by the number of its entries. A
+        // signature may stand at its end.
         let mut rest = [0; 4];
         if reader.read(&mut rest)? > 0 && rest != *SIGNATURE {
             return refused("the archive has more entries than it says");
@@ -117,7 +126,8 @@ impl End {
         // Programs look for the last one; what stands behind it is its comment.
         let found = last.and_then(|last| {
             (0..=last).rev().find(|at| {
-                tail[*at..].starts_with(END) && at + END_BYTES + usize::from(u16_at(&tail[*at..], 20)) <= tail.len()
+                tail[*at..].starts_with(END)
+                    && at + END_BYTES + usize::from(u16_at(&tail[*at..], 20)) <= tail.len()
             })
         });
         let Some(at) = found else { return Ok(None) };
@@ -141,7 +151,8 @@ impl End {
     }
 }
 
-/// Entries, bytes and beginning of a directory whose numbers are too large for the end of it, and where it ends.
+/// Entries, bytes and beginning of a directory whose numbers are too large for the end of it, and
+/// where it ends.
 fn large_end(file: &File, end: u64) -> io::Result<Option<(u64, u64, u64, u64)>> {
     let Some(at) = end.checked_sub(20) else { return Ok(None) };
     let mut locator = [0; 20];

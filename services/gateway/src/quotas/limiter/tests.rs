@@ -71,20 +71,27 @@ async fn each_key_has_its_own_share_of_what_all_have() {
     let limits = Limits { key_requests_per_minute: Some(3), ..requests(5) };
     let quotas = quotas(limits);
     let organization = organization();
-    let (one, other, person) = (caller(organization, key()), caller(organization, key()), caller(organization, None));
+    let (one, other, person) =
+        (caller(organization, key()), caller(organization, key()), caller(organization, None));
     for _ in 0..3 {
         let metered = ask(&quotas, &one).await.expect("within both");
         assert_eq!(metered.0.len(), 2);
     }
     let refused = ask(&quotas, &one).await.expect_err("the key had its share");
     let details = refused.get_error_details();
-    assert_eq!(details.quota_failure().expect("it says which").violations[0].quota_id, "key_requests_per_minute");
+    assert_eq!(
+        details.quota_failure().expect("it says which").violations[0].quota_id,
+        "key_requests_per_minute"
+    );
     // What was refused took nothing.
     ask(&quotas, &other).await.expect("the other key has one");
     ask(&quotas, &person).await.expect("whoever comes without a key has the organization's only");
     let refused = ask(&quotas, &other).await.expect_err("the organization had its share");
     let details = refused.get_error_details();
-    assert_eq!(details.quota_failure().expect("it says which").violations[0].quota_id, "requests_per_minute");
+    assert_eq!(
+        details.quota_failure().expect("it says which").violations[0].quota_id,
+        "requests_per_minute"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -116,7 +123,8 @@ async fn what_is_refused_unseen_is_looked_at_again_as_soon_as_limits_are() {
     quotas.request(None, &caller, Some(mark.clone())).await.expect_err("the second");
     tokio::time::advance(KNOWN - Duration::from_millis(1)).await;
     let shed = quotas.shed(&mark, Instant::now()).expect("it is known to be beyond");
-    let left = shed.status(Instant::now()).get_details_retry_info().and_then(|info| info.retry_delay);
+    let left =
+        shed.status(Instant::now()).get_details_retry_info().and_then(|info| info.retry_delay);
     assert!(left.expect("it says when") > Duration::from_secs(50), "{left:?}");
     // Another gateway may have given more.
     tokio::time::advance(Duration::from_millis(1)).await;
@@ -189,7 +197,11 @@ fn only_what_is_asked_for_is_held_against_its_limit() {
         (Counts { tasks: 2, ..full }, Wanted::TASK, None),
         (full, Wanted::WORK, Some(("runs_per_day", 6 * 3600))),
         (Counts { runs: 3, ..full }, Wanted::WORK, Some(("tokens_per_day", 6 * 3600))),
-        (Counts { runs: 3, tokens: 99, ..full }, Wanted::WORK, Some(("spend_per_month_pico_usd", 6 * 3600))),
+        (
+            Counts { runs: 3, tokens: 99, ..full },
+            Wanted::WORK,
+            Some(("spend_per_month_pico_usd", 6 * 3600)),
+        ),
         (Counts { runs: 3, tokens: 99, spend_pico_usd: 999, ..full }, Wanted::WORK, None),
         (full, upload, Some(("storage_bytes", 60))),
         (Counts { storage_bytes: 49, ..full }, upload, None),
@@ -200,10 +212,14 @@ fn only_what_is_asked_for_is_held_against_its_limit() {
     // Where room is made by what another has stored, it is none of the key's.
     let put = Wanted { bytes_of_key: 2, ..Wanted::kept(-5) };
     let of_key = Subject::Key(organization(), key().expect("there is one"));
-    let (almost, full) = (Counts { storage_bytes: 48, ..full }, Counts { storage_bytes: 49, ..full });
-    let refusal = check(&limits, &full, put, of_key, &periods, now).expect_err("there is room for one byte");
+    let (almost, full) =
+        (Counts { storage_bytes: 48, ..full }, Counts { storage_bytes: 49, ..full });
+    let refusal =
+        check(&limits, &full, put, of_key, &periods, now).expect_err("there is room for one byte");
     assert_eq!((refusal.left.id, refusal.left.remaining), ("key_storage_bytes", 1));
-    assert!(check(&limits, &almost, put, of_key, &periods, now).is_ok() && which(full, put).is_none());
+    assert!(
+        check(&limits, &almost, put, of_key, &periods, now).is_ok() && which(full, put).is_none()
+    );
     assert!(put.counted(&limits, of_key).storage);
     let subject = Subject::Organization(organization());
     assert!(!put.counted(&limits, subject).storage);

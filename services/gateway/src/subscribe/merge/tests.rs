@@ -16,7 +16,8 @@ fn live(event: Event) -> Live {
     Live::Event(Arc::new(event))
 }
 
-/// A stream of which everything is known: what truly happened, in order, and how far it has happened.
+/// A stream of which everything is known: what truly happened, in order, and how far it has
+/// happened.
 struct World {
     log: Vec<Event>,
     happened: usize,
@@ -64,7 +65,8 @@ impl World {
         let noticeable = if event.sequence > 0 {
             self.loses_beginnings || next.is_none_or(|next| next.sequence > 0)
         } else {
-            // Losing the last words of a step could not be noticed, if it did not come with a broken connection.
+            // Losing the last words of a step could not be noticed, if it did not come with a
+            // broken connection.
             next.is_some_and(|next| next.sequence == 0 && next.step == event.step)
         };
         match fate % 6 {
@@ -89,12 +91,18 @@ impl World {
                 self.reads += 1;
                 let after = after.map_or((0, 0), |after| (after.step, after.index));
                 let found = self.log[..self.happened].iter().filter(|event| event.sequence == 0);
-                let mut found: Vec<Event> = found.filter(|event| (event.step, event.index) > after).cloned().collect();
+                let mut found: Vec<Event> =
+                    found.filter(|event| (event.step, event.index) > after).cloned().collect();
                 found.sort_by_key(|event| (event.step, event.index));
                 self.merge.on_progress(found);
             }
             Want::ReadRecords(after) => {
-                let page = self.records().filter(|event| event.sequence > after).take(2).cloned().collect();
+                let page = self
+                    .records()
+                    .filter(|event| event.sequence > after)
+                    .take(2)
+                    .cloned()
+                    .collect();
                 self.merge.on_records(page);
             }
             Want::Live => match self.live.pop_front() {
@@ -105,7 +113,8 @@ impl World {
         true
     }
 
-    /// The task was read after listening began: its head, and whether it has had a step, which so far none can have spoken of.
+    /// The task was read after listening began: its head, and whether it has had a step, which so
+    /// far none can have spoken of.
     fn task_is_read(&mut self) {
         self.merge.on_head(self.head()).expect("the cursor is ours");
         if self.log[..self.happened].iter().all(|event| event.step == 0) {
@@ -153,8 +162,8 @@ fn marks(log: &[Event]) -> Vec<Mark> {
     log.iter().map(Mark::of).collect()
 }
 
-/// Steps: records before the step, progress of the first try, progress of a second one, whether a record ends it, and
-/// how many records without a step fall between its progress.
+/// Steps: records before the step, progress of the first try, progress of a second one, whether a
+/// record ends it, and how many records without a step fall between its progress.
 type Steps = Vec<(u8, u8, u8, bool, u8)>;
 
 fn log(steps: &Steps) -> Vec<Event> {
@@ -193,8 +202,9 @@ proptest! {
         prop_assert_eq!(world.seen(), marks(&log));
     }
 
-    /// A record whose publication is lost, or that falls into a step, may change places with its progress, and a step that no record ends is shown as
-    /// late as it can be; but each kind keeps its order, and nothing is missing or repeated.
+    /// A record whose publication is lost, or that falls into a step, may change places with its
+    /// progress, and a step that no record ends is shown as late as it can be; but each kind keeps
+    /// its order, and nothing is missing or repeated.
     #[test]
     fn everything_is_seen_once_whatever_steps_do(
         steps in steps(any::<bool>().boxed(), (0_u8..3).boxed()),
@@ -244,14 +254,25 @@ fn from_now_on_shows_nothing_old() {
     world.happen(5);
     world.happen(5);
     while world.step() {}
-    assert_eq!(world.seen(), [Mark::Record { sequence: 2, step: 1 }, Mark::Progress { step: 2, index: DELIVERY }]);
+    assert_eq!(
+        world.seen(),
+        [Mark::Record { sequence: 2, step: 1 }, Mark::Progress { step: 2, index: DELIVERY }]
+    );
 }
 
 #[test]
 fn a_task_without_a_step_is_shown_without_reading_its_progress_and_its_head_again() {
-    let log =
-        vec![record(1, 0), record(2, 0), record(3, 0), progress(1, DELIVERY), record(4, 1), progress(2, DELIVERY)];
-    for (begun_between, cursor) in [(0, "0"), (2, "0"), (3, "0"), (4, "0"), (0, "2.1.0"), (2, "2.1.0"), (4, "2.1.0")] {
+    let log = vec![
+        record(1, 0),
+        record(2, 0),
+        record(3, 0),
+        progress(1, DELIVERY),
+        record(4, 1),
+        progress(2, DELIVERY),
+    ];
+    for (begun_between, cursor) in
+        [(0, "0"), (2, "0"), (3, "0"), (4, "0"), (0, "2.1.0"), (2, "2.1.0"), (4, "2.1.0")]
+    {
         let mut world = World::new(log.clone());
         world.merge = Merge::resume(cursor.parse().expect("a cursor"), true);
         world.happen(5);
@@ -291,7 +312,10 @@ fn from_now_on_a_task_without_a_step_is_live_at_once() {
     world.happen(5);
     world.happen(5);
     while world.step() {}
-    assert_eq!(world.seen(), [Mark::Record { sequence: 2, step: 0 }, Mark::Progress { step: 1, index: DELIVERY }]);
+    assert_eq!(
+        world.seen(),
+        [Mark::Record { sequence: 2, step: 0 }, Mark::Progress { step: 1, index: DELIVERY }]
+    );
 }
 
 #[test]

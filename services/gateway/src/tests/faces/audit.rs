@@ -8,7 +8,8 @@ use std::{
 use construct_domain::{OrganizationId, UserId, access::Role, access::Scope};
 use construct_proto::v1::{
     self, audit_service_client::AuditServiceClient, key_service_client::KeyServiceClient,
-    model_token_service_client::ModelTokenServiceClient, secret_service_client::SecretServiceClient,
+    model_token_service_client::ModelTokenServiceClient,
+    secret_service_client::SecretServiceClient,
 };
 use construct_store::{AgentFilter, AuditEntry, AuditFilter, Key, Order, Page, PoolOptions, Store};
 use futures::{SinkExt as _, StreamExt as _};
@@ -27,17 +28,26 @@ use crate::{
     },
 };
 
-/// What is in an organisation's trail at this moment, the oldest first.
+/// What is in an organization's trail at this moment, the oldest first.
 async fn trail_of(gateway: &Gateway, organization: OrganizationId) -> Vec<AuditEntry> {
-    let page = Page { limit: 10_000, order: Order { key: Key::CreatedAt, descending: false }, after: None };
-    gateway.store().audit_list(organization, &AuditFilter::default(), &page).await.expect("it is read")
+    let page = Page {
+        limit: 10_000,
+        order: Order { key: Key::CreatedAt, descending: false },
+        after: None,
+    };
+    gateway
+        .store()
+        .audit_list(organization, &AuditFilter::default(), &page)
+        .await
+        .expect("it is read")
 }
 
 async fn trail(gateway: &Gateway) -> Vec<AuditEntry> {
     trail_of(gateway, OrganizationId::LOCAL).await
 }
 
-/// The entry of a call that was just answered: it must be there by now, because a gateway that is killed now writes no more.
+/// The entry of a call that was just answered: it must be there by now, because a gateway that is
+/// killed now writes no more.
 async fn last(gateway: &Gateway) -> AuditEntry {
     trail(gateway).await.pop().expect("there is an entry")
 }
@@ -46,10 +56,16 @@ fn local() -> (OrganizationId, UserId) {
     (OrganizationId::LOCAL, UserId::LOCAL)
 }
 
-async fn list(gateway: &Gateway, filter: v1::AuditFilter, key: Option<&str>) -> Vec<v1::AuditEntry> {
+async fn list(
+    gateway: &Gateway,
+    filter: v1::AuditFilter,
+    key: Option<&str>,
+) -> Vec<v1::AuditEntry> {
     let page = Some(v1::PageRequest { page_size: 100, ..v1::PageRequest::default() });
     let request = v1::ListAuditEntriesRequest { page, filter: Some(filter) };
-    let listed = AuditServiceClient::new(gateway.channel()).list_audit_entries(authorized(request, key)).await;
+    let listed = AuditServiceClient::new(gateway.channel())
+        .list_audit_entries(authorized(request, key))
+        .await;
     listed.expect("it is listed").into_inner().audit_entries
 }
 
@@ -58,8 +74,14 @@ async fn a_write_is_in_the_trail_when_it_is_answered_with_who_did_what_and_how_i
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let made = last(&gateway).await;
-    assert_eq!((made.method.as_str(), made.face.as_str(), made.code), ("TaskService/CreateTask", "grpc", 0));
-    assert_eq!((made.user, made.api_key, made.peer.as_str()), (Some(UserId::LOCAL), None, "127.0.0.1"));
+    assert_eq!(
+        (made.method.as_str(), made.face.as_str(), made.code),
+        ("TaskService/CreateTask", "grpc", 0)
+    );
+    assert_eq!(
+        (made.user, made.api_key, made.peer.as_str()),
+        (Some(UserId::LOCAL), None, "127.0.0.1")
+    );
     assert_eq!(made.objects, ["ada", &task]);
     assert!(made.user_agent.starts_with("tonic/"), "{}", made.user_agent);
 
@@ -76,7 +98,10 @@ async fn a_write_is_in_the_trail_when_it_is_answered_with_who_did_what_and_how_i
         .expect("it answers");
     assert_eq!(answer.status(), 200);
     let patched = last(&gateway).await;
-    assert_eq!((patched.method.as_str(), patched.face.as_str()), ("TaskService/UpdateTask", "rest"));
+    assert_eq!(
+        (patched.method.as_str(), patched.face.as_str()),
+        ("TaskService/UpdateTask", "rest")
+    );
     assert_eq!((patched.user_agent.as_str(), patched.request_id.as_str()), ("curl/8", "r-7"));
     assert_eq!(patched.objects, [task.as_str()]);
 
@@ -89,25 +114,32 @@ async fn a_write_is_in_the_trail_when_it_is_answered_with_who_did_what_and_how_i
     assert_eq!(answer.status(), 200);
     assert_eq!(last(&gateway).await.face, "connect");
 
-    let message = v1::ResumeTaskRequest { task: task.clone(), ..v1::ResumeTaskRequest::default() }.encode_to_vec();
+    let message = v1::ResumeTaskRequest { task: task.clone(), ..v1::ResumeTaskRequest::default() }
+        .encode_to_vec();
     let length = u32::try_from(message.len()).expect("it is small");
     let web = http().post(gateway.url("/construct.v1.TaskService/ResumeTask"));
     let web = web.header("content-type", "application/grpc-web+proto");
-    web.body([&[0][..], &length.to_be_bytes(), &message].concat()).send().await.expect("it answers");
+    web.body([&[0][..], &length.to_be_bytes(), &message].concat())
+        .send()
+        .await
+        .expect("it answers");
     assert_eq!(last(&gateway).await.face, "grpc-web");
 
-    let mut operator = tokio::io::BufReader::new(TcpStream::connect(gateway.operator).await.expect("it listens"));
+    let mut operator =
+        tokio::io::BufReader::new(TcpStream::connect(gateway.operator).await.expect("it listens"));
     let line = json!({"type": "dispatch", "agentID": "ada", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]});
     operator.write_all(format!("{line}\n").as_bytes()).await.expect("it reads");
     let mut answer = String::new();
     within("an answer", operator.read_line(&mut answer)).await.expect("it answers");
     let stream = TcpStream::connect(gateway.operator).await.expect("it listens");
-    let socket = tokio_tungstenite::client_async(format!("ws://{}/", gateway.operator), stream).await;
+    let socket =
+        tokio_tungstenite::client_async(format!("ws://{}/", gateway.operator), stream).await;
     let (mut socket, _) = socket.expect("it is let in");
     socket.send(Frame::text(line.to_string())).await.expect("it reads");
     within("an answer", socket.next()).await.expect("it answers").expect("it lives");
     for face in ["operator", "websocket"] {
-        let entries: Vec<_> = trail(&gateway).await.into_iter().filter(|entry| entry.face == face).collect();
+        let entries: Vec<_> =
+            trail(&gateway).await.into_iter().filter(|entry| entry.face == face).collect();
         let methods: Vec<_> = entries.iter().map(|entry| entry.method.as_str()).collect();
         assert_eq!(methods, ["TaskService/CreateTask", "MessageService/CreateMessage"], "{face}");
         assert_eq!(entries[0].peer, "127.0.0.1");
@@ -138,32 +170,56 @@ async fn logging_in_and_keys_are_in_the_trail_and_no_secret_is() {
     let gateway = Gateway::start_with(config).await;
     let (id, owner) = key(&gateway, local(), Role::Owner, &[Scope::Admin], None).await;
     let mut keys = KeyServiceClient::new(gateway.channel());
-    let spec = v1::ApiKeySpec { name: "k".into(), scopes: vec!["tasks:read".into()], ..v1::ApiKeySpec::default() };
+    let spec = v1::ApiKeySpec {
+        name: "k".into(),
+        scopes: vec!["tasks:read".into()],
+        ..v1::ApiKeySpec::default()
+    };
     let request = v1::CreateApiKeyRequest { spec: Some(spec.clone()), expires_in: None };
-    let made = keys.create_api_key(authorized(request, Some(&owner))).await.expect("it is made").into_inner();
+    let made = keys
+        .create_api_key(authorized(request, Some(&owner)))
+        .await
+        .expect("it is made")
+        .into_inner();
     let made_id = made.api_key.as_ref().and_then(|key| key.metadata.clone()).expect("an id").id;
     let entry = last(&gateway).await;
     assert_eq!((entry.api_key, entry.objects), (Some(id), vec![made_id.clone()]));
-    let request = v1::RevokeApiKeyRequest { api_key: made_id.clone(), idempotency_key: String::new() };
+    let request =
+        v1::RevokeApiKeyRequest { api_key: made_id.clone(), idempotency_key: String::new() };
     keys.revoke_api_key(authorized(request, Some(&owner))).await.expect("it is revoked");
     assert_eq!(last(&gateway).await.objects, [made_id]);
 
-    let request = v1::CreateSetupCodeRequest { spec: Some(spec), ..v1::CreateSetupCodeRequest::default() };
-    let code = keys.create_setup_code(authorized(request, Some(&owner))).await.expect("it is made").into_inner().code;
+    let request =
+        v1::CreateSetupCodeRequest { spec: Some(spec), ..v1::CreateSetupCodeRequest::default() };
+    let code = keys
+        .create_setup_code(authorized(request, Some(&owner)))
+        .await
+        .expect("it is made")
+        .into_inner()
+        .code;
     let request = || v1::ExchangeSetupCodeRequest { code: code.clone() };
-    let exchanged = keys.exchange_setup_code(request()).await.expect("it is exchanged").into_inner();
+    let exchanged =
+        keys.exchange_setup_code(request()).await.expect("it is exchanged").into_inner();
     let entry = last(&gateway).await;
     let new = exchanged.api_key.and_then(|key| key.metadata).expect("an id").id;
-    assert_eq!((entry.method.as_str(), entry.user), ("KeyService/ExchangeSetupCode", Some(UserId::LOCAL)));
+    assert_eq!(
+        (entry.method.as_str(), entry.user),
+        ("KeyService/ExchangeSetupCode", Some(UserId::LOCAL))
+    );
     assert_eq!(entry.objects, [new]);
     refused(keys.exchange_setup_code(request()).await, Code::Unauthenticated);
 
     let token = rsa.sign(&issuer.claims("ada", "ada@example.com"));
-    let mut who = v1::organization_service_client::OrganizationServiceClient::new(gateway.channel());
+    let mut who =
+        v1::organization_service_client::OrganizationServiceClient::new(gateway.channel());
     for _ in 0..2 {
         who.who_am_i(authorized(v1::WhoAmIRequest {}, Some(&token))).await.expect("she is let in");
     }
-    let ada = who.who_am_i(authorized(v1::WhoAmIRequest {}, Some(&token))).await.expect("she is let in").into_inner();
+    let ada = who
+        .who_am_i(authorized(v1::WhoAmIRequest {}, Some(&token)))
+        .await
+        .expect("she is let in")
+        .into_inner();
     let own = trail_of(&gateway, ada.organization_id.parse().expect("an id")).await;
     assert_eq!(own.len(), 1, "{own:?}");
     assert_eq!((own[0].method.as_str(), &own[0].objects), ("SignIn", &vec![ada.user_id]));
@@ -171,17 +227,34 @@ async fn logging_in_and_keys_are_in_the_trail_and_no_secret_is() {
     let spec = v1::SecretSpec {
         name: "TOKEN".into(),
         value: "hunter2hunter2".into(),
-        bindings: Some(v1::SecretBindings { hosts: vec!["a.example.com".into()], ..v1::SecretBindings::default() }),
+        bindings: Some(v1::SecretBindings {
+            hosts: vec!["a.example.com".into()],
+            ..v1::SecretBindings::default()
+        }),
         ..v1::SecretSpec::default()
     };
-    let request = v1::CreateSecretRequest { spec: Some(spec), idempotency_key: "idempotent".into() };
+    let request =
+        v1::CreateSecretRequest { spec: Some(spec), idempotency_key: "idempotent".into() };
     let mut secrets = SecretServiceClient::new(gateway.channel());
     secrets.create_secret(authorized(request, Some(&owner))).await.expect("it is made");
     gateway.context.lifecycle().stop("everything is written");
-    until("the refusal is written", async || trail(&gateway).await, |all| all.iter().any(|entry| entry.code == 16))
-        .await;
+    until(
+        "the refusal is written",
+        async || trail(&gateway).await,
+        |all| all.iter().any(|entry| entry.code == 16),
+    )
+    .await;
     let all = format!("{:?} {own:?}", trail(&gateway).await);
-    for secret in [&owner, &made.key, &code, &exchanged.key, &token, "hunter2", "idempotent", "ada@example.com"] {
+    for secret in [
+        &owner,
+        &made.key,
+        &code,
+        &exchanged.key,
+        &token,
+        "hunter2",
+        "idempotent",
+        "ada@example.com",
+    ] {
         assert!(!all.contains(secret), "{secret}: {all}");
     }
 }
@@ -194,20 +267,30 @@ async fn each_organization_reads_and_exports_its_own_trail_and_strangers_are_the
     let (_, foreign) = key(&gateway, elsewhere, Role::Admin, &[Scope::Admin], None).await;
     let (viewer_id, viewer) = key(&gateway, elsewhere, Role::Viewer, &[Scope::Admin], None).await;
     let make = async |name: &str, key: &str| {
-        let made = gateway.providers().create_model_provider(authorized(provider(name), Some(key))).await;
+        let made =
+            gateway.providers().create_model_provider(authorized(provider(name), Some(key))).await;
         id(made.expect("it is made").into_inner().metadata)
     };
     let made = make("local-p", &owner).await;
     make("their-p", &foreign).await;
     // A stranger, and one of them who may not.
-    refused(gateway.agents().list_agents(v1::ListAgentsRequest::default()).await, Code::Unauthenticated);
-    refused(gateway.agents().create_agent(authorized(agent("x"), Some(&viewer))).await, Code::PermissionDenied);
+    refused(
+        gateway.agents().list_agents(v1::ListAgentsRequest::default()).await,
+        Code::Unauthenticated,
+    );
+    refused(
+        gateway.agents().create_agent(authorized(agent("x"), Some(&viewer))).await,
+        Code::PermissionDenied,
+    );
 
     let theirs = async || list(&gateway, v1::AuditFilter::default(), Some(&foreign)).await;
     let theirs = until("the refusal is written", theirs, |all| all.len() == 2).await;
-    let outcomes: Vec<_> = theirs.iter().map(|entry| (entry.method.as_str(), entry.outcome.as_str())).collect();
-    let expected =
-        [("AgentService/CreateAgent", "PERMISSION_DENIED"), ("ModelProviderService/CreateModelProvider", "OK")];
+    let outcomes: Vec<_> =
+        theirs.iter().map(|entry| (entry.method.as_str(), entry.outcome.as_str())).collect();
+    let expected = [
+        ("AgentService/CreateAgent", "PERMISSION_DENIED"),
+        ("ModelProviderService/CreateModelProvider", "OK"),
+    ];
     assert_eq!(outcomes, expected);
     assert_eq!(theirs[0].api_key, viewer_id.to_string());
     for filter in [
@@ -217,11 +300,19 @@ async fn each_organization_reads_and_exports_its_own_trail_and_strangers_are_the
     ] {
         assert_eq!(list(&gateway, filter, Some(&foreign)).await, []);
     }
-    let strangers = v1::AuditFilter { outcome: "UNAUTHENTICATED".into(), ..v1::AuditFilter::default() };
+    let strangers =
+        v1::AuditFilter { outcome: "UNAUTHENTICATED".into(), ..v1::AuditFilter::default() };
     let listed = async || list(&gateway, strangers.clone(), Some(&owner)).await;
     let strange = until("the stranger is written down", listed, |all| !all.is_empty()).await;
-    assert!(strange.iter().all(|entry| entry.user.is_empty() && entry.peer == "127.0.0.1"), "{strange:?}");
-    let filter = v1::AuditFilter { method: "*/CreateModelP*".into(), object: made, ..v1::AuditFilter::default() };
+    assert!(
+        strange.iter().all(|entry| entry.user.is_empty() && entry.peer == "127.0.0.1"),
+        "{strange:?}"
+    );
+    let filter = v1::AuditFilter {
+        method: "*/CreateModelP*".into(),
+        object: made,
+        ..v1::AuditFilter::default()
+    };
     assert_eq!(list(&gateway, filter, Some(&owner)).await.len(), 1);
 
     // Pages, and the whole as lines.
@@ -230,17 +321,29 @@ async fn each_organization_reads_and_exports_its_own_trail_and_strangers_are_the
         filter: None,
     };
     let mut audit = AuditServiceClient::new(gateway.channel());
-    let page = audit.list_audit_entries(authorized(request, Some(&foreign))).await.expect("a page").into_inner();
-    assert!(page.audit_entries == theirs[..1] && !page.page.expect("there is more").next_page_token.is_empty());
-    let export = http().get(gateway.url("/v1/audit-entries/export?outcome=OK")).bearer_auth(&foreign);
+    let page = audit
+        .list_audit_entries(authorized(request, Some(&foreign)))
+        .await
+        .expect("a page")
+        .into_inner();
+    assert!(
+        page.audit_entries == theirs[..1]
+            && !page.page.expect("there is more").next_page_token.is_empty()
+    );
+    let export =
+        http().get(gateway.url("/v1/audit-entries/export?outcome=OK")).bearer_auth(&foreign);
     let export = export.send().await.expect("it answers");
     assert_eq!(export.headers()["content-type"], "application/x-ndjson");
     let text = export.text().await.expect("all of it");
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let lines: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(lines.len(), 1, "{text}");
     assert_eq!((&lines[0]["id"], &lines[0]["peer"]), (&json!(theirs[1].id), &json!("127.0.0.1")));
     let request = v1::ExportAuditEntriesRequest::default();
-    refused(audit.export_audit_entries(authorized(request, Some(&viewer))).await, Code::PermissionDenied);
+    refused(
+        audit.export_audit_entries(authorized(request, Some(&viewer))).await,
+        Code::PermissionDenied,
+    );
 }
 
 #[tokio::test]
@@ -255,19 +358,28 @@ async fn who_takes_out_a_file_or_the_trail_is_in_the_trail() {
     let upload = upload.send().await.expect("it answers");
     let location = upload.headers()["location"].to_str().expect("text").replace("/uploads/", "/");
     let content = gateway.url(&format!("{location}/content"));
-    let ready = || async { http().head(&content).send().await.expect("it answers").status().as_u16() };
+    let ready =
+        || async { http().head(&content).send().await.expect("it answers").status().as_u16() };
     until("it is looked at", ready, |status| *status == 200).await;
     let before = trail(&gateway).await.len();
     // Who only looks whether it is there takes nothing out.
     assert_eq!(ready().await, 200);
     assert_eq!(trail(&gateway).await.len(), before);
-    let said = http().get(&content).send().await.expect("it answers").text().await.expect("all of it");
+    let said =
+        http().get(&content).send().await.expect("it answers").text().await.expect("all of it");
     let entry = last(&gateway).await;
-    assert_eq!((said.as_str(), entry.method.as_str(), entry.code), ("hello", "FileService/DownloadFile", 0));
+    assert_eq!(
+        (said.as_str(), entry.method.as_str(), entry.code),
+        ("hello", "FileService/DownloadFile", 0)
+    );
     assert_eq!(entry.objects, [location.rsplit('/').next().expect("an id")]);
-    let export = http().get(gateway.url("/v1/audit-entries/export")).send().await.expect("it answers");
+    let export =
+        http().get(gateway.url("/v1/audit-entries/export")).send().await.expect("it answers");
     let export = export.text().await.expect("all of it");
-    assert!(export.contains("FileService/DownloadFile") && !export.contains("ExportAuditEntries"), "{export}");
+    assert!(
+        export.contains("FileService/DownloadFile") && !export.contains("ExportAuditEntries"),
+        "{export}"
+    );
     assert_eq!(last(&gateway).await.method, "AuditService/ExportAuditEntries");
 }
 
@@ -278,7 +390,10 @@ async fn who_may_not_see_what_happens_came_by_server_sent_events() {
     assert_eq!(answer.status(), 401);
     let told = || async {
         let entries = trail(&gateway).await.into_iter();
-        entries.filter(|entry| entry.method == "EventService/Subscribe").map(|entry| entry.face).collect::<Vec<_>>()
+        entries
+            .filter(|entry| entry.method == "EventService/Subscribe")
+            .map(|entry| entry.face)
+            .collect::<Vec<_>>()
     };
     let faces = until("the refusal is written", told, |faces| !faces.is_empty()).await;
     assert_eq!(faces, ["sse"]);
@@ -289,8 +404,11 @@ async fn an_entry_tells_the_client_of_a_trusted_proxy_and_the_peer_when_it_is_no
     const FORWARDED_FOR: &str = "x-forwarded-for";
     // What the client made up, and what the proxy added.
     const SAID: &str = "203.0.113.66, 192.0.2.7";
-    for (trusted, peer) in [(vec!["127.0.0.0/8".to_owned()], "192.0.2.7"), (Vec::new(), "127.0.0.1")] {
-        let gateway = Gateway::start_with(Config { gateway_trusted_proxies: trusted, ..required() }).await;
+    for (trusted, peer) in
+        [(vec!["127.0.0.0/8".to_owned()], "192.0.2.7"), (Vec::new(), "127.0.0.1")]
+    {
+        let gateway =
+            Gateway::start_with(Config { gateway_trusted_proxies: trusted, ..required() }).await;
         let (_, owner) = key(&gateway, local(), Role::Owner, &[Scope::Admin], None).await;
 
         let mut request = authorized(provider("p"), Some(&owner));
@@ -315,15 +433,18 @@ async fn an_entry_tells_the_client_of_a_trusted_proxy_and_the_peer_when_it_is_no
         assert_eq!((made.face.as_str(), made.peer.as_str()), ("rest", peer));
 
         // Strangers, whose entries follow.
-        let list = http().post(gateway.url("/construct.v1.ModelService/ListModels")).json(&json!({}));
+        let list =
+            http().post(gateway.url("/construct.v1.ModelService/ListModels")).json(&json!({}));
         for ask in [http().get(gateway.url("/v1/events")), list] {
             let answer = ask.header(FORWARDED_FOR, SAID).send().await.expect("it answers");
             assert_eq!(answer.status(), 401);
         }
-        let mut request = format!("ws://{}/", gateway.operator).into_client_request().expect("a request");
+        let mut request =
+            format!("ws://{}/", gateway.operator).into_client_request().expect("a request");
         request.headers_mut().insert(FORWARDED_FOR, SAID.parse().expect("a value"));
         let stream = TcpStream::connect(gateway.operator).await.expect("it listens");
-        let (mut socket, _) = tokio_tungstenite::client_async(request, stream).await.expect("it is let in");
+        let (mut socket, _) =
+            tokio_tungstenite::client_async(request, stream).await.expect("it is let in");
         let ask = json!({"id": "1", "type": "list_sessions"});
         socket.send(Frame::text(ask.to_string())).await.expect("it reads");
         within("an answer", socket.next()).await.expect("it answers").expect("it lives");
@@ -365,7 +486,8 @@ async fn a_long_trail_is_exported_whole_and_in_order() {
     let exported = AuditServiceClient::new(gateway.channel()).export_audit_entries(request).await;
     let mut exported = exported.expect("it is exported").into_inner();
     let mut count = 0;
-    while let Some(entry) = within("the next entry", exported.message()).await.expect("it goes on") {
+    while let Some(entry) = within("the next entry", exported.message()).await.expect("it goes on")
+    {
         assert_eq!(entry.objects, [count.to_string()]);
         count += 1;
     }
@@ -381,13 +503,19 @@ async fn a_flood_of_refusals_is_two_rows() {
         refused(gateway.models().list_models(request).await, Code::Unauthenticated);
     }
     let of_models = async || {
-        let all = trail(&gateway).await.into_iter().filter(|entry| entry.method == "ModelService/ListModels");
+        let all = trail(&gateway)
+            .await
+            .into_iter()
+            .filter(|entry| entry.method == "ModelService/ListModels");
         all.map(|entry| entry.count).collect::<Vec<_>>()
     };
     let at_once = until("the first is written", of_models, |counts| !counts.is_empty()).await;
     assert_eq!(at_once, [1]);
     gateway.context.lifecycle().stop("the number is written");
-    assert_eq!(until("the others are counted", of_models, |counts| counts.len() > 1).await, [1, 199]);
+    assert_eq!(
+        until("the others are counted", of_models, |counts| counts.len() > 1).await,
+        [1, 199]
+    );
     assert!(before <= 1, "{before}");
 }
 
@@ -396,7 +524,10 @@ async fn what_the_trail_does_not_take_is_not_done_or_not_given_out_but_refused_a
     let gateway = Gateway::start().await.with_agent().await;
     gateway.database.refuse_audit(true).await;
     gateway.agents().create_agent(agent("bob")).await.expect_err("it cannot be written down");
-    let request = v1::CreateModelTokenRequest { models: vec!["m".into()], ..v1::CreateModelTokenRequest::default() };
+    let request = v1::CreateModelTokenRequest {
+        models: vec!["m".into()],
+        ..v1::CreateModelTokenRequest::default()
+    };
     let token = ModelTokenServiceClient::new(gateway.channel()).create_model_token(request).await;
     refused(token, Code::Unavailable);
     let stranger = authorized(v1::ListAgentsRequest::default(), Some("ct_x"));
@@ -407,11 +538,14 @@ async fn what_the_trail_does_not_take_is_not_done_or_not_given_out_but_refused_a
     // What could not be written down was not done; what was refused is written down later.
     let bob = v1::GetAgentRequest { agent: "bob".into() };
     refused(gateway.agents().get_agent(bob).await, Code::NotFound);
-    let codes = async || trail(&gateway).await.into_iter().map(|entry| entry.code).collect::<Vec<_>>();
-    until("the refusals are written", codes, |codes| codes.contains(&16) && codes.contains(&6)).await;
+    let codes =
+        async || trail(&gateway).await.into_iter().map(|entry| entry.code).collect::<Vec<_>>();
+    until("the refusals are written", codes, |codes| codes.contains(&16) && codes.contains(&6))
+        .await;
 }
 
-/// What is sent to PostgreSQL goes on there when the client leaves: it may come to an end later, or not at all.
+/// What is sent to PostgreSQL goes on there when the client leaves: it may come to an end later, or
+/// not at all.
 #[tokio::test]
 async fn a_call_that_nobody_waits_for_is_cancelled_unless_its_change_is_made_a_moment_later() {
     let gateway = Gateway::start().await.with_agent().await;
@@ -419,15 +553,28 @@ async fn a_call_that_nobody_waits_for_is_cancelled_unless_its_change_is_made_a_m
         let task = gateway.task().await;
         let locked = gateway.database.lock_task(task.parse().expect("an id")).await;
         let mut messages = gateway.messages();
-        let call = tokio::spawn(async move { messages.create_message(message(&task, "hello")).await });
-        until("the statement waits", async || gateway.database.waiting("Lock").await, |waiting| *waiting == 1).await;
+        let call =
+            tokio::spawn(async move { messages.create_message(message(&task, "hello")).await });
+        until(
+            "the statement waits",
+            async || gateway.database.waiting("Lock").await,
+            |waiting| *waiting == 1,
+        )
+        .await;
         call.abort();
         // On the same connection: the gateway has heard of the end of the other when it answers.
-        gateway.agents().list_agents(v1::ListAgentsRequest::default()).await.expect("they are listed");
+        gateway
+            .agents()
+            .list_agents(v1::ListAgentsRequest::default())
+            .await
+            .expect("they are listed");
         locked
     };
     let codes = async || {
-        let said = trail(&gateway).await.into_iter().filter(|entry| entry.method == "MessageService/CreateMessage");
+        let said = trail(&gateway)
+            .await
+            .into_iter()
+            .filter(|entry| entry.method == "MessageService/CreateMessage");
         said.map(|entry| entry.code).collect::<Vec<_>>()
     };
     let locked = abandoned().await;
@@ -445,8 +592,13 @@ async fn a_call_that_nobody_waits_for_is_cancelled_unless_its_change_is_made_a_m
 
 /// The gateway's runtime is thrown away with all that it was doing, as a process that is killed is.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_answered_is_in_the_trail_when_the_gateway_dies_and_what_is_in_the_trail_was_done() {
-    let dying = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+async fn what_was_answered_is_in_the_trail_when_the_gateway_dies_and_what_is_in_the_trail_was_done()
+{
+    let dying = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let handle = dying.handle().clone();
     let start = move || handle.block_on(async { Gateway::start().await.with_agent().await });
     let gateway = tokio::task::spawn_blocking(start).await.expect("it starts");
@@ -475,18 +627,30 @@ async fn what_was_answered_is_in_the_trail_when_the_gateway_dies_and_what_is_in_
     }
     let answered = answered.lock().expect("nobody panicked").clone();
     // The one that is there used connections of the runtime that is gone.
-    let store = Store::connect(gateway.database.url(), PoolOptions::default()).await.expect("the database is there");
+    let store = Store::connect(gateway.database.url(), PoolOptions::default())
+        .await
+        .expect("the database is there");
     let page = |key| Page { limit: 100_000, order: Order { key, descending: false }, after: None };
     let both = async || {
-        let agents = store.agent_list(OrganizationId::LOCAL, &AgentFilter::default(), &page(Key::CreatedAt)).await;
+        let agents = store
+            .agent_list(OrganizationId::LOCAL, &AgentFilter::default(), &page(Key::CreatedAt))
+            .await;
         let agents = agents.expect("they are read").into_iter().map(|agent| agent.id.to_string());
-        let trail = store.audit_list(OrganizationId::LOCAL, &AuditFilter::default(), &page(Key::CreatedAt)).await;
+        let trail = store
+            .audit_list(OrganizationId::LOCAL, &AuditFilter::default(), &page(Key::CreatedAt))
+            .await;
         let trail = trail.expect("it is read").into_iter();
-        let made = trail.filter(|entry| entry.method == "AgentService/CreateAgent" && entry.code == 0);
+        let made =
+            trail.filter(|entry| entry.method == "AgentService/CreateAgent" && entry.code == 0);
         let made = made.map(|entry| entry.objects.last().cloned().unwrap_or_default());
         (agents.collect::<BTreeSet<_>>(), made.collect::<BTreeSet<_>>())
     };
     // PostgreSQL may still be at what it was told last.
     let (agents, trail) = until("the two agree", both, |(agents, trail)| agents == trail).await;
-    assert!(answered.len() >= 50 && answered.is_subset(&trail), "{} of {}", answered.len(), agents.len());
+    assert!(
+        answered.len() >= 50 && answered.is_subset(&trail),
+        "{} of {}",
+        answered.len(),
+        agents.len()
+    );
 }

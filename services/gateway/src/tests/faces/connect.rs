@@ -95,12 +95,19 @@ async fn what_only_reads_can_be_called_with_get() {
         (format!("connect=v2&encoding=json&message={plain}"), "connect"),
         ("encoding=json&base64=1&message=%21".to_owned(), "message"),
     ] {
-        let error =
-            refused_with(get(query).await.expect("it answers"), StatusCode::BAD_REQUEST, "invalid_argument").await;
+        let error = refused_with(
+            get(query).await.expect("it answers"),
+            StatusCode::BAD_REQUEST,
+            "invalid_argument",
+        )
+        .await;
         assert_eq!(error["details"][0]["debug"]["fieldViolations"][0]["field"], field, "{error}");
     }
     // What changes something cannot be called by a link.
-    let response = http().get(gateway.url(&format!("{TASKS}DeleteTask?encoding=json&message={plain}"))).send().await;
+    let response = http()
+        .get(gateway.url(&format!("{TASKS}DeleteTask?encoding=json&message={plain}")))
+        .send()
+        .await;
     let response = response.expect("it answers");
     assert_eq!(
         (response.status(), &response.headers()["allow"]),
@@ -111,7 +118,9 @@ async fn what_only_reads_can_be_called_with_get() {
 #[tokio::test]
 async fn an_error_has_its_code_its_words_and_its_details() {
     let gateway = Gateway::start().await.with_agent().await;
-    let call = |method: &str, body: Value| http().post(gateway.url(&format!("{TASKS}{method}"))).json(&body).send();
+    let call = |method: &str, body: Value| {
+        http().post(gateway.url(&format!("{TASKS}{method}"))).json(&body).send()
+    };
     let missing = "task_01890a5d-ac96-774b-bcce-b302099a8057";
     let response = call("GetTask", json!({"task": missing})).await.expect("it answers");
     let error = refused_with(response, StatusCode::NOT_FOUND, "not_found").await;
@@ -119,7 +128,9 @@ async fn an_error_has_its_code_its_words_and_its_details() {
     let detail = &error["details"][0];
     assert_eq!(detail["type"], "google.rpc.ResourceInfo");
     assert_eq!(detail["debug"]["resourceName"], missing);
-    let bytes = STANDARD_NO_PAD.decode(detail["value"].as_str().expect("base64")).expect("base64 without padding");
+    let bytes = STANDARD_NO_PAD
+        .decode(detail["value"].as_str().expect("base64"))
+        .expect("base64 without padding");
     assert!(String::from_utf8_lossy(&bytes).contains(missing));
 
     // A field that is not there is named with its place, and so is one beyond its limit.
@@ -137,8 +148,11 @@ async fn an_error_has_its_code_its_words_and_its_details() {
 async fn a_request_that_is_no_call_is_refused_by_http_itself() {
     let gateway = Gateway::start().await;
     let url = gateway.url(&format!("{TASKS}GetTask"));
-    let post = |kind: &str, body: Vec<u8>| http().post(&url).header("content-type", kind).body(body);
-    for kind in ["text/plain", "application/xml", "", "application/connect+json", "application/jsonx"] {
+    let post =
+        |kind: &str, body: Vec<u8>| http().post(&url).header("content-type", kind).body(body);
+    for kind in
+        ["text/plain", "application/xml", "", "application/connect+json", "application/jsonx"]
+    {
         let response = post(kind, b"{}".to_vec()).send().await.expect("it answers");
         assert_eq!(response.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE, "{kind}");
         assert_eq!(response.headers()["accept-post"], "application/json, application/proto");
@@ -148,8 +162,12 @@ async fn a_request_that_is_no_call_is_refused_by_http_itself() {
         (put.status(), &put.headers()["allow"]),
         (StatusCode::METHOD_NOT_ALLOWED, &"GET, POST".parse().expect("a value"))
     );
-    let unknown =
-        http().post(gateway.url(&format!("{TASKS}GetTusk"))).json(&json!({})).send().await.expect("it answers");
+    let unknown = http()
+        .post(gateway.url(&format!("{TASKS}GetTusk")))
+        .json(&json!({}))
+        .send()
+        .await
+        .expect("it answers");
     refused_with(unknown, StatusCode::NOT_FOUND, "unimplemented").await;
 
     let refused = |kind: &'static str, header: &'static str, value: &'static str, body: Vec<u8>| {
@@ -158,16 +176,58 @@ async fn a_request_that_is_no_call_is_refused_by_http_itself() {
     };
     let json = "application/json; charset=utf-8";
     let cases = [
-        ("connect-protocol-version", "2", b"{}".to_vec(), StatusCode::BAD_REQUEST, "invalid_argument"),
+        (
+            "connect-protocol-version",
+            "2",
+            b"{}".to_vec(),
+            StatusCode::BAD_REQUEST,
+            "invalid_argument",
+        ),
         ("connect-timeout-ms", "soon", b"{}".to_vec(), StatusCode::BAD_REQUEST, "invalid_argument"),
-        ("connect-timeout-ms", "12345678901", b"{}".to_vec(), StatusCode::BAD_REQUEST, "invalid_argument"),
+        (
+            "connect-timeout-ms",
+            "12345678901",
+            b"{}".to_vec(),
+            StatusCode::BAD_REQUEST,
+            "invalid_argument",
+        ),
         ("content-encoding", "br", b"{}".to_vec(), StatusCode::NOT_IMPLEMENTED, "unimplemented"),
-        ("content-encoding", "gzip", b"no gzip".to_vec(), StatusCode::BAD_REQUEST, "invalid_argument"),
-        ("content-encoding", "identity", b"{".to_vec(), StatusCode::BAD_REQUEST, "invalid_argument"),
+        (
+            "content-encoding",
+            "gzip",
+            b"no gzip".to_vec(),
+            StatusCode::BAD_REQUEST,
+            "invalid_argument",
+        ),
+        (
+            "content-encoding",
+            "identity",
+            b"{".to_vec(),
+            StatusCode::BAD_REQUEST,
+            "invalid_argument",
+        ),
         ("content-encoding", "identity", b"".to_vec(), StatusCode::BAD_REQUEST, "invalid_argument"),
-        ("content-encoding", "identity", vec![b' '; 4 * 1024 * 1024 + 1], StatusCode::BAD_REQUEST, "out_of_range"),
-        ("content-encoding", "gzip", gzip(&vec![b' '; 4 * 1024 * 1024 + 1]), StatusCode::BAD_REQUEST, "out_of_range"),
-        ("connect-timeout-ms", "0", b"{}".to_vec(), StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded"),
+        (
+            "content-encoding",
+            "identity",
+            vec![b' '; 4 * 1024 * 1024 + 1],
+            StatusCode::BAD_REQUEST,
+            "out_of_range",
+        ),
+        (
+            "content-encoding",
+            "gzip",
+            gzip(&vec![b' '; 4 * 1024 * 1024 + 1]),
+            StatusCode::BAD_REQUEST,
+            "out_of_range",
+        ),
+        (
+            "connect-timeout-ms",
+            "0",
+            b"{}".to_vec(),
+            StatusCode::GATEWAY_TIMEOUT,
+            "deadline_exceeded",
+        ),
     ];
     for (header, value, body, http, code) in cases {
         refused_with(refused(json, header, value, body).await, http, code).await;
@@ -194,7 +254,8 @@ async fn gzip_is_understood_in_both_directions() {
     assert_eq!(response.headers()["content-encoding"], "gzip");
     let packed = response.bytes().await.expect("a body");
     assert!(packed.len() < 2000, "{}", packed.len());
-    let message: Value = serde_json::from_reader(flate2::read::GzDecoder::new(&packed[..])).expect("JSON");
+    let message: Value =
+        serde_json::from_reader(flate2::read::GzDecoder::new(&packed[..])).expect("JSON");
     assert_eq!(message["spec"]["blocks"], spec["blocks"]);
 }
 
@@ -230,7 +291,10 @@ async fn a_stream_is_understood_however_its_request_is_cut() {
         stream.write_all(&message[cut..]).await.expect("it reads");
         let mut answer = Vec::new();
         within("the stream ends", stream.read_to_end(&mut answer)).await.expect("it answers");
-        assert!(String::from_utf8_lossy(&answer).contains(r#""type":"task.deleted""#), "cut at {cut}");
+        assert!(
+            String::from_utf8_lossy(&answer).contains(r#""type":"task.deleted""#),
+            "cut at {cut}"
+        );
     }
 }
 
@@ -239,8 +303,13 @@ async fn a_stream_says_in_its_end_how_it_ended() {
     let gateway = Gateway::start().await.with_agent().await;
     let url = gateway.url("/construct.v1.EventService/Subscribe");
     let subscribe = |body: Vec<u8>, timeout: &'static str| {
-        let request = http().post(&url).header("content-type", "application/connect+json").body(body);
-        let request = if timeout.is_empty() { request } else { request.header("connect-timeout-ms", timeout) };
+        let request =
+            http().post(&url).header("content-type", "application/connect+json").body(body);
+        let request = if timeout.is_empty() {
+            request
+        } else {
+            request.header("connect-timeout-ms", timeout)
+        };
         async move {
             let response = request.send().await.expect("it answers");
             assert_eq!(response.status(), StatusCode::OK);
@@ -250,7 +319,12 @@ async fn a_stream_says_in_its_end_how_it_ended() {
     };
     let good = envelope(0, b"{}");
     for (what, body, timeout, code) in [
-        ("a missing task", envelope(0, br#"{"task":"task_01890a5d-ac96-774b-bcce-b302099a8057"}"#), "", "not_found"),
+        (
+            "a missing task",
+            envelope(0, br#"{"task":"task_01890a5d-ac96-774b-bcce-b302099a8057"}"#),
+            "",
+            "not_found",
+        ),
         ("an unknown field", envelope(0, br#"{"tusk":"x"}"#), "", "invalid_argument"),
         ("no message", Vec::new(), "", "invalid_argument"),
         ("a message cut short", good[..6].to_vec(), "", "invalid_argument"),
@@ -269,12 +343,17 @@ async fn a_stream_says_in_its_end_how_it_ended() {
 
 #[tokio::test]
 async fn logging_in_is_a_part_of_what_the_client_waits_for() {
-    // An issuer that takes connections and never says a word. What it is asked is given up after 5 s, with another answer.
+    // An issuer that takes connections and never says a word. What it is asked is given up after 5
+    // s, with another answer.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let issuer = format!("http://{}", silent.local_addr().expect("it is bound"));
-    let token = Key::ec("e").sign(&json!({"iss": issuer, "aud": AUDIENCE, "sub": "ada", "exp": i64::MAX}));
-    let config =
-        Config { gateway_oidc_issuer: Some(issuer), gateway_oidc_audience: Some(AUDIENCE.to_owned()), ..required() };
+    let token =
+        Key::ec("e").sign(&json!({"iss": issuer, "aud": AUDIENCE, "sub": "ada", "exp": i64::MAX}));
+    let config = Config {
+        gateway_oidc_issuer: Some(issuer),
+        gateway_oidc_audience: Some(AUDIENCE.to_owned()),
+        ..required()
+    };
     let gateway = Gateway::start_with(config).await;
     let call = |path: &str, kind: &str, body: Vec<u8>| {
         let request = http().post(gateway.url(path)).header("content-type", kind).body(body);
@@ -283,7 +362,11 @@ async fn logging_in_is_a_part_of_what_the_client_waits_for() {
     };
     let (unary, stream) = tokio::join!(
         call("/construct.v1.TaskService/ListTasks", "application/json", b"{}".to_vec()),
-        call("/construct.v1.EventService/Subscribe", "application/connect+json", envelope(0, b"{}")),
+        call(
+            "/construct.v1.EventService/Subscribe",
+            "application/connect+json",
+            envelope(0, b"{}")
+        ),
     );
     refused_with(unary, StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded").await;
     let found = envelopes(&within("the stream ends", stream.bytes()).await.expect("a body"));
@@ -301,7 +384,8 @@ async fn a_stream_is_compressed_for_whom_that_is_worth_it() {
         .delete_task(v1::DeleteTaskRequest { task: task.clone(), ..Default::default() })
         .await
         .expect("it is deleted");
-    let request = v1::SubscribeRequest { task, cursor: "0".into(), ..Default::default() }.encode_to_vec();
+    let request =
+        v1::SubscribeRequest { task, cursor: "0".into(), ..Default::default() }.encode_to_vec();
     let response = http2()
         .post(gateway.url("/construct.v1.EventService/Subscribe"))
         .header("content-type", "application/connect+proto")
@@ -318,7 +402,8 @@ async fn a_stream_is_compressed_for_whom_that_is_worth_it() {
         let mut plain = message.clone();
         if *flags == 1 {
             plain.clear();
-            std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&message[..]), &mut plain).expect("gzip");
+            std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&message[..]), &mut plain)
+                .expect("gzip");
         }
         types.push((*flags, v1::Event::decode(&plain[..]).expect("an event").r#type));
     }
@@ -329,18 +414,28 @@ async fn a_stream_is_compressed_for_whom_that_is_worth_it() {
 #[tokio::test]
 async fn health_and_reflection_speak_connect_too() {
     let gateway = Gateway::start().await;
-    let check =
-        http().post(gateway.url("/grpc.health.v1.Health/Check")).json(&json!({})).send().await.expect("it answers");
+    let check = http()
+        .post(gateway.url("/grpc.health.v1.Health/Check"))
+        .json(&json!({}))
+        .send()
+        .await
+        .expect("it answers");
     assert_eq!(check.json::<Value>().await.expect("JSON"), json!({"status": "SERVING"}));
     for version in ["v1", "v1alpha"] {
-        let response = http2()
-            .post(gateway.url(&format!("/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")))
-            .header("content-type", "application/connect+json")
-            .body(envelope(0, br#"{"listServices":""}"#))
-            .send()
-            .await
-            .expect("it answers");
+        let response =
+            http2()
+                .post(gateway.url(&format!(
+                    "/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+                )))
+                .header("content-type", "application/connect+json")
+                .body(envelope(0, br#"{"listServices":""}"#))
+                .send()
+                .await
+                .expect("it answers");
         let found = envelopes(&within("the stream ends", response.bytes()).await.expect("a body"));
-        assert!(String::from_utf8_lossy(&found[0].1).contains("construct.v1.TaskService"), "{version}: {found:?}");
+        assert!(
+            String::from_utf8_lossy(&found[0].1).contains("construct.v1.TaskService"),
+            "{version}: {found:?}"
+        );
     }
 }

@@ -43,12 +43,16 @@ async fn every_example_of_the_document_works() {
         ("Operator protocol", "/dev/tcp/"),
         ("Operator protocol", "upgrade: websocket"),
     ] {
-        let shown = |(heading, example): &(String, String)| heading == face && example.contains(words);
+        let shown =
+            |(heading, example): &(String, String)| heading == face && example.contains(words);
         assert!(examples.iter().any(shown), "{face} has no example with {words}");
     }
     for (heading, example) in examples {
         let mut command = tokio::process::Command::new("bash");
-        command.args(["-euc", &example]).env("CONSTRUCT_GATEWAY_URL", gateway.url("")).env("no_proxy", "*");
+        command
+            .args(["-euc", &example])
+            .env("CONSTRUCT_GATEWAY_URL", gateway.url(""))
+            .env("no_proxy", "*");
         command.env("CONSTRUCT_OPERATOR", gateway.operator.to_string());
         let command = command.stdin(Stdio::null()).kill_on_drop(true).output();
         let output = within(&heading, command).await.expect("bash starts");

@@ -11,7 +11,13 @@ fn header(headers: &HeaderMap, name: &str) -> String {
 }
 
 /// A request of tus, and what is answered: its status, its headers.
-async fn tus(gateway: &Gateway, method: &str, path: &str, headers: &[(&str, &str)], body: Vec<u8>) -> (u16, HeaderMap) {
+async fn tus(
+    gateway: &Gateway,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: Vec<u8>,
+) -> (u16, HeaderMap) {
     let method = Method::from_bytes(method.as_bytes()).expect("a verb");
     let url = if path.starts_with('/') { gateway.url(path) } else { path.to_owned() };
     let mut request = http().request(method, url).header("tus-resumable", "1.0.0").body(body);
@@ -27,8 +33,10 @@ async fn tus(gateway: &Gateway, method: &str, path: &str, headers: &[(&str, &str
 /// Begins an upload; gives where it goes on.
 async fn begun(gateway: &Gateway, size: usize) -> String {
     let size = size.to_string();
-    let said =
-        [("upload-length", size.as_str()), ("upload-metadata", "filename w5xiZXIudHh0,filetype dGV4dC9wbGFpbg==")];
+    let said = [
+        ("upload-length", size.as_str()),
+        ("upload-metadata", "filename w5xiZXIudHh0,filetype dGV4dC9wbGFpbg=="),
+    ];
     let (status, headers) = tus(gateway, "POST", "/v1/files/uploads", &said, Vec::new()).await;
     assert_eq!(status, 201);
     assert!(header(&headers, "upload-expires").ends_with(" GMT"), "{headers:?}");
@@ -42,7 +50,8 @@ fn content_of(location: &str) -> String {
 /// Waits until a file is no longer looked at.
 async fn settled(gateway: &Gateway, location: &str) {
     let url = gateway.url(&location.replace("/uploads/", "/"));
-    let look = || async { http().get(&url).send().await.expect("it answers").text().await.expect("text") };
+    let look =
+        || async { http().get(&url).send().await.expect("it answers").text().await.expect("text") };
     until("it is looked at", look, |file| !file.contains("FILE_STATE_CHECKING")).await;
 }
 
@@ -70,7 +79,10 @@ async fn an_upload_by_tus_goes_on_where_it_was_cut() {
     let offset = || async {
         let (status, headers) = tus(&gateway, "HEAD", &location, &[], Vec::new()).await;
         assert_eq!((status, header(&headers, "upload-length")), (200, content.len().to_string()));
-        assert!(header(&headers, "upload-metadata").starts_with("filename w5xiZXIudHh0"), "{headers:?}");
+        assert!(
+            header(&headers, "upload-metadata").starts_with("filename w5xiZXIudHh0"),
+            "{headers:?}"
+        );
         header(&headers, "upload-offset").parse::<usize>().expect("a number")
     };
     until("two parts are there", offset, |offset| *offset >= 4 * 1024 * 1024).await;
@@ -111,12 +123,22 @@ async fn tus_is_refused_what_it_does_not_allow() {
     let (status, headers) = tus(&gateway, "PATCH", &location, &at("3"), b"lo".to_vec()).await;
     assert_eq!((status, header(&headers, "upload-offset")), (409, "0".into()));
     for (method, path, headers, expected) in [
-        ("PATCH", location.as_str(), &[("upload-offset", "0"), ("content-type", "text/plain")][..], 415),
+        (
+            "PATCH",
+            location.as_str(),
+            &[("upload-offset", "0"), ("content-type", "text/plain")][..],
+            415,
+        ),
         ("PATCH", &location, &[("content-type", BODY)], 400),
         ("PATCH", "/v1/files/uploads/file_x", &at("0"), 400),
         ("GET", &location, &[], 405),
         ("POST", "/v1/files/uploads", &[], 400),
-        ("POST", "/v1/files/uploads", &[("upload-length", "1"), ("upload-metadata", "filename !")], 400),
+        (
+            "POST",
+            "/v1/files/uploads",
+            &[("upload-length", "1"), ("upload-metadata", "filename !")],
+            400,
+        ),
         ("POST", "/v1/files/uploads", &[("upload-length", "99999999999")], 413),
         // More than was said.
         ("PATCH", &location, &at("0"), 400),
@@ -125,15 +147,22 @@ async fn tus_is_refused_what_it_does_not_allow() {
         assert_eq!(status, expected, "{method} {path} {headers:?}");
     }
     let old = http().head(gateway.url(&location)).send().await.expect("it answers");
-    assert_eq!((old.status().as_u16(), header(old.headers(), "tus-version")), (412, "1.0.0".into()));
+    assert_eq!(
+        (old.status().as_u16(), header(old.headers(), "tus-version")),
+        (412, "1.0.0".into())
+    );
     // Clients that can say nothing but POST.
-    let instead = [("x-http-method-override", "PATCH"), ("upload-offset", "0"), ("content-type", BODY)];
+    let instead =
+        [("x-http-method-override", "PATCH"), ("upload-offset", "0"), ("content-type", BODY)];
     assert_eq!(tus(&gateway, "POST", &location, &instead, b"hel".to_vec()).await.0, 204);
     // It says that it is text.
     let png = [b"\x89PNG\r\n\x1a\n".to_vec(), vec![0; 32]].concat();
     let size = png.len().to_string();
-    let said =
-        [("upload-length", size.as_str()), ("upload-metadata", "filetype dGV4dC9wbGFpbg=="), ("content-type", BODY)];
+    let said = [
+        ("upload-length", size.as_str()),
+        ("upload-metadata", "filetype dGV4dC9wbGFpbg=="),
+        ("content-type", BODY),
+    ];
     let (status, headers) = tus(&gateway, "POST", "/v1/files/uploads", &said, png).await;
     assert_eq!(status, 201);
     let location = header(&headers, "location");
@@ -192,7 +221,10 @@ async fn what_a_file_says_is_given_out_in_ranges_and_run_by_nobody() {
             }
         }
         let head = client.head(&url).send().await.expect("it answers");
-        assert_eq!((head.status().as_u16(), header(head.headers(), "content-length")), (200, "25".into()));
+        assert_eq!(
+            (head.status().as_u16(), header(head.headers(), "content-length")),
+            (200, "25".into())
+        );
         assert_eq!(head.bytes().await.expect("a body").len(), 0);
         let post = client.post(&url).send().await.expect("it answers");
         assert_eq!(post.status(), StatusCode::METHOD_NOT_ALLOWED);

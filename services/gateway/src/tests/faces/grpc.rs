@@ -11,7 +11,9 @@ use futures::stream;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, codec::CompressionEncoding::Gzip};
-use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
 use tonic_reflection::pb::v1::{
     ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
     server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
@@ -50,31 +52,51 @@ async fn a_client_that_compresses_everything_is_understood_by_every_service() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut tasks = gateway.tasks().send_compressed(Gzip).accept_compressed(Gzip);
-    let found = tasks.get_task(v1::GetTaskRequest { task: task.clone() }).await.expect("it is there").into_inner();
+    let found = tasks
+        .get_task(v1::GetTaskRequest { task: task.clone() })
+        .await
+        .expect("it is there")
+        .into_inner();
     assert_eq!(id(found.metadata), task);
 
     let mut events = gateway.events().send_compressed(Gzip).accept_compressed(Gzip);
     let request = v1::SubscribeRequest { task, cursor: "0".into(), types: Vec::new() };
-    let mut told = events.subscribe(request).await.expect("the subscription is accepted").into_inner();
+    let mut told =
+        events.subscribe(request).await.expect("the subscription is accepted").into_inner();
     assert_eq!(take(&mut told, 1).await[0].r#type, "task.created");
 
     let health = HealthClient::new(gateway.channel()).send_compressed(Gzip).accept_compressed(Gzip);
     let check = || async {
         let service = "construct.v1.EventService".to_owned();
-        health.clone().check(HealthCheckRequest { service }).await.map(|answer| answer.into_inner().status())
+        health
+            .clone()
+            .check(HealthCheckRequest { service })
+            .await
+            .map(|answer| answer.into_inner().status())
     };
     _ = until("it serves", check, |answer| matches!(answer, Ok(ServingStatus::Serving))).await;
 
-    let mut reflection = ServerReflectionClient::new(gateway.channel()).send_compressed(Gzip).accept_compressed(Gzip);
+    let mut reflection = ServerReflectionClient::new(gateway.channel())
+        .send_compressed(Gzip)
+        .accept_compressed(Gzip);
     let question = ServerReflectionRequest {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
-    let mut answers =
-        reflection.server_reflection_info(stream::iter([question])).await.expect("it answers").into_inner();
-    let answer = within("a list", answers.message()).await.expect("it goes well").expect("there is one");
-    let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else { panic!("{answer:?}") };
-    assert!(list.service.iter().any(|service| service.name == "construct.v1.EventService"), "{list:?}");
+    let mut answers = reflection
+        .server_reflection_info(stream::iter([question]))
+        .await
+        .expect("it answers")
+        .into_inner();
+    let answer =
+        within("a list", answers.message()).await.expect("it goes well").expect("there is one");
+    let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
+        panic!("{answer:?}")
+    };
+    assert!(
+        list.service.iter().any(|service| service.name == "construct.v1.EventService"),
+        "{list:?}"
+    );
 }
 
 #[tokio::test]
@@ -82,16 +104,26 @@ async fn a_call_whose_time_is_over_says_so_in_the_form_it_came_in() {
     let gateway = Gateway::start().await.with_agent().await;
     // Somebody who hears questions and answers none.
     let bus = gateway.nats.bus().await;
-    tokio::spawn(async move { bus.answer(&CheckProvider, CancellationToken::new(), |_| async { None }).await });
+    tokio::spawn(async move {
+        bus.answer(&CheckProvider, CancellationToken::new(), |_| async { None }).await
+    });
     for content_type in ["application/grpc", "application/grpc-web+proto"] {
         let ask = || async {
             let begun = Instant::now();
-            let answer =
-                call(&gateway, content_type, "ModelProviderService/CheckModelProvider", &check(), "300m").await;
+            let answer = call(
+                &gateway,
+                content_type,
+                "ModelProviderService/CheckModelProvider",
+                &check(),
+                "300m",
+            )
+            .await;
             (answer.headers().clone(), begun.elapsed())
         };
         // Before there is somebody the answer comes at once, and is another one.
-        let exceeded = |(headers, _): &(reqwest::header::HeaderMap, Duration)| headers["grpc-status"] == EXCEEDED;
+        let exceeded = |(headers, _): &(reqwest::header::HeaderMap, Duration)| {
+            headers["grpc-status"] == EXCEEDED
+        };
         let (headers, took) = until("the time is over", ask, exceeded).await;
         assert_eq!(headers["content-type"], content_type);
         assert!(took >= Duration::from_millis(300), "{took:?}");
@@ -108,11 +140,17 @@ async fn a_call_whose_time_is_over_says_so_in_the_form_it_came_in() {
 #[tokio::test]
 async fn a_subscription_lives_no_longer_than_its_client_waits() {
     let gateway = Gateway::start().await.with_agent().await;
-    let subscription = v1::SubscribeRequest { task: gateway.task().await, cursor: "0".into(), types: Vec::new() };
+    let subscription =
+        v1::SubscribeRequest { task: gateway.task().await, cursor: "0".into(), types: Vec::new() };
     let begun = Instant::now();
     let mut request = Request::new(subscription.clone());
     request.set_timeout(Duration::from_secs(2));
-    let mut told = gateway.events().subscribe(request).await.expect("the subscription is accepted").into_inner();
+    let mut told = gateway
+        .events()
+        .subscribe(request)
+        .await
+        .expect("the subscription is accepted")
+        .into_inner();
     take(&mut told, 1).await;
     let end = loop {
         match within("the stream ends", told.message()).await {
@@ -123,7 +161,9 @@ async fn a_subscription_lives_no_longer_than_its_client_waits() {
     assert_eq!(end.code(), Code::DeadlineExceeded, "{end:?}");
     assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", begun.elapsed());
 
-    let answer = call(&gateway, "application/grpc-web+proto", "EventService/Subscribe", &subscription, "2S").await;
+    let answer =
+        call(&gateway, "application/grpc-web+proto", "EventService/Subscribe", &subscription, "2S")
+            .await;
     let bytes = within("the stream ends", answer.bytes()).await.expect("it ends well");
     let text = String::from_utf8_lossy(&bytes);
     assert!(text.contains("task.created"), "{text}");
@@ -136,7 +176,8 @@ const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const ACK: u8 = 1;
 
-/// Reads what a connection without calls is told, until the server closes it; gives the kinds of the frames.
+/// Reads what a connection without calls is told, until the server closes it; gives the kinds of
+/// the frames.
 async fn told_until_closed(mut stream: TcpStream) -> Vec<u8> {
     let mut kinds = Vec::new();
     let mut head = [0; 9];
@@ -160,7 +201,8 @@ async fn told_until_closed(mut stream: TcpStream) -> Vec<u8> {
 async fn a_gateway_that_stops_ends_calls_well_and_says_goodbye() {
     let gateway = Gateway::start().await.with_agent().await;
     // Somebody who answers when told to.
-    let (bus, answer, (heard, mut hears)) = (gateway.nats.bus().await, Arc::new(Notify::new()), mpsc::channel(16));
+    let (bus, answer, (heard, mut hears)) =
+        (gateway.nats.bus().await, Arc::new(Notify::new()), mpsc::channel(16));
     let told = Arc::clone(&answer);
     tokio::spawn(async move {
         let answered = |_| {
@@ -168,13 +210,17 @@ async fn a_gateway_that_stops_ends_calls_well_and_says_goodbye() {
             async move {
                 heard.send(()).await.expect("the test waits for it");
                 told.notified().await;
-                Some(mesh::ProviderChecked { keys: vec![v1::KeyCheck { accepted: true, ..v1::KeyCheck::default() }] })
+                Some(mesh::ProviderChecked {
+                    keys: vec![v1::KeyCheck { accepted: true, ..v1::KeyCheck::default() }],
+                })
             }
         };
         bus.answer(&CheckProvider, CancellationToken::new(), answered).await
     });
     let mut idle = TcpStream::connect(gateway.address).await.expect("it listens");
-    idle.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("it reads");
+    idle.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .await
+        .expect("it reads");
     let mut providers = gateway.providers();
     let running = tokio::spawn(async move {
         loop {
@@ -192,6 +238,7 @@ async fn a_gateway_that_stops_ends_calls_well_and_says_goodbye() {
     assert!(kinds.contains(&GOAWAY), "{kinds:?}");
     assert!(!running.is_finished(), "the call was given up");
     answer.notify_one();
-    let answer = within("the call ends", running).await.expect("it does not panic").expect("it goes well");
+    let answer =
+        within("the call ends", running).await.expect("it does not panic").expect("it goes well");
     assert!(answer.into_inner().keys[0].accepted);
 }

@@ -28,16 +28,33 @@ async fn no_page_can_drive_a_gateway_that_does_not_know_its_origin() {
     let gateway = Gateway::start().await;
     for (face, path, kind) in EVERY_FACE {
         let ask = |name: &'static str, value: &'static str| {
-            http2().post(gateway.url(path)).header("content-type", kind).header(name, value).body("{}").send()
+            http2()
+                .post(gateway.url(path))
+                .header("content-type", kind)
+                .header(name, value)
+                .body("{}")
+                .send()
         };
-        for (name, value) in [("origin", "https://evil.example"), ("origin", "null"), ("sec-fetch-site", "cross-site")]
-        {
-            assert!(is_refused(ask(name, value).await.expect("it answers")).await, "{face}: {name}: {value}");
+        for (name, value) in [
+            ("origin", "https://evil.example"),
+            ("origin", "null"),
+            ("sec-fetch-site", "cross-site"),
+        ] {
+            assert!(
+                is_refused(ask(name, value).await.expect("it answers")).await,
+                "{face}: {name}: {value}"
+            );
         }
         // DNS rebinding: the page's own name points here.
-        let rebound = http().post(gateway.url(path)).header("content-type", kind).header("host", "evil.example");
+        let rebound = http()
+            .post(gateway.url(path))
+            .header("content-type", kind)
+            .header("host", "evil.example");
         assert!(is_refused(rebound.body("{}").send().await.expect("it answers")).await, "{face}");
-        let own = http().post(gateway.url(path)).header("content-type", kind).header("host", "localhost:60080");
+        let own = http()
+            .post(gateway.url(path))
+            .header("content-type", kind)
+            .header("host", "localhost:60080");
         assert!(!is_refused(own.body("{}").send().await.expect("it answers")).await, "{face}");
     }
     // Neither is a browser told that it may ask.
@@ -67,12 +84,20 @@ async fn pages_of_a_configured_origin_may_call() {
             .expect("it answers");
         assert_eq!(preflight.status(), StatusCode::NO_CONTENT, "{face}");
         assert_eq!(preflight.headers()["access-control-allow-origin"], APP, "{face}");
-        let allowed = preflight.headers()["access-control-allow-headers"].to_str().expect("text").to_owned();
-        assert!(allowed.contains("x-organization-id") && allowed.contains("authorization"), "{allowed}");
+        let allowed =
+            preflight.headers()["access-control-allow-headers"].to_str().expect("text").to_owned();
+        assert!(
+            allowed.contains("x-organization-id") && allowed.contains("authorization"),
+            "{allowed}"
+        );
         if kind == "application/grpc" || kind == "application/connect+json" {
             continue;
         }
-        let request = http().post(gateway.url(path)).header("content-type", kind).header("origin", APP).body("{}");
+        let request = http()
+            .post(gateway.url(path))
+            .header("content-type", kind)
+            .header("origin", APP)
+            .body("{}");
         let response = request.send().await.expect("it answers");
         assert_eq!(response.headers()["access-control-allow-origin"], APP, "{face}");
         assert!(!is_refused(response).await, "{face}");
@@ -81,7 +106,9 @@ async fn pages_of_a_configured_origin_may_call() {
 
 #[tokio::test]
 async fn who_may_not_call_and_still_sends_is_told_so() {
-    let gateway = Gateway::start_with(Config { gateway_login: crate::Login::Required, ..Config::default() }).await;
+    let gateway =
+        Gateway::start_with(Config { gateway_login: crate::Login::Required, ..Config::default() })
+            .await;
     let piece = vec![b' '; 5 * 1024];
     for (face, path, kind) in EVERY_FACE.into_iter().skip(1) {
         let said = |more: &str| {
@@ -103,9 +130,12 @@ async fn who_may_not_call_and_still_sends_is_told_so() {
             }
         }
         let mut answers = Vec::new();
-        within("the connection is closed", stream.read_to_end(&mut answers)).await.expect("it answers");
+        within("the connection is closed", stream.read_to_end(&mut answers))
+            .await
+            .expect("it answers");
         let answers = String::from_utf8_lossy(&answers);
-        let status = if matches!(face, "Connect" | "REST") { "HTTP/1.1 401 " } else { "HTTP/1.1 200 " };
+        let status =
+            if matches!(face, "Connect" | "REST") { "HTTP/1.1 401 " } else { "HTTP/1.1 200 " };
         assert_eq!(answers.matches(status).count(), 2, "{face}: {answers}");
         assert!(refusals(&answers) >= 2, "{face}: {answers}");
         // Who asks first is not told to send it.
@@ -119,7 +149,10 @@ async fn who_may_not_call_and_still_sends_is_told_so() {
 /// How often it is said that somebody may not call, in the words of any face.
 fn refusals(answers: &str) -> usize {
     let answers = answers.to_lowercase().replace(": ", ":");
-    ["\"code\":\"unauthenticated\"", "grpc-status:16"].iter().map(|words| answers.matches(words).count()).sum()
+    ["\"code\":\"unauthenticated\"", "grpc-status:16"]
+        .iter()
+        .map(|words| answers.matches(words).count())
+        .sum()
 }
 
 /// What is answered to whoever may not call: at least so much that it says so.
@@ -135,11 +168,14 @@ async fn told(stream: &mut TcpStream, face: &str) -> String {
 
 #[tokio::test]
 async fn who_may_not_call_is_told_so_before_their_body_is_read() {
-    let gateway = Gateway::start_with(Config { gateway_login: crate::Login::Required, ..Config::default() }).await;
+    let gateway =
+        Gateway::start_with(Config { gateway_login: crate::Login::Required, ..Config::default() })
+            .await;
     for (face, path, kind) in EVERY_FACE.into_iter().skip(2) {
         // A body is announced, and never comes.
-        let request =
-            format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: 1000\r\n\r\n");
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: 1000\r\n\r\n"
+        );
         let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
         stream.write_all(request.as_bytes()).await.expect("it reads");
         told(&mut stream, face).await;

@@ -29,7 +29,8 @@ struct Client {
 
 impl Client {
     async fn of(gateway: &Gateway) -> Self {
-        let (reader, writer) = TcpStream::connect(gateway.operator).await.expect("it listens").into_split();
+        let (reader, writer) =
+            TcpStream::connect(gateway.operator).await.expect("it listens").into_split();
         Self { lines: BufReader::new(reader).lines(), writer }
     }
 
@@ -38,7 +39,10 @@ impl Client {
     }
 
     async fn next(&mut self) -> Value {
-        let line = within("the next line", self.lines.next_line()).await.expect("it lives").expect("it goes on");
+        let line = within("the next line", self.lines.next_line())
+            .await
+            .expect("it lives")
+            .expect("it goes on");
         serde_json::from_str(&line).expect("JSON")
     }
 
@@ -83,11 +87,14 @@ impl Mesh {
 
     /// Takes the message that waits into the transcript.
     async fn admit(&self) -> MessageId {
-        let load = || async { self.store.task_load(self.task).await.expect("it loads").expect("it is there") };
+        let load = || async {
+            self.store.task_load(self.task).await.expect("it loads").expect("it is there")
+        };
         let before = until("a message waits", load, |task| task.queued.is_some()).await;
         let message = before.queued.expect("it waits").message;
         let mut task = before.task.clone();
-        (task.last_position, task.steps, task.phase) = (task.last_position + 1, task.steps + 1, Phase::InvokeModel);
+        (task.last_position, task.steps, task.phase) =
+            (task.last_position + 1, task.steps + 1, Phase::InvokeModel);
         task.turn = Some(Turn { calls: 1, ..Turn::new(message, Stage::Model) });
         let admitted = Some((message, task.last_position));
         let commit = TaskCommit { admitted, ..TaskCommit::new(&before, &task, Timestamp::now()) };
@@ -97,7 +104,14 @@ impl Mesh {
 
     /// A worker says something.
     async fn progress(&self, numbered: Vec<(&str, Payload)>) {
-        let step = self.store.task_load(self.task).await.expect("it loads").expect("it is there").task.steps;
+        let step = self
+            .store
+            .task_load(self.task)
+            .await
+            .expect("it loads")
+            .expect("it is there")
+            .task
+            .steps;
         for (number, (kind, payload)) in (0..).zip(numbered) {
             let index = (1 << 32) + number;
             let id = format!("{}.{step}.{index}", self.task);
@@ -114,7 +128,10 @@ impl Mesh {
         let id = MessageId::from_uuid(Uuid::now_v7());
         let said = v1::Message {
             metadata: Some(v1::Metadata { id: id.to_string(), ..v1::Metadata::default() }),
-            spec: Some(v1::MessageSpec { blocks: vec![crate::convert::block(&block)], ..v1::MessageSpec::default() }),
+            spec: Some(v1::MessageSpec {
+                blocks: vec![crate::convert::block(&block)],
+                ..v1::MessageSpec::default()
+            }),
             status: Some(v1::MessageStatus {
                 source: crate::convert::source(source).into(),
                 position: task.last_position,
@@ -122,8 +139,11 @@ impl Mesh {
             }),
         };
         let event = v1::Event { payload: Some(Payload::Message(said)), ..v1::Event::default() };
-        let created =
-            NewEvent { kind: "message.created".to_owned(), payload: event.encode_to_vec(), step: Some(task.steps) };
+        let created = NewEvent {
+            kind: "message.created".to_owned(),
+            payload: event.encode_to_vec(),
+            step: Some(task.steps),
+        };
         let commit = TaskCommit {
             appended: vec![AppendedMessage {
                 id,
@@ -151,7 +171,9 @@ impl Mesh {
         let said = v1::Message {
             metadata: Some(v1::Metadata { id: id.to_string(), ..v1::Metadata::default() }),
             spec: Some(v1::MessageSpec {
-                blocks: vec![v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: words.into() })) }],
+                blocks: vec![v1::Block {
+                    block: Some(v1::block::Block::Text(v1::Text { text: words.into() })),
+                }],
                 ..v1::MessageSpec::default()
             }),
             status: Some(v1::MessageStatus {
@@ -166,8 +188,10 @@ impl Mesh {
             turns: 1,
             error: None,
         };
-        let events =
-            [("message.created", Payload::Message(said)), ("turn.completed", Payload::TurnCompleted(completed))];
+        let events = [
+            ("message.created", Payload::Message(said)),
+            ("turn.completed", Payload::TurnCompleted(completed)),
+        ];
         let event = |(kind, payload)| {
             let event = v1::Event { payload: Some(payload), ..v1::Event::default() };
             NewEvent { kind: str::to_owned(kind), payload: event.encode_to_vec(), step: Some(step) }
@@ -233,7 +257,9 @@ fn said(text: &str) -> Value {
 async fn a_question_is_answered_when_its_turn_is_over_and_the_session_goes_on() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
-    let made = client.ask(&json!({"id": "1", "type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let made = client
+        .ask(&json!({"id": "1", "type": "dispatch", "agentID": "ada", "messages": said("one")}))
+        .await;
     assert_eq!(
         (&made["id"], &made["agentID"], &made["stopReason"]),
         (&json!("1"), &json!("ada"), &json!("dispatched"))
@@ -242,7 +268,9 @@ async fn a_question_is_answered_when_its_turn_is_over_and_the_session_goes_on() 
     let mesh = Mesh::of(&gateway, &session).await;
     mesh.turn("the first").await;
 
-    client.say(&json!({"id": "2", "type": "query", "sessionID": session, "messages": said("two")})).await;
+    client
+        .say(&json!({"id": "2", "type": "query", "sessionID": session, "messages": said("two")}))
+        .await;
     mesh.turn("the second").await;
     let answer = client.next().await;
     assert_eq!((&answer["id"], &answer["stopReason"]), (&json!("2"), &json!("end_turn")));
@@ -252,7 +280,8 @@ async fn a_question_is_answered_when_its_turn_is_over_and_the_session_goes_on() 
 
     // The same conversation is seen on other faces, and listed, exported and deleted here.
     let task = gateway.url(&format!("/v1/tasks/{}/messages", session.as_str().expect("an id")));
-    let messages: Value = http().get(task).send().await.expect("it answers").json().await.expect("JSON");
+    let messages: Value =
+        http().get(task).send().await.expect("it answers").json().await.expect("JSON");
     assert_eq!(messages["messages"].as_array().expect("messages").len(), 4);
     let listed = client.ask(&json!({"type": "list_sessions", "agentID": "ada"})).await;
     assert_eq!(listed["sessions"][0]["sessionID"], session);
@@ -283,19 +312,33 @@ async fn a_request_with_content_is_answered_by_events() {
         lines.push(client.next().await);
     }
     let types: Vec<_> = lines.iter().map(|line| line["type"].as_str().expect("a type")).collect();
-    assert_eq!(types, ["response-block", "tool-call", "tool-result", "response-chunk", "turn-completed"], "{lines:?}");
+    assert_eq!(
+        types,
+        ["response-block", "tool-call", "tool-result", "response-chunk", "turn-completed"],
+        "{lines:?}"
+    );
     assert_eq!((&lines[0]["content"], &lines[3]["content"]), (&json!("he"), &json!("llo there")));
-    assert_eq!((&lines[1]["name"], &lines[1]["input"]), (&json!("readFile"), &json!({"path": "a"})));
+    assert_eq!(
+        (&lines[1]["name"], &lines[1]["input"]),
+        (&json!("readFile"), &json!({"path": "a"}))
+    );
     assert_eq!((&lines[1]["toolID"], &lines[2]["toolID"]), (&json!("c/1"), &json!("c/1")));
-    assert_eq!((&lines[4]["turnID"], &lines[4]["stopReason"]), (&started["turnID"], &json!("end_turn")));
-    assert!(lines.iter().all(|line| line["id"] == "r" && line["sessionID"] == started["sessionID"]), "{lines:?}");
+    assert_eq!(
+        (&lines[4]["turnID"], &lines[4]["stopReason"]),
+        (&started["turnID"], &json!("end_turn"))
+    );
+    assert!(
+        lines.iter().all(|line| line["id"] == "r" && line["sessionID"] == started["sessionID"]),
+        "{lines:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_turn_that_is_read_later_has_what_its_tools_were_given_and_gave() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
-    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let made =
+        client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
     let session = &made["sessionID"];
     let mut stream = Client::of(&gateway).await;
     stream.ask(&json!({"type": "stream", "sessionID": session})).await;
@@ -318,7 +361,8 @@ async fn a_turn_that_is_read_later_has_what_its_tools_were_given_and_gave() {
         // Of one that was not kept.
         used(3, false, "", ""),
     ];
-    let result = CodeResult { id: "c".into(), output: "text".into(), tool_uses, ..CodeResult::default() };
+    let result =
+        CodeResult { id: "c".into(), output: "text".into(), tool_uses, ..CodeResult::default() };
     mesh.append(Source::System, Block::CodeInterpreterResult(result)).await;
     let drawn = Attachment {
         media_type: "image/png".into(),
@@ -332,12 +376,17 @@ async fn a_turn_that_is_read_later_has_what_its_tools_were_given_and_gave() {
     let code = stream.until(|line| line["content"][0]["type"] == "code").await;
     assert_eq!(code["stopReason"], "tool_use");
     let image = stream.until(|line| line["content"][0]["type"] == "image").await;
-    assert_eq!(image["content"], json!([{"type": "image", "url": "data:image/png;base64,AP+A", "alt": "chart"}]));
+    assert_eq!(
+        image["content"],
+        json!([{"type": "image", "url": "data:image/png;base64,AP+A", "alt": "chart"}])
+    );
     let end = stream.until(|line| line["stopReason"] == "end_turn").await;
     assert_eq!(end["content"][1], image["content"][0]);
     let calls = end["turns"][0]["toolCalls"].as_array().expect("calls");
-    let told: Vec<_> =
-        calls.iter().map(|call| json!([call["id"], call["input"], call["result"], call["error"]])).collect();
+    let told: Vec<_> = calls
+        .iter()
+        .map(|call| json!([call["id"], call["input"], call["result"], call["error"]]))
+        .collect();
     let expected = [
         json!(["c/1", {"path": "a"}, "\"text\"", null]),
         json!(["c/2", {"path": "b"}, "", "{\"name\":\"NotFound\"}"]),
@@ -353,7 +402,8 @@ async fn a_turn_that_is_read_later_has_what_its_tools_were_given_and_gave() {
 async fn a_stream_goes_on_where_the_client_was_when_it_broke() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
-    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let made =
+        client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
     let session = &made["sessionID"];
     let mesh = Mesh::of(&gateway, session).await;
     mesh.turn("the first").await;
@@ -361,7 +411,10 @@ async fn a_stream_goes_on_where_the_client_was_when_it_broke() {
     // Whoever has nothing gets the turns there are; whoever has some gets the others.
     let mut stream = Client::of(&gateway).await;
     let start = stream.ask(&json!({"id": "s", "type": "stream", "sessionID": session})).await;
-    assert_eq!((&start["stopReason"], start["turns"].as_array().map(Vec::len)), (&json!("stream_start"), Some(1)));
+    assert_eq!(
+        (&start["stopReason"], start["turns"].as_array().map(Vec::len)),
+        (&json!("stream_start"), Some(1))
+    );
     let start = client.ask(&json!({"type": "stream", "sessionID": session, "lastTurn": 1})).await;
     assert_eq!(start["turns"], json!([]));
 
@@ -375,10 +428,16 @@ async fn a_stream_goes_on_where_the_client_was_when_it_broke() {
     again.say(&json!({"type": "stream", "sessionID": session, "cursor": piece["cursor"]})).await;
     assert_eq!(again.next().await["stopReason"], "stream_start");
     let call = again.next().await;
-    assert_eq!((&call["content"][0]["type"], &call["content"][0]["name"]), (&json!("tool"), &json!("readFile")));
+    assert_eq!(
+        (&call["content"][0]["type"], &call["content"][0]["name"]),
+        (&json!("tool"), &json!("readFile"))
+    );
     let result = again.next().await;
     let execution = &result["turns"][0]["toolCalls"][0];
-    assert_eq!((&execution["result"], &execution["input"]), (&json!("\"text\""), &json!({"path": "a"})));
+    assert_eq!(
+        (&execution["result"], &execution["input"]),
+        (&json!("\"text\""), &json!({"path": "a"}))
+    );
     // What the call was given is known also to who has seen the call.
     let mut behind = Client::of(&gateway).await;
     behind.say(&json!({"type": "stream", "sessionID": session, "cursor": call["cursor"]})).await;
@@ -386,7 +445,10 @@ async fn a_stream_goes_on_where_the_client_was_when_it_broke() {
     assert_eq!(behind.next().await["turns"], result["turns"]);
     assert_eq!(again.next().await["content"][0]["text"], "e second");
     let end = again.next().await;
-    assert_eq!((&end["stopReason"], &end["content"][0]["text"]), (&json!("end_turn"), &json!("the second")));
+    assert_eq!(
+        (&end["stopReason"], &end["content"][0]["text"]),
+        (&json!("end_turn"), &json!("the second"))
+    );
     assert_eq!(end["turns"].as_array().map(Vec::len), Some(2));
     // The session's end is the stream's.
     client.say(&json!({"type": "delete_session", "sessionID": session})).await;
@@ -396,7 +458,13 @@ async fn a_stream_goes_on_where_the_client_was_when_it_broke() {
 /// The tasks there are, once there is one.
 async fn begun(gateway: &Gateway) -> Vec<v1::Task> {
     let tasks = || async {
-        gateway.tasks().list_tasks(v1::ListTasksRequest::default()).await.expect("a list").into_inner().tasks
+        gateway
+            .tasks()
+            .list_tasks(v1::ListTasksRequest::default())
+            .await
+            .expect("a list")
+            .into_inner()
+            .tasks
     };
     until("a session is there", tasks, |tasks| !tasks.is_empty()).await
 }
@@ -434,7 +502,11 @@ async fn a_question_that_is_sent_again_is_asked_once_and_has_the_same_answer() {
     again.say(&ask).await;
     mesh.answer(message, "the first").await;
     let first = again.next().await;
-    assert_eq!((&first["sessionID"], &first["stopReason"]), (&session, &json!("end_turn")), "{first}");
+    assert_eq!(
+        (&first["sessionID"], &first["stopReason"]),
+        (&session, &json!("end_turn")),
+        "{first}"
+    );
     assert_eq!(first["content"], json!([{"type": "text", "text": "the first"}]));
     // When it is long over, and the conversation has gone on.
     again.say(&json!({"type": "dispatch", "sessionID": session, "messages": said("two")})).await;
@@ -456,7 +528,8 @@ async fn a_question_that_is_sent_again_is_asked_once_and_has_the_same_answer() {
     assert_eq!(refused["content"][0]["code"], "INVALID_REQUEST", "{refused}");
     // Any id that is no UUID names a request on its connection only.
     for _ in 0..2 {
-        let next = json!({"id": "1", "type": "dispatch", "sessionID": session, "messages": said("more")});
+        let next =
+            json!({"id": "1", "type": "dispatch", "sessionID": session, "messages": said("more")});
         assert_eq!(Client::of(&gateway).await.ask(&next).await["stopReason"], "dispatched");
     }
     assert_eq!(messages(&gateway, &session).await, 6);
@@ -466,7 +539,8 @@ async fn a_question_that_is_sent_again_is_asked_once_and_has_the_same_answer() {
 async fn a_dispatch_that_is_sent_again_tells_the_same_events() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
-    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("zero")})).await;
+    let made =
+        client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("zero")})).await;
     let session = &made["sessionID"];
     let mesh = Mesh::of(&gateway, session).await;
     mesh.turn("of no interest").await;
@@ -496,7 +570,8 @@ async fn events_go_on_where_the_client_was_when_it_broke() {
     let (first, cursors) = told;
     assert_eq!(first.len(), 6, "{first:?}");
 
-    // Whoever has nothing is told everything as it was told then; whoever has a line, what came behind it.
+    // Whoever has nothing is told everything as it was told then; whoever has a line, what came
+    // behind it.
     let ask = json!({"id": "r", "type": "stream", "form": "events", "sessionID": session});
     let mut whole = Client::of(&gateway).await;
     whole.say(&ask).await;
@@ -516,11 +591,20 @@ async fn events_go_on_where_the_client_was_when_it_broke() {
     let mut without = ask.clone();
     without["lastTurn"] = 1.into();
     later.say(&without).await;
-    let two = client.ask(&json!({"id": "r", "type": "dispatch", "sessionID": session, "content": "two"})).await;
+    let two = client
+        .ask(&json!({"id": "r", "type": "dispatch", "sessionID": session, "content": "two"}))
+        .await;
     mesh.turn("the second").await;
     let (second, _) = turn_told(&mut whole).await;
     let types: Vec<_> = second.iter().map(|line| line["type"].as_str().expect("a type")).collect();
-    let expected = ["turn-started", "response-block", "tool-call", "tool-result", "response-chunk", "turn-completed"];
+    let expected = [
+        "turn-started",
+        "response-block",
+        "tool-call",
+        "tool-result",
+        "response-chunk",
+        "turn-completed",
+    ];
     assert_eq!(types, expected, "{second:?}");
     assert_eq!((&second[0], &second[5]["turnID"]), (&two, &two["turnID"]));
     assert_eq!(turn_told(&mut client).await.0, second[1..]);
@@ -528,24 +612,35 @@ async fn events_go_on_where_the_client_was_when_it_broke() {
     assert_eq!(turn_told(&mut later).await.0, second);
 
     // What is taken back before its turn has none, and the session's end is the stream's.
-    client.say(&json!({"id": "x", "type": "dispatch", "sessionID": session, "content": "three"})).await;
+    client
+        .say(&json!({"id": "x", "type": "dispatch", "sessionID": session, "content": "three"}))
+        .await;
     let three = client.until(|line| line["type"] == "turn-started").await;
     let message = three["turnID"].as_str().expect("an id").to_owned();
     let delete = v1::DeleteMessageRequest { message, ..v1::DeleteMessageRequest::default() };
     gateway.messages().delete_message(delete).await.expect("it waits");
     assert_eq!(whole.next().await["turnID"], three["turnID"]);
     let dropped = whole.next().await;
-    assert_eq!((&dropped["code"], &dropped["turnID"]), (&json!("SESSION_ERROR"), &three["turnID"]), "{dropped}");
+    assert_eq!(
+        (&dropped["code"], &dropped["turnID"]),
+        (&json!("SESSION_ERROR"), &three["turnID"]),
+        "{dropped}"
+    );
     client.say(&json!({"type": "delete_session", "sessionID": session})).await;
     let end = whole.next().await;
-    assert_eq!((&end["type"], &end["code"]), (&json!("error"), &json!("SESSION_NOT_FOUND")), "{end}");
+    assert_eq!(
+        (&end["type"], &end["code"]),
+        (&json!("error"), &json!("SESSION_NOT_FOUND")),
+        "{end}"
+    );
 }
 
 #[tokio::test]
 async fn a_cancel_never_waits_behind_a_stream() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
-    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let made =
+        client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
     let session = &made["sessionID"];
     let task = session.as_str().expect("an id");
     // Streams that have more to say than anybody reads.
@@ -580,7 +675,8 @@ async fn a_cancel_never_waits_behind_a_stream() {
     assert_eq!(client.until(|line| line["id"] == "e").await["type"], "cancelled");
     client.say(&json!({"id": "s0", "type": "list_sessions"})).await;
     assert_eq!(
-        client.until(|line| line["id"] == "s0" && line["type"] == "sessions").await["sessions"][0]["sessionID"],
+        client.until(|line| line["id"] == "s0" && line["type"] == "sessions").await["sessions"][0]
+            ["sessionID"],
         task
     );
 }
@@ -589,16 +685,22 @@ async fn a_cancel_never_waits_behind_a_stream() {
 async fn a_cancel_is_taken_also_from_who_has_as_many_requests_as_there_may_be() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
-    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let made =
+        client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
     let session = &made["sessionID"];
     for number in 0..64 {
-        client.say(&json!({"id": format!("s{number}"), "type": "stream", "sessionID": session})).await;
+        client
+            .say(&json!({"id": format!("s{number}"), "type": "stream", "sessionID": session}))
+            .await;
     }
     for _ in 0..64 {
         assert_eq!(client.next().await["stopReason"], "stream_start");
     }
     let refused = client.ask(&json!({"id": "l", "type": "list_sessions"})).await;
-    assert_eq!((&refused["id"], &refused["content"][0]["code"]), (&json!("l"), &json!("RATE_LIMIT_EXCEEDED")));
+    assert_eq!(
+        (&refused["id"], &refused["content"][0]["code"]),
+        (&json!("l"), &json!("RATE_LIMIT_EXCEEDED"))
+    );
     let cancelled = client.ask(&json!({"id": "c", "type": "cancel", "sessionID": session})).await;
     assert_eq!(cancelled, json!({"type": "cancelled", "sessionID": session, "id": "c"}));
 }
@@ -607,25 +709,36 @@ async fn a_cancel_is_taken_also_from_who_has_as_many_requests_as_there_may_be() 
 async fn who_is_waiting_when_the_gateway_stops_is_told_to_come_again() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
-    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let made =
+        client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
     let session = &made["sessionID"];
     client.say(&json!({"id": "s", "type": "stream", "sessionID": session})).await;
     assert_eq!(client.next().await["stopReason"], "stream_start");
-    client.say(&json!({"id": "e", "type": "dispatch", "sessionID": session, "content": "two"})).await;
+    client
+        .say(&json!({"id": "e", "type": "dispatch", "sessionID": session, "content": "two"}))
+        .await;
     client.until(|line| line["type"] == "turn-started").await;
-    client.say(&json!({"id": "q", "type": "query", "sessionID": session, "messages": said("three")})).await;
+    client
+        .say(&json!({"id": "q", "type": "query", "sessionID": session, "messages": said("three")}))
+        .await;
     until("all is said", || messages(&gateway, session), |count| *count == 3).await;
 
     gateway.context.lifecycle().stop("the test wants it to");
     let mut told = Vec::new();
-    while let Some(line) = within("the end", client.lines.next_line()).await.expect("it is no reset") {
+    while let Some(line) =
+        within("the end", client.lines.next_line()).await.expect("it is no reset")
+    {
         told.push(serde_json::from_str::<Value>(&line).expect("JSON"));
     }
     for (id, form) in [("s", "results"), ("e", "events"), ("q", "results")] {
         let of_it: Vec<_> = told.iter().filter(|line| line["id"] == id).collect();
         let last = of_it.last().unwrap_or_else(|| panic!("`{id}` got no answer: {told:?}"));
         let error = if form == "events" { last } else { &last["content"][0] };
-        assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("UNAVAILABLE")), "{last}");
+        assert_eq!(
+            (&error["type"], &error["code"]),
+            (&json!("error"), &json!("UNAVAILABLE")),
+            "{last}"
+        );
         assert!(error["details"]["retryAfter"].as_u64() >= Some(1), "{last}");
         assert_eq!(last["sessionID"], *session, "{last}");
     }
@@ -647,7 +760,10 @@ async fn what_is_wrong_has_a_code() {
             json!({"type": "send_context_request", "context": {"userMessage": "x"}, "agentID": "E v e"}),
             "AGENT_NOT_FOUND",
         ),
-        (json!({"type": "query", "sessionID": missing, "messages": said("x")}), "SESSION_NOT_FOUND"),
+        (
+            json!({"type": "query", "sessionID": missing, "messages": said("x")}),
+            "SESSION_NOT_FOUND",
+        ),
         (json!({"type": "stream", "sessionID": "sess_abc123"}), "SESSION_NOT_FOUND"),
         (json!({"type": "cancel"}), "INVALID_REQUEST"),
         (json!({"type": "cancel", "requestID": "none"}), "INVALID_REQUEST"),
@@ -662,7 +778,8 @@ async fn what_is_wrong_has_a_code() {
         );
         assert_eq!(answer["content"][0]["code"], code, "{line}: {answer}");
     }
-    let events = client.ask(&json!({"id": "e", "type": "dispatch", "agentID": "eve", "content": "x"})).await;
+    let events =
+        client.ask(&json!({"id": "e", "type": "dispatch", "agentID": "eve", "content": "x"})).await;
     assert_eq!((&events["type"], &events["code"]), (&json!("error"), &json!("AGENT_NOT_FOUND")));
     client.writer.write_all(b"no json\n").await.expect("it reads");
     assert_eq!(client.next().await["content"][0]["code"], "INVALID_REQUEST");
@@ -672,7 +789,11 @@ async fn what_is_wrong_has_a_code() {
     // All of that has not broken the connection; too many lines don't either.
     for number in 0..300 {
         let id = number.to_string();
-        let line = if number % 2 == 0 { json!({"id": id}) } else { json!({"id": id, "type": "query", "content": ""}) };
+        let line = if number % 2 == 0 {
+            json!({"id": id})
+        } else {
+            json!({"id": id, "type": "query", "content": ""})
+        };
         client.say(&line).await;
     }
     // Whichever it was, and in its own form.
@@ -680,9 +801,16 @@ async fn what_is_wrong_has_a_code() {
     let results = client.until(|line| is_refused(line) && line["content"].is_array()).await;
     let events = client.until(|line| is_refused(line) && line["type"] == "error").await;
     assert_eq!(results["content"][0]["details"], json!({"retryAfter": 1}));
-    assert_eq!((&events["code"], &events["details"]), (&json!("RATE_LIMIT_EXCEEDED"), &json!({"retryAfter": 1})));
+    assert_eq!(
+        (&events["code"], &events["details"]),
+        (&json!("RATE_LIMIT_EXCEEDED"), &json!({"retryAfter": 1}))
+    );
     for (line, odd) in [(results, 0), (events, 1)] {
-        assert_eq!(line["id"].as_str().and_then(|id| id.parse::<u32>().ok()).map(|id| id % 2), Some(odd), "{line}");
+        assert_eq!(
+            line["id"].as_str().and_then(|id| id.parse::<u32>().ok()).map(|id| id % 2),
+            Some(odd),
+            "{line}"
+        );
     }
 }
 
@@ -695,12 +823,18 @@ async fn tools_that_a_client_names_are_all_a_session_may_call() {
     let made = begun(&gateway).await;
     let spec = made[0].spec.clone().expect("a specification");
     assert_eq!(spec.workspace, "/srv/p");
-    let rules: Vec<_> = spec.policy.iter().map(|rule| (rule.action(), rule.tools.clone())).collect();
-    assert_eq!(rules, [(v1::PolicyAction::Allow, vec!["read".to_owned()]), (v1::PolicyAction::Deny, vec![])]);
+    let rules: Vec<_> =
+        spec.policy.iter().map(|rule| (rule.action(), rule.tools.clone())).collect();
+    assert_eq!(
+        rules,
+        [(v1::PolicyAction::Allow, vec!["read".to_owned()]), (v1::PolicyAction::Deny, vec![])]
+    );
     let id = json!(id(made[0].metadata.clone()));
     Mesh::of(&gateway, &id).await.turn("it is good").await;
     assert_eq!(client.next().await["content"][0]["text"], "it is good");
-    let later = client.ask(&json!({"type": "query", "sessionID": id, "tools": ["bash"], "messages": said("x")})).await;
+    let later = client
+        .ask(&json!({"type": "query", "sessionID": id, "tools": ["bash"], "messages": said("x")}))
+        .await;
     assert_eq!(later["content"][0]["code"], "INVALID_REQUEST");
     // One that is called otherwise would leave the session without any.
     for request in [
@@ -712,7 +846,8 @@ async fn tools_that_a_client_names_are_all_a_session_may_call() {
         let words = error["message"].as_str().expect("words");
         assert!(words.contains("`readFile`") && words.contains("read_file, read,"), "{words}");
     }
-    let events = json!({"type": "dispatch", "agentID": "ada", "tools": ["readFile"], "content": "x"});
+    let events =
+        json!({"type": "dispatch", "agentID": "ada", "tools": ["readFile"], "content": "x"});
     let error = client.ask(&events).await;
     assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("TOOL_NOT_AVAILABLE")));
     assert_eq!(begun(&gateway).await.len(), 1, "a session was begun all the same");
@@ -736,7 +871,9 @@ async fn websockets_carry_the_same_lines_and_pages_cannot_open_them() {
     let (mut socket, _) = open("").await.expect("it is let in");
     let ask = json!({"id": "1", "type": "list_sessions"});
     socket.send(Frame::text(ask.to_string())).await.expect("it reads");
-    let Some(Ok(Frame::Text(text))) = within("an answer", socket.next()).await else { panic!("no text") };
+    let Some(Ok(Frame::Text(text))) = within("an answer", socket.next()).await else {
+        panic!("no text")
+    };
     assert_eq!(
         serde_json::from_str::<Value>(&text).expect("JSON"),
         json!({"type": "sessions", "sessions": [], "nextPageToken": "", "id": "1"})
@@ -745,7 +882,8 @@ async fn websockets_carry_the_same_lines_and_pages_cannot_open_them() {
     // What a page can post to any port without asking is not taken for lines.
     let mut stream = TcpStream::connect(gateway.operator).await.expect("it listens");
     let body = json!({"type": "dispatch", "agentID": "ada", "messages": said("x")});
-    let post = format!("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n\r\n{body}\n");
+    let post =
+        format!("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n\r\n{body}\n");
     stream.write_all(post.as_bytes()).await.expect("it reads");
     let mut answer = String::new();
     // A reset instead of an end is as good.
@@ -765,7 +903,8 @@ async fn websockets_carry_the_same_lines_and_pages_cannot_open_them() {
 #[tokio::test]
 async fn a_line_that_is_too_long_ends_a_websocket_which_says_why() {
     let gateway = Gateway::start().await;
-    let mut stream = BufReader::new(TcpStream::connect(gateway.operator).await.expect("it listens"));
+    let mut stream =
+        BufReader::new(TcpStream::connect(gateway.operator).await.expect("it listens"));
     let request = format!(
         "GET / HTTP/1.1\r\nhost: {}\r\nconnection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
          sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
@@ -774,7 +913,11 @@ async fn a_line_that_is_too_long_ends_a_websocket_which_says_why() {
     stream.write_all(request.as_bytes()).await.expect("it reads");
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
-        assert_ne!(within("its answer", stream.read_line(&mut head)).await.expect("it answers"), 0, "{head}");
+        assert_ne!(
+            within("its answer", stream.read_line(&mut head)).await.expect("it answers"),
+            0,
+            "{head}"
+        );
     }
     assert!(head.starts_with("HTTP/1.1 101"), "{head}");
     // That a text of 5 MiB follows is enough: none of it has to be sent.
@@ -800,8 +943,16 @@ async fn who_logs_in_is_told_whether_the_key_opens_anything() {
     assert!(listed.to_string().contains("UNAUTHORIZED"), "{listed}");
     let owner = (OrganizationId::LOCAL, construct_domain::UserId::LOCAL);
     let scopes = [construct_domain::access::Scope::Admin];
-    let (_, key) = crate::tests::walk::key(&gateway, owner, construct_domain::access::Role::Owner, &scopes, None).await;
-    let elsewhere = json!({"type": "auth", "id": "3", "key": key, "organizationID": "org_elsewhere"});
+    let (_, key) = crate::tests::walk::key(
+        &gateway,
+        owner,
+        construct_domain::access::Role::Owner,
+        &scopes,
+        None,
+    )
+    .await;
+    let elsewhere =
+        json!({"type": "auth", "id": "3", "key": key, "organizationID": "org_elsewhere"});
     let elsewhere = client.ask(&elsewhere).await;
     assert!(elsewhere.to_string().contains("UNAUTHORIZED"), "{elsewhere}");
     // The organization of an earlier attempt is not kept.

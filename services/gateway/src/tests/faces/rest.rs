@@ -8,7 +8,8 @@ use super::*;
 
 async fn json_of(request: reqwest::RequestBuilder, expected: StatusCode) -> Value {
     let response = request.send().await.expect("it answers");
-    let (status, kind) = (response.status(), response.headers()["content-type"].to_str().expect("text").to_owned());
+    let (status, kind) =
+        (response.status(), response.headers()["content-type"].to_str().expect("text").to_owned());
     let text = response.text().await.expect("a body");
     assert_eq!(status, expected, "{text}");
     let good = status.is_success();
@@ -24,11 +25,16 @@ async fn a_task_and_its_messages_are_resources() {
         let spec = json!({"agent": "ada", "workspace": "/work"});
         let create = || client.post(&tasks).header("idempotency-key", key).json(&spec);
         let made = json_of(create(), StatusCode::CREATED).await;
-        let task = gateway.url(&format!("/v1/tasks/{}", made["metadata"]["id"].as_str().expect("an id")));
+        let task =
+            gateway.url(&format!("/v1/tasks/{}", made["metadata"]["id"].as_str().expect("an id")));
         // The same key: the same task.
-        assert_eq!(json_of(create(), StatusCode::CREATED).await["metadata"]["id"], made["metadata"]["id"]);
+        assert_eq!(
+            json_of(create(), StatusCode::CREATED).await["metadata"]["id"],
+            made["metadata"]["id"]
+        );
 
-        let changed = json_of(client.patch(&task).json(&json!({"title": "May"})), StatusCode::OK).await;
+        let changed =
+            json_of(client.patch(&task).json(&json!({"title": "May"})), StatusCode::OK).await;
         assert_eq!(changed["spec"]["title"], "May");
         assert_eq!(json_of(client.get(&task), StatusCode::OK).await["spec"]["title"], "May");
 
@@ -38,7 +44,11 @@ async fn a_task_and_its_messages_are_resources() {
         let id = message["metadata"]["id"].as_str().expect("an id");
         let found = json_of(client.get(&messages), StatusCode::OK).await;
         assert_eq!(found["messages"][0]["metadata"]["id"], id);
-        let gone = client.delete(gateway.url(&format!("/v1/messages/{id}"))).send().await.expect("it answers");
+        let gone = client
+            .delete(gateway.url(&format!("/v1/messages/{id}")))
+            .send()
+            .await
+            .expect("it answers");
         assert_eq!(gone.status(), StatusCode::NO_CONTENT);
 
         let why = json_of(client.get(format!("{task}/explanation")), StatusCode::OK).await;
@@ -46,9 +56,15 @@ async fn a_task_and_its_messages_are_resources() {
         let suspended = json_of(client.post(format!("{task}/suspend")), StatusCode::OK).await;
         assert_eq!(suspended["status"]["desiredPhase"], "TASK_PHASE_SUSPENDED");
         let gone = client.delete(&task).send().await.expect("it answers");
-        assert_eq!((gone.status(), gone.bytes().await.expect("a body").len()), (StatusCode::NO_CONTENT, 0));
+        assert_eq!(
+            (gone.status(), gone.bytes().await.expect("a body").len()),
+            (StatusCode::NO_CONTENT, 0)
+        );
         let problem = json_of(client.get(&task), StatusCode::NOT_FOUND).await;
-        assert_eq!((&problem["code"], &problem["resource"]["type"]), (&json!("NOT_FOUND"), &json!("task")));
+        assert_eq!(
+            (&problem["code"], &problem["resource"]["type"]),
+            (&json!("NOT_FOUND"), &json!("task"))
+        );
     }
 }
 
@@ -63,10 +79,14 @@ async fn pages_and_filters_are_parameters_of_the_query() {
     loop {
         let mut query = vec![("pageSize", "2"), ("order_by", "created_at asc"), ("agent", "ada")];
         query.push(("pageToken", &token));
-        let query: String = form_urlencoded::Serializer::new(String::new()).extend_pairs(query).finish();
-        let page = json_of(http().get(gateway.url(&format!("/v1/tasks?{query}"))), StatusCode::OK).await;
+        let query: String =
+            form_urlencoded::Serializer::new(String::new()).extend_pairs(query).finish();
+        let page =
+            json_of(http().get(gateway.url(&format!("/v1/tasks?{query}"))), StatusCode::OK).await;
         let tasks = page["tasks"].as_array().expect("tasks");
-        found.extend(tasks.iter().map(|task| task["metadata"]["id"].as_str().expect("an id").to_owned()));
+        found.extend(
+            tasks.iter().map(|task| task["metadata"]["id"].as_str().expect("an id").to_owned()),
+        );
         match page["page"]["nextPageToken"].as_str() {
             Some(next) => token = next.to_owned(),
             None => break,
@@ -82,7 +102,11 @@ async fn pages_and_filters_are_parameters_of_the_query() {
         ("createdAfter=yesterday", "filter.created_after"),
         ("idempotencyKey=x", "idempotencyKey"),
     ] {
-        let problem = json_of(http().get(gateway.url(&format!("/v1/tasks?{query}"))), StatusCode::BAD_REQUEST).await;
+        let problem = json_of(
+            http().get(gateway.url(&format!("/v1/tasks?{query}"))),
+            StatusCode::BAD_REQUEST,
+        )
+        .await;
         assert_eq!(problem["violations"][0]["field"], field, "{query}: {problem}");
     }
 }
@@ -100,13 +124,20 @@ async fn what_is_wrong_with_a_request_is_a_problem_with_its_fields() {
         (json!([]), "spec"),
     ] {
         let problem = json_of(http().post(&messages).json(&body), StatusCode::BAD_REQUEST).await;
-        assert_eq!((&problem["code"], &problem["status"]), (&json!("INVALID_ARGUMENT"), &json!(400)));
+        assert_eq!(
+            (&problem["code"], &problem["status"]),
+            (&json!("INVALID_ARGUMENT"), &json!(400))
+        );
         assert_eq!(problem["violations"][0]["field"], field, "{problem}");
     }
     let text = http().post(&messages).header("content-type", "text/plain").body("hello");
     assert_eq!(json_of(text, StatusCode::UNSUPPORTED_MEDIA_TYPE).await["status"], 415);
     json_of(http().post(&messages), StatusCode::BAD_REQUEST).await;
-    let large = http().post(&messages).header("content-type", "application/json").body(vec![b' '; 4 * 1024 * 1024 + 1]);
+    let large = http().post(&messages).header("content-type", "application/json").body(vec![
+        b' ';
+        4 * 1024 * 1024
+            + 1
+    ]);
     assert_eq!(json_of(large, StatusCode::BAD_REQUEST).await["code"], "OUT_OF_RANGE");
     json_of(http().get(gateway.url("/v1/tusks")), StatusCode::NOT_FOUND).await;
     let put = http().put(gateway.url("/v1/tasks")).send().await.expect("it answers");
@@ -131,7 +162,10 @@ async fn whoever_asks_is_told_how_people_log_in() {
     let none = Gateway::start().await;
     let path = "/.well-known/oauth-protected-resource";
     let problem = json_of(http().get(none.url(path)), StatusCode::NOT_FOUND).await;
-    assert!(problem["detail"].as_str().expect("words").contains("gateway_oidc_issuer"), "{problem}");
+    assert!(
+        problem["detail"].as_str().expect("words").contains("gateway_oidc_issuer"),
+        "{problem}"
+    );
 
     let config = crate::Config {
         gateway_oidc_issuer: Some("https://login.example.com".to_owned()),
@@ -145,11 +179,20 @@ async fn whoever_asks_is_told_how_people_log_in() {
         let told = json_of(client.get(gateway.url(path)), StatusCode::OK).await;
         assert_eq!(told["resource"], gateway.url(""));
         assert_eq!(told["authorization_servers"], json!(["https://login.example.com"]));
-        assert_eq!((&told["construct_client_id"], &told["construct_audience"]), (&json!("cli"), &json!("construct")));
-        assert_eq!(told["scopes_supported"], json!(["openid", "profile", "email", "offline_access"]));
+        assert_eq!(
+            (&told["construct_client_id"], &told["construct_audience"]),
+            (&json!("cli"), &json!("construct"))
+        );
+        assert_eq!(
+            told["scopes_supported"],
+            json!(["openid", "profile", "email", "offline_access"])
+        );
         // Behind a proxy that speaks TLS.
         let told = client.get(gateway.url(path)).header("x-forwarded-proto", "https");
-        assert_eq!(json_of(told, StatusCode::OK).await["resource"], gateway.url("").replace("http:", "https:"));
+        assert_eq!(
+            json_of(told, StatusCode::OK).await["resource"],
+            gateway.url("").replace("http:", "https:")
+        );
         let post = client.post(gateway.url(path)).send().await.expect("it answers");
         assert_eq!(
             (post.status(), &post.headers()["allow"]),
@@ -162,7 +205,9 @@ async fn whoever_asks_is_told_how_people_log_in() {
 async fn whatever_can_be_got_can_be_asked_for_without_its_body() {
     let gateway = Gateway::start().await.with_agent().await;
     for client in [http(), http2()] {
-        for path in ["/v1/agents", "/v1/agents/ada", "/v1/agents/eve", "/openapi.json", "/v1/nothing"] {
+        for path in
+            ["/v1/agents", "/v1/agents/ada", "/v1/agents/eve", "/openapi.json", "/v1/nothing"]
+        {
             let got = client.get(gateway.url(path)).send().await.expect("it answers");
             let head = client.head(gateway.url(path)).send().await.expect("it answers");
             assert_eq!(head.status(), got.status(), "{path}");
@@ -177,7 +222,8 @@ async fn whatever_can_be_got_can_be_asked_for_without_its_body() {
 #[tokio::test]
 async fn who_may_not_come_in_is_told_how_to() {
     let challenge = async |gateway: &Gateway, path: &str, key: Option<&str>| {
-        let request = http().post(gateway.url(path)).header("content-type", "application/json").body("{}");
+        let request =
+            http().post(gateway.url(path)).header("content-type", "application/json").body("{}");
         let request = key.into_iter().fold(request, reqwest::RequestBuilder::bearer_auth);
         let refused = request.send().await.expect("it answers");
         assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
@@ -194,7 +240,10 @@ async fn who_may_not_come_in_is_told_how_to() {
         assert_eq!(challenge(&keys, path, None).await, "Bearer");
         assert_eq!(challenge(&keys, path, Some("ct_x")).await, "Bearer error=\"invalid_token\"");
         let metadata = people.url("/.well-known/oauth-protected-resource");
-        assert_eq!(challenge(&people, path, None).await, format!("Bearer resource_metadata=\"{metadata}\""));
+        assert_eq!(
+            challenge(&people, path, None).await,
+            format!("Bearer resource_metadata=\"{metadata}\"")
+        );
     }
     let got = http().get(keys.url("/v1/agents")).send().await.expect("it answers");
     assert!(got.headers().contains_key("www-authenticate"));
@@ -208,9 +257,12 @@ struct Events {
 impl Events {
     async fn open(gateway: &Gateway, path: &str, last: &str) -> Self {
         let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
-        let last = if last.is_empty() { String::new() } else { format!("last-event-id: {last}\r\n") };
+        let last =
+            if last.is_empty() { String::new() } else { format!("last-event-id: {last}\r\n") };
         // HTTP/1.0, so that the body comes without chunks.
-        let request = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\naccept: text/event-stream\r\n{last}\r\n");
+        let request = format!(
+            "GET {path} HTTP/1.0\r\nhost: localhost\r\naccept: text/event-stream\r\n{last}\r\n"
+        );
         stream.write_all(request.as_bytes()).await.expect("it reads");
         let mut events = Self { lines: tokio::io::BufReader::new(stream).lines() };
         while !events.line().await.expect("a head").is_empty() {}
@@ -280,14 +332,19 @@ async fn whoever_comes_back_misses_nothing_and_gets_nothing_twice() {
 }
 
 #[tokio::test]
-async fn the_organisations_events_are_a_resource_too() {
+async fn the_organizations_events_are_a_resource_too() {
     let gateway = Gateway::start().await;
-    let mut events = Events::open(&gateway, "/v1/events?types=agent.*&types=model.created", "").await;
+    let mut events =
+        Events::open(&gateway, "/v1/events?types=agent.*&types=model.created", "").await;
     let gateway = gateway.with_agent().await;
     assert_eq!(events.next().await.2["type"], "model.created");
     assert_eq!(events.next().await.2["type"], "agent.created");
     for (query, field) in [("task=x", "task"), ("cursor=x", "cursor"), ("types=A", "types[0]")] {
-        let problem = json_of(http().get(gateway.url(&format!("/v1/events?{query}"))), StatusCode::BAD_REQUEST).await;
+        let problem = json_of(
+            http().get(gateway.url(&format!("/v1/events?{query}"))),
+            StatusCode::BAD_REQUEST,
+        )
+        .await;
         assert_eq!(problem["violations"][0]["field"], field, "{problem}");
     }
 }
@@ -297,11 +354,15 @@ async fn a_stalled_reader_changes_nothing_for_the_others() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let path = format!("/v1/tasks/{task}/events?cursor=0");
-    // They ask and never read. What they would get is more than the buffers between them and the gateway hold.
+    // They ask and never read. What they would get is more than the buffers between them and the
+    // gateway hold.
     let mut stalled = Vec::new();
     for _ in 0..8 {
         let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
-        stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes()).await.expect("it reads");
+        stream
+            .write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes())
+            .await
+            .expect("it reads");
         stalled.push(stream);
     }
     let mut events = Events::open(&gateway, &path, "").await;
@@ -348,11 +409,17 @@ async fn the_version_of_a_document_is_its_entity_tag() {
     let late = send(put(&short).header("if-match", "\"1\"")).await;
     assert_eq!(late.status(), StatusCode::PRECONDITION_FAILED);
     let problem: Value = late.json().await.expect("JSON");
-    assert_eq!((&problem["status"], &problem["preconditions"][0]["description"]), (&json!(412), &json!("2")));
+    assert_eq!(
+        (&problem["status"], &problem["preconditions"][0]["description"]),
+        (&json!(412), &json!("2"))
+    );
     // Without a condition in the headers it is as it was.
     let late = json!({"json": "{}", "expectedVersion": "1"});
     assert_eq!(send(put(&late)).await.status(), StatusCode::CONFLICT);
-    assert_eq!(send(put(&late).header("if-match", "\"2\"")).await.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(
+        send(put(&late).header("if-match", "\"2\"")).await.status(),
+        StatusCode::BAD_REQUEST
+    );
 
     // A compressed answer is another one.
     let get = |compressed: bool| {
@@ -369,7 +436,10 @@ async fn the_version_of_a_document_is_its_entity_tag() {
         assert!(same.headers().contains_key("cache-control"));
         assert_eq!(same.bytes().await.expect("a body").len(), 0);
     }
-    assert_eq!(tag(&send(get(true).header("if-none-match", "\"2-gzip\"")).await), tagged(304, "\"2-gzip\""));
+    assert_eq!(
+        tag(&send(get(true).header("if-none-match", "\"2-gzip\"")).await),
+        tagged(304, "\"2-gzip\"")
+    );
     assert_eq!(tag(&send(get(false).header("if-none-match", "\"1\"")).await), tagged(200, "\"2\""));
     let earlier = client.get(format!("{url}?version=1"));
     assert_eq!(tag(&send(earlier.header("if-none-match", "\"2\"")).await), tagged(200, "\"1\""));
@@ -381,6 +451,9 @@ async fn the_version_of_a_document_is_its_entity_tag() {
     assert_eq!(tag(&send(delete("\"2-gzip\"")).await), tagged(204, ""));
     let document = json_of(client.get(gateway.url("/openapi.json")), StatusCode::OK).await;
     let state = &document["paths"]["/v1/states/{state}"];
-    assert!(state["get"]["responses"]["304"].is_object() && state["put"]["responses"]["412"].is_object());
+    assert!(
+        state["get"]["responses"]["304"].is_object()
+            && state["put"]["responses"]["412"].is_object()
+    );
     assert!(document["paths"]["/v1/tasks/{task}"]["patch"]["responses"]["412"].is_null());
 }

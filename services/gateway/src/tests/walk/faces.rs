@@ -1,5 +1,6 @@
-//! The walk over the other faces: every route of REST, what files say and uploads by tus, Connect's GET, and lines of the operator
-//! protocol. Each has one look at who calls before it reads anything; this is what holds that look against the table of rules.
+//! The walk over the other faces: every route of REST, what files say and uploads by tus, Connect's
+//! GET, and lines of the operator protocol. Each has one look at who calls before it reads
+//! anything; this is what holds that look against the table of rules.
 
 use futures::future::join_all;
 use reqwest::Method as Verb;
@@ -24,7 +25,7 @@ const MARKS: [&str; 2] = ["tenant-a", "TENANT_A"];
 struct Who {
     name: String,
     key: Option<String>,
-    /// The organisation they ask to be let into.
+    /// The organization they ask to be let into.
     organization: Option<String>,
     is: Is,
 }
@@ -32,14 +33,15 @@ struct Who {
 enum Is {
     /// Nobody that is known.
     Nobody,
-    /// Somebody of another organisation than the one they ask for.
+    /// Somebody of another organization than the one they ask for.
     Elsewhere,
-    /// Of the operator's organisation.
+    /// Of the operator's organization.
     Of(Role, Vec<Scope>),
 }
 
 impl Who {
-    /// What HTTP says to them of a method that needs this; none: they are let in, whatever comes of it.
+    /// What HTTP says to them of a method that needs this; none: they are let in, whatever comes of
+    /// it.
     fn refusal(&self, access: Access) -> Option<u16> {
         let (has, scopes) = match &self.is {
             _ if access == Access::Public => return None,
@@ -55,8 +57,9 @@ impl Who {
         (*has < role || !scope.is_within(scopes)).then_some(403)
     }
 
-    /// Whether something is learnt of a method by asking for it: a scope alone is tried where it is the one that is needed. That no other
-    /// does is what the walk over gRPC has seen, and here who has none.
+    /// Whether something is learnt of a method by asking for it: a scope alone is tried where it is
+    /// the one that is needed. That no other does is what the walk over gRPC has seen, and here who
+    /// has none.
     fn learns(&self, access: Access) -> bool {
         match &self.is {
             Is::Of(_, scopes) if scopes.len() == 1 && !scopes.contains(&Scope::Admin) => {
@@ -67,13 +70,20 @@ impl Who {
     }
 }
 
-/// Strangers of every kind, and who has which role; with all scopes, with none, and with each alone.
+/// Strangers of every kind, and who has which role; with all scopes, with none, and with each
+/// alone.
 async fn everybody(gateway: &Gateway, local: (OrganizationId, UserId), foreign: &str) -> Vec<Who> {
     let all = [Scope::Admin];
-    let who = |name: &str, key: Option<String>, is| Who { name: name.to_owned(), key, organization: None, is };
+    let who = |name: &str, key: Option<String>, is| Who {
+        name: name.to_owned(),
+        key,
+        organization: None,
+        is,
+    };
     let (id, revoked) = key(gateway, local, Role::Owner, &all, None).await;
     let silent = crate::organizations::silent(&());
-    let revoking = gateway.store().api_key_revoke(&write(local.0), id, None, Role::Owner, |_| silent).await;
+    let revoking =
+        gateway.store().api_key_revoke(&write(local.0), id, None, Role::Owner, |_| silent).await;
     revoking.expect("it is revoked");
     let past = Timestamp::now() - jiff::SignedDuration::from_secs(1);
     let expired = key(gateway, local, Role::Owner, &all, Some(past)).await.1;
@@ -179,9 +189,13 @@ fn filled(route: &Route, mut name: impl FnMut(&str) -> String) -> String {
 
 /// What a file says, and its upload by tus.
 fn of_file(file: &str) -> Vec<Row> {
-    const TUS: [(&str, &str); 3] =
-        [("tus-resumable", "1.0.0"), ("upload-offset", "0"), ("content-type", "application/offset+octet-stream")];
-    let (content, upload) = (format!("/v1/files/{file}/content"), format!("/v1/files/uploads/{file}"));
+    const TUS: [(&str, &str); 3] = [
+        ("tus-resumable", "1.0.0"),
+        ("upload-offset", "0"),
+        ("content-type", "application/offset+octet-stream"),
+    ];
+    let (content, upload) =
+        (format!("/v1/files/{file}/content"), format!("/v1/files/uploads/{file}"));
     let row = |verb: Verb, path: &str, method: &str| Row {
         verb,
         path: path.to_owned(),
@@ -201,7 +215,8 @@ fn of_file(file: &str) -> Vec<Row> {
     ]
 }
 
-/// Every method by Connect's GET. One that doesn't only read is refused for that, but not to who may not call it: they learn nothing.
+/// Every method by Connect's GET. One that doesn't only read is refused for that, but not to who
+/// may not call it: they learn nothing.
 fn gets() -> Vec<Row> {
     let row = |(method, access): (MethodDescriptor, Access)| get(&method, &json!({}), access);
     methods().into_iter().map(row).collect()
@@ -220,9 +235,14 @@ async fn no_other_face_lets_in_whom_grpc_refuses_or_shows_what_belongs_to_others
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
     let (own_key_id, own) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
     let ids = belongings(&gateway, &own, own_key_id, local).await;
-    let foreign = key(&gateway, other(&gateway, "elsewhere").await, Role::Owner, &[Scope::Admin], None).await.1;
-    // Somebody who has named nothing of others, which would be in their own organization's audit trail.
-    let silent = key(&gateway, other(&gateway, "silent").await, Role::Owner, &[Scope::Admin], None).await.1;
+    let foreign =
+        key(&gateway, other(&gateway, "elsewhere").await, Role::Owner, &[Scope::Admin], None)
+            .await
+            .1;
+    // Somebody who has named nothing of others, which would be in their own organization's audit
+    // trail.
+    let silent =
+        key(&gateway, other(&gateway, "silent").await, Role::Owner, &[Scope::Admin], None).await.1;
     let everybody = everybody(&gateway, local, &foreign).await;
     let http = http();
 
@@ -237,13 +257,19 @@ async fn no_other_face_lets_in_whom_grpc_refuses_or_shows_what_belongs_to_others
     let mut asked = 0;
     for row in rows.iter().flatten() {
         let asking: Vec<&Who> = everybody.iter().filter(|who| who.learns(row.access)).collect();
-        let ask = asking.iter().map(|who| row.ask(&gateway, &http, who.key.as_deref(), who.organization.as_deref()));
+        let ask = asking
+            .iter()
+            .map(|who| row.ask(&gateway, &http, who.key.as_deref(), who.organization.as_deref()));
         for (who, (status, said)) in asking.iter().zip(join_all(ask).await) {
             let what = format!("{} {} for {}: {status} {said}", row.verb, row.path, who.name);
             match who.refusal(row.access) {
                 Some(refusal) => assert_eq!(status, refusal, "{what}"),
-                // A method of anybody's may look at a credential in its request, and find that it is none.
-                None => assert!(status != 403 && (status != 401 || row.access == Access::Public), "{what}"),
+                // A method of anybody's may look at a credential in its request, and find that it
+                // is none.
+                None => assert!(
+                    status != 403 && (status != 401 || row.access == Access::Public),
+                    "{what}"
+                ),
             }
             assert_ne!(status, 500, "{what}");
             asked += 1;
@@ -272,13 +298,15 @@ async fn no_other_face_lets_in_whom_grpc_refuses_or_shows_what_belongs_to_others
         ("tasks", "task"),
     ] {
         let path = format!("/v1/{resource}/{}", ids[what]);
-        let row = Row { verb: Verb::GET, path, headers: Vec::new(), body: None, access: Access::Public };
+        let row =
+            Row { verb: Verb::GET, path, headers: Vec::new(), body: None, access: Access::Public };
         let (status, said) = row.ask(&gateway, &http, Some(&own), None).await;
         assert_eq!(status, 200, "{what}: {said}");
     }
 }
 
-/// A request of [`naming`] as one of REST: what it says stands in the path, in the body, or in the query.
+/// A request of [`naming`] as one of REST: what it says stands in the path, in the body, or in the
+/// query.
 fn naming_over_rest(route: &Route, mut message: Value) -> Row {
     let mut path = filled(route, |field| {
         let (within, field) = field.split_once('.').unwrap_or(("", field));
@@ -289,7 +317,9 @@ fn naming_over_rest(route: &Route, mut message: Value) -> Row {
         };
         let stands = if within.is_empty() { &mut message } else { &mut message[within] };
         let taken = stands.as_object_mut().and_then(|fields| fields.remove(field));
-        taken.and_then(|taken| taken.as_str().map(str::to_owned)).unwrap_or_else(|| panic!("{}: {field}", route.path))
+        taken
+            .and_then(|taken| taken.as_str().map(str::to_owned))
+            .unwrap_or_else(|| panic!("{}: {field}", route.path))
     });
     let body = match route.body {
         Content::Field(field, _) => Some(message[field].to_string()),
@@ -297,7 +327,10 @@ fn naming_over_rest(route: &Route, mut message: Value) -> Row {
         Content::None => {
             let mut query = form_urlencoded::Serializer::new(String::new());
             for (name, value) in message.as_object().expect("an object") {
-                query.append_pair(name, value.as_str().map_or_else(|| value.to_string(), str::to_owned).as_str());
+                query.append_pair(
+                    name,
+                    value.as_str().map_or_else(|| value.to_string(), str::to_owned).as_str(),
+                );
             }
             path = format!("{path}?{}", query.finish());
             None
@@ -306,10 +339,11 @@ fn naming_over_rest(route: &Route, mut message: Value) -> Row {
     Row { verb: route.verb.clone(), path, headers: vec![JSON], body, access: access(route.method) }
 }
 
-/// What belongs to another organisation is not found by any route, nor by Connect's GET.
+/// What belongs to another organization is not found by any route, nor by Connect's GET.
 async fn hides_what_is_named(gateway: &Gateway, http: &reqwest::Client, foreign: &str, ids: &Ids) {
     let naming = naming(ids);
-    let message = |method: &str| naming.iter().find(|(name, _)| *name == method).map(|(_, message)| message);
+    let message =
+        |method: &str| naming.iter().find(|(name, _)| *name == method).map(|(_, message)| message);
     let mut rows = of_file(&ids["file"]);
     // `/v1/events` are those of no task.
     for route in ROUTES.iter().filter(|route| route.path != "/v1/events") {
@@ -336,16 +370,22 @@ async fn hides_what_is_named(gateway: &Gateway, http: &reqwest::Client, foreign:
     }
 }
 
-/// Lists of an organisation have nothing of another's.
+/// Lists of an organization have nothing of another's.
 async fn hides_what_is_listed(gateway: &Gateway, http: &reqwest::Client, silent: &str, ids: &Ids) {
-    let is_list =
-        |route: &&Route| route.verb == Verb::GET && !route.path.contains('{') && !route.path.ends_with("/events");
+    let is_list = |route: &&Route| {
+        route.verb == Verb::GET && !route.path.contains('{') && !route.path.ends_with("/events")
+    };
     let mut lists = 0;
     for route in ROUTES.iter().filter(is_list) {
         let (verb, path) = (Verb::GET, route.path.to_owned());
         let row = Row { verb, path, headers: Vec::new(), body: None, access: access(route.method) };
         let (status, said) = row.ask(gateway, http, Some(silent), None).await;
-        assert_eq!(status, if row.access == Access::Operator { 403 } else { 200 }, "{}: {said}", route.path);
+        assert_eq!(
+            status,
+            if row.access == Access::Operator { 403 } else { 200 },
+            "{}: {said}",
+            route.path
+        );
         for hidden in ids.values().map(String::as_str).chain(MARKS) {
             assert!(!said.contains(hidden), "{} shows {hidden}: {said}", route.path);
         }
@@ -363,7 +403,8 @@ struct Operator {
 
 impl Operator {
     async fn of(gateway: &Gateway) -> Self {
-        let (reader, writer) = TcpStream::connect(gateway.operator).await.expect("it listens").into_split();
+        let (reader, writer) =
+            TcpStream::connect(gateway.operator).await.expect("it listens").into_split();
         Self { lines: BufReader::new(reader).lines(), writer, asked: 0 }
     }
 
@@ -374,7 +415,8 @@ impl Operator {
         (line["type"], line["id"]) = (kind.into(), id.as_str().into());
         self.writer.write_all(format!("{line}\n").as_bytes()).await.expect("it reads");
         loop {
-            let line = within(kind, self.lines.next_line()).await.expect("it lives").expect("it goes on");
+            let line =
+                within(kind, self.lines.next_line()).await.expect("it lives").expect("it goes on");
             let line: Value = serde_json::from_str(&line).expect("JSON");
             if line["id"] == id.as_str() {
                 return line;
@@ -422,24 +464,33 @@ async fn obeys_in_lines(gateway: &Gateway, everybody: &[Who], ids: &Ids) {
     let kinds: Vec<&str> = kinds.split('`').skip(1).step_by(2).collect();
     assert!(kinds.len() > 8, "{told}");
     for kind in kinds {
-        assert!(kind == "auth" || requests.iter().any(|(known, ..)| *known == kind), "{kind} is asked for by nobody");
+        assert!(
+            kind == "auth" || requests.iter().any(|(known, ..)| *known == kind),
+            "{kind} is asked for by nobody"
+        );
     }
     for who in everybody {
         let mut client = Operator::of(gateway).await;
         if let Some(key) = &who.key {
-            let told = client.ask("auth", json!({"key": key, "organizationID": who.organization})).await;
+            let told =
+                client.ask("auth", json!({"key": key, "organizationID": who.organization})).await;
             let is_refused = who.refusal(Access::Caller).is_some();
             assert_eq!(failure(&told) == "UNAUTHORIZED", is_refused, "{}: {told}", who.name);
         }
         for (kind, line, method) in &requests {
             let told = client.ask(kind, line.clone()).await;
             let is_refused = who.refusal(access(method)).is_some();
-            assert_eq!(failure(&told) == "UNAUTHORIZED", is_refused, "{kind} {line} for {}: {told}", who.name);
+            assert_eq!(
+                failure(&told) == "UNAUTHORIZED",
+                is_refused,
+                "{kind} {line} for {}: {told}",
+                who.name
+            );
         }
     }
 }
 
-/// What belongs to another organisation is not found by any line.
+/// What belongs to another organization is not found by any line.
 async fn hides_in_lines(gateway: &Gateway, foreign: &str, ids: &Ids) {
     let mut client = Operator::of(gateway).await;
     let told = client.ask("auth", json!({"key": foreign})).await;
@@ -453,7 +504,11 @@ async fn hides_in_lines(gateway: &Gateway, foreign: &str, ids: &Ids) {
         ("export_session", json!({"sessionID": session}), "SESSION_NOT_FOUND"),
         ("query", json!({"sessionID": session, "content": "hello"}), "SESSION_NOT_FOUND"),
         ("query", json!({"agentID": agent, "content": "hello"}), "AGENT_NOT_FOUND"),
-        ("send_context_request", json!({"agentID": agent, "context": {"userMessage": "hello"}}), "AGENT_NOT_FOUND"),
+        (
+            "send_context_request",
+            json!({"agentID": agent, "context": {"userMessage": "hello"}}),
+            "AGENT_NOT_FOUND",
+        ),
         ("stream", json!({"sessionID": session, "cursor": "0"}), "SESSION_NOT_FOUND"),
     ] {
         let told = client.ask(kind, line.clone()).await;

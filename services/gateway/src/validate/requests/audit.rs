@@ -22,14 +22,24 @@ pub(crate) fn list_audit_entries(
     let default = AuditFilter::default();
     let wanted = request.filter.as_ref().unwrap_or(&default);
     let columns = &[Column::CreatedAt];
-    let page = Page::read(request.page.as_ref(), "ListAuditEntries", organization, wanted, columns, &mut violations);
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListAuditEntries",
+        organization,
+        wanted,
+        columns,
+        &mut violations,
+    );
     let filter = filter(wanted, &mut violations);
     violations.finish().map(|()| (page, filter))
 }
 
-pub(crate) fn export_audit_entries(request: &ExportAuditEntriesRequest) -> Result<store::AuditFilter, Status> {
+pub(crate) fn export_audit_entries(
+    request: &ExportAuditEntriesRequest,
+) -> Result<store::AuditFilter, Status> {
     let mut violations = Violations::new();
-    let filter = filter(request.filter.as_ref().unwrap_or(&AuditFilter::default()), &mut violations);
+    let filter =
+        filter(request.filter.as_ref().unwrap_or(&AuditFilter::default()), &mut violations);
     violations.finish().map(|()| filter)
 }
 
@@ -43,9 +53,15 @@ fn filter(wanted: &AuditFilter, violations: &mut Violations) -> store::AuditFilt
     for (field, text) in [("filter.method", &wanted.method), ("filter.object", &wanted.object)] {
         violations.chars(field, text, CHARS);
     }
-    let user = if wanted.user.is_empty() { None } else { violations.id("filter.user", &wanted.user) };
-    let api_key = if wanted.api_key.is_empty() { None } else { violations.id("filter.api_key", &wanted.api_key) };
-    let code = (0..=16_u8).find(|code| metrics::name(Code::from(i32::from(*code))) == wanted.outcome);
+    let user =
+        if wanted.user.is_empty() { None } else { violations.id("filter.user", &wanted.user) };
+    let api_key = if wanted.api_key.is_empty() {
+        None
+    } else {
+        violations.id("filter.api_key", &wanted.api_key)
+    };
+    let code =
+        (0..=16_u8).find(|code| metrics::name(Code::from(i32::from(*code))) == wanted.outcome);
     violations.require(wanted.outcome.is_empty() || code.is_some(), "filter.outcome", || {
         "is no code of gRPC's, as `OK` or `PERMISSION_DENIED`".into()
     });
@@ -91,13 +107,25 @@ mod tests {
         };
         let request = ExportAuditEntriesRequest { filter: Some(wanted) };
         let status = export_audit_entries(&request).expect_err("all is wrong");
-        let expected =
-            ["filter.since", "filter.method", "filter.object", "filter.user", "filter.api_key", "filter.outcome"];
+        let expected = [
+            "filter.since",
+            "filter.method",
+            "filter.object",
+            "filter.user",
+            "filter.api_key",
+            "filter.outcome",
+        ];
         assert_eq!(fields(&status), expected);
-        let filter = AuditFilter { method: "*/Get_%".into(), outcome: "ABORTED".into(), ..AuditFilter::default() };
-        let read = export_audit_entries(&ExportAuditEntriesRequest { filter: Some(filter) }).expect("it is fine");
+        let filter = AuditFilter {
+            method: "*/Get_%".into(),
+            outcome: "ABORTED".into(),
+            ..AuditFilter::default()
+        };
+        let read = export_audit_entries(&ExportAuditEntriesRequest { filter: Some(filter) })
+            .expect("it is fine");
         assert_eq!((read.method.as_deref(), read.code), (Some("%/Get\\_\\%"), Some(10)));
-        let everything = export_audit_entries(&ExportAuditEntriesRequest::default()).expect("it is fine");
+        let everything =
+            export_audit_entries(&ExportAuditEntriesRequest::default()).expect("it is fine");
         assert_eq!(everything, store::AuditFilter::default());
     }
 }

@@ -2,9 +2,10 @@
 
 use construct_domain::{OrganizationId, compute};
 use construct_proto::v1::{
-    AgentSpec, CreateAgentRequest, CreateModelProviderRequest, CreateModelRequest, ListAgentsRequest,
-    ListModelProvidersRequest, ListModelsRequest, ModelFallback, ModelParameters, ModelProviderSpec, ModelProviderType,
-    ModelSpec, Prices, UpdateAgentRequest, UpdateModelProviderRequest, UpdateModelRequest,
+    AgentSpec, CreateAgentRequest, CreateModelProviderRequest, CreateModelRequest,
+    ListAgentsRequest, ListModelProvidersRequest, ListModelsRequest, ModelFallback,
+    ModelParameters, ModelProviderSpec, ModelProviderType, ModelSpec, Prices, UpdateAgentRequest,
+    UpdateModelProviderRequest, UpdateModelRequest,
 };
 use construct_store::{Cursor, ModelProvider, ModelProviderKind};
 use tonic::{Status, codegen::http::Uri};
@@ -48,7 +49,12 @@ pub(crate) fn get(field: &str, reference: &str, what: &str) -> Result<(), Status
 }
 
 /// A deletion.
-pub(crate) fn delete(field: &str, reference: &str, what: &str, idempotency_key: &str) -> Result<(), Status> {
+pub(crate) fn delete(
+    field: &str,
+    reference: &str,
+    what: &str,
+    idempotency_key: &str,
+) -> Result<(), Status> {
     let mut violations = Violations::new();
     violations.reference(field, reference, what);
     violations.idempotency_key(idempotency_key);
@@ -123,10 +129,12 @@ pub(super) fn compute(violations: &mut Violations, field: &str, name: &str, pool
     let what = if compute::is_name(name) {
         format!("this installation has no pool `{name}`")
     } else {
-        "must be the name of a pool: at most 32 of a-z, 0-9 and `-`, beginning with a letter".to_owned()
+        "must be the name of a pool: at most 32 of a-z, 0-9 and `-`, beginning with a letter"
+            .to_owned()
     };
     let pools: Vec<String> = pools.iter().map(|pool| format!("`{pool}`")).collect();
-    let hint = "the operator adds one with CONSTRUCT_GATEWAY_POOLS and an interpreter that serves it";
+    let hint =
+        "the operator adds one with CONSTRUCT_GATEWAY_POOLS and an interpreter that serves it";
     violations.add(field, format!("{what}; there are {} ({hint})", pools.join(", ")));
 }
 
@@ -146,9 +154,11 @@ fn parameters(violations: &mut Violations, field: &str, parameters: Option<&Mode
         violations.range(&format!("{field}.top_k"), top_k, 1..=1_000_000);
     }
     let sequences = &parameters.stop_sequences;
-    violations.require(sequences.len() <= STOP_SEQUENCES, &format!("{field}.stop_sequences"), || {
-        format!("must have at most {STOP_SEQUENCES} entries, has {}", sequences.len())
-    });
+    violations.require(
+        sequences.len() <= STOP_SEQUENCES,
+        &format!("{field}.stop_sequences"),
+        || format!("must have at most {STOP_SEQUENCES} entries, has {}", sequences.len()),
+    );
     for (index, sequence) in sequences.iter().take(STOP_SEQUENCES).enumerate() {
         let field = format!("{field}.stop_sequences[{index}]");
         violations.require(!sequence.is_empty(), &field, || "must not be empty".into());
@@ -156,14 +166,24 @@ fn parameters(violations: &mut Violations, field: &str, parameters: Option<&Mode
     }
 }
 
-pub(crate) fn list_agents(organization: OrganizationId, request: &ListAgentsRequest) -> Result<Page<Cursor>, Status> {
+pub(crate) fn list_agents(
+    organization: OrganizationId,
+    request: &ListAgentsRequest,
+) -> Result<Page<Cursor>, Status> {
     let mut violations = Violations::new();
     let filter = request.filter.clone().unwrap_or_default();
     if !filter.model.is_empty() {
         violations.reference("filter.model", &filter.model, "a model");
     }
     violations.name_prefix("filter.name_prefix", &filter.name_prefix);
-    let page = Page::read(request.page.as_ref(), "ListAgents", organization, &filter, &ORDERS, &mut violations);
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListAgents",
+        organization,
+        &filter,
+        &ORDERS,
+        &mut violations,
+    );
     violations.finish().map(|()| page)
 }
 
@@ -241,7 +261,11 @@ fn prices(violations: &mut Violations, field: &str, prices: Option<&Prices>) {
     }
     let Some(long) = &prices.long_context else { return };
     let field = format!("{field}.long_context");
-    violations.range(&format!("{field}.above_input_tokens"), long.above_input_tokens, 1..=MAX_TOKENS);
+    violations.range(
+        &format!("{field}.above_input_tokens"),
+        long.above_input_tokens,
+        1..=MAX_TOKENS,
+    );
     for (name, price) in [
         ("input", long.input),
         ("output", long.output),
@@ -253,19 +277,31 @@ fn prices(violations: &mut Violations, field: &str, prices: Option<&Prices>) {
     }
 }
 
-pub(crate) fn list_models(organization: OrganizationId, request: &ListModelsRequest) -> Result<Page<Cursor>, Status> {
+pub(crate) fn list_models(
+    organization: OrganizationId,
+    request: &ListModelsRequest,
+) -> Result<Page<Cursor>, Status> {
     let mut violations = Violations::new();
     let filter = request.filter.clone().unwrap_or_default();
     if !filter.provider.is_empty() {
         violations.reference("filter.provider", &filter.provider, "a model provider");
     }
     violations.name_prefix("filter.name_prefix", &filter.name_prefix);
-    let page = Page::read(request.page.as_ref(), "ListModels", organization, &filter, &ORDERS, &mut violations);
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListModels",
+        organization,
+        &filter,
+        &ORDERS,
+        &mut violations,
+    );
     violations.finish().map(|()| page)
 }
 
 /// Returns the kind of provider that is to be made.
-pub(crate) fn create_model_provider(request: &CreateModelProviderRequest) -> Result<ModelProviderKind, Status> {
+pub(crate) fn create_model_provider(
+    request: &CreateModelProviderRequest,
+) -> Result<ModelProviderKind, Status> {
     let mut violations = Violations::new();
     let default = ModelProviderSpec::default();
     violations.require(request.spec.is_some(), "spec", || "is required".into());
@@ -301,7 +337,8 @@ pub(crate) fn update_model_provider(request: &UpdateModelProviderRequest) -> Res
     if let Some(replacement) = &request.additional_api_keys {
         further_keys(&mut violations, "additional_api_keys.keys", &replacement.keys);
     }
-    let limits = [request.max_concurrency(), request.requests_per_minute(), request.tokens_per_minute()];
+    let limits =
+        [request.max_concurrency(), request.requests_per_minute(), request.tokens_per_minute()];
     key_limits(&mut violations, "", limits);
     violations.revision(request.revision);
     violations.idempotency_key(&request.idempotency_key);
@@ -314,13 +351,21 @@ pub(crate) fn model_provider_fits(
     provider: &ModelProvider,
 ) -> Result<(), Status> {
     let mut violations = Violations::new();
-    fits(&mut violations, "", provider.kind, [request.base_url(), request.api_key(), request.script()]);
+    fits(
+        &mut violations,
+        "",
+        provider.kind,
+        [request.base_url(), request.api_key(), request.script()],
+    );
     if let Some(replacement) = &request.additional_api_keys {
         further_fit(&mut violations, "additional_api_keys.keys", provider.kind, &replacement.keys);
     }
-    // Who may change an address need not know the key. They would if it could be sent to an address of theirs.
-    let moves = request.base_url.as_ref().is_some_and(|url| origin(url) != origin(&provider.base_url));
-    let needs_url = provider.kind == ModelProviderKind::Bedrock && request.base_url.as_deref() == Some("");
+    // Who may change an address need not know the key. They would if it could be sent to an address
+    // of theirs.
+    let moves =
+        request.base_url.as_ref().is_some_and(|url| origin(url) != origin(&provider.base_url));
+    let needs_url =
+        provider.kind == ModelProviderKind::Bedrock && request.base_url.as_deref() == Some("");
     violations.require(!needs_url, "base_url", || "must not be empty: it names the region".into());
     let keeps_key = provider.key.is_some() && request.api_key.is_none();
     violations.require(!(moves && keeps_key), "api_key", || {
@@ -363,7 +408,9 @@ fn further_keys(violations: &mut Violations, field: &str, keys: &[String]) {
 }
 
 fn key_limits(violations: &mut Violations, path: &str, limits: [i64; 3]) {
-    for (name, limit) in ["max_concurrency", "requests_per_minute", "tokens_per_minute"].into_iter().zip(limits) {
+    for (name, limit) in
+        ["max_concurrency", "requests_per_minute", "tokens_per_minute"].into_iter().zip(limits)
+    {
         violations.range(&format!("{path}{name}"), limit, 0..=MAX_LIMIT);
     }
 }
@@ -376,7 +423,12 @@ fn origin(base_url: &str) -> Option<(String, String, u16)> {
     Some((scheme, host, port))
 }
 
-fn fits(violations: &mut Violations, path: &str, kind: ModelProviderKind, [base_url, api_key, script]: [&str; 3]) {
+fn fits(
+    violations: &mut Violations,
+    path: &str,
+    kind: ModelProviderKind,
+    [base_url, api_key, script]: [&str; 3],
+) {
     if calls_nobody(kind) {
         for (field, value) in [("base_url", base_url), ("api_key", api_key)] {
             violations.require(value.is_empty(), &format!("{path}{field}"), || NO_VENDOR.into());
@@ -399,8 +451,10 @@ fn fits(violations: &mut Violations, path: &str, kind: ModelProviderKind, [base_
 fn bedrock_key(violations: &mut Violations, field: &str, api_key: &str) {
     // Two or three parts, or a single one that is no access key.
     let parts: Vec<&str> = api_key.split(':').collect();
-    let whole = parts.len() <= 3 && (api_key.is_empty() || parts.iter().all(|part| !part.is_empty()));
-    let secret = parts.len() > 1 || !["AKIA", "ASIA"].iter().any(|prefix| api_key.starts_with(prefix));
+    let whole =
+        parts.len() <= 3 && (api_key.is_empty() || parts.iter().all(|part| !part.is_empty()));
+    let secret =
+        parts.len() > 1 || !["AKIA", "ASIA"].iter().any(|prefix| api_key.starts_with(prefix));
     violations.require(whole && secret, field, || {
         "must be `ACCESS_KEY_ID:SECRET_ACCESS_KEY`, optionally followed by `:SESSION_TOKEN`, or a Bedrock API key"
             .into()
@@ -423,21 +477,26 @@ fn complete(violations: &mut Violations, kind: ModelProviderKind, spec: &ModelPr
         | Kind::Openrouter => (false, spec.base_url.is_empty()),
     };
     violations.require(!needs_url || !spec.base_url.is_empty(), "spec.base_url", || {
-        "is required: it names the region, as in `https://bedrock-runtime.REGION.amazonaws.com`".into()
+        "is required: it names the region, as in `https://bedrock-runtime.REGION.amazonaws.com`"
+            .into()
     });
     violations.require(!needs_key || !spec.api_key.is_empty(), "spec.api_key", || {
         "is required: the vendor answers nobody without a key".into()
     });
 }
 
-/// Whether the address of a Bedrock endpoint tells its region, which the signature of a request needs.
+/// Whether the address of a Bedrock endpoint tells its region, which the signature of a request
+/// needs.
 fn has_region(base_url: &str) -> bool {
     let Ok(uri) = base_url.parse::<Uri>() else { return false };
     let by_query = uri.query().is_some_and(|query| {
         let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
         pairs.any(|(key, value)| key == "region" && !value.is_empty())
     });
-    by_query || uri.host().is_some_and(|host| host.contains("bedrock-runtime") && host.contains(".amazonaws.com"))
+    by_query
+        || uri
+            .host()
+            .is_some_and(|host| host.contains("bedrock-runtime") && host.contains(".amazonaws.com"))
 }
 
 fn base_url(violations: &mut Violations, field: &str, url: &str) {
@@ -446,23 +505,30 @@ fn base_url(violations: &mut Violations, field: &str, url: &str) {
     }
     violations.bytes(field, url, URL_BYTES);
     let uri: Option<Uri> = url.parse().ok();
-    let web =
-        uri.as_ref().is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some());
+    let web = uri.as_ref().is_some_and(|uri| {
+        matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some()
+    });
     violations.require(web, field, || "must be an absolute `http://` or `https://` address".into());
     // What stands here is shown to everybody who may read the provider.
-    let open = uri.as_ref().and_then(Uri::authority).is_none_or(|authority| !authority.as_str().contains('@'));
-    violations.require(open, field, || "must not contain a user name or password; use `api_key`".into());
+    let open = uri
+        .as_ref()
+        .and_then(Uri::authority)
+        .is_none_or(|authority| !authority.as_str().contains('@'));
+    violations
+        .require(open, field, || "must not contain a user name or password; use `api_key`".into());
 }
 
 fn api_key(violations: &mut Violations, field: &str, key: &str) {
     let sendable = key.len() <= API_KEY_BYTES && key.bytes().all(|byte| byte.is_ascii_graphic());
-    violations.require(sendable, field, || "must have at most 4,096 visible ASCII characters".into());
+    violations
+        .require(sendable, field, || "must have at most 4,096 visible ASCII characters".into());
 }
 
 fn script(violations: &mut Violations, field: &str, script: &str) {
     violations.bytes(field, script, SCRIPT_BYTES);
     if !script.is_empty() && script.len() <= SCRIPT_BYTES {
-        // What a turn may hold is known to the providers service alone, which refuses the rest at the first call.
+        // What a turn may hold is known to the providers service alone, which refuses the rest at
+        // the first call.
         match serde_json::from_str::<serde::de::IgnoredAny>(script) {
             Ok(_) => violations.require(script.trim_start().starts_with(['{', '[']), field, || {
                 "must be a JSON object, or a list of turns".into()
@@ -482,6 +548,13 @@ pub(crate) fn list_model_providers(
     let kind = ModelProviderType::try_from(filter.r#type);
     violations.require(kind.is_ok(), "filter.type", || "is not a known type".into());
     violations.name_prefix("filter.name_prefix", &filter.name_prefix);
-    let page = Page::read(request.page.as_ref(), "ListModelProviders", organization, &filter, &ORDERS, &mut violations);
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListModelProviders",
+        organization,
+        &filter,
+        &ORDERS,
+        &mut violations,
+    );
     violations.finish().map(|()| (page, kind.ok().and_then(convert::to_provider_kind)))
 }

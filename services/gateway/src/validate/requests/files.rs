@@ -3,8 +3,8 @@
 use construct_bus::files::Sha256;
 use construct_domain::{FileId, OrganizationId};
 use construct_proto::v1::{
-    self, CreateFileRequest, DeleteFileRequest, DownloadFileRequest, ListFilesRequest, UpdateFileRequest,
-    UploadPartRequest,
+    self, CreateFileRequest, DeleteFileRequest, DownloadFileRequest, ListFilesRequest,
+    UpdateFileRequest, UploadPartRequest,
 };
 use construct_store::{Cursor, FileFilter, FileState};
 use tonic::Status;
@@ -22,7 +22,10 @@ pub(crate) const PART_BYTES: usize = 2 * 1024 * 1024;
 const COLUMNS: [Column; 2] = [Column::CreatedAt, Column::UpdatedAt];
 
 /// Returns what the content's hash has to be, if the request says so.
-pub(crate) fn create_file(request: &CreateFileRequest, limits: &Limits) -> Result<Option<Sha256>, Status> {
+pub(crate) fn create_file(
+    request: &CreateFileRequest,
+    limits: &Limits,
+) -> Result<Option<Sha256>, Status> {
     let mut violations = Violations::new();
     violations.require(request.spec.is_some(), "spec", || "is required".into());
     let spec = request.spec.clone().unwrap_or_default();
@@ -32,7 +35,10 @@ pub(crate) fn create_file(request: &CreateFileRequest, limits: &Limits) -> Resul
         format!("must be like `application/pdf`, in small letters and without parameters, of at most {MEDIA_TYPE_CHARS} characters")
     });
     violations.require(kind.is_empty() || limits.takes(kind), "spec.media_type", || {
-        format!("files of this type are not taken here; those that are: {}", limits.types.join(", "))
+        format!(
+            "files of this type are not taken here; those that are: {}",
+            limits.types.join(", ")
+        )
     });
     let fits = u64::try_from(spec.size).is_ok_and(|size| size <= limits.max_bytes);
     violations.require(fits, "spec.size", || {
@@ -49,7 +55,11 @@ pub(crate) fn upload_part(request: &UploadPartRequest) -> Result<FileId, Status>
     let id = violations.id("file", &request.file);
     violations.require(request.offset >= 0, "offset", || "must not be negative".into());
     violations.require((1..=PART_BYTES).contains(&request.data.len()), "data", || {
-        format!("must have 1 to {} bytes, has {}", thousands(PART_BYTES), thousands(request.data.len()))
+        format!(
+            "must have 1 to {} bytes, has {}",
+            thousands(PART_BYTES),
+            thousands(request.data.len())
+        )
     });
     finish(violations, id)
 }
@@ -70,11 +80,20 @@ pub(crate) fn list_files(
     let kind = filter.media_type.strip_suffix("/*");
     let is_kind = kind.is_some_and(|kind| is_media_type(&format!("{kind}/x")));
     let fine = filter.media_type.is_empty() || is_kind || is_media_type(&filter.media_type);
-    violations.require(fine, "filter.media_type", || "must be like `image/png` or `image/*`, or empty".into());
+    violations.require(fine, "filter.media_type", || {
+        "must be like `image/png` or `image/*`, or empty".into()
+    });
     let sha256 = sha256(&mut violations, "filter.sha256", &filter.sha256);
     let state = v1::FileState::try_from(filter.state);
     violations.require(state.is_ok(), "filter.state", || "is not a known state".into());
-    let page = Page::read(request.page.as_ref(), "ListFiles", organization, &filter, &COLUMNS, &mut violations);
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListFiles",
+        organization,
+        &filter,
+        &COLUMNS,
+        &mut violations,
+    );
     violations.finish()?;
     let some = |text: String| (!text.is_empty()).then_some(text);
     let media_kind = filter.media_type.strip_suffix('*').filter(|_| is_kind).map(str::to_owned);
@@ -116,7 +135,9 @@ pub(crate) fn download_file(request: &DownloadFileRequest) -> Result<FileId, Sta
     let mut violations = Violations::new();
     let id = violations.id("file", &request.file);
     violations.require(request.offset >= 0, "offset", || "must not be negative".into());
-    violations.require(request.length >= 0, "length", || "must not be negative; 0 means to the end".into());
+    violations.require(request.length >= 0, "length", || {
+        "must not be negative; 0 means to the end".into()
+    });
     finish(violations, id)
 }
 
@@ -139,7 +160,9 @@ fn sha256(violations: &mut Violations, field: &str, text: &str) -> Option<Sha256
         return None;
     }
     let parsed = text.parse::<Sha256>();
-    violations.require(parsed.is_ok(), field, || "must be 64 hexadecimal digits, small ones, or empty".into());
+    violations.require(parsed.is_ok(), field, || {
+        "must be 64 hexadecimal digits, small ones, or empty".into()
+    });
     parsed.ok()
 }
 
@@ -147,9 +170,11 @@ fn sha256(violations: &mut Violations, field: &str, text: &str) -> Option<Sha256
 fn is_media_type(text: &str) -> bool {
     let word = |word: &str| {
         let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-        word.bytes().next().is_some_and(plain) && word.bytes().all(|byte| plain(byte) || b"!#$&-^_.+".contains(&byte))
+        word.bytes().next().is_some_and(plain)
+            && word.bytes().all(|byte| plain(byte) || b"!#$&-^_.+".contains(&byte))
     };
-    text.len() <= MEDIA_TYPE_CHARS && text.split_once('/').is_some_and(|(kind, rest)| word(kind) && word(rest))
+    text.len() <= MEDIA_TYPE_CHARS
+        && text.split_once('/').is_some_and(|(kind, rest)| word(kind) && word(rest))
 }
 
 #[cfg(test)]
@@ -181,22 +206,35 @@ mod tests {
             ("a", "text/csv", 1, "A", "spec.sha256"),
         ] {
             let status = create(name, media_type, size, sha256).expect_err(field);
-            assert!(fields(&status).iter().all(|wrong| wrong == field), "{name} {media_type}: {status:?}");
+            assert!(
+                fields(&status).iter().all(|wrong| wrong == field),
+                "{name} {media_type}: {status:?}"
+            );
         }
     }
 
     #[test]
     fn a_list_is_of_a_type_or_of_a_kind_of_types() {
         let list = |media_type: &str| {
-            let filter = v1::list_files_request::Filter { media_type: media_type.into(), ..Default::default() };
-            list_files(OrganizationId::LOCAL, &ListFilesRequest { page: None, filter: Some(filter) })
+            let filter = v1::list_files_request::Filter {
+                media_type: media_type.into(),
+                ..Default::default()
+            };
+            list_files(
+                OrganizationId::LOCAL,
+                &ListFilesRequest { page: None, filter: Some(filter) },
+            )
         };
         let filter = list("image/*").expect("fine").1;
         assert_eq!((filter.media_type, filter.media_kind.as_deref()), (None, Some("image/")));
         let filter = list("image/png").expect("fine").1;
         assert_eq!((filter.media_type.as_deref(), filter.media_kind), (Some("image/png"), None));
         for wrong in ["*", "image", "image/**", "*/png"] {
-            assert_eq!(fields(&list(wrong).map(drop).expect_err("refused")), ["filter.media_type"], "{wrong}");
+            assert_eq!(
+                fields(&list(wrong).map(drop).expect_err("refused")),
+                ["filter.media_type"],
+                "{wrong}"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Organisations, members, invitations, keys.
+//! Organizations, members, invitations, keys.
 
 use std::time::Duration;
 
@@ -7,10 +7,11 @@ use construct_domain::{
     access::{Role, Scope},
 };
 use construct_proto::v1::{
-    ApiKeyLimits, ApiKeySpec, CreateApiKeyRequest, CreateInvitationRequest, CreateOrganizationRequest,
-    CreateSetupCodeRequest, DeleteOrganizationRequest, ExchangeSetupCodeRequest, GetApiKeyRequest,
-    GetOrganizationRequest, ListApiKeysRequest, ListInvitationsRequest, ListMembersRequest, ListOrganizationsRequest,
-    OrganizationSpec, PageRequest, RemoveMemberRequest, RevokeApiKeyRequest, RevokeInvitationRequest,
+    ApiKeyLimits, ApiKeySpec, CreateApiKeyRequest, CreateInvitationRequest,
+    CreateOrganizationRequest, CreateSetupCodeRequest, DeleteOrganizationRequest,
+    ExchangeSetupCodeRequest, GetApiKeyRequest, GetOrganizationRequest, ListApiKeysRequest,
+    ListInvitationsRequest, ListMembersRequest, ListOrganizationsRequest, OrganizationSpec,
+    PageRequest, RemoveMemberRequest, RevokeApiKeyRequest, RevokeInvitationRequest,
     UpdateApiKeyRequest, UpdateMemberRequest, UpdateOrganizationRequest,
 };
 use construct_store::{Cursor, Limits};
@@ -24,7 +25,7 @@ use crate::{
     validate::Violations,
 };
 
-/// Characters of an organisation's name.
+/// Characters of an organization's name.
 const NAME_CHARS: usize = 200;
 /// Characters of a key's name.
 const KEY_NAME_CHARS: usize = 100;
@@ -86,7 +87,10 @@ pub(crate) fn list_organizations(
     list(organization, request.page.as_ref(), "ListOrganizations")
 }
 
-pub(crate) fn list_members(organization: OrganizationId, request: &ListMembersRequest) -> Result<Page<Cursor>, Status> {
+pub(crate) fn list_members(
+    organization: OrganizationId,
+    request: &ListMembersRequest,
+) -> Result<Page<Cursor>, Status> {
     list(organization, request.page.as_ref(), "ListMembers")
 }
 
@@ -139,19 +143,26 @@ pub(crate) struct CheckedInvitation {
     pub(crate) life: Duration,
 }
 
-pub(crate) fn create_invitation(request: &CreateInvitationRequest) -> Result<CheckedInvitation, Status> {
+pub(crate) fn create_invitation(
+    request: &CreateInvitationRequest,
+) -> Result<CheckedInvitation, Status> {
     let mut violations = Violations::new();
     let email = request.email.trim().to_lowercase();
-    let whole = email.split_once('@').is_some_and(|(name, host)| !name.is_empty() && !host.is_empty());
+    let whole =
+        email.split_once('@').is_some_and(|(name, host)| !name.is_empty() && !host.is_empty());
     let plain = !email.chars().any(|c| c.is_whitespace() || c.is_control());
     violations.require(whole && plain && email.len() <= EMAIL_BYTES, "email", || {
         format!("must be an e-mail address of at most {EMAIL_BYTES} characters")
     });
     let role = to_role(request.role());
     violations.require(role.is_some(), "role", || "is required".into());
-    let life = life(&mut violations, "expires_in", request.expires_in, 90 * DAY, "one minute to 90 days");
+    let life =
+        life(&mut violations, "expires_in", request.expires_in, 90 * DAY, "one minute to 90 days");
     violations.idempotency_key(&request.idempotency_key);
-    checked(violations, role.map(|role| CheckedInvitation { email, role, life: life.unwrap_or(14 * DAY) }))
+    checked(
+        violations,
+        role.map(|role| CheckedInvitation { email, role, life: life.unwrap_or(14 * DAY) }),
+    )
 }
 
 pub(crate) fn revoke_invitation(request: &RevokeInvitationRequest) -> Result<InvitationId, Status> {
@@ -162,7 +173,9 @@ pub(crate) fn revoke_invitation(request: &RevokeInvitationRequest) -> Result<Inv
 }
 
 /// How long the key holds, and its limits.
-pub(crate) fn create_api_key(request: &CreateApiKeyRequest) -> Result<(Option<Duration>, Limits), Status> {
+pub(crate) fn create_api_key(
+    request: &CreateApiKeyRequest,
+) -> Result<(Option<Duration>, Limits), Status> {
     let mut violations = Violations::new();
     let limits = key(&mut violations, request.spec.as_ref());
     let life = key_life(&mut violations, "expires_in", request.expires_in);
@@ -176,13 +189,15 @@ pub(crate) fn create_setup_code(
     let mut violations = Violations::new();
     let limits = key(&mut violations, request.spec.as_ref());
     let key_life = key_life(&mut violations, "key_expires_in", request.key_expires_in);
-    let life = life(&mut violations, "expires_in", request.expires_in, DAY, "one minute to one day");
+    let life =
+        life(&mut violations, "expires_in", request.expires_in, DAY, "one minute to one day");
     violations.finish().map(|()| (life, key_life, limits))
 }
 
 pub(crate) fn exchange_setup_code(request: &ExchangeSetupCodeRequest) -> Result<(), Status> {
     let mut violations = Violations::new();
-    violations.require((1..=CODE_BYTES).contains(&request.code.len()), "code", || "is required".into());
+    violations
+        .require((1..=CODE_BYTES).contains(&request.code.len()), "code", || "is required".into());
     violations.finish()
 }
 
@@ -237,7 +252,8 @@ fn key(violations: &mut Violations, spec: Option<&ApiKeySpec>) -> Limits {
     });
     for (at, scope) in spec.scopes.iter().take(most).enumerate() {
         violations.require(Scope::parse(scope).is_some(), &format!("spec.scopes[{at}]"), || {
-            let known = Scope::ALL.iter().map(|scope| scope.as_str()).collect::<Vec<_>>().join(", ");
+            let known =
+                Scope::ALL.iter().map(|scope| scope.as_str()).collect::<Vec<_>>().join(", ");
             format!("must be one of {known}")
         });
     }
@@ -253,12 +269,18 @@ fn title(violations: &mut Violations, field: &str, text: &str, most: usize) {
 fn avatar(violations: &mut Violations, field: &str, url: &str) {
     let fits = url.is_empty()
         || (url.len() <= AVATAR_BYTES
-            && reqwest::Url::parse(url).is_ok_and(|url| url.scheme() == "https" && url.host().is_some()));
-    violations
-        .require(fits, field, || format!("must be empty or an `https` address of at most {AVATAR_BYTES} characters"));
+            && reqwest::Url::parse(url)
+                .is_ok_and(|url| url.scheme() == "https" && url.host().is_some()));
+    violations.require(fits, field, || {
+        format!("must be empty or an `https` address of at most {AVATAR_BYTES} characters")
+    });
 }
 
-fn key_life(violations: &mut Violations, field: &str, life_: Option<prost_types::Duration>) -> Option<Duration> {
+fn key_life(
+    violations: &mut Violations,
+    field: &str,
+    life_: Option<prost_types::Duration>,
+) -> Option<Duration> {
     life(violations, field, life_, 3653 * DAY, "one minute to 10 years")
 }
 

@@ -1,9 +1,9 @@
-//! Budgets, costs, and the catalogue of models.
+//! Budgets, costs, and the catalog of models.
 
 use construct_domain::{BudgetId, OrganizationId, TaskId};
 use construct_proto::v1::{
-    BudgetSpec, CostGroup, CreateBudgetRequest, GetCostsRequest, ListBudgetsRequest, ListCatalogueModelsRequest,
-    ModelProviderType, UpdateBudgetRequest,
+    BudgetSpec, CostGroup, CreateBudgetRequest, GetCostsRequest, ListBudgetsRequest,
+    ListCatalogModelsRequest, ModelProviderType, UpdateBudgetRequest,
 };
 use construct_store::Cursor;
 use jiff::Timestamp;
@@ -69,9 +69,17 @@ pub(crate) fn list_budgets(
     if !filter.agent.is_empty() {
         violations.reference("filter.agent", &filter.agent, "an agent");
     }
-    let task = if filter.task.is_empty() { None } else { violations.id("filter.task", &filter.task) };
+    let task =
+        if filter.task.is_empty() { None } else { violations.id("filter.task", &filter.task) };
     let orders = [Column::CreatedAt, Column::UpdatedAt];
-    let page = Page::read(request.page.as_ref(), "ListBudgets", organization, &filter, &orders, &mut violations);
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListBudgets",
+        organization,
+        &filter,
+        &orders,
+        &mut violations,
+    );
     violations.finish().map(|()| (page, task))
 }
 
@@ -84,8 +92,12 @@ pub(crate) struct Costs {
 
 pub(crate) fn get_costs(request: &GetCostsRequest) -> Result<Costs, Status> {
     let mut violations = Violations::new();
-    violations.require(CostGroup::try_from(request.group).is_ok(), "group", || "is not a known group".into());
-    for (field, reference, what) in [("agent", &request.agent, "an agent"), ("model", &request.model, "a model")] {
+    violations.require(CostGroup::try_from(request.group).is_ok(), "group", || {
+        "is not a known group".into()
+    });
+    for (field, reference, what) in
+        [("agent", &request.agent, "an agent"), ("model", &request.model, "a model")]
+    {
         if !reference.is_empty() {
             violations.reference(field, reference, what);
         }
@@ -100,7 +112,7 @@ pub(crate) fn get_costs(request: &GetCostsRequest) -> Result<Costs, Status> {
     violations.finish().map(|()| Costs { task, since, until })
 }
 
-pub(crate) fn list_catalogue_models(request: &ListCatalogueModelsRequest) -> Result<(), Status> {
+pub(crate) fn list_catalog_models(request: &ListCatalogModelsRequest) -> Result<(), Status> {
     let mut violations = Violations::new();
     let known = ModelProviderType::try_from(request.r#type).is_ok();
     violations.require(known, "type", || "is not a known type".into());

@@ -25,7 +25,9 @@ const WORDS_CHARS: usize = 1024;
 
 /// A list of rules.
 pub(super) fn policy(violations: &mut Violations, field: &str, rules: &[PolicyRule]) {
-    violations.require(rules.len() <= RULES, field, || format!("must have at most {RULES} rules, has {}", rules.len()));
+    violations.require(rules.len() <= RULES, field, || {
+        format!("must have at most {RULES} rules, has {}", rules.len())
+    });
     for (index, rule) in rules.iter().take(RULES).enumerate() {
         self::rule(violations, &format!("{field}[{index}]"), rule);
     }
@@ -55,7 +57,8 @@ fn rule(violations: &mut Violations, field: &str, rule: &PolicyRule) {
         }
     }
     for (index, method) in rule.methods.iter().take(PATTERNS).enumerate() {
-        let known = method.len() <= METHOD_CHARS && method.bytes().all(|byte| byte.is_ascii_alphabetic());
+        let known =
+            method.len() <= METHOD_CHARS && method.bytes().all(|byte| byte.is_ascii_alphabetic());
         violations.require(known, &format!("{field}.methods[{index}]"), || {
             format!("must be a method: at most {METHOD_CHARS} letters")
         });
@@ -86,12 +89,21 @@ pub(crate) fn list_approvals(
 ) -> Result<(Page<Cursor>, ApprovalFilter), Status> {
     let mut violations = Violations::new();
     let filter = request.filter.clone().unwrap_or_default();
-    let task = if filter.task.is_empty() { None } else { violations.id("filter.task", &filter.task) };
-    let tree = if filter.tree.is_empty() { None } else { violations.id("filter.tree", &filter.tree) };
+    let task =
+        if filter.task.is_empty() { None } else { violations.id("filter.task", &filter.task) };
+    let tree =
+        if filter.tree.is_empty() { None } else { violations.id("filter.tree", &filter.tree) };
     let state = v1::ApprovalState::try_from(filter.state);
     violations.require(state.is_ok(), "filter.state", || "is not a known state".into());
     let orders = [Column::CreatedAt, Column::UpdatedAt];
-    let page = Page::read(request.page.as_ref(), "ListApprovals", organization, &filter, &orders, &mut violations);
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListApprovals",
+        organization,
+        &filter,
+        &orders,
+        &mut violations,
+    );
     let state = state.ok().and_then(convert::to_approval_state);
     violations.finish().map(|()| (page, ApprovalFilter { task, state, tree }))
 }
@@ -99,11 +111,13 @@ pub(crate) fn list_approvals(
 pub(crate) fn decide_approval(request: &DecideApprovalRequest) -> Result<ApprovalId, Status> {
     let mut violations = Violations::new();
     let approval = violations.id("approval", &request.approval);
-    let decided = matches!(Decision::try_from(request.decision), Ok(Decision::Approve | Decision::Reject));
+    let decided =
+        matches!(Decision::try_from(request.decision), Ok(Decision::Approve | Decision::Reject));
     violations.require(decided, "decision", || "must be approve or reject".into());
     violations.chars("words", &request.words, WORDS_CHARS);
     let hash = &request.arguments_hash;
-    let is_hash = hash.len() == 64 && hash.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let is_hash =
+        hash.len() == 64 && hash.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     violations.require(hash.is_empty() || is_hash, "arguments_hash", || {
         "must be 64 hexadecimal digits in lower case, or empty".into()
     });

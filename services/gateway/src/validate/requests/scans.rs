@@ -4,9 +4,10 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use construct_domain::{CandidateId, OrganizationId, ScanId};
 use construct_proto::v1::{
-    CancelScanRequest, CandidateContent, CandidateState, CompareScansRequest, CreateScanConnectionRequest,
-    CreateScanRequest, CreateToolsRequest, ListCandidatesRequest, ListRepositoriesRequest, ListScanConnectionsRequest,
-    ListScansRequest, ReviewCandidateRequest, ScanConnectionSpec, ScanHost, ScanLimits, ScanSpec, WatchScanRequest,
+    CancelScanRequest, CandidateContent, CandidateState, CompareScansRequest,
+    CreateScanConnectionRequest, CreateScanRequest, CreateToolsRequest, ListCandidatesRequest,
+    ListRepositoriesRequest, ListScanConnectionsRequest, ListScansRequest, ReviewCandidateRequest,
+    ScanConnectionSpec, ScanHost, ScanLimits, ScanSpec, WatchScanRequest,
     scan_connection_spec::Credential, scan_spec::Source,
 };
 use construct_store::Cursor;
@@ -53,7 +54,8 @@ const EDITABLE: [&str; 11] = [
 ];
 /// What each part of a candidate has to be.
 static PARTS: LazyLock<BTreeMap<&str, Validator>> = LazyLock::new(|| {
-    let schema: Value = serde_json::from_str(CANDIDATE_SCHEMA).expect("the schema is part of this program");
+    let schema: Value =
+        serde_json::from_str(CANDIDATE_SCHEMA).expect("the schema is part of this program");
     let part = |name| {
         let part = &schema["properties"][name];
         (name, jsonschema::validator_for(part).expect("the schema is part of this program"))
@@ -73,29 +75,42 @@ pub(crate) fn create_scan_connection(request: &CreateScanConnectionRequest) -> R
     if !spec.base_url.is_empty() {
         let uri: Result<Uri, _> = spec.base_url.parse();
         let plain = uri.is_ok_and(|uri| {
-            uri.host().is_some() && uri.query().is_none() && matches!(uri.scheme_str(), Some("http" | "https"))
+            uri.host().is_some()
+                && uri.query().is_none()
+                && matches!(uri.scheme_str(), Some("http" | "https"))
         });
         violations.require(plain && !spec.base_url.contains('@'), "spec.base_url", || {
             "must be an address like `https://github.example.com/api/v3`".into()
         });
     }
     match &spec.credential {
-        None => violations.add("spec.token", "is required, or `app`; a public repository needs no connection"),
+        None => violations
+            .add("spec.token", "is required, or `app`; a public repository needs no connection"),
         // Nothing is said of the value, not even its length.
         Some(Credential::Token(token)) => {
-            let fits = (1..=API_KEY_BYTES).contains(&token.len()) && token.bytes().all(|byte| byte.is_ascii_graphic());
-            violations.require(fits, "spec.token", || "must have 1 to 4,096 visible ASCII characters".into());
+            let fits = (1..=API_KEY_BYTES).contains(&token.len())
+                && token.bytes().all(|byte| byte.is_ascii_graphic());
+            violations.require(fits, "spec.token", || {
+                "must have 1 to 4,096 visible ASCII characters".into()
+            });
         }
         Some(Credential::App(app)) => {
-            violations.require(spec.host() == ScanHost::Github, "spec.app", || "is only for GitHub".into());
-            let id = |text: &str| (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
+            violations.require(spec.host() == ScanHost::Github, "spec.app", || {
+                "is only for GitHub".into()
+            });
+            let id = |text: &str| {
+                (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+            };
             violations.require(id(&app.app_id), "spec.app.app_id", || "is required".into());
             let digits = !app.installation_id.is_empty()
                 && app.installation_id.len() <= 20
                 && app.installation_id.bytes().all(|byte| byte.is_ascii_digit());
             violations.require(digits, "spec.app.installation_id", || "must be digits".into());
-            let pem = app.private_key.len() <= PRIVATE_KEY_BYTES && app.private_key.contains("PRIVATE KEY");
-            violations.require(pem, "spec.app.private_key", || "must be a private key as PEM, at most 16 KiB".into());
+            let pem = app.private_key.len() <= PRIVATE_KEY_BYTES
+                && app.private_key.contains("PRIVATE KEY");
+            violations.require(pem, "spec.app.private_key", || {
+                "must be a private key as PEM, at most 16 KiB".into()
+            });
         }
     }
     violations.idempotency_key(&request.idempotency_key);
@@ -107,7 +122,14 @@ pub(crate) fn list_scan_connections(
     request: &ListScanConnectionsRequest,
 ) -> Result<Page<Cursor>, Status> {
     let mut violations = Violations::new();
-    let page = Page::read(request.page.as_ref(), "ListScanConnections", organization, &(), &ORDERS, &mut violations);
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListScanConnections",
+        organization,
+        &(),
+        &ORDERS,
+        &mut violations,
+    );
     violations.finish().map(|()| page)
 }
 
@@ -115,7 +137,8 @@ pub(crate) fn list_repositories(request: &ListRepositoriesRequest) -> Result<(),
     let mut violations = Violations::new();
     violations.reference("connection", &request.connection, "a connection");
     violations.chars("owner", &request.owner, 100);
-    let plain = request.owner.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte));
+    let plain =
+        request.owner.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte));
     violations.require(plain, "owner", || "must be the name of an organization or a user".into());
     violations.range("page", request.page, 0..=10_000);
     violations.finish()
@@ -127,24 +150,40 @@ pub(crate) fn create_scan(request: &CreateScanRequest) -> Result<(), Status> {
     violations.require(request.spec.is_some(), "spec", || "is required".into());
     let spec = request.spec.as_ref().unwrap_or(&default);
     match &spec.source {
-        None => violations.add("spec.github", "is required, or one of `gitlab`, `upload` and `folder`"),
+        None => {
+            violations.add("spec.github", "is required, or one of `gitlab`, `upload` and `folder`")
+        }
         Some(Source::Github(location)) => {
-            location_of(&mut violations, "spec.github", location, |parts| parts == 2, "`owner/name`");
+            location_of(
+                &mut violations,
+                "spec.github",
+                location,
+                |parts| parts == 2,
+                "`owner/name`",
+            );
         }
         Some(Source::Gitlab(location)) => {
-            location_of(&mut violations, "spec.gitlab", location, |parts| (2..=20).contains(&parts), "`group/project`");
+            location_of(
+                &mut violations,
+                "spec.gitlab",
+                location,
+                |parts| (2..=20).contains(&parts),
+                "`group/project`",
+            );
         }
         Some(Source::Upload(upload)) => {
             let fits = (1..=UPLOAD_BYTES).contains(&upload.archive.len());
             violations.require(fits, "spec.upload.archive", || "must have 1 byte to 3 MiB".into());
             violations.chars("spec.upload.name", &upload.name, UPLOAD_NAME_CHARS);
             violations.one_line("spec.upload.name", &upload.name);
-            violations.require(!upload.name.is_empty(), "spec.upload.name", || "is required".into());
+            violations
+                .require(!upload.name.is_empty(), "spec.upload.name", || "is required".into());
         }
         Some(Source::Folder(path)) => {
             violations.bytes("spec.folder", path, PATH_BYTES);
             let plain = path.starts_with('/') && path.split('/').all(|part| part != "..");
-            violations.require(plain, "spec.folder", || "must be an absolute path without `..`".into());
+            violations
+                .require(plain, "spec.folder", || "must be an absolute path without `..`".into());
         }
     }
     if !spec.connection.is_empty() {
@@ -170,7 +209,13 @@ pub(crate) fn create_scan(request: &CreateScanRequest) -> Result<(), Status> {
 }
 
 /// The address of a repository, or its name on the host.
-fn location_of(violations: &mut Violations, field: &str, location: &str, parts: impl Fn(usize) -> bool, form: &str) {
+fn location_of(
+    violations: &mut Violations,
+    field: &str,
+    location: &str,
+    parts: impl Fn(usize) -> bool,
+    form: &str,
+) {
     violations.chars(field, location, LOCATION_CHARS);
     let fits = path_of(location).is_some_and(|(_, path)| {
         let part = |part: &str| {
@@ -181,17 +226,22 @@ fn location_of(violations: &mut Violations, field: &str, location: &str, parts: 
         };
         parts(path.split('/').count()) && path.split('/').all(part)
     });
-    violations.require(fits, field, || format!("must be {form}, or the repository's `https://` address"));
+    violations
+        .require(fits, field, || format!("must be {form}, or the repository's `https://` address"));
 }
 
 /// The host of a location, where it says one, and the repository's path there.
 pub(crate) fn path_of(location: &str) -> Option<(Option<String>, String)> {
-    let bare = |path: &str| path.trim_matches('/').strip_suffix(".git").unwrap_or(path.trim_matches('/')).to_owned();
+    let bare = |path: &str| {
+        path.trim_matches('/').strip_suffix(".git").unwrap_or(path.trim_matches('/')).to_owned()
+    };
     if !location.contains("://") {
         return Some((None, bare(location)));
     }
     let uri: Uri = location.parse().ok()?;
-    let host = uri.host().filter(|_| matches!(uri.scheme_str(), Some("https" | "http")) && uri.query().is_none())?;
+    let host = uri
+        .host()
+        .filter(|_| matches!(uri.scheme_str(), Some("https" | "http")) && uri.query().is_none())?;
     let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'))?;
     let host = if authority.port().is_some() { authority.as_str() } else { host };
     Some((Some(host.to_ascii_lowercase()), bare(uri.path())))
@@ -213,12 +263,22 @@ pub(crate) fn cancel_scan(request: &CancelScanRequest) -> Result<ScanId, Status>
     checked(violations, id)
 }
 
-pub(crate) fn list_scans(organization: OrganizationId, request: &ListScansRequest) -> Result<Page<Cursor>, Status> {
+pub(crate) fn list_scans(
+    organization: OrganizationId,
+    request: &ListScansRequest,
+) -> Result<Page<Cursor>, Status> {
     let mut violations = Violations::new();
     let filter = request.filter.clone().unwrap_or_default();
     violations.bytes("filter.repository", &filter.repository, PATH_BYTES + 16);
     let orders = [Column::CreatedAt, Column::UpdatedAt];
-    let page = Page::read(request.page.as_ref(), "ListScans", organization, &filter, &orders, &mut violations);
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListScans",
+        organization,
+        &filter,
+        &orders,
+        &mut violations,
+    );
     violations.finish().map(|()| page)
 }
 
@@ -234,24 +294,31 @@ pub(crate) fn watch_scan(request: &WatchScanRequest) -> Result<(ScanId, i64), St
 pub(crate) fn list_candidates(request: &ListCandidatesRequest) -> Result<ScanId, Status> {
     let mut violations = Violations::new();
     let id = violations.id("scan", &request.scan);
-    violations.require(CandidateState::try_from(request.state).is_ok(), "state", || "is not a known state".into());
+    violations.require(CandidateState::try_from(request.state).is_ok(), "state", || {
+        "is not a known state".into()
+    });
     checked(violations, id)
 }
 
 pub(crate) fn review_candidate(request: &ReviewCandidateRequest) -> Result<CandidateId, Status> {
     let mut violations = Violations::new();
     let id = violations.id("candidate", &request.candidate);
-    let known = CandidateState::try_from(request.state).is_ok_and(|state| state != CandidateState::HandedOver);
-    violations.require(known, "state", || "must be `PROPOSED`, `ACCEPTED` or `REJECTED`, or not set".into());
+    let known = CandidateState::try_from(request.state)
+        .is_ok_and(|state| state != CandidateState::HandedOver);
+    violations.require(known, "state", || {
+        "must be `PROPOSED`, `ACCEPTED` or `REJECTED`, or not set".into()
+    });
     let edits = !request.fields.is_empty();
     violations.require(edits || request.state() != CandidateState::Unspecified, "state", || {
         "is required, or `fields` with a `content`".into()
     });
     violations.require(edits == request.content.is_some(), "fields", || {
-        "must be given with `content`, and only then: which parts of it replace what is there".into()
+        "must be given with `content`, and only then: which parts of it replace what is there"
+            .into()
     });
-    violations
-        .require(request.fields.len() <= EDITABLE.len(), "fields", || format!("must be at most {}", EDITABLE.len()));
+    violations.require(request.fields.len() <= EDITABLE.len(), "fields", || {
+        format!("must be at most {}", EDITABLE.len())
+    });
     for (index, field) in request.fields.iter().enumerate().take(EDITABLE.len()) {
         violations.require(EDITABLE.contains(&field.as_str()), &format!("fields[{index}]"), || {
             format!("must be one of: {}", EDITABLE.join(", "))
@@ -275,7 +342,9 @@ fn content(violations: &mut Violations, content: &CandidateContent, fields: &[St
     let Some(mut value) = construct_wire::scan::to_content(content) else {
         return violations.add("content", "cannot be read");
     };
-    for output in value["outputs"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+    for output in
+        value["outputs"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut)
+    {
         // They are of the same message as inputs, and have neither.
         output.retain(|key, _| key != "required" && key != "default");
     }
@@ -290,13 +359,18 @@ fn content(violations: &mut Violations, content: &CandidateContent, fields: &[St
     violations.no_nul("content.description", &content.description);
 }
 
-pub(crate) fn create_tools(request: &CreateToolsRequest) -> Result<(ScanId, Vec<CandidateId>), Status> {
+pub(crate) fn create_tools(
+    request: &CreateToolsRequest,
+) -> Result<(ScanId, Vec<CandidateId>), Status> {
     let mut violations = Violations::new();
     let id = violations.id("scan", &request.scan);
-    violations.require(request.candidates.len() <= CANDIDATES, "candidates", || "must be at most 200".into());
+    violations.require(request.candidates.len() <= CANDIDATES, "candidates", || {
+        "must be at most 200".into()
+    });
     let named = request.candidates.iter().take(CANDIDATES).enumerate();
-    let named: Vec<_> =
-        named.filter_map(|(index, text)| violations.id(&format!("candidates[{index}]"), text)).collect();
+    let named: Vec<_> = named
+        .filter_map(|(index, text)| violations.id(&format!("candidates[{index}]"), text))
+        .collect();
     violations.idempotency_key(&request.idempotency_key);
     checked(violations, id).map(|id| (id, named))
 }
@@ -368,32 +442,56 @@ mod tests {
             review_candidate(&request).map(|_| ()).map_err(|status| fields(&status))
         };
         let nothing = CandidateContent::default;
-        for field in ["name", "description", "category", "score_reasons", "outputs", "side_effects", "dry_run"] {
+        for field in [
+            "name",
+            "description",
+            "category",
+            "score_reasons",
+            "outputs",
+            "side_effects",
+            "dry_run",
+        ] {
             let told = edit(field, nothing()).expect_err(field);
             assert!(told[0].starts_with(&format!("content.{field}")), "{field}: {told:?}");
         }
         for field in ["inputs", "credentials", "score", "confidence"] {
             assert_eq!(edit(field, nothing()), Ok(()), "{field}");
         }
-        let output = CandidateField { name: "report".into(), r#type: "file".into(), ..CandidateField::default() };
-        assert_eq!(edit("outputs", CandidateContent { outputs: vec![output], ..nothing() }), Ok(()));
+        let output = CandidateField {
+            name: "report".into(),
+            r#type: "file".into(),
+            ..CandidateField::default()
+        };
+        assert_eq!(
+            edit("outputs", CandidateContent { outputs: vec![output], ..nothing() }),
+            Ok(())
+        );
         let secret = CandidateCredential { name: "ghp_ value".into(), purpose: "to read".into() };
         let told = edit("credentials", CandidateContent { credentials: vec![secret], ..nothing() });
         assert_eq!(told, Err(vec!["content.credentials.0.name".to_owned()]));
         let effect = CandidateSideEffect { kind: "x".into(), description: String::new() };
-        let told = edit("side_effects", CandidateContent { side_effects: vec![effect], ..nothing() });
+        let told =
+            edit("side_effects", CandidateContent { side_effects: vec![effect], ..nothing() });
         assert_eq!(told, Err(vec!["content.side_effects.0.kind".to_owned()]));
         assert!(edit("score", CandidateContent { score: 101, ..nothing() }).is_err());
-        assert!(edit("confidence", CandidateContent { confidence: f64::NAN, ..nothing() }).is_err());
+        assert!(
+            edit("confidence", CandidateContent { confidence: f64::NAN, ..nothing() }).is_err()
+        );
         let many = vec![CandidateField::default(); 100_000];
-        assert_eq!(edit("inputs", CandidateContent { inputs: many, ..nothing() }), Err(vec!["content".to_owned()]));
+        assert_eq!(
+            edit("inputs", CandidateContent { inputs: many, ..nothing() }),
+            Err(vec!["content".to_owned()])
+        );
     }
 
     #[test]
     fn of_a_candidate_the_places_and_the_proof_cannot_be_edited() {
         let request = |fields: &[&str]| ReviewCandidateRequest {
             candidate: format!("candidate_{}", uuid::Uuid::nil()),
-            content: Some(CandidateContent { name: "a-tool".into(), ..CandidateContent::default() }),
+            content: Some(CandidateContent {
+                name: "a-tool".into(),
+                ..CandidateContent::default()
+            }),
             fields: fields.iter().map(|field| (*field).to_owned()).collect(),
             ..ReviewCandidateRequest::default()
         };

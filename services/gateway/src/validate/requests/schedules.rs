@@ -5,7 +5,8 @@ use construct_domain::{
     schedule::{Invalid, Timing},
 };
 use construct_proto::v1::{
-    CreateScheduleRequest, ListSchedulesRequest, MessagePriority, MissedRuns, ScheduleSpec, UpdateScheduleRequest,
+    CreateScheduleRequest, ListSchedulesRequest, MessagePriority, MissedRuns, ScheduleSpec,
+    UpdateScheduleRequest,
 };
 use construct_store::Cursor;
 use jiff::Timestamp;
@@ -25,7 +26,10 @@ pub(crate) struct Checked {
     pub(crate) next: Timestamp,
 }
 
-pub(crate) fn create_schedule(request: &CreateScheduleRequest, now: Timestamp) -> Result<Checked, Status> {
+pub(crate) fn create_schedule(
+    request: &CreateScheduleRequest,
+    now: Timestamp,
+) -> Result<Checked, Status> {
     let mut violations = Violations::new();
     let default = ScheduleSpec::default();
     violations.require(request.spec.is_some(), "spec", || "is required".into());
@@ -33,13 +37,16 @@ pub(crate) fn create_schedule(request: &CreateScheduleRequest, now: Timestamp) -
     violations.name("spec.name", &spec.name);
     let mut task = None;
     match (spec.task.as_str(), spec.agent.as_str()) {
-        ("", agent) => violations.reference("spec.agent", agent, "an agent, unless there is a task"),
+        ("", agent) => {
+            violations.reference("spec.agent", agent, "an agent, unless there is a task")
+        }
         (id, "") => task = violations.id("spec.task", id),
         (_, _) => violations.add("spec.agent", "must be empty when there is a task"),
     }
     let of_tasks = [("spec.title", &spec.title), ("spec.workspace", &spec.workspace)];
     for (field, value) in of_tasks.into_iter().filter(|_| !spec.task.is_empty()) {
-        violations.require(value.is_empty(), field, || "is only for schedules that begin tasks".into());
+        violations
+            .require(value.is_empty(), field, || "is only for schedules that begin tasks".into());
     }
     blocks(&mut violations, "spec.blocks", &spec.blocks);
     let priority = MessagePriority::try_from(spec.priority);
@@ -49,7 +56,8 @@ pub(crate) fn create_schedule(request: &CreateScheduleRequest, now: Timestamp) -
     let missed = MissedRuns::try_from(spec.missed_runs);
     violations.require(missed.is_ok(), "spec.missed_runs", || "is not a known policy".into());
     let at = timestamp(&mut violations, "spec.at", spec.at.as_ref());
-    let timing = read(&mut violations, "spec.", spec.at.is_some(), at, &spec.cron, &spec.time_zone, now);
+    let timing =
+        read(&mut violations, "spec.", spec.at.is_some(), at, &spec.cron, &spec.time_zone, now);
     violations.idempotency_key(&request.idempotency_key);
     let (timing, next) = checked(violations, timing)?;
     Ok(Checked { task, timing, next })
@@ -68,7 +76,9 @@ fn read(
     let field = |name: &str| format!("{prefix}{name}");
     let timing = match (has_time, cron) {
         (true, "") => {
-            violations.require(time_zone.is_empty(), &field("time_zone"), || "is only for patterns".into());
+            violations.require(time_zone.is_empty(), &field("time_zone"), || {
+                "is only for patterns".into()
+            });
             Timing::At(at?)
         }
         (true, _) => {
@@ -84,7 +94,9 @@ fn read(
         Ok(Some(next)) => return Some((timing, next)),
         Ok(None) if has_time => violations.add(field("at"), "must be in the future"),
         Ok(None) => violations.add(field("cron"), "has no run within four years"),
-        Err(Invalid::TimeZone(zone)) => violations.add(field("time_zone"), Invalid::TimeZone(zone).to_string()),
+        Err(Invalid::TimeZone(zone)) => {
+            violations.add(field("time_zone"), Invalid::TimeZone(zone).to_string())
+        }
         Err(Invalid::Pattern(why)) => violations.add(field("cron"), why),
     }
     None
@@ -115,7 +127,9 @@ pub(crate) fn timing(
     let mut violations = Violations::new();
     let at = timestamp(&mut violations, "at", request.at.as_ref());
     let (pattern, zone) = match before {
-        Timing::Cron { pattern, time_zone } if request.at.is_none() => (pattern.as_str(), time_zone.as_str()),
+        Timing::Cron { pattern, time_zone } if request.at.is_none() => {
+            (pattern.as_str(), time_zone.as_str())
+        }
         Timing::Cron { .. } | Timing::At(_) => ("", ""),
     };
     let cron = request.cron.as_deref().unwrap_or(pattern);
@@ -139,7 +153,15 @@ pub(crate) fn list_schedules(
     let mut violations = Violations::new();
     let filter = request.filter.clone().unwrap_or_default();
     violations.name_prefix("filter.name_prefix", &filter.name_prefix);
-    let task = if filter.task.is_empty() { None } else { violations.id("filter.task", &filter.task) };
-    let page = Page::read(request.page.as_ref(), "ListSchedules", organization, &filter, &ORDERS, &mut violations);
+    let task =
+        if filter.task.is_empty() { None } else { violations.id("filter.task", &filter.task) };
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListSchedules",
+        organization,
+        &filter,
+        &ORDERS,
+        &mut violations,
+    );
     violations.finish().map(|()| (page, task))
 }

@@ -2,11 +2,14 @@
 
 use construct_domain::{
     OrganizationId, SecretId,
-    secret::{BINDINGS, MAX_BYTES, MIN_BYTES, NAME_CHARS, PER_AGENT, is_command, is_host, is_name, is_value},
+    secret::{
+        BINDINGS, MAX_BYTES, MIN_BYTES, NAME_CHARS, PER_AGENT, is_command, is_host, is_name,
+        is_value,
+    },
 };
 use construct_proto::v1::{
-    CreateSecretRequest, DeleteSecretRequest, GetSecretRequest, ListSecretsRequest, SecretBindings, SecretSpec,
-    UpdateSecretRequest,
+    CreateSecretRequest, DeleteSecretRequest, GetSecretRequest, ListSecretsRequest, SecretBindings,
+    SecretSpec, UpdateSecretRequest,
 };
 use construct_store::{Bindings, Cursor, Secret};
 use tonic::Status;
@@ -36,13 +39,25 @@ pub(crate) fn get_secret(request: &GetSecretRequest) -> Result<(), Status> {
     violations.finish()
 }
 
-pub(crate) fn list_secrets(organization: OrganizationId, request: &ListSecretsRequest) -> Result<Page<Cursor>, Status> {
+pub(crate) fn list_secrets(
+    organization: OrganizationId,
+    request: &ListSecretsRequest,
+) -> Result<Page<Cursor>, Status> {
     let mut violations = Violations::new();
     let filter = request.filter.clone().unwrap_or_default();
-    violations.require(filter.name_prefix.is_empty() || is_name(&filter.name_prefix), "filter.name_prefix", || {
-        format!("must be empty or the beginning of a name, at most {NAME_CHARS} characters")
-    });
-    let page = Page::read(request.page.as_ref(), "ListSecrets", organization, &filter, &ORDERS, &mut violations);
+    violations.require(
+        filter.name_prefix.is_empty() || is_name(&filter.name_prefix),
+        "filter.name_prefix",
+        || format!("must be empty or the beginning of a name, at most {NAME_CHARS} characters"),
+    );
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListSecrets",
+        organization,
+        &filter,
+        &ORDERS,
+        &mut violations,
+    );
     violations.finish().map(|()| page)
 }
 
@@ -65,7 +80,11 @@ pub(crate) fn update_secret(request: &UpdateSecretRequest) -> Result<(), Status>
 }
 
 /// Whether an update suits the secret it is for.
-pub(crate) fn secret_fits(wanted: Option<&Bindings>, has_value: bool, secret: &Secret) -> Result<(), Status> {
+pub(crate) fn secret_fits(
+    wanted: Option<&Bindings>,
+    has_value: bool,
+    secret: &Secret,
+) -> Result<(), Status> {
     let mut violations = Violations::new();
     let widens = wanted.is_some_and(|wanted| !wanted.is_within(&secret.bindings));
     violations.require(has_value || !widens, "value", || {
@@ -122,7 +141,8 @@ fn value(violations: &mut Violations, field: &str, value: &str) {
 fn bindings(violations: &mut Violations, field: &str, bindings: &SecretBindings) {
     let SecretBindings { hosts, commands } = bindings;
     violations.require(!(hosts.is_empty() && commands.is_empty()), field, || {
-        "must have at least one host or command: a secret that is bound to nothing is of no use".into()
+        "must have at least one host or command: a secret that is bound to nothing is of no use"
+            .into()
     });
     let lists = [
         (
@@ -131,14 +151,21 @@ fn bindings(violations: &mut Violations, field: &str, bindings: &SecretBindings)
             is_host as fn(&str) -> bool,
             "a host in lower case, as `api.example.com`, `*.example.com` or an IP address",
         ),
-        ("commands", commands, is_command, "the name of a program, without a directory and arguments"),
+        (
+            "commands",
+            commands,
+            is_command,
+            "the name of a program, without a directory and arguments",
+        ),
     ];
     for (name, list, fits, what) in lists {
         violations.require(list.len() <= BINDINGS, &format!("{field}.{name}"), || {
             format!("must have at most {BINDINGS} entries, has {}", list.len())
         });
         for (index, entry) in list.iter().take(BINDINGS).enumerate() {
-            violations.require(fits(entry), &format!("{field}.{name}[{index}]"), || format!("must be {what}"));
+            violations.require(fits(entry), &format!("{field}.{name}[{index}]"), || {
+                format!("must be {what}")
+            });
         }
     }
 }

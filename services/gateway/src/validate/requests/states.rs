@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use construct_domain::state::{MAX_BYTES, MAX_DEPTH, NAMES, depth, name};
 use construct_proto::v1::{
-    DeleteStateRequest, GetStateRequest, ListStateVersionsRequest, PutStateRequest, WatchStatesRequest,
+    DeleteStateRequest, GetStateRequest, ListStateVersionsRequest, PutStateRequest,
+    WatchStatesRequest,
 };
 use serde::de::IgnoredAny;
 use tonic::Status;
@@ -15,7 +16,9 @@ use crate::validate::Violations;
 pub(crate) fn get_state(request: &GetStateRequest) -> Result<Option<i64>, Status> {
     let mut violations = Violations::new();
     known(&mut violations, "state", &request.state);
-    violations.require(request.version >= 0, "version", || "must not be negative; 0 means the present one".into());
+    violations.require(request.version >= 0, "version", || {
+        "must not be negative; 0 means the present one".into()
+    });
     violations.finish().map(|()| (request.version > 0).then_some(request.version))
 }
 
@@ -28,11 +31,14 @@ pub(crate) fn list_state_versions(request: &ListStateVersionsRequest) -> Result<
 pub(crate) fn put_state(request: &PutStateRequest) -> Result<(), Status> {
     let mut violations = Violations::new();
     known(&mut violations, "state", &request.state);
-    violations.require(request.restore >= 0, "restore", || "must not be negative; 0 puts `json`".into());
+    violations
+        .require(request.restore >= 0, "restore", || "must not be negative; 0 puts `json`".into());
     if request.restore == 0 {
         json(&mut violations, "json", &request.json);
     } else {
-        violations.require(request.json.is_empty(), "json", || "must be empty when an earlier version is put".into());
+        violations.require(request.json.is_empty(), "json", || {
+            "must be empty when an earlier version is put".into()
+        });
     }
     expected(&mut violations, request.expected_version);
     violations.idempotency_key(&request.idempotency_key);
@@ -48,7 +54,9 @@ pub(crate) fn delete_state(request: &DeleteStateRequest) -> Result<(), Status> {
 }
 
 /// Returns the names that are watched, each with the version that the client has.
-pub(crate) fn watch_states(request: &WatchStatesRequest) -> Result<BTreeMap<&'static str, i64>, Status> {
+pub(crate) fn watch_states(
+    request: &WatchStatesRequest,
+) -> Result<BTreeMap<&'static str, i64>, Status> {
     let mut violations = Violations::new();
     let mut watched = BTreeMap::new();
     if request.states.is_empty() {
@@ -85,7 +93,8 @@ fn cursor(text: &str) -> Option<Vec<(&'static str, i64)>> {
 }
 
 fn known(violations: &mut Violations, field: &str, text: &str) {
-    violations.require(name(text).is_some(), field, || format!("must be one of: {}", NAMES.join(", ")));
+    violations
+        .require(name(text).is_some(), field, || format!("must be one of: {}", NAMES.join(", ")));
 }
 
 fn expected(violations: &mut Violations, version: Option<i64>) {
@@ -102,9 +111,11 @@ fn json(violations: &mut Violations, field: &str, json: &str) {
     // Of an error only the place is told.
     if let Err(error) = serde_json::from_str::<IgnoredAny>(json) {
         let (line, column) = (error.line(), error.column());
-        return violations.add(field, format!("is not JSON, as line {line}, column {column} shows"));
+        return violations
+            .add(field, format!("is not JSON, as line {line}, column {column} shows"));
     }
-    violations.require(json.trim_start().starts_with('{'), field, || "must be a JSON object".into());
+    violations
+        .require(json.trim_start().starts_with('{'), field, || "must be a JSON object".into());
     violations.require(depth(json) <= MAX_DEPTH, field, || {
         format!("must not have more than {MAX_DEPTH} values within each other")
     });
@@ -116,12 +127,17 @@ mod tests {
     use crate::validate::tests::fields;
 
     fn put(json: &str) -> Result<(), Status> {
-        put_state(&PutStateRequest { state: "settings".into(), json: json.into(), ..PutStateRequest::default() })
+        put_state(&PutStateRequest {
+            state: "settings".into(),
+            json: json.into(),
+            ..PutStateRequest::default()
+        })
     }
 
     #[test]
     fn a_document_is_an_object_of_bounded_size_and_depth_with_any_numbers() {
-        let nested = |depth: usize| format!("{{\"a\": {}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
+        let nested =
+            |depth: usize| format!("{{\"a\": {}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
         let long = |bytes: usize| format!("{{\"a\": \"{}\"}}", "x".repeat(bytes - 9));
         for good in [
             "{}",
@@ -130,7 +146,8 @@ mod tests {
             nested(MAX_DEPTH).as_str(),
             long(MAX_BYTES).as_str(),
         ] {
-            put(good).unwrap_or_else(|status| panic!("{}: {status:?}", &good[..good.len().min(80)]));
+            put(good)
+                .unwrap_or_else(|status| panic!("{}: {status:?}", &good[..good.len().min(80)]));
         }
         for bad in [
             "",
@@ -168,7 +185,9 @@ mod tests {
         assert!(all.len() == NAMES.len() && all.values().all(|version| *version == 0), "{all:?}");
         let some = watch(&["settings", "pinned"], "pinned@7,storage@3").expect("two");
         assert_eq!(some, BTreeMap::from([("pinned", 7), ("settings", 0)]));
-        for wrong in ["7", "settings", "settings@", "settings@0", "settings@-1", "sessions@1", "settings@1,"] {
+        for wrong in
+            ["7", "settings", "settings@", "settings@0", "settings@-1", "sessions@1", "settings@1,"]
+        {
             let status = watch(&[], wrong).expect_err(wrong);
             assert_eq!(fields(&status), ["cursor"], "{wrong}");
         }

@@ -2,9 +2,10 @@
 
 use construct_domain::{FileId, MessageId, OrganizationId, TaskId, message::Source, task::Phase};
 use construct_proto::v1::{
-    Attachment, Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest, EditMessageRequest, ForkTaskRequest,
-    ListMessagesRequest, ListTasksRequest, MessagePriority, MessageSource, MessageSpec, RewindTaskRequest,
-    SubscribeRequest, TaskPhase, TaskSpec, UpdateMessageRequest, UpdateTaskRequest, block,
+    Attachment, Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest,
+    EditMessageRequest, ForkTaskRequest, ListMessagesRequest, ListTasksRequest, MessagePriority,
+    MessageSource, MessageSpec, RewindTaskRequest, SubscribeRequest, TaskPhase, TaskSpec,
+    UpdateMessageRequest, UpdateTaskRequest, block,
 };
 use construct_store::{Cursor, MessageCursor};
 use jiff::Timestamp;
@@ -22,7 +23,8 @@ use crate::{
 };
 
 pub(super) const TITLE_CHARS: usize = 200;
-/// Facts that are pinned to a task. They are a part of the prompt of every model call, and paid for with each.
+/// Facts that are pinned to a task. They are a part of the prompt of every model call, and paid for
+/// with each.
 pub(super) const FACTS: usize = 32;
 /// Of one of them.
 pub(super) const FACT_CHARS: usize = 2000;
@@ -32,11 +34,13 @@ pub(super) const WORKSPACE_BYTES: usize = 4096;
 pub(super) const REASON_CHARS: usize = 1024;
 /// Of all blocks of a message together. Larger inputs belong into files of the workspace.
 pub(super) const MESSAGE_BYTES: usize = 1024 * 1024;
-/// Of all attachments of a message together, before they are encoded. A message is stored, and sent to the model with
-/// every later call of its task; together with its text it has to fit into one request.
+/// Of all attachments of a message together, before they are encoded. A message is stored, and sent
+/// to the model with every later call of its task; together with its text it has to fit into one
+/// request.
 pub(super) const ATTACHED_BYTES: usize = 2 * 1024 * 1024;
 pub(super) const ATTACHMENT_NAME_CHARS: usize = 256;
-/// What may be attached besides `text/...`: what at least one vendor takes, or can be given to any as text.
+/// What may be attached besides `text/...`: what at least one vendor takes, or can be given to any
+/// as text.
 pub(super) const MEDIA_TYPES: [&str; 8] = [
     "image/png",
     "image/jpeg",
@@ -141,13 +145,28 @@ pub(crate) fn list_tasks(
     let phase = TaskPhase::try_from(filter.phase);
     violations.require(phase.is_ok(), "filter.phase", || "is not a known phase".into());
     workspace(&mut violations, "filter.workspace", &filter.workspace);
-    let created_after = timestamp(&mut violations, "filter.created_after", filter.created_after.as_ref());
-    let created_before = timestamp(&mut violations, "filter.created_before", filter.created_before.as_ref());
-    let parent = if filter.parent.is_empty() { None } else { violations.id("filter.parent", &filter.parent) };
+    let created_after =
+        timestamp(&mut violations, "filter.created_after", filter.created_after.as_ref());
+    let created_before =
+        timestamp(&mut violations, "filter.created_before", filter.created_before.as_ref());
+    let parent = if filter.parent.is_empty() {
+        None
+    } else {
+        violations.id("filter.parent", &filter.parent)
+    };
     let orders = [Column::CreatedAt, Column::UpdatedAt];
-    let page = Page::read(request.page.as_ref(), "ListTasks", organization, &filter, &orders, &mut violations);
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListTasks",
+        organization,
+        &filter,
+        &orders,
+        &mut violations,
+    );
     let phase = phase.ok().and_then(convert::to_phase);
-    violations.finish().map(|()| (page, TaskFilter { phase, created_after, created_before, parent }))
+    violations
+        .finish()
+        .map(|()| (page, TaskFilter { phase, created_after, created_before, parent }))
 }
 
 pub(super) fn workspace(violations: &mut Violations, field: &str, path: &str) {
@@ -155,8 +174,11 @@ pub(super) fn workspace(violations: &mut Violations, field: &str, path: &str) {
         return;
     }
     violations.bytes(field, path, WORKSPACE_BYTES);
-    violations.require(path.starts_with('/'), field, || "must be an absolute path, or empty".into());
-    violations.require(!path.split('/').any(|part| part == ".."), field, || "must not contain `..`".into());
+    violations
+        .require(path.starts_with('/'), field, || "must be an absolute path, or empty".into());
+    violations.require(!path.split('/').any(|part| part == ".."), field, || {
+        "must not contain `..`".into()
+    });
 }
 
 pub(super) fn title(violations: &mut Violations, field: &str, title: &str) {
@@ -166,8 +188,9 @@ pub(super) fn title(violations: &mut Violations, field: &str, title: &str) {
 
 /// Facts that are pinned to a task.
 fn pinned(violations: &mut Violations, field: &str, facts: &[String]) {
-    violations
-        .require(facts.len() <= FACTS, field, || format!("must have at most {FACTS} entries, has {}", facts.len()));
+    violations.require(facts.len() <= FACTS, field, || {
+        format!("must have at most {FACTS} entries, has {}", facts.len())
+    });
     let mut chars = 0_usize;
     for (index, fact) in facts.iter().take(FACTS).enumerate() {
         let field = format!("{field}[{index}]");
@@ -176,7 +199,11 @@ fn pinned(violations: &mut Violations, field: &str, facts: &[String]) {
         chars += fact.chars().count();
     }
     violations.require(chars <= FACTS_CHARS, field, || {
-        format!("must have at most {} characters together, has {}", thousands(FACTS_CHARS), thousands(chars))
+        format!(
+            "must have at most {} characters together, has {}",
+            thousands(FACTS_CHARS),
+            thousands(chars)
+        )
     });
 }
 
@@ -186,8 +213,10 @@ pub(super) fn timestamp(
     time: Option<&prost_types::Timestamp>,
 ) -> Option<Timestamp> {
     let time = time?;
-    let read =
-        (0..1_000_000_000).contains(&time.nanos).then(|| Timestamp::new(time.seconds, time.nanos).ok()).flatten();
+    let read = (0..1_000_000_000)
+        .contains(&time.nanos)
+        .then(|| Timestamp::new(time.seconds, time.nanos).ok())
+        .flatten();
     violations.require(read.is_some(), field, || "is not a valid time".into());
     read
 }
@@ -230,11 +259,13 @@ pub(crate) fn change_message(message: &str, idempotency_key: &str) -> Result<Mes
     checked(violations, message)
 }
 
-/// Users write text and show images and files. Calls and results come from the model and the interpreter only: a user
-/// who could write them could make the model believe that something was done.
+/// Users write text and show images and files. Calls and results come from the model and the
+/// interpreter only: a user who could write them could make the model believe that something was
+/// done.
 pub(super) fn blocks(violations: &mut Violations, field: &str, blocks: &[Block]) {
-    violations
-        .require(blocks.len() <= BLOCKS, field, || format!("must have at most {BLOCKS} blocks, has {}", blocks.len()));
+    violations.require(blocks.len() <= BLOCKS, field, || {
+        format!("must have at most {BLOCKS} blocks, has {}", blocks.len())
+    });
     let (mut bytes, mut attached, mut said) = (0_usize, 0_usize, false);
     for (index, block) in blocks.iter().take(BLOCKS).enumerate() {
         match &block.block {
@@ -249,18 +280,26 @@ pub(super) fn blocks(violations: &mut Violations, field: &str, blocks: &[Block])
                 attachment(violations, &format!("{field}[{index}].attachment"), shown);
             }
             Some(_) => {
-                violations.add(format!("{field}[{index}]"), "must be text or an attachment: users send nothing else");
+                violations.add(
+                    format!("{field}[{index}]"),
+                    "must be text or an attachment: users send nothing else",
+                );
             }
             None => violations.add(format!("{field}[{index}]"), "is empty"),
         }
     }
-    violations.require(said, field, || "must contain text that is not blank, or an attachment".into());
+    violations
+        .require(said, field, || "must contain text that is not blank, or an attachment".into());
     violations.require(attached <= ATTACHED_BYTES, field, || {
         let (most, has) = (thousands(ATTACHED_BYTES), thousands(attached));
         format!("must have at most {most} bytes of attachments together, has {has}")
     });
     violations.require(bytes <= MESSAGE_BYTES, field, || {
-        format!("must have at most {} bytes of text together, has {}", thousands(MESSAGE_BYTES), thousands(bytes))
+        format!(
+            "must have at most {} bytes of text together, has {}",
+            thousands(MESSAGE_BYTES),
+            thousands(bytes)
+        )
     });
 }
 
@@ -271,7 +310,9 @@ fn attachment(violations: &mut Violations, field: &str, attachment: &Attachment)
     if !file.is_empty() {
         // What the file is, is known when it is looked up.
         let _: Option<FileId> = violations.id(&format!("{field}.file"), file);
-        violations.require(data.is_empty(), &format!("{field}.data"), || "must be empty when there is a file".into());
+        violations.require(data.is_empty(), &format!("{field}.data"), || {
+            "must be empty when there is a file".into()
+        });
         return;
     }
     let known = MEDIA_TYPES.contains(&media_type.as_str());
@@ -286,7 +327,9 @@ fn attachment(violations: &mut Violations, field: &str, attachment: &Attachment)
     // What is given to the model as text has to be one.
     if text || (known && TEXTUAL.contains(&media_type.as_str())) {
         let readable = std::str::from_utf8(data).is_ok_and(|text| !text.contains('\0'));
-        violations.require(readable, &format!("{field}.data"), || "must be UTF-8 text without U+0000".into());
+        violations.require(readable, &format!("{field}.data"), || {
+            "must be UTF-8 text without U+0000".into()
+        });
     }
 }
 
@@ -300,11 +343,20 @@ pub(crate) fn list_messages(
     let filter = request.filter.unwrap_or_default();
     let source = MessageSource::try_from(filter.source);
     violations.require(source.is_ok(), "filter.source", || "is not a known source".into());
-    violations.require(filter.after_position >= 0, "filter.after_position", || "must not be negative".into());
+    violations.require(filter.after_position >= 0, "filter.after_position", || {
+        "must not be negative".into()
+    });
     // The list is one task's, so the task is part of what a token belongs to.
-    let scope = ListMessagesRequest { task: request.task.clone(), page: None, filter: request.filter };
-    let page =
-        Page::read(request.page.as_ref(), "ListMessages", organization, &scope, &[Column::Position], &mut violations);
+    let scope =
+        ListMessagesRequest { task: request.task.clone(), page: None, filter: request.filter };
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListMessages",
+        organization,
+        &scope,
+        &[Column::Position],
+        &mut violations,
+    );
     let source = source.ok().and_then(convert::to_source);
     checked(violations, task).map(|task| (task, page, source))
 }
@@ -312,7 +364,7 @@ pub(crate) fn list_messages(
 /// What a subscriber asks for.
 #[derive(Debug)]
 pub(crate) struct Subscribe {
-    /// None: the organisation's entities.
+    /// None: the organization's entities.
     pub(crate) task: Option<TaskId>,
     /// None: from now on.
     pub(crate) cursor: Option<cursor::Cursor>,
@@ -330,7 +382,9 @@ pub(crate) fn subscribe(request: SubscribeRequest) -> Result<Subscribe, Status> 
         }
     }
     let globs = request.types.len();
-    violations.require(globs <= GLOBS, "types", || format!("must have at most {GLOBS} entries, has {globs}"));
+    violations.require(globs <= GLOBS, "types", || {
+        format!("must have at most {GLOBS} entries, has {globs}")
+    });
     for (index, glob) in request.types.iter().take(GLOBS).enumerate() {
         let known = |byte: u8| byte.is_ascii_lowercase() || matches!(byte, b'.' | b'_' | b'*');
         let fine = !glob.is_empty() && glob.len() <= GLOB_BYTES && glob.bytes().all(known);

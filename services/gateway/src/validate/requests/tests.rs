@@ -38,10 +38,17 @@ fn a_pool_that_does_not_exist_is_refused_and_those_that_do_are_named() {
     };
     let update = |compute: &str| {
         let compute = Some(compute.to_owned());
-        update_agent(&v1::UpdateAgentRequest { agent: "ada".into(), compute, ..Default::default() }, &pools())
+        update_agent(
+            &v1::UpdateAgentRequest { agent: "ada".into(), compute, ..Default::default() },
+            &pools(),
+        )
     };
     let task = |compute: &str| {
-        let spec = v1::TaskSpec { agent: "ada".into(), compute: compute.into(), ..v1::TaskSpec::default() };
+        let spec = v1::TaskSpec {
+            agent: "ada".into(),
+            compute: compute.into(),
+            ..v1::TaskSpec::default()
+        };
         create_task(&v1::CreateTaskRequest { spec: Some(spec), ..Default::default() }, &pools())
     };
     for fine in ["", "cpu-2", "cpu-4", "bench"] {
@@ -74,14 +81,20 @@ fn agents_at_their_limits_pass() {
         }),
         ..agent()
     };
-    create_agent(&v1::CreateAgentRequest { spec: Some(spec), idempotency_key: "k".repeat(128) }, &pools())
-        .expect("all is within limits");
+    create_agent(
+        &v1::CreateAgentRequest { spec: Some(spec), idempotency_key: "k".repeat(128) },
+        &pools(),
+    )
+    .expect("all is within limits");
 }
 
 #[test]
 fn agents_beyond_a_limit_are_refused_field_by_field() {
     let create = |spec| {
-        create_agent(&v1::CreateAgentRequest { spec: Some(spec), ..v1::CreateAgentRequest::default() }, &pools())
+        create_agent(
+            &v1::CreateAgentRequest { spec: Some(spec), ..v1::CreateAgentRequest::default() },
+            &pools(),
+        )
     };
     let parameters = |parameters| v1::AgentSpec { parameters: Some(parameters), ..agent() };
     let default = v1::ModelParameters::default;
@@ -94,11 +107,23 @@ fn agents_beyond_a_limit_are_refused_field_by_field() {
         (v1::AgentSpec { model: "no such/name".into(), ..agent() }, "spec.model"),
         (v1::AgentSpec { max_turns: 1001, ..agent() }, "spec.max_turns"),
         (v1::AgentSpec { compact_at_percent: 101, ..agent() }, "spec.compact_at_percent"),
-        (parameters(v1::ModelParameters { temperature: Some(2.1), ..default() }), "spec.parameters.temperature"),
-        (parameters(v1::ModelParameters { temperature: Some(f64::NAN), ..default() }), "spec.parameters.temperature"),
-        (parameters(v1::ModelParameters { top_p: Some(-0.1), ..default() }), "spec.parameters.top_p"),
+        (
+            parameters(v1::ModelParameters { temperature: Some(2.1), ..default() }),
+            "spec.parameters.temperature",
+        ),
+        (
+            parameters(v1::ModelParameters { temperature: Some(f64::NAN), ..default() }),
+            "spec.parameters.temperature",
+        ),
+        (
+            parameters(v1::ModelParameters { top_p: Some(-0.1), ..default() }),
+            "spec.parameters.top_p",
+        ),
         (parameters(v1::ModelParameters { top_k: Some(0), ..default() }), "spec.parameters.top_k"),
-        (parameters(v1::ModelParameters { max_tokens: Some(0), ..default() }), "spec.parameters.max_tokens"),
+        (
+            parameters(v1::ModelParameters { max_tokens: Some(0), ..default() }),
+            "spec.parameters.max_tokens",
+        ),
         (
             parameters(v1::ModelParameters { stop_sequences: vec!["x".into(); 9], ..default() }),
             "spec.parameters.stop_sequences",
@@ -110,7 +135,10 @@ fn agents_beyond_a_limit_are_refused_field_by_field() {
     ] {
         refused(create(spec), &[field]);
     }
-    refused(create_agent(&v1::CreateAgentRequest::default(), &pools()), &["spec", "spec.name", "spec.model"]);
+    refused(
+        create_agent(&v1::CreateAgentRequest::default(), &pools()),
+        &["spec", "spec.name", "spec.model"],
+    );
 }
 
 #[test]
@@ -124,9 +152,15 @@ fn an_update_is_held_against_the_same_limits() {
         idempotency_key: "a b".into(),
         ..v1::UpdateAgentRequest::default()
     };
-    refused(update_agent(&request, &pools()), &["name", "model", "max_turns", "revision", "idempotency_key"]);
-    update_agent(&v1::UpdateAgentRequest { agent: "ada".into(), ..v1::UpdateAgentRequest::default() }, &pools())
-        .expect("it changes nothing");
+    refused(
+        update_agent(&request, &pools()),
+        &["name", "model", "max_turns", "revision", "idempotency_key"],
+    );
+    update_agent(
+        &v1::UpdateAgentRequest { agent: "ada".into(), ..v1::UpdateAgentRequest::default() },
+        &pools(),
+    )
+    .expect("it changes nothing");
 }
 
 #[test]
@@ -152,8 +186,14 @@ fn models_have_sane_numbers() {
         "spec.hedge_after",
     ];
     refused(create_model(&request), &expected);
-    let fallbacks = (0..9).map(|n| v1::ModelFallback { model: format!("m{n}"), weight: 0 }).collect();
-    let spec = v1::ModelSpec { name: "m".into(), provider: "p".into(), fallbacks, ..v1::ModelSpec::default() };
+    let fallbacks =
+        (0..9).map(|n| v1::ModelFallback { model: format!("m{n}"), weight: 0 }).collect();
+    let spec = v1::ModelSpec {
+        name: "m".into(),
+        provider: "p".into(),
+        fallbacks,
+        ..v1::ModelSpec::default()
+    };
     let request = v1::CreateModelRequest { spec: Some(spec), ..v1::CreateModelRequest::default() };
     refused(create_model(&request), &["spec.fallbacks"]);
 }
@@ -174,14 +214,23 @@ fn providers_take_what_suits_their_kind() {
             ..v1::CreateModelProviderRequest::default()
         })
     };
-    use v1::ModelProviderType::{Anthropic, Bedrock, Gemini, Ollama, Openai, Scripted, Unspecified};
-    assert_eq!(create(Openai, "http://localhost:11434/v1", "", "").ok(), Some(ModelProviderKind::Openai));
+    use v1::ModelProviderType::{
+        Anthropic, Bedrock, Gemini, Ollama, Openai, Scripted, Unspecified,
+    };
+    assert_eq!(
+        create(Openai, "http://localhost:11434/v1", "", "").ok(),
+        Some(ModelProviderKind::Openai)
+    );
     assert_eq!(create(Scripted, "", "", "{\"turns\": []}").ok(), Some(ModelProviderKind::Scripted));
     assert_eq!(create(Anthropic, "", "sk-ant", "").ok(), Some(ModelProviderKind::Anthropic));
     assert_eq!(create(Ollama, "", "", "").ok(), Some(ModelProviderKind::Ollama));
     const REGIONAL: &str = "https://bedrock-runtime.eu-central-1.amazonaws.com";
     for key in ["AKIAEXAMPLE:secret/with+signs=", "ASIAEXAMPLE:secret:token", "ABSKexample"] {
-        assert_eq!(create(Bedrock, REGIONAL, key, "").ok(), Some(ModelProviderKind::Bedrock), "{key}");
+        assert_eq!(
+            create(Bedrock, REGIONAL, key, "").ok(),
+            Some(ModelProviderKind::Bedrock),
+            "{key}"
+        );
     }
     assert!(create(Bedrock, "http://127.0.0.1:4566/?region=us-east-1", "ABSKexample", "").is_ok());
     for (kind, base_url, api_key, script, field) in [
@@ -208,10 +257,13 @@ fn providers_take_what_suits_their_kind() {
     }
     let large = format!("\"{}\"", "x".repeat(1024 * 1024));
     refused(create(Scripted, "", "", &large), &["spec.script"]);
-    let update =
-        v1::UpdateModelProviderRequest { script: Some("{}".into()), ..v1::UpdateModelProviderRequest::default() };
+    let update = v1::UpdateModelProviderRequest {
+        script: Some("{}".into()),
+        ..v1::UpdateModelProviderRequest::default()
+    };
     refused(model_provider_fits(&update, &stored("", false)), &["script"]);
-    let update = v1::UpdateModelProviderRequest { base_url: Some(String::new()), ..Default::default() };
+    let update =
+        v1::UpdateModelProviderRequest { base_url: Some(String::new()), ..Default::default() };
     let bedrock = ModelProvider { kind: ModelProviderKind::Bedrock, ..stored(REGIONAL, false) };
     refused(model_provider_fits(&update, &bedrock), &["base_url"]);
 }
@@ -273,8 +325,15 @@ fn a_key_is_not_taken_along_to_another_origin() {
 #[test]
 fn workspaces_are_absolute_paths_without_detours() {
     let create = |workspace: &str| {
-        let spec = v1::TaskSpec { agent: "ada".into(), workspace: workspace.into(), ..v1::TaskSpec::default() };
-        create_task(&v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() }, &pools())
+        let spec = v1::TaskSpec {
+            agent: "ada".into(),
+            workspace: workspace.into(),
+            ..v1::TaskSpec::default()
+        };
+        create_task(
+            &v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() },
+            &pools(),
+        )
     };
     for good in ["", "/", "/home/me/project", "/a/..b"] {
         assert!(create(good).is_ok(), "{good}");
@@ -303,7 +362,10 @@ fn titles_are_one_short_line() {
 fn messages_of_users_are_text() {
     let create = |blocks| {
         let spec = v1::MessageSpec { task: TASK.into(), blocks, ..v1::MessageSpec::default() };
-        create_message(&v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() })
+        create_message(&v1::CreateMessageRequest {
+            spec: Some(spec),
+            ..v1::CreateMessageRequest::default()
+        })
     };
     assert_eq!(create(vec![text("hello")]).ok(), TASK.parse().ok());
     assert!(create(vec![text(""), text("x")]).is_ok());
@@ -326,20 +388,30 @@ fn attachments_are_of_kinds_that_models_take_and_bounded() {
     use super::tasks::{ATTACHED_BYTES, MEDIA_TYPES};
     let create = |media_type: &str, name: &str, data: &[u8]| {
         let (media_type, name) = (media_type.into(), name.into());
-        let attachment = v1::Attachment { media_type, name, data: data.into(), ..v1::Attachment::default() };
+        let attachment =
+            v1::Attachment { media_type, name, data: data.into(), ..v1::Attachment::default() };
         let spec = v1::MessageSpec {
             task: TASK.into(),
             blocks: vec![v1::Block { block: Some(block::Block::Attachment(attachment)) }],
             ..v1::MessageSpec::default()
         };
-        create_message(&v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() })
+        create_message(&v1::CreateMessageRequest {
+            spec: Some(spec),
+            ..v1::CreateMessageRequest::default()
+        })
     };
     for media_type in MEDIA_TYPES.into_iter().chain(["text/plain", "text/x-rust"]) {
-        create(media_type, "a name", b"x").unwrap_or_else(|status| panic!("{media_type}: {status}"));
+        create(media_type, "a name", b"x")
+            .unwrap_or_else(|status| panic!("{media_type}: {status}"));
     }
-    assert!(create("image/png", "", &[0xFF; ATTACHED_BYTES]).is_ok(), "nothing but an image may be said");
+    assert!(
+        create("image/png", "", &[0xFF; ATTACHED_BYTES]).is_ok(),
+        "nothing but an image may be said"
+    );
     refused(create("image/png", "", &[0xFF; ATTACHED_BYTES + 1]), &["spec.blocks"]);
-    for media_type in ["", "image/tiff", "text/", "text/a b", "text/plain; charset=utf-8", "audio/wav"] {
+    for media_type in
+        ["", "image/tiff", "text/", "text/a b", "text/plain; charset=utf-8", "audio/wav"]
+    {
         refused(create(media_type, "", b"x"), &["spec.blocks[0].attachment.media_type"]);
     }
     refused(create("image/png", "a\nb", b"x"), &["spec.blocks[0].attachment.name"]);
@@ -356,15 +428,30 @@ fn a_file_stands_in_the_place_of_a_content() {
             blocks: vec![v1::Block { block: Some(block::Block::Attachment(attachment)) }],
             ..v1::MessageSpec::default()
         };
-        create_message(&v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() })
+        create_message(&v1::CreateMessageRequest {
+            spec: Some(spec),
+            ..v1::CreateMessageRequest::default()
+        })
     };
-    let file = || v1::Attachment { file: "file_01890a5d-ac96-774b-bcce-b302099a8057".into(), ..Default::default() };
+    let file = || v1::Attachment {
+        file: "file_01890a5d-ac96-774b-bcce-b302099a8057".into(),
+        ..Default::default()
+    };
     assert!(create(file()).is_ok(), "nothing else need be said");
     assert!(create(v1::Attachment { media_type: "application/zip".into(), ..file() }).is_ok());
-    refused(create(v1::Attachment { data: b"x".into(), ..file() }), &["spec.blocks[0].attachment.data"]);
-    refused(create(v1::Attachment { name: "a\nb".into(), ..file() }), &["spec.blocks[0].attachment.name"]);
+    refused(
+        create(v1::Attachment { data: b"x".into(), ..file() }),
+        &["spec.blocks[0].attachment.data"],
+    );
+    refused(
+        create(v1::Attachment { name: "a\nb".into(), ..file() }),
+        &["spec.blocks[0].attachment.name"],
+    );
     for wrong in ["a.png", TASK, "file_1"] {
-        refused(create(v1::Attachment { file: wrong.into(), ..file() }), &["spec.blocks[0].attachment.file"]);
+        refused(
+            create(v1::Attachment { file: wrong.into(), ..file() }),
+            &["spec.blocks[0].attachment.file"],
+        );
     }
 }
 
@@ -397,7 +484,10 @@ fn filters_know_their_values() {
     ];
     refused(list_tasks(ORG, &request), &expected);
     let page = v1::PageRequest { order_by: "name".into(), ..v1::PageRequest::default() };
-    refused(list_tasks(ORG, &v1::ListTasksRequest { page: Some(page), filter: None }), &["page.order_by"]);
+    refused(
+        list_tasks(ORG, &v1::ListTasksRequest { page: Some(page), filter: None }),
+        &["page.order_by"],
+    );
 }
 
 #[test]
@@ -407,8 +497,10 @@ fn a_token_belongs_to_one_tasks_messages() {
         page: Some(v1::PageRequest { page_size: 1, page_token, ..v1::PageRequest::default() }),
         filter: None,
     };
-    let (one, other) = (TaskId::from_uuid(Uuid::from_u128(1)), TaskId::from_uuid(Uuid::from_u128(2)));
-    let (_, page, _) = list_messages(ORG, &request(one, String::new())).expect("the request is valid");
+    let (one, other) =
+        (TaskId::from_uuid(Uuid::from_u128(1)), TaskId::from_uuid(Uuid::from_u128(2)));
+    let (_, page, _) =
+        list_messages(ORG, &request(one, String::new())).expect("the request is valid");
     let cursor = construct_store::MessageCursor { position: Some(1), arrival: 1 };
     let token = page.cut(&[(), ()], Clone::clone, |()| cursor).1.next_page_token;
     assert!(list_messages(ORG, &request(one, token.clone())).is_ok());
@@ -417,7 +509,9 @@ fn a_token_belongs_to_one_tasks_messages() {
 
 #[test]
 fn subscriptions_have_few_and_simple_globs() {
-    let with = |types: Vec<String>| subscribe(v1::SubscribeRequest { types, ..v1::SubscribeRequest::default() });
+    let with = |types: Vec<String>| {
+        subscribe(v1::SubscribeRequest { types, ..v1::SubscribeRequest::default() })
+    };
     assert!(with(vec!["message.*".into(); 32]).is_ok());
     refused(with(vec!["*".into(); 33]), &["types"]);
     refused(with(vec!["ok".into(), "[a-z]".into(), String::new()]), &["types[1]", "types[2]"]);
@@ -430,13 +524,17 @@ fn subscriptions_have_few_and_simple_globs() {
 #[test]
 fn what_is_pinned_is_little_and_says_something() {
     let with = |pinned: Vec<String>| {
-        let spec = v1::TaskSpec { agent: "ada".into(), pinned: pinned.clone(), ..v1::TaskSpec::default() };
+        let spec =
+            v1::TaskSpec { agent: "ada".into(), pinned: pinned.clone(), ..v1::TaskSpec::default() };
         let create = v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() };
         let pinned = Some(v1::PinnedFacts { facts: pinned });
-        let update = v1::UpdateTaskRequest { task: TASK.into(), pinned, ..v1::UpdateTaskRequest::default() };
+        let update =
+            v1::UpdateTaskRequest { task: TASK.into(), pinned, ..v1::UpdateTaskRequest::default() };
         (create_task(&create, &pools()), update_task(&update))
     };
-    for good in [vec![], vec!["ü".repeat(2000); 8], vec!["x".repeat(500); 32], vec!["two\nlines".into()]] {
+    for good in
+        [vec![], vec!["ü".repeat(2000); 8], vec!["x".repeat(500); 32], vec!["two\nlines".into()]]
+    {
         let (create, update) = with(good);
         assert!(create.is_ok() && update.is_ok(), "{create:?} {update:?}");
     }
@@ -461,8 +559,9 @@ fn what_is_pinned_is_little_and_says_something() {
 fn comment(file: &str, message: &str, field: &str) -> String {
     let path = format!("{}/../../proto/construct/v1/{file}.proto", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
-    let (_, body) =
-        text.split_once(&format!("message {message} {{\n")).unwrap_or_else(|| panic!("{message} in {path}"));
+    let (_, body) = text
+        .split_once(&format!("message {message} {{\n"))
+        .unwrap_or_else(|| panic!("{message} in {path}"));
     let mut comment = Vec::new();
     for line in body.lines() {
         match line.trim_start().strip_prefix("//") {
@@ -489,7 +588,12 @@ fn every_limit_stands_in_the_contract() {
         ("common", "ModelParameters", "max_tokens", number(MAX_TOKENS)),
         ("common", "ModelParameters", "top_k", "1 to 1,000,000".to_owned()),
         ("common", "ModelParameters", "stop_sequences", format!("At most {STOP_SEQUENCES},")),
-        ("common", "ModelParameters", "stop_sequences", format!("1 to {STOP_SEQUENCE_CHARS} characters")),
+        (
+            "common",
+            "ModelParameters",
+            "stop_sequences",
+            format!("1 to {STOP_SEQUENCE_CHARS} characters"),
+        ),
         ("event", "SubscribeRequest", "types", format!("At most {GLOBS},")),
         ("event", "SubscribeRequest", "types", format!("1 to {GLOB_BYTES}")),
         ("message", "MessageSpec", "blocks", format!("{BLOCKS} blocks")),
@@ -502,18 +606,38 @@ fn every_limit_stands_in_the_contract() {
         ("model", "ModelSpec", "max_output_tokens", number(MAX_TOKENS)),
         ("model", "ModelSpec", "fallbacks", format!("at most {FALLBACKS} other")),
         ("model", "ModelFallback", "weight", format!("0 to {}", number(MAX_WEIGHT.into()))),
-        ("model_provider", "ModelProviderSpec", "additional_api_keys", format!("at most {FURTHER_KEYS};")),
+        (
+            "model_provider",
+            "ModelProviderSpec",
+            "additional_api_keys",
+            format!("at most {FURTHER_KEYS};"),
+        ),
         ("model_provider", "ModelProviderSpec", "max_concurrency", number(MAX_LIMIT)),
         ("model_provider", "ModelProviderSpec", "name", format!("1 to {NAME_CHARS} characters")),
-        ("model_provider", "ModelProviderSpec", "base_url", format!("{} bytes", thousands(URL_BYTES))),
-        ("model_provider", "ModelProviderSpec", "api_key", format!("{} visible ASCII", thousands(API_KEY_BYTES))),
+        (
+            "model_provider",
+            "ModelProviderSpec",
+            "base_url",
+            format!("{} bytes", thousands(URL_BYTES)),
+        ),
+        (
+            "model_provider",
+            "ModelProviderSpec",
+            "api_key",
+            format!("{} visible ASCII", thousands(API_KEY_BYTES)),
+        ),
         ("model_provider", "ModelProviderSpec", "script", mib(SCRIPT_BYTES)),
         ("task", "TaskSpec", "workspace", format!("{} bytes", thousands(WORKSPACE_BYTES))),
         ("task", "TaskSpec", "title", format!("{TITLE_CHARS} characters")),
         ("task", "TaskSpec", "max_turns", number(MAX_TURNS.into())),
         ("task", "TaskSpec", "pinned", format!("At most {FACTS},")),
         ("task", "TaskSpec", "pinned", format!("most {} characters and", thousands(FACT_CHARS))),
-        ("task", "TaskSpec", "pinned", format!("together at most {} characters", thousands(FACTS_CHARS))),
+        (
+            "task",
+            "TaskSpec",
+            "pinned",
+            format!("together at most {} characters", thousands(FACTS_CHARS)),
+        ),
         ("task", "CancelTaskRequest", "reason", thousands(REASON_CHARS)),
     ] {
         let comment = comment(file, message, field);

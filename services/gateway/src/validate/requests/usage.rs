@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use construct_domain::{ApiKeyId, OrganizationId};
 use construct_proto::v1::{
-    GetQuotaRequest, ListUsageRequest, QuotaLimits, UpdateQuotaRequest, UsageDimension, list_usage_request::Filter,
+    GetQuotaRequest, ListUsageRequest, QuotaLimits, UpdateQuotaRequest, UsageDimension,
+    list_usage_request::Filter,
 };
 use construct_store::{Dimensions, Limits, UsagePlace};
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
@@ -24,7 +25,7 @@ const LONGEST: SignedDuration = SignedDuration::from_hours(400 * 24);
 /// Characters of a tool's name.
 const TOOL: usize = 200;
 
-/// Returns the organisation it names; none: the caller's.
+/// Returns the organization it names; none: the caller's.
 pub(crate) fn get_quota(request: &GetQuotaRequest) -> Result<Option<OrganizationId>, Status> {
     if request.organization.is_empty() {
         return Ok(None);
@@ -34,7 +35,7 @@ pub(crate) fn get_quota(request: &GetQuotaRequest) -> Result<Option<Organization
     violations.finish().map(|()| organization)
 }
 
-/// Returns the organisation it names, and what is to stand in the place of its tier's limits.
+/// Returns the organization it names, and what is to stand in the place of its tier's limits.
 pub(crate) fn update_quota(
     request: &UpdateQuotaRequest,
     has_tier: impl Fn(&str) -> bool,
@@ -85,7 +86,14 @@ pub(crate) fn list_usage(
     let filter = request.filter.as_ref().unwrap_or(&default);
     // A page belongs to its dimensions as well.
     let wanted = ListUsageRequest { page: None, ..request.clone() };
-    let page = Page::read(request.page.as_ref(), "ListUsage", organization, &wanted, &[Column::Day], &mut violations);
+    let page = Page::read(
+        request.page.as_ref(),
+        "ListUsage",
+        organization,
+        &wanted,
+        &[Column::Day],
+        &mut violations,
+    );
     let of = dimensions(&request.dimensions, &mut violations);
     for (field, reference, what) in
         [("filter.agent", &filter.agent, "an agent"), ("filter.model", &filter.model, "a model")]
@@ -94,10 +102,13 @@ pub(crate) fn list_usage(
             violations.reference(field, reference, what);
         }
     }
-    let key = (!filter.api_key.is_empty()).then(|| violations.id("filter.api_key", &filter.api_key)).flatten();
+    let key = (!filter.api_key.is_empty())
+        .then(|| violations.id("filter.api_key", &filter.api_key))
+        .flatten();
     violations.chars("filter.tool", &filter.tool, TOOL);
     violations.require(!of.tool || filter.model.is_empty(), "filter.model", || {
-        "must be empty with the dimension `TOOL`: which model asked for a call is not recorded".into()
+        "must be empty with the dimension `TOOL`: which model asked for a call is not recorded"
+            .into()
     });
     violations.require(of.tool || filter.tool.is_empty(), "filter.tool", || {
         "needs the dimension `TOOL`: models are not used by a tool".into()
@@ -134,7 +145,9 @@ fn dimensions(wanted: &[i32], violations: &mut Violations) -> Dimensions {
             Ok(UsageDimension::Model) => of.model = true,
             Ok(UsageDimension::Tool) => of.tool = true,
             Ok(UsageDimension::Key) => of.key = true,
-            Ok(UsageDimension::Unspecified) | Err(_) => violations.add(field, "is not a known dimension"),
+            Ok(UsageDimension::Unspecified) | Err(_) => {
+                violations.add(field, "is not a known dimension")
+            }
         }
     }
     violations.require(!(of.model && of.tool), "dimensions", || {
@@ -164,7 +177,8 @@ mod tests {
             api_key: "ada".into(),
         };
         let dimensions = vec![UsageDimension::Tool.into(), UsageDimension::Tool.into(), 9, 0];
-        let refused = list(&ListUsageRequest { page: None, filter: Some(filter), dimensions }).err();
+        let refused =
+            list(&ListUsageRequest { page: None, filter: Some(filter), dimensions }).err();
         assert_eq!(
             fields(&refused.expect("all is wrong")),
             [
@@ -180,10 +194,12 @@ mod tests {
             ]
         );
         let both = vec![UsageDimension::Model.into(), UsageDimension::Tool.into()];
-        let refused = list(&ListUsageRequest { dimensions: both, ..ListUsageRequest::default() }).err();
+        let refused =
+            list(&ListUsageRequest { dimensions: both, ..ListUsageRequest::default() }).err();
         assert_eq!(fields(&refused.expect("they don't go together")), ["dimensions"]);
         let tool = Filter { tool: "fetch".into(), ..Filter::default() };
-        let refused = list(&ListUsageRequest { filter: Some(tool), ..ListUsageRequest::default() }).err();
+        let refused =
+            list(&ListUsageRequest { filter: Some(tool), ..ListUsageRequest::default() }).err();
         assert_eq!(fields(&refused.expect("models have none")), ["filter.tool"]);
     }
 
@@ -205,6 +221,9 @@ mod tests {
             ..UpdateQuotaRequest::default()
         };
         let refused = update_quota(&request, |_| false).expect_err("all is wrong");
-        assert_eq!(fields(&refused), ["organization", "tier", "overrides.tasks_per_day", "revision"]);
+        assert_eq!(
+            fields(&refused),
+            ["organization", "tier", "overrides.tasks_per_day", "revision"]
+        );
     }
 }

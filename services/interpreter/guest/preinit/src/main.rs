@@ -1,8 +1,9 @@
 //! Boots a guest once and writes the Wasm module that starts from the state it then has.
 //!
-//! `construct-guest-preinit IN.wasm OUT.wasm` instantiates the module, calls its `wizer-initialize` and stores the
-//! memory and globals it left behind. The result is deterministic: the only import that answers is the clock, and it
-//! always says the same; whatever else the guest calls while it boots stops the tool with the import's name.
+//! `construct-guest-preinit IN.wasm OUT.wasm` instantiates the module, calls its `wizer-initialize`
+//! and stores the memory and globals it left behind. The result is deterministic: the only import
+//! that answers is the clock, and it always says the same; whatever else the guest calls while it
+//! boots stops the tool with the import's name.
 
 use wasmtime::error::Context as _;
 use wasmtime::{Config, Engine, Linker, Result, Store, bail};
@@ -19,7 +20,7 @@ fn main() -> Result<()> {
     let module = std::fs::read(input).with_context(|| format!("cannot read {input}"))?;
     let booted = tokio::runtime::Builder::new_current_thread().build()?.block_on(boot(&module))?;
     std::fs::write(output, &booted).with_context(|| format!("cannot write {output}"))?;
-    println!("{} bytes before, {} bytes after initialisation", module.len(), booted.len());
+    println!("{} bytes before, {} bytes after initialization", module.len(), booted.len());
     Ok(())
 }
 

@@ -8,8 +8,8 @@ use crate::heap::{self, Heap};
 use crate::modules::Modules;
 use crate::{interrupted, natives, prelude};
 
-/// How deep JavaScript may nest. The sandbox gives the guest's Wasm stack 32 times this much, which the worst
-/// recursion through native code (`JSON.stringify` of nested arrays) needs.
+/// How deep JavaScript may nest. The sandbox gives the guest's Wasm stack 32 times this much, which
+/// the worst recursion through native code (`JSON.stringify` of nested arrays) needs.
 const STACK_LIMIT: usize = 256 * 1024;
 
 thread_local! {
@@ -58,7 +58,9 @@ impl Prelude {
 
 /// Runs `f` with the engine, which is booted on first use: while the module is built.
 pub(crate) fn with<T>(f: impl FnOnce(&Guest) -> T) -> T {
-    GUEST.with(|guest| f(guest.get_or_init(|| boot().expect("the prelude is part of this module and loads"))))
+    GUEST.with(|guest| {
+        f(guest.get_or_init(|| boot().expect("the prelude is part of this module and loads")))
+    })
 }
 
 fn boot() -> Result<Guest> {
@@ -93,9 +95,11 @@ fn boot() -> Result<Guest> {
 
 fn track_rejection<'js>(ctx: Ctx<'js>, promise: Value<'js>, reason: Value<'js>, handled: bool) {
     natives::note();
-    let told = with(|guest| guest.prelude.rejection.get(&ctx)?.call::<_, ()>((promise, reason, handled)));
+    let told =
+        with(|guest| guest.prelude.rejection.get(&ctx)?.call::<_, ()>((promise, reason, handled)));
     if told.is_err() {
-        // Only memory or stack can be short here. The note about this rejection is lost, the rejection isn't.
+        // Only memory or stack can be short here. The note about this rejection is lost, the
+        // rejection isn't.
         ctx.catch();
     }
 }

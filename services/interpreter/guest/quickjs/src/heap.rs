@@ -1,5 +1,6 @@
-//! The engine's memory: the C library's, with the sizes of its pieces. For this target the engine does not ask for them by itself, counts each
-//! piece of more than half a KiB as eight bytes, and looks for garbage accordingly late.
+//! The engine's memory: the C library's, with the sizes of its pieces. For this target the engine
+//! does not ask for them by itself, counts each piece of more than half a KiB as eight bytes, and
+//! looks for garbage accordingly late.
 
 use std::alloc::{GlobalAlloc as _, Layout, System};
 use std::ffi::c_void;
@@ -16,7 +17,8 @@ unsafe extern "C" {
 
 pub(crate) struct Heap;
 
-// SAFETY: each function is the C library's of the same name, and nothing else gives or takes the engine's memory.
+// SAFETY: each function is the C library's of the same name, and nothing else gives or takes the
+// engine's memory.
 unsafe impl Allocator for Heap {
     fn alloc(&mut self, size: usize) -> *mut u8 {
         // SAFETY: any size may be asked for.
@@ -47,14 +49,18 @@ unsafe impl Allocator for Heap {
 /// More than what is free between two pieces in use.
 const BEYOND_GAPS: usize = 64 << 10;
 
-/// Takes what is free between the pieces in use, and keeps it. What a run allocates then lies together, behind all of them, instead of scattered
-/// over pages that the run would otherwise share with all others.
+/// Takes what is free between the pieces in use, and keeps it. What a run allocates then lies
+/// together, behind all of them, instead of scattered over pages that the run would otherwise share
+/// with all others.
 pub(crate) fn close_gaps() {
     // SAFETY: what is taken is given back at most once, to where it is from.
     unsafe {
         close_gaps_of(|size| malloc(size).cast(), |piece, _| free(piece.cast()));
         let layout = |size| Layout::from_size_align_unchecked(size, 8);
-        close_gaps_of(|size| System.alloc(layout(size)), |piece, size| System.dealloc(piece, layout(size)));
+        close_gaps_of(
+            |size| System.alloc(layout(size)),
+            |piece, size| System.dealloc(piece, layout(size)),
+        );
     }
 }
 

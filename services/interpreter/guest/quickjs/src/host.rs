@@ -1,13 +1,25 @@
 //! What the host offers: the imports of the module, behind safe functions.
 //!
-//! Text crosses as a pointer and a length into this module's memory. A reply is announced by its length and then fetched into a
-//! buffer of the guest's own, so that the host never allocates here.
+//! Text crosses as a pointer and a length into this module's memory. A reply is announced by its
+//! length and then fetched into a buffer of the guest's own, so that the host never allocates here.
 
 mod import {
     #[link(wasm_import_module = "host")]
     unsafe extern "C" {
-        pub(super) fn call(number: u32, name: *const u8, name_len: usize, args: *const u8, args_len: usize) -> i64;
-        pub(super) fn start(number: u32, name: *const u8, name_len: usize, args: *const u8, args_len: usize);
+        pub(super) fn call(
+            number: u32,
+            name: *const u8,
+            name_len: usize,
+            args: *const u8,
+            args_len: usize,
+        ) -> i64;
+        pub(super) fn start(
+            number: u32,
+            name: *const u8,
+            name_len: usize,
+            args: *const u8,
+            args_len: usize,
+        );
         pub(super) fn cancel(number: u32);
         pub(super) fn wait_any(number: *mut u32, succeeded: *mut u32) -> i64;
         pub(super) fn take(buffer: *mut u8);
@@ -48,9 +60,14 @@ pub(crate) fn input(len: usize) -> Result<Vec<u8>, TooLarge> {
 }
 
 /// Runs a tool and waits for it. `Ok(Err(_))` is the tool's own error, both are JSON.
-pub(crate) fn call(number: u32, name: &[u8], args: &[u8]) -> Result<Result<Vec<u8>, Vec<u8>>, TooLarge> {
+pub(crate) fn call(
+    number: u32,
+    name: &[u8],
+    args: &[u8],
+) -> Result<Result<Vec<u8>, Vec<u8>>, TooLarge> {
     // SAFETY: both slices are alive during the call; the host only reads them.
-    let reply = unsafe { import::call(number, name.as_ptr(), name.len(), args.as_ptr(), args.len()) };
+    let reply =
+        unsafe { import::call(number, name.as_ptr(), name.len(), args.as_ptr(), args.len()) };
     if reply >= 0 { Ok(Ok(take(reply as usize)?)) } else { Ok(Err(take((-1 - reply) as usize)?)) }
 }
 
@@ -110,15 +127,17 @@ pub(crate) fn seed() -> [u8; 32] {
     seed
 }
 
-/// The JavaScript of TypeScript. `Ok(Err(_))` is what is wrong with it: JSON, an array of message, line and column.
+/// The JavaScript of TypeScript. `Ok(Err(_))` is what is wrong with it: JSON, an array of message,
+/// line and column.
 pub(crate) fn strip(source: &[u8]) -> Result<Result<Vec<u8>, Vec<u8>>, TooLarge> {
     // SAFETY: the slice is alive during the call; the host only reads it.
     let reply = unsafe { import::strip(source.as_ptr(), source.len()) };
     if reply >= 0 { Ok(Ok(take(reply as usize)?)) } else { Ok(Err(take((-1 - reply) as usize)?)) }
 }
 
-/// Fetches the reply that was announced. Growing a buffer in the usual way would abort the guest when memory is short. There is room for one
-/// byte more, with which texts end that the engine reads.
+/// Fetches the reply that was announced. Growing a buffer in the usual way would abort the guest
+/// when memory is short. There is room for one byte more, with which texts end that the engine
+/// reads.
 fn take(len: usize) -> Result<Vec<u8>, TooLarge> {
     let mut reply = Vec::new();
     reply.try_reserve_exact(len + 1).map_err(|_| TooLarge)?;

@@ -1,17 +1,21 @@
-//! The guest: QuickJS and its prelude in one Wasm module, run once per instance by the interpreter's sandbox.
+//! The guest: QuickJS and its prelude in one Wasm module, run once per instance by the
+//! interpreter's sandbox.
 //!
-//! The module is booted while it is built (`wizer-initialize`) and stored with the memory it then has, so that an instance starts
-//! with the engine running and the prelude loaded. The ABI, beside the imports in [`host`]:
+//! The module is booted while it is built (`wizer-initialize`) and stored with the memory it then
+//! has, so that an instance starts with the engine running and the prelude loaded. The ABI, beside
+//! the imports in [`host`]:
 //!
-//! * `run(tools_len, script_len, memory_limit)`: the host has ready, to be fetched by the import `take`, the declaration of the tools (JSON,
-//!   see `prelude/tools.js`) and the script (UTF-8). Says how it ended through the import `finish`. Without a declaration there are
-//!   the tools the guest was booted with.
+//! * `run(tools_len, script_len, memory_limit)`: the host has ready, to be fetched by the import
+//!   `take`, the declaration of the tools (JSON, see `prelude/tools.js`) and the script (UTF-8).
+//!   Says how it ended through the import `finish`. Without a declaration there are the tools the
+//!   guest was booted with.
 //! * `booted_tools() -> ptr << 32 | len`: the declaration of the tools the guest was booted with.
-//! * `interrupt_flag() -> ptr`: a 32-bit word; when the host makes it non-zero, the script ends at its next loop or call,
-//!   uncatchably, and `finish` says where it was.
+//! * `interrupt_flag() -> ptr`: a 32-bit word; when the host makes it non-zero, the script ends at
+//!   its next loop or call, uncatchably, and `finish` says where it was.
 //!
-//! A value, error or text never crosses as an allocation of the guest's own, because those abort when memory is short: text is
-//! passed where QuickJS has it, and where the guest must have a buffer it asks for it fallibly.
+//! A value, error or text never crosses as an allocation of the guest's own, because those abort
+//! when memory is short: text is passed where QuickJS has it, and where the guest must have a
+//! buffer it asks for it fallibly.
 
 mod guest;
 mod heap;
@@ -36,8 +40,8 @@ pub(crate) fn clear_interrupt() {
     INTERRUPT.store(0, Ordering::Relaxed);
 }
 
-/// The declaration of the product's tools. Declaring them takes longer than everything else before a script begins, so it is done
-/// while the module is built.
+/// The declaration of the product's tools. Declaring them takes longer than everything else before
+/// a script begins, so it is done while the module is built.
 const TOOLS: &str = include_str!("tools.json");
 
 #[unsafe(export_name = "wizer-initialize")]

@@ -1,6 +1,7 @@
 //! Modules: files of the workspace, which the host reads through a numbered call like any other.
 //!
-//! A module's name is the path of its file as the host gives it, so that `./lib` and `./lib.ts` are one module.
+//! A module's name is the path of its file as the host gives it, so that `./lib` and `./lib.ts` are
+//! one module.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -36,7 +37,8 @@ struct State {
 /// Finds modules and loads them.
 pub(crate) struct Modules;
 
-/// How often a module was asked for. What compiles a module asks for those it imports only once it has parsed it.
+/// How often a module was asked for. What compiles a module asks for those it imports only once it
+/// has parsed it.
 pub(crate) fn asked() -> u32 {
     STATE.with_borrow(|state| state.asked)
 }
@@ -51,7 +53,8 @@ impl Resolver for Modules {
     ) -> Result<String> {
         STATE.with_borrow_mut(|state| state.asked += 1);
         if !specifier.starts_with("./") && !specifier.starts_with("../") {
-            let refused: Value = guest::with(|guest| guest.prelude.refuse.get(ctx)?.call((specifier,)))?;
+            let refused: Value =
+                guest::with(|guest| guest.prelude.refuse.get(ctx)?.call((specifier,)))?;
             return Err(ctx.throw(refused));
         }
         let path = path(base, specifier);
@@ -59,8 +62,10 @@ impl Resolver for Modules {
             return Ok(name);
         }
         if STATE.with_borrow(|state| state.names.len()) >= MAX_MODULES {
-            let message = format!("A script imports at most {MAX_MODULES} files: put several into one.");
-            let error = format!("{{\"name\":\"ModuleLimitExceeded\",\"message\":{}}}", quote(&message));
+            let message =
+                format!("A script imports at most {MAX_MODULES} files: put several into one.");
+            let error =
+                format!("{{\"name\":\"ModuleLimitExceeded\",\"message\":{}}}", quote(&message));
             return Err(ctx.throw(failure(ctx, error.as_bytes())?));
         }
         let (name, source) = read(ctx, &path)?;
@@ -81,7 +86,10 @@ impl Loader for Modules {
     ) -> Result<Module<'js, Declared>> {
         let Some(source) = STATE.with_borrow_mut(|state| state.sources.remove(name)) else {
             // The engine keeps what was loaded and forgets what failed.
-            return Err(Exception::throw_reference(ctx, &format!("{name} could not be loaded before")));
+            return Err(Exception::throw_reference(
+                ctx,
+                &format!("{name} could not be loaded before"),
+            ));
         };
         if name.ends_with(".json") { json(ctx, name, source) } else { declare(ctx, name, &source) }
     }
@@ -115,7 +123,9 @@ fn read<'js>(ctx: &Ctx<'js>, path: &str) -> Result<(String, Vec<u8>)> {
             Ok((if name == SCRIPT { format!("./{name}") } else { name }, source))
         }
         Ok(Err(error)) => Err(ctx.throw(failure(ctx, &error)?)),
-        Err(host::TooLarge) => Err(Exception::throw_range(ctx, "the module does not fit into the sandbox's memory")),
+        Err(host::TooLarge) => {
+            Err(Exception::throw_range(ctx, "the module does not fit into the sandbox's memory"))
+        }
     }
 }
 
@@ -149,7 +159,11 @@ fn declare<'js>(ctx: &Ctx<'js>, name: &str, source: &[u8]) -> Result<Module<'js,
 }
 
 /// Compiles a module of JavaScript and loads what it imports.
-pub(crate) fn declare_javascript<'js>(ctx: &Ctx<'js>, name: &str, source: &[u8]) -> Result<Module<'js, Declared>> {
+pub(crate) fn declare_javascript<'js>(
+    ctx: &Ctx<'js>,
+    name: &str,
+    source: &[u8],
+) -> Result<Module<'js, Declared>> {
     Module::declare(ctx.clone(), name, copy(ctx, source)?)
 }
 
@@ -178,7 +192,8 @@ fn copy(ctx: &Ctx<'_>, text: &[u8]) -> Result<Vec<u8>> {
     Ok(buffer)
 }
 
-/// JSON of a text. The script can't meddle with it, as it could with setters of an object that is made into JSON.
+/// JSON of a text. The script can't meddle with it, as it could with setters of an object that is
+/// made into JSON.
 fn quote(text: &str) -> String {
     let mut json = String::from("\"");
     for character in text.chars() {

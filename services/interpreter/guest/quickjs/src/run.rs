@@ -1,6 +1,7 @@
 //! One run of one script.
 //!
-//! How a script is read is described in `source.rs`. If its value is a promise (`main()` as the last line), it is what the promise becomes.
+//! How a script is read is described in `source.rs`. If its value is a promise (`main()` as the
+//! last line), it is what the promise becomes.
 
 use rquickjs::promise::PromiseState;
 use rquickjs::{Ctx, Error, Object, Value, qjs};
@@ -29,7 +30,8 @@ enum Stop<'js> {
 /// Runs the script (which a zero byte follows) and says how it ended.
 pub(crate) fn run(guest: &Guest, tools: &[u8], script: &[u8], memory_limit: usize) {
     guest.context.with(|ctx| {
-        // SAFETY: the context is alive. The engine was booted on another stack than the one it runs on now.
+        // SAFETY: the context is alive. The engine was booted on another stack than the one it runs
+        // on now.
         unsafe { qjs::JS_UpdateStackTop(qjs::JS_GetRuntime(ctx.as_raw().as_ptr())) };
         limit_memory(&ctx, memory_limit.saturating_sub(RESERVE));
         collect_beyond(&ctx, (memory_limit / 8).max(LEAST_GARBAGE));
@@ -44,26 +46,38 @@ pub(crate) fn run(guest: &Guest, tools: &[u8], script: &[u8], memory_limit: usiz
 /// `Runtime::set_memory_limit` can't be called while the context is in use.
 fn limit_memory(ctx: &Ctx<'_>, bytes: usize) {
     // SAFETY: the context is alive.
-    unsafe { qjs::JS_SetMemoryLimit(qjs::JS_GetRuntime(ctx.as_raw().as_ptr()), bytes as qjs::size_t) };
+    unsafe {
+        qjs::JS_SetMemoryLimit(qjs::JS_GetRuntime(ctx.as_raw().as_ptr()), bytes as qjs::size_t)
+    };
 }
 
-/// Sets the size at which cycles that nothing refers to are looked for, the first time. Everything else is freed at once; and looking
-/// writes to every object, also those that all instances share.
+/// Sets the size at which cycles that nothing refers to are looked for, the first time. Everything
+/// else is freed at once; and looking writes to every object, also those that all instances share.
 fn collect_beyond(ctx: &Ctx<'_>, bytes: usize) {
     // SAFETY: the context is alive.
-    unsafe { qjs::JS_SetGCThreshold(qjs::JS_GetRuntime(ctx.as_raw().as_ptr()), bytes as qjs::size_t) };
+    unsafe {
+        qjs::JS_SetGCThreshold(qjs::JS_GetRuntime(ctx.as_raw().as_ptr()), bytes as qjs::size_t)
+    };
 }
 
-fn value_of<'js>(guest: &Guest, ctx: &Ctx<'js>, tools: &[u8], script: &[u8]) -> Result<Value<'js>, Stop<'js>> {
+fn value_of<'js>(
+    guest: &Guest,
+    ctx: &Ctx<'js>,
+    tools: &[u8],
+    script: &[u8],
+) -> Result<Value<'js>, Stop<'js>> {
     let thrown = |error: Error| Stop::Threw(exception(ctx, &error));
     if !tools.is_empty() {
-        string_from(ctx, tools).and_then(|declared| guest.prelude.declare(ctx, declared)).map_err(thrown)?;
+        string_from(ctx, tools)
+            .and_then(|declared| guest.prelude.declare(ctx, declared))
+            .map_err(thrown)?;
     }
 
     let value = match source::evaluate(ctx, script).map_err(Stop::Threw)? {
         Evaluated::Script(completion) => {
             let completion = settled(guest, ctx, completion)?;
-            // An evaluation with `await` allowed gives its value wrapped, so that a promise isn't awaited unasked.
+            // An evaluation with `await` allowed gives its value wrapped, so that a promise isn't
+            // awaited unasked.
             match completion.as_object() {
                 Some(wrapper) => wrapper.get::<_, Value>("value").map_err(thrown)?,
                 None => completion,
@@ -77,7 +91,8 @@ fn value_of<'js>(guest: &Guest, ctx: &Ctx<'js>, tools: &[u8], script: &[u8]) -> 
     settled(guest, ctx, value)
 }
 
-/// What the value becomes if it is a promise, and itself otherwise. Runs the script's jobs and hands it the ends of its calls.
+/// What the value becomes if it is a promise, and itself otherwise. Runs the script's jobs and
+/// hands it the ends of its calls.
 fn settled<'js>(guest: &Guest, ctx: &Ctx<'js>, value: Value<'js>) -> Result<Value<'js>, Stop<'js>> {
     let Some(promise) = value.as_promise() else {
         return Ok(value);
@@ -86,10 +101,14 @@ fn settled<'js>(guest: &Guest, ctx: &Ctx<'js>, value: Value<'js>) -> Result<Valu
         run_jobs(ctx).map_err(Stop::Threw)?;
         match promise.state() {
             PromiseState::Pending => {}
-            PromiseState::Resolved => return promise.finish().map_err(|error| Stop::Threw(exception(ctx, &error))),
+            PromiseState::Resolved => {
+                return promise.finish().map_err(|error| Stop::Threw(exception(ctx, &error)));
+            }
             PromiseState::Rejected => {
                 let reason = promise.finish::<Value>().err().map(|error| exception(ctx, &error));
-                return Err(Stop::Threw(reason.unwrap_or_else(|| Value::new_undefined(ctx.clone()))));
+                return Err(Stop::Threw(
+                    reason.unwrap_or_else(|| Value::new_undefined(ctx.clone())),
+                ));
             }
         }
         let call = match host::wait_any() {
@@ -103,7 +122,9 @@ fn settled<'js>(guest: &Guest, ctx: &Ctx<'js>, value: Value<'js>) -> Result<Valu
         } else {
             string_from(ctx, &call.json).map(|error| error.into_value())
         };
-        let told = reply.and_then(|reply| guest.prelude.settle.get(ctx)?.call::<_, ()>((number, succeeded, reply)));
+        let told = reply.and_then(|reply| {
+            guest.prelude.settle.get(ctx)?.call::<_, ()>((number, succeeded, reply))
+        });
         if let Err(error) = told {
             return Err(Stop::Threw(exception(ctx, &error)));
         }
@@ -115,7 +136,9 @@ fn run_jobs<'js>(ctx: &Ctx<'js>) -> Result<(), Value<'js>> {
     loop {
         let mut context = std::ptr::null_mut();
         // SAFETY: the runtime is alive, and there is one context, which is this one.
-        let done = unsafe { qjs::JS_ExecutePendingJob(qjs::JS_GetRuntime(ctx.as_raw().as_ptr()), &raw mut context) };
+        let done = unsafe {
+            qjs::JS_ExecutePendingJob(qjs::JS_GetRuntime(ctx.as_raw().as_ptr()), &raw mut context)
+        };
         if done == 0 {
             return Ok(());
         }
@@ -137,7 +160,9 @@ fn report<'js>(
 ) {
     let described = match value {
         Ok(value) if value.is_undefined() => Ok(None),
-        Ok(value) => describe_value(guest, ctx, value).map(Some).map_err(|error| Stop::Threw(exception(ctx, &error))),
+        Ok(value) => describe_value(guest, ctx, value)
+            .map(Some)
+            .map_err(|error| Stop::Threw(exception(ctx, &error))),
         Err(stop) => Err(stop),
     };
     let mut ended_with = None;
@@ -179,7 +204,13 @@ fn describe_value<'js>(
     Ok((if is_json { Ending::Json } else { Ending::Text }, text))
 }
 
-fn uncaught<'js>(guest: &Guest, ctx: &Ctx<'js>, thrown: &Value<'js>, interrupted: bool, memory_limit: usize) {
+fn uncaught<'js>(
+    guest: &Guest,
+    ctx: &Ctx<'js>,
+    thrown: &Value<'js>,
+    interrupted: bool,
+    memory_limit: usize,
+) {
     let ending = if interrupted {
         Ending::Interrupted
     } else if is_out_of_memory(thrown, memory_limit) {
@@ -197,7 +228,8 @@ fn uncaught<'js>(guest: &Guest, ctx: &Ctx<'js>, thrown: &Value<'js>, interrupted
     }
 }
 
-/// What the engine says of memory, the second where there was none for what a function is compiled to.
+/// What the engine says of memory, the second where there was none for what a function is compiled
+/// to.
 const OUT_OF_MEMORY: [&str; 2] = ["out of memory", "bytecode buffer overflow"];
 /// What it says where there was none to say anything.
 const NOTHING_SAID: &str = "Invalid error message";
@@ -236,11 +268,17 @@ fn notes<'js>(guest: &Guest, ctx: &Ctx<'js>, thrown: Option<Value<'js>>) -> rqui
     let ended = thrown.is_some();
     let texts: rquickjs::Array = guest.prelude.unhandled.get(ctx)?.call((ended, thrown))?;
     for text in texts.iter::<rquickjs::String>() {
-        host::note(format!("An error was thrown that nothing handled: {}", utf8(ctx, text?)?.as_str()).as_bytes());
+        host::note(
+            format!("An error was thrown that nothing handled: {}", utf8(ctx, text?)?.as_str())
+                .as_bytes(),
+        );
     }
     let waiting: u32 = guest.prelude.waiting.get(ctx)?.call(())?;
     if waiting > 0 {
-        host::note(format!("{waiting} calls were never started, because the script ended first").as_bytes());
+        host::note(
+            format!("{waiting} calls were never started, because the script ended first")
+                .as_bytes(),
+        );
     }
     Ok(())
 }

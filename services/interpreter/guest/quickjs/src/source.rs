@@ -1,9 +1,10 @@
 //! How a script is read.
 //!
-//! As a global script in which `await` may stand anywhere; its value is that of its last expression. Where it doesn't parse because of a
-//! `return` outside of functions, as the body of an async function; its value is then what it returns. Where it doesn't parse
-//! because of `import` or `export`, as a module; its value is then its default export. Where it doesn't parse at all, it is taken for
-//! TypeScript, stripped of its types by the host, and read again in the same ways.
+//! As a global script in which `await` may stand anywhere; its value is that of its last
+//! expression. Where it doesn't parse because of a `return` outside of functions, as the body of an
+//! async function; its value is then what it returns. Where it doesn't parse because of `import` or
+//! `export`, as a module; its value is then its default export. Where it doesn't parse at all, it
+//! is taken for TypeScript, stripped of its types by the host, and read again in the same ways.
 
 use rquickjs::module::Evaluated as Done;
 use rquickjs::{Ctx, Error, Exception, Module, Object, Promise, Value, qjs};
@@ -66,10 +67,14 @@ fn as_javascript<'js>(ctx: &Ctx<'js>, script: &[u8]) -> Result<Evaluated<'js>, F
     let message = message(&thrown).unwrap_or_default();
     if message == "return not in a function" {
         as_body(ctx, source).map_err(Failed::Unparsed)
-    } else if memchr::memmem::find(source, b"import").is_some() || memchr::memmem::find(source, b"export").is_some() {
+    } else if memchr::memmem::find(source, b"import").is_some()
+        || memchr::memmem::find(source, b"export").is_some()
+    {
         as_module(ctx, source).map_err(|failed| match failed {
             // Of two reasons why it doesn't parse, the one for the form it seems to be meant in.
-            Failed::Unparsed(_) if !MODULE_ERRORS.iter().any(|start| message.starts_with(start)) => {
+            Failed::Unparsed(_)
+                if !MODULE_ERRORS.iter().any(|start| message.starts_with(start)) =>
+            {
                 Failed::Unparsed(thrown)
             }
             failed => failed,
@@ -80,14 +85,18 @@ fn as_javascript<'js>(ctx: &Ctx<'js>, script: &[u8]) -> Result<Evaluated<'js>, F
 }
 
 /// What the engine says of `import`, `export` and `import.meta` in a script.
-const MODULE_ERRORS: [&str; 4] =
-    ["unsupported keyword: export", "unsupported keyword: import", "expecting '('", "import.meta only valid"];
+const MODULE_ERRORS: [&str; 4] = [
+    "unsupported keyword: export",
+    "unsupported keyword: import",
+    "expecting '('",
+    "import.meta only valid",
+];
 
 /// Evaluates JavaScript as the body of an async function.
 fn as_body<'js>(ctx: &Ctx<'js>, source: &[u8]) -> Result<Evaluated<'js>, Value<'js>> {
     let wrapped = concat(ctx, [b"(async () => {\n\n", source, b"\n})()\0"])?;
-    // The body begins two lines below the head: counting from minus one, its first line is the first. (Zero would mean
-    // "not given".)
+    // The body begins two lines below the head: counting from minus one, its first line is the
+    // first. (Zero would mean "not given".)
     evaluate_at(ctx, &wrapped, -1).map(Evaluated::Script)
 }
 
@@ -98,12 +107,18 @@ fn as_module<'js>(ctx: &Ctx<'js>, source: &[u8]) -> Result<Evaluated<'js>, Faile
         let thrown = exception(ctx, &error);
         if modules::asked() == before { Failed::Unparsed(thrown) } else { Failed::Unlinked(thrown) }
     })?;
-    let (module, promise) = module.eval().map_err(|error| Failed::Unlinked(exception(ctx, &error)))?;
+    let (module, promise) =
+        module.eval().map_err(|error| Failed::Unlinked(exception(ctx, &error)))?;
     Ok(Evaluated::Module(module, promise))
 }
 
-/// Throws only if the source doesn't parse: what a script throws while it runs rejects the promise that is its value.
-fn evaluate_at<'js>(ctx: &Ctx<'js>, source: &[u8], first_line: i32) -> Result<Value<'js>, Value<'js>> {
+/// Throws only if the source doesn't parse: what a script throws while it runs rejects the promise
+/// that is its value.
+fn evaluate_at<'js>(
+    ctx: &Ctx<'js>,
+    source: &[u8],
+    first_line: i32,
+) -> Result<Value<'js>, Value<'js>> {
     debug_assert_eq!(source.last(), Some(&0));
     let mut options = qjs::JSEvalOptions {
         version: qjs::JS_EVAL_OPTIONS_VERSION as i32,
@@ -111,12 +126,21 @@ fn evaluate_at<'js>(ctx: &Ctx<'js>, source: &[u8], first_line: i32) -> Result<Va
         filename: c"script.js".as_ptr(),
         line_num: first_line,
     };
-    // SAFETY: the source ends with a zero byte that isn't counted, the options are alive, and the value that is
-    // returned is owned by the wrapper made of it.
+    // SAFETY: the source ends with a zero byte that isn't counted, the options are alive, and the
+    // value that is returned is owned by the wrapper made of it.
     unsafe {
         let raw = ctx.as_raw().as_ptr();
-        let value = qjs::JS_Eval2(raw, source.as_ptr().cast(), source.len() as qjs::size_t - 1, &raw mut options);
-        if qjs::JS_IsException(value) { Err(ctx.catch()) } else { Ok(Value::from_raw(ctx.clone(), value)) }
+        let value = qjs::JS_Eval2(
+            raw,
+            source.as_ptr().cast(),
+            source.len() as qjs::size_t - 1,
+            &raw mut options,
+        );
+        if qjs::JS_IsException(value) {
+            Err(ctx.catch())
+        } else {
+            Ok(Value::from_raw(ctx.clone(), value))
+        }
     }
 }
 
@@ -125,7 +149,8 @@ pub(crate) fn message(thrown: &Value<'_>) -> Option<String> {
     thrown.as_object().and_then(|error| error.get("message").ok())
 }
 
-/// Whether a source that the engine refused may be TypeScript. Not when the reason was memory, depth or an interruption.
+/// Whether a source that the engine refused may be TypeScript. Not when the reason was memory,
+/// depth or an interruption.
 pub(crate) fn may_be_typescript(thrown: &Value<'_>) -> bool {
     let name = thrown.as_object().and_then(|error| error.get::<_, String>("name").ok());
     name.is_some_and(|name| name == "SyntaxError")
@@ -133,8 +158,8 @@ pub(crate) fn may_be_typescript(thrown: &Value<'_>) -> bool {
         && !crate::interrupted()
 }
 
-/// Whether the source looks like TypeScript that is JavaScript too, but means something else there: `parse<Config>(text)`
-/// compares twice. Looking wrongly costs a millisecond.
+/// Whether the source looks like TypeScript that is JavaScript too, but means something else there:
+/// `parse<Config>(text)` compares twice. Looking wrongly costs a millisecond.
 pub(crate) fn may_mislead(source: &[u8]) -> bool {
     const LONGEST: usize = 200;
     let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'$';
@@ -174,11 +199,13 @@ pub(crate) fn strip<'js>(ctx: &Ctx<'js>, source: &[u8], file: &str) -> Result<Ve
     }
 }
 
-/// The error for what the TypeScript parser has found, with the position where the engine gives its own.
+/// The error for what the TypeScript parser has found, with the position where the engine gives its
+/// own.
 fn syntax_error<'js>(ctx: &Ctx<'js>, problem: Vec<u8>, file: &str) -> Value<'js> {
     let error = || -> rquickjs::Result<Value<'js>> {
         let problem: rquickjs::Array = ctx.json_parse(problem)?.get()?;
-        let (message, line, column): (String, u32, u32) = (problem.get(0)?, problem.get(1)?, problem.get(2)?);
+        let (message, line, column): (String, u32, u32) =
+            (problem.get(0)?, problem.get(1)?, problem.get(2)?);
         Exception::throw_syntax(ctx, &message);
         let thrown = ctx.catch();
         if let Some(error) = thrown.as_object() {

@@ -1,4 +1,5 @@
-//! A source text and what is changed about it, so that what stays keeps its line, and where nothing is inserted its column.
+//! A source text and what is changed about it, so that what stays keeps its line, and where nothing
+//! is inserted its column.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +24,8 @@ impl Edits {
         Edits { text: source.as_bytes().to_vec(), blanked: BTreeMap::new(), insertions: Vec::new() }
     }
 
-    /// Puts spaces in place of the range's bytes, of which QuickJS counts its columns. Line breaks stay.
+    /// Puts spaces in place of the range's bytes, of which QuickJS counts its columns. Line breaks
+    /// stay.
     pub(crate) fn blank(&mut self, start: u32, end: u32) {
         if start >= end {
             return;
@@ -64,11 +66,15 @@ impl Edits {
         self.insertions.push(Insertion { at, text: text.into(), over: 0 });
     }
 
-    /// Puts a text in place of a range. What follows on the range's first line keeps its column if the text is not longer.
+    /// Puts a text in place of a range. What follows on the range's first line keeps its column if
+    /// the text is not longer.
     pub(crate) fn replace(&mut self, start: u32, end: u32, text: impl Into<String>) {
         let text = text.into();
         self.blank(start, end);
-        let blanks = self.text[start as usize..end as usize].iter().take(text.len()).take_while(|&&byte| byte == b' ');
+        let blanks = self.text[start as usize..end as usize]
+            .iter()
+            .take(text.len())
+            .take_while(|&&byte| byte == b' ');
         let over = u32::try_from(blanks.count()).unwrap_or(0);
         self.insertions.push(Insertion { at: start, text, over });
     }
@@ -77,7 +83,8 @@ impl Edits {
     pub(crate) fn apply(mut self) -> String {
         if !self.insertions.is_empty() {
             self.insertions.sort_by_key(|insertion| insertion.at);
-            let inserted: usize = self.insertions.iter().map(|insertion| insertion.text.len()).sum();
+            let inserted: usize =
+                self.insertions.iter().map(|insertion| insertion.text.len()).sum();
             let mut text = Vec::with_capacity(self.text.len() + inserted);
             let mut from = 0;
             for Insertion { at, text: insertion, over } in &self.insertions {
@@ -89,6 +96,7 @@ impl Edits {
             self.text = text;
         }
         // Whole characters were blanked: the text is UTF-8 as the source was.
-        String::from_utf8(self.text).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+        String::from_utf8(self.text)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
 }

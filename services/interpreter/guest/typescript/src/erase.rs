@@ -1,8 +1,9 @@
 //! Walks the syntax tree and marks what is only TypeScript.
 //!
-//! Types are blanked where they stand. Three things need care, because JavaScript reads line breaks where TypeScript had a
-//! type: a statement or field whose end was blanked is closed with a semicolon; a statement or class member that is blanked as a whole
-//! leaves one; and a parenthesis that would come to stand on another line than the `=>` or `return` it belongs to is moved.
+//! Types are blanked where they stand. Three things need care, because JavaScript reads line breaks
+//! where TypeScript had a type: a statement or field whose end was blanked is closed with a
+//! semicolon; a statement or class member that is blanked as a whole leaves one; and a parenthesis
+//! that would come to stand on another line than the `=>` or `return` it belongs to is moved.
 
 mod classes;
 mod enums;
@@ -12,12 +13,14 @@ use std::collections::HashSet;
 
 use oxc_allocator::Vec as ArenaVec;
 use oxc_ast::ast::{
-    ArrowFunctionBody, ArrowFunctionExpression, BinaryExpression, BindingIdentifier, BindingPattern, Class,
-    Declaration, Decorator, ExportDeclaration, ExportDefaultDeclarationKind, Expression, FormalParameter, Function,
-    IdentifierReference, ImportOrExportKind, LogicalExpression, ModuleDeclaration, Statement, TSAsExpression,
-    TSEnumDeclaration, TSImportEqualsDeclaration, TSInstantiationExpression, TSNamespaceDeclaration,
-    TSNamespaceDeclarationBody, TSNonNullExpression, TSSatisfiesExpression, TSThisParameter, TSType, TSTypeAnnotation,
-    TSTypeAssertion, TSTypeParameterDeclaration, TSTypeParameterInstantiation, VariableDeclarator,
+    ArrowFunctionBody, ArrowFunctionExpression, BinaryExpression, BindingIdentifier,
+    BindingPattern, Class, Declaration, Decorator, ExportDeclaration, ExportDefaultDeclarationKind,
+    Expression, FormalParameter, Function, IdentifierReference, ImportOrExportKind,
+    LogicalExpression, ModuleDeclaration, Statement, TSAsExpression, TSEnumDeclaration,
+    TSImportEqualsDeclaration, TSInstantiationExpression, TSNamespaceDeclaration,
+    TSNamespaceDeclarationBody, TSNonNullExpression, TSSatisfiesExpression, TSThisParameter,
+    TSType, TSTypeAnnotation, TSTypeAssertion, TSTypeParameterDeclaration,
+    TSTypeParameterInstantiation, VariableDeclarator,
 };
 use oxc_ast_visit::{Visit, walk};
 use oxc_parser::{ParserReturn, Token};
@@ -59,7 +62,7 @@ struct Eraser<'s> {
     failure: Option<(u32, String)>,
     /// For each list of statements around the present place, the enums declared in it.
     lists: Vec<Vec<enums::Known>>,
-    /// For each enum around the present place, its name and the members its initialisers may name.
+    /// For each enum around the present place, its name and the members its initializers may name.
     enums: Vec<enums::Scope>,
     is_module: bool,
     /// In a module: names used as values, names declared as values, names declared as types.
@@ -79,7 +82,8 @@ impl Eraser<'_> {
         self.edits.blank(span.start, span.end);
     }
 
-    /// Blanks a statement or a class member as a whole; the semicolon keeps what stands before and after it apart.
+    /// Blanks a statement or a class member as a whole; the semicolon keeps what stands before and
+    /// after it apart.
     fn blank_whole(&mut self, span: Span) {
         self.blank(span);
         self.edits.put(span.start, b';');
@@ -100,7 +104,9 @@ impl Eraser<'_> {
     }
 
     fn token_text(&self, index: usize) -> &str {
-        self.tokens.get(index).map_or("", |token| &self.source[token.start() as usize..token.end() as usize])
+        self.tokens
+            .get(index)
+            .map_or("", |token| &self.source[token.start() as usize..token.end() as usize])
     }
 
     /// Blanks the first token with this text between two places.
@@ -126,7 +132,8 @@ impl Eraser<'_> {
         self.source[start as usize..end as usize].contains(['\n', '\r', '\u{2028}', '\u{2029}'])
     }
 
-    /// An operand of a binary operator. `a + b as T * c` means `((a + b) as T) * c`, which must not become `a + b * c`.
+    /// An operand of a binary operator. `a + b as T * c` means `((a + b) as T) * c`, which must not
+    /// become `a + b * c`.
     fn operand(&mut self, operand: &Expression<'_>) {
         let mut inner = operand;
         loop {
@@ -171,9 +178,13 @@ impl Eraser<'_> {
             Declaration::FunctionDeclaration(it) => it.declare || it.body.is_none(),
             Declaration::ClassDeclaration(it) => it.declare,
             Declaration::TSEnumDeclaration(it) => it.declare,
-            Declaration::TSExternalModuleDeclaration(_) | Declaration::TSGlobalDeclaration(_) => true,
+            Declaration::TSExternalModuleDeclaration(_) | Declaration::TSGlobalDeclaration(_) => {
+                true
+            }
             Declaration::TSNamespaceDeclaration(it) => it.declare || !has_values(it),
-            Declaration::TSImportEqualsDeclaration(it) => it.import_kind == ImportOrExportKind::Type,
+            Declaration::TSImportEqualsDeclaration(it) => {
+                it.import_kind == ImportOrExportKind::Type
+            }
         }
     }
 
@@ -182,10 +193,18 @@ impl Eraser<'_> {
             return self.is_erased(declaration);
         }
         match statement.as_module_declaration() {
-            Some(ModuleDeclaration::ImportDeclaration(it)) => it.import_kind == ImportOrExportKind::Type,
-            Some(ModuleDeclaration::ExportAllDeclaration(it)) => it.export_kind == ImportOrExportKind::Type,
-            Some(ModuleDeclaration::ExportNamedDeclaration(it)) => it.export_kind == ImportOrExportKind::Type,
-            Some(ModuleDeclaration::ExportFromDeclaration(it)) => it.export_kind == ImportOrExportKind::Type,
+            Some(ModuleDeclaration::ImportDeclaration(it)) => {
+                it.import_kind == ImportOrExportKind::Type
+            }
+            Some(ModuleDeclaration::ExportAllDeclaration(it)) => {
+                it.export_kind == ImportOrExportKind::Type
+            }
+            Some(ModuleDeclaration::ExportNamedDeclaration(it)) => {
+                it.export_kind == ImportOrExportKind::Type
+            }
+            Some(ModuleDeclaration::ExportFromDeclaration(it)) => {
+                it.export_kind == ImportOrExportKind::Type
+            }
             Some(ModuleDeclaration::ExportDeclaration(it)) => self.is_erased(&it.declaration),
             Some(ModuleDeclaration::ExportDefaultDeclaration(it)) => match &it.declaration {
                 ExportDefaultDeclarationKind::TSInterfaceDeclaration(_) => true,
@@ -208,9 +227,15 @@ fn has_values(namespace: &TSNamespaceDeclaration<'_>) -> bool {
                 other => other.as_declaration(),
             };
             match declaration {
-                Some(Declaration::TSTypeAliasDeclaration(_) | Declaration::TSInterfaceDeclaration(_)) => false,
-                Some(Declaration::TSNamespaceDeclaration(inner)) => !inner.declare && has_values(inner),
-                Some(Declaration::TSImportEqualsDeclaration(_)) => matches!(statement, Statement::ExportDeclaration(_)),
+                Some(
+                    Declaration::TSTypeAliasDeclaration(_) | Declaration::TSInterfaceDeclaration(_),
+                ) => false,
+                Some(Declaration::TSNamespaceDeclaration(inner)) => {
+                    !inner.declare && has_values(inner)
+                }
+                Some(Declaration::TSImportEqualsDeclaration(_)) => {
+                    matches!(statement, Statement::ExportDeclaration(_))
+                }
                 _ => true,
             }
         }),
@@ -289,8 +314,10 @@ impl<'a> Visit<'a> for Eraser<'_> {
         let inner = it.expression.span();
         self.edits.blank(it.span.start, inner.start);
         let first = self.token_text(self.token_from(inner.start));
-        // After `return`, `=>` or at the start of a statement these would be read as something else.
-        if matches!(first, "{" | "function" | "class" | "async" | "let") || self.spans_lines(it.span.start, inner.start)
+        // After `return`, `=>` or at the start of a statement these would be read as something
+        // else.
+        if matches!(first, "{" | "function" | "class" | "async" | "let")
+            || self.spans_lines(it.span.start, inner.start)
         {
             self.edits.put(it.span.start, b'(');
             self.visit_expression(&it.expression);
@@ -319,7 +346,8 @@ impl<'a> Visit<'a> for Eraser<'_> {
         if let Some(type_parameters) = &it.type_parameters {
             self.blank(type_parameters.span);
             if self.spans_lines(type_parameters.span.start, open) {
-                // `return <\nT>(x) => x` must not become `return`, and `async` must stay on the line of its parenthesis.
+                // `return <\nT>(x) => x` must not become `return`, and `async` must stay on the
+                // line of its parenthesis.
                 self.edits.put(type_parameters.span.start, b'(');
                 self.edits.blank(open, open + 1);
             }
@@ -349,7 +377,11 @@ impl<'a> Visit<'a> for Eraser<'_> {
             self.blank_modifiers(it.span.start, it.pattern.span().start);
         }
         if it.optional {
-            self.blank_token("?", it.pattern.span().end, it.span.end.max(it.pattern.span().end + 1));
+            self.blank_token(
+                "?",
+                it.pattern.span().end,
+                it.span.end.max(it.pattern.span().end + 1),
+            );
         }
         walk::walk_formal_parameter(self, it);
     }
@@ -368,7 +400,10 @@ impl<'a> Visit<'a> for Eraser<'_> {
     }
 
     fn visit_decorator(&mut self, it: &Decorator<'a>) {
-        self.fail(it.span, "decorators are not supported; call a function on the class or the method instead");
+        self.fail(
+            it.span,
+            "decorators are not supported; call a function on the class or the method instead",
+        );
     }
 
     // --- What emits code ---
@@ -379,8 +414,12 @@ impl<'a> Visit<'a> for Eraser<'_> {
 
     fn visit_export_declaration(&mut self, it: &ExportDeclaration<'a>) {
         match &it.declaration {
-            Declaration::TSEnumDeclaration(enumeration) => self.enumeration(enumeration, Some(it.span.start)),
-            Declaration::TSImportEqualsDeclaration(import) => self.visit_ts_import_equals_declaration(import),
+            Declaration::TSEnumDeclaration(enumeration) => {
+                self.enumeration(enumeration, Some(it.span.start))
+            }
+            Declaration::TSImportEqualsDeclaration(import) => {
+                self.visit_ts_import_equals_declaration(import)
+            }
             _ => walk::walk_export_declaration(self, it),
         }
     }
@@ -422,7 +461,8 @@ fn parameter_name<'p>(parameter: &'p FormalParameter<'_>) -> Option<&'p str> {
 fn constructor_of<'c, 'a>(class: &'c Class<'a>) -> Option<&'c Function<'a>> {
     class.body.body.iter().find_map(|element| match element {
         oxc_ast::ast::ClassElement::MethodDefinition(it)
-            if it.kind == oxc_ast::ast::MethodDefinitionKind::Constructor && it.value.body.is_some() =>
+            if it.kind == oxc_ast::ast::MethodDefinitionKind::Constructor
+                && it.value.body.is_some() =>
         {
             Some(&*it.value)
         }

@@ -21,14 +21,20 @@ impl Failure {
     pub(crate) fn at(source: &str, offset: u32, message: String) -> Self {
         let before = &source[..source.floor_char_boundary(offset as usize)];
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        Failure { message, line: before.matches('\n').count() + 1, column: before[line_start..].chars().count() + 1 }
+        Failure {
+            message,
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+        }
     }
 }
 
-/// The source without what is only TypeScript; enums and parameter properties become the JavaScript they mean.
+/// The source without what is only TypeScript; enums and parameter properties become the JavaScript
+/// they mean.
 pub(crate) fn strip(source: &str) -> Result<String, Failure> {
     let allocator = Allocator::default();
-    // As a module first, where `await` needs no deciding whether it is a name; then for what only sloppy mode allows.
+    // As a module first, where `await` needs no deciding whether it is a name; then for what only
+    // sloppy mode allows.
     let module = parse(&allocator, source, SourceType::ts());
     if is_whole(&module) {
         return erase::erase(source, &module);
@@ -45,10 +51,20 @@ pub(crate) fn strip(source: &str) -> Result<String, Failure> {
     Err(failure)
 }
 
-fn parse<'a>(allocator: &'a Allocator, source: &'a str, source_type: SourceType) -> ParserReturn<'a> {
-    let options =
-        ParseOptions { allow_return_outside_function: true, enable_ident_hashes: false, ..ParseOptions::default() };
-    Parser::new(allocator, source, source_type).with_options(options).with_config(TokensParserConfig).parse()
+fn parse<'a>(
+    allocator: &'a Allocator,
+    source: &'a str,
+    source_type: SourceType,
+) -> ParserReturn<'a> {
+    let options = ParseOptions {
+        allow_return_outside_function: true,
+        enable_ident_hashes: false,
+        ..ParseOptions::default()
+    };
+    Parser::new(allocator, source, source_type)
+        .with_options(options)
+        .with_config(TokensParserConfig)
+        .parse()
 }
 
 fn is_whole(parsed: &ParserReturn<'_>) -> bool {

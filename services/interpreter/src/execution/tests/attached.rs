@@ -18,7 +18,8 @@ async fn a_file_that_was_saved_is_not_saved_again_when_its_script_goes_on() {
     world.command.files.push(file);
     let asked = world.parks().await.calls.remove(0);
     assert_eq!(world.file("t.csv").as_deref(), Some("1;2;3"));
-    // Neither the content nor what was saved is there any more: what the script goes on with is what it knew.
+    // Neither the content nor what was saved is there any more: what the script goes on with is
+    // what it knew.
     std::fs::remove_dir_all(blobs.join("files")).expect("removed");
     std::fs::remove_file(world.path("t.csv")).expect("removed");
     world.decide(&asked, true, "");

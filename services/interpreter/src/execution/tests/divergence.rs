@@ -38,7 +38,11 @@ async fn a_script_that_does_something_else_ends_at_the_call_where_it_does() {
             "call 2 was create_file",
             "setTimeout",
         ),
-        ("create_file('a', '1'); create_file('b', '2'); read_file('a')", "call 3 was setTimeout", "read_file"),
+        (
+            "create_file('a', '1'); create_file('b', '2'); read_file('a')",
+            "call 3 was setTimeout",
+            "read_file",
+        ),
         (
             "create_file('a', '1'); create_file('b', '2'); await new Promise(r => setTimeout(r, 2)); 'end'",
             "call 3 was setTimeout",
@@ -63,8 +67,15 @@ async fn a_script_that_does_something_else_ends_at_the_call_where_it_does() {
             "{second}: {}",
             first.error
         );
-        assert!(later.error.starts_with("Stopped: a script before it could not be continued."), "{later:?}");
-        assert_eq!((world.file("a").as_deref(), world.file("b").as_deref()), (Some("1"), Some("2")), "{second}");
+        assert!(
+            later.error.starts_with("Stopped: a script before it could not be continued."),
+            "{later:?}"
+        );
+        assert_eq!(
+            (world.file("a").as_deref(), world.file("b").as_deref()),
+            (Some("1"), Some("2")),
+            "{second}"
+        );
         for name in ["c", "new", "later"] {
             assert_eq!(world.file(name), None, "{second} made {name}");
         }
@@ -101,9 +112,13 @@ async fn a_call_that_was_only_begun_is_compared_as_well() {
         }
         second.clone_into(&mut world.command.calls[0].code);
         let results = world.completes().await;
-        let what = format!("call 1 was execute_command when the script ran first, and is {now} when");
+        let what =
+            format!("call 1 was execute_command when the script ran first, and is {now} when");
         assert!(results[0].error.contains(&what), "{results:?}");
-        assert!(results[0].error.contains("may or may not have had their effect: #1 execute_command."), "{results:?}");
+        assert!(
+            results[0].error.contains("may or may not have had their effect: #1 execute_command."),
+            "{results:?}"
+        );
         assert_eq!(world.file("new"), None);
     }
 }
@@ -164,7 +179,9 @@ async fn a_script_that_was_ended_by_a_limit_is_not_gone_on_with_when_the_next_on
     assert!(results[1].error.starts_with("OutcomeUnknown: "), "{results:?}");
     assert_eq!((world.file("late"), world.file("never")), (None, None));
     // The clock of the scripts goes on as if the first one had been run again.
-    let clock = |result: &CodeInterpreterResult| result.output.lines().next().and_then(|line| line.parse::<u64>().ok());
+    let clock = |result: &CodeInterpreterResult| {
+        result.output.lines().next().and_then(|line| line.parse::<u64>().ok())
+    };
     assert!(clock(&results[0]).is_some() && clock(&results[0]) < clock(&results[2]), "{results:?}");
     assert_eq!(world.completes().await, results);
 }

@@ -1,4 +1,5 @@
-//! What commands find in their environment is what was set where the script calls them, whenever they are carried out.
+//! What commands find in their environment is what was set where the script calls them, whenever
+//! they are carried out.
 
 use super::*;
 
@@ -10,7 +11,8 @@ async fn a_command_finds_what_was_set_when_it_was_called() {
         const late = tools.execute_command('echo \"[$X]\"');
         setenv('X', '2');
         [(await early).stdout, (await late).stdout].join('').replaceAll('\\n', '')";
-    let mut world = World::granting(&[script, "setenv('Y', getenv('X') + '!').value", "getenv('Y')"]).await;
+    let mut world =
+        World::granting(&[script, "setenv('Y', getenv('X') + '!').value", "getenv('Y')"]).await;
     let results = world.completes().await;
     let outputs: Vec<&str> = results.iter().map(|result| result.output.as_str()).collect();
     assert_eq!(outputs, ["[][1]", "2!", "2!"], "{results:?}");
@@ -31,7 +33,10 @@ async fn a_command_is_judged_with_what_it_finds() {
         ..PolicyRule::default()
     }];
     let asked = world.parks().await.calls.remove(0);
-    assert_eq!(asked.arguments, r#"{"command":"touch made"}"#, "nothing was set when it was called");
+    assert_eq!(
+        asked.arguments, r#"{"command":"touch made"}"#,
+        "nothing was set when it was called"
+    );
     // When the script is run again, the variable was set before: the rejection holds all the same.
     world.decide(&asked, false, "no");
     assert_eq!(world.completes().await[0].output, "ApprovalRejected");

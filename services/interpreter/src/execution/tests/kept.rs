@@ -14,7 +14,8 @@ const SCRIPT: &str = "
     JSON.stringify([before, after])";
 
 #[tokio::test]
-async fn the_results_of_an_execution_are_bounded_together_and_counted_the_same_when_it_is_gone_on_with() {
+async fn the_results_of_an_execution_are_bounded_together_and_counted_the_same_when_it_is_gone_on_with()
+ {
     let mut world = World::new(&[SCRIPT]).await;
     std::fs::write(world.path("large"), "x".repeat(30_000)).expect("written");
     let overrides = Overrides { journal_bytes: Some(91_000), ..Overrides::default() };
@@ -25,11 +26,13 @@ async fn the_results_of_an_execution_are_bounded_together_and_counted_the_same_w
     world.decide(&asked, true, "");
     let results = world.completes().await;
     let (before, after): (Vec<u32>, Vec<serde_json::Value>) =
-        serde_json::from_str(&results[0].output).unwrap_or_else(|error| panic!("{error}: {results:?}"));
+        serde_json::from_str(&results[0].output)
+            .unwrap_or_else(|error| panic!("{error}: {results:?}"));
     assert_eq!(before, [30_000; 3]);
     let after: Vec<_> = after.iter().map(|said| said.as_str().expect("an error")).collect();
     assert!(
-        after[0].starts_with("JournalLimitExceeded: read_file was made, but its result of 30002 bytes"),
+        after[0]
+            .starts_with("JournalLimitExceeded: read_file was made, but its result of 30002 bytes"),
         "{after:?}"
     );
     assert!(after[9].starts_with("JournalLimitExceeded: read_file was not made"), "{after:?}");

@@ -24,7 +24,8 @@ async fn server() -> (String, Arc<watch::Sender<usize>>) {
             // The request is small and comes at once.
             let mut request = [0; 4096];
             let _ = stream.read(&mut request).await;
-            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {SIZE}\r\nConnection: close\r\n\r\n");
+            let head =
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {SIZE}\r\nConnection: close\r\n\r\n");
             let last = count.borrow().to_string();
             let body = " ".repeat(SIZE - last.len()) + &last;
             let _ = stream.write_all(format!("{head}{body}").as_bytes()).await;
@@ -62,7 +63,10 @@ async fn a_result_that_is_gone_is_said_and_not_asked_for_again() {
     // Of the script before it everything is known.
     assert_eq!((results[0].error.as_str(), results[0].output.as_str()), ("", "first"));
     let error = &results[1].error;
-    assert!(error.starts_with("JournalUnreadable: the script was interrupted and is not continued"), "{error}");
+    assert!(
+        error.starts_with("JournalUnreadable: the script was interrupted and is not continued"),
+        "{error}"
+    );
     assert!(error.contains("blob sha256:") && error.contains("is missing"), "{error}");
     assert!(error.contains("Calls that had ended: #2 create_file."), "{error}");
     assert!(error.contains("may or may not have had their effect: #1 fetch."), "{error}");
@@ -77,8 +81,12 @@ async fn a_result_that_was_damaged_is_said_and_not_taken() {
     let mut folder = world.nats.blobs();
     // sha256/<two digits>/<the other digits>
     while folder.is_dir() {
-        folder =
-            std::fs::read_dir(&folder).expect("a folder").next().expect("it is not empty").expect("an entry").path();
+        folder = std::fs::read_dir(&folder)
+            .expect("a folder")
+            .next()
+            .expect("it is not empty")
+            .expect("an entry")
+            .path();
     }
     let mut blob = std::fs::read(&folder).expect("the blob");
     blob[SIZE / 2] ^= 1;
@@ -97,7 +105,9 @@ async fn a_call_whose_result_is_too_large_is_said_to_have_been_made() {
     world.executor.tiers = Tiers::new(&pools, &overrides, &BTreeMap::new()).expect("sound");
     let results = world.completes().await;
     assert!(
-        results[0].output.starts_with("CallResultLimitExceeded: the call was made, and what it did stands"),
+        results[0]
+            .output
+            .starts_with("CallResultLimitExceeded: the call was made, and what it did stands"),
         "{results:?}"
     );
     assert!(world.path("made").exists());

@@ -12,7 +12,9 @@ const SCRIPT: &str = "
     'done'";
 
 fn lost(results: &[CodeInterpreterResult]) -> bool {
-    results.iter().all(|result| result.error.starts_with("JournalUnreadable: ") && result.error.contains("lost"))
+    results.iter().all(|result| {
+        result.error.starts_with("JournalUnreadable: ") && result.error.contains("lost")
+    })
 }
 
 #[tokio::test]
@@ -29,7 +31,11 @@ async fn a_script_goes_on_when_nats_is_back_and_repeats_nothing() {
         nats.resume();
     };
     let (results, ()) = tokio::join!(world.completes(), outage);
-    assert_eq!((results[0].output.as_str(), results[0].error.as_str()), ("done", ""), "{results:?}");
+    assert_eq!(
+        (results[0].output.as_str(), results[0].error.as_str()),
+        ("done", ""),
+        "{results:?}"
+    );
     assert!(results[0].tool_uses.iter().all(|tool| tool.succeeded), "{results:?}");
 }
 
@@ -52,7 +58,8 @@ async fn a_script_whose_journal_is_lost_under_it_stops_and_says_so() {
 #[tokio::test]
 async fn a_script_that_may_have_run_is_not_run_when_its_journal_is_lost() {
     let mut world = World::new(&["create_file('first', '1'); 'done'", "'second'"]).await;
-    // Given to a process that died before it wrote anything, and sent again because no result came: it never began.
+    // Given to a process that died before it wrote anything, and sent again because no result came:
+    // it never began.
     world.command.again = true;
     world.deliveries = 1;
     assert_eq!(world.completes().await[0].output, "done");
@@ -92,7 +99,8 @@ async fn nothing_is_asked_of_other_tasks_before_what_it_follows_from_is_written(
     let outage = async {
         until("the script to begin", || begun.exists().then_some(())).await;
         nats.remove(Stream::Journal).await;
-        // Questions are still answered; only the end of the timer and what was read cannot be written.
+        // Questions are still answered; only the end of the timer and what was read cannot be
+        // written.
         tokio::time::sleep(Duration::from_secs(3)).await;
         let asked = desk.calls();
         // The stream is made anew, without what was in it, so that the script ends.

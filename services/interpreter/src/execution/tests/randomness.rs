@@ -11,7 +11,8 @@ const SCRIPT: &str = "
     create_file('secrets/key', crypto.randomUUID());
     draw();";
 
-/// Both scripts of an execution until they wait, then to their end, and once more from its journal. Gives what they drew.
+/// Both scripts of an execution until they wait, then to their end, and once more from its journal.
+/// Gives what they drew.
 async fn drawn(world: &mut World) -> Vec<String> {
     let mut parked = world.parks().await;
     let asked = parked.calls.remove(0);
@@ -20,10 +21,16 @@ async fn drawn(world: &mut World) -> Vec<String> {
     world.decide(&asked, true, "");
     // The second script waits, too.
     let parked = world.parks().await;
-    assert!(parked.results[0].output.starts_with(&before), "it goes on with other numbers than it began with");
+    assert!(
+        parked.results[0].output.starts_with(&before),
+        "it goes on with other numbers than it began with"
+    );
     world.decide(&parked.calls[0], true, "");
     let results = world.completes().await;
-    assert!(results[0].output.starts_with(&before) && results[1].output.starts_with(&parked.results[1].output));
+    assert!(
+        results[0].output.starts_with(&before)
+            && results[1].output.starts_with(&parked.results[1].output)
+    );
     let written = world.file("secrets/key").expect("it was made");
     std::fs::remove_file(world.path("secrets/key")).expect("removed");
     assert_eq!(world.completes().await, results, "run again, they draw the same");
@@ -33,7 +40,8 @@ async fn drawn(world: &mut World) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn random_numbers_differ_between_executions_and_scripts_and_are_the_same_when_one_is_run_again() {
+async fn random_numbers_differ_between_executions_and_scripts_and_are_the_same_when_one_is_run_again()
+ {
     let mut world = World::new(&[SCRIPT, SCRIPT]).await;
     let mut all = drawn(&mut world).await;
     // The same scripts of another step, in the same process.

@@ -38,10 +38,16 @@ async fn a_secret_that_lies_in_a_file_comes_back_from_no_tool_as_it_is() {
 
     let results = world.completes().await;
     let (status, handle) = results[0].output.split_once(' ').expect("two words");
-    assert_eq!((status, world.file("left.txt")), ("0", Some(format!("the key={VALUE}\n"))), "{results:?}");
+    assert_eq!(
+        (status, world.file("left.txt")),
+        ("0", Some(format!("the key={VALUE}\n"))),
+        "{results:?}"
+    );
     assert_eq!(world.file("left.b64"), Some(format!("{ENCODED}\n")), "a file stays as it is");
     let told: serde_json::Value = serde_json::from_str(&results[1].output).expect("JSON");
-    for name in ["read", "grep", "listed", "found", "edited", "printed", "imported", "similar", "module"] {
+    for name in
+        ["read", "grep", "listed", "found", "edited", "printed", "imported", "similar", "module"]
+    {
         assert!(told[name].to_string().contains(handle), "{name}: {}", told[name]);
     }
     // What is kept for people, and what the script is answered from when it is run again.

@@ -16,13 +16,17 @@ const PROMISED: Duration = Duration::from_millis(100);
 /// How often is stopped in one place.
 const STOPS: usize = 10;
 
-/// Starts a process in a session of its own that holds a lock as long as it lives, and one that does nothing for long.
-const TREE: &str = r"(setsid sh -c 'exec 9>lock; flock 9; touch begun; sleep 300; true' &); sleep 300";
+/// Starts a process in a session of its own that holds a lock as long as it lives, and one that
+/// does nothing for long.
+const TREE: &str =
+    r"(setsid sh -c 'exec 9>lock; flock 9; touch begun; sleep 300; true' &); sleep 300";
 
 /// The same of several commands, which share the lock.
-const SHARING_TREE: &str = r"(setsid sh -c 'exec 9>lock; flock -s 9; touch begun; sleep 300; true' &); sleep 300";
+const SHARING_TREE: &str =
+    r"(setsid sh -c 'exec 9>lock; flock -s 9; touch begun; sleep 300; true' &); sleep 300";
 
-/// Stops the script again and again, each time as a step of its own, and gives what the model is told.
+/// Stops the script again and again, each time as a step of its own, and gives what the model is
+/// told.
 async fn stops(world: &mut World, place: &str, entries: usize) -> Vec<CodeInterpreterResult> {
     let (told, took) = repeated_stops(world, place, entries).await;
     are_prompt(place, took);
@@ -30,10 +34,15 @@ async fn stops(world: &mut World, place: &str, entries: usize) -> Vec<CodeInterp
 }
 
 /// The same, with how long each took.
-async fn repeated_stops(world: &mut World, place: &str, entries: usize) -> (Vec<CodeInterpreterResult>, Vec<Duration>) {
+async fn repeated_stops(
+    world: &mut World,
+    place: &str,
+    entries: usize,
+) -> (Vec<CodeInterpreterResult>, Vec<Duration>) {
     let (mut told, mut took) = (Vec::new(), Vec::new());
     for _ in 0..STOPS {
-        world.command.step.as_mut().expect("it names a step").step_id = StepId::from_uuid(Uuid::now_v7()).to_string();
+        world.command.step.as_mut().expect("it names a step").step_id =
+            StepId::from_uuid(Uuid::now_v7()).to_string();
         // Neither may be there.
         let _ = std::fs::remove_file(world.path("begun"));
         let (result, gone) = stop_once(world, place, entries).await;
@@ -51,9 +60,13 @@ fn are_prompt(place: &str, mut took: Vec<Duration>) {
     assert!(took[took.len() / 2] < PROMISED, "{place}: {took:?}");
 }
 
-/// Runs the script until there is a file `begun` and the journal has so many entries, tells it to stop, and gives what the model is
-/// told, and how long it took until nothing of it was left.
-async fn stop_once(world: &mut World, place: &str, entries: usize) -> (CodeInterpreterResult, Duration) {
+/// Runs the script until there is a file `begun` and the journal has so many entries, tells it to
+/// stop, and gives what the model is told, and how long it took until nothing of it was left.
+async fn stop_once(
+    world: &mut World,
+    place: &str,
+    entries: usize,
+) -> (CodeInterpreterResult, Duration) {
     let (begun, lock, step) = (world.path("begun"), world.path("lock"), world.step());
     let (running, journal) = (&world.executor.running, world.executor.bus.journal());
     let stop = async {
@@ -69,7 +82,9 @@ async fn stop_once(world: &mut World, place: &str, entries: usize) -> (CodeInter
     until("the processes to be gone", || is_free(&lock).then_some(())).await;
     let gone = began.elapsed();
     match end {
-        End::Outcome(step_result::Outcome::Cancelled(Cancelled { reason, mut results, .. })) => {
+        End::Outcome(step_result::Outcome::Cancelled(Cancelled {
+            reason, mut results, ..
+        })) => {
             assert_eq!(reason, "enough");
             (results.remove(0), gone)
         }
@@ -80,10 +95,9 @@ async fn stop_once(world: &mut World, place: &str, entries: usize) -> (CodeInter
 /// Whether no process holds the lock.
 fn is_free(lock: &Path) -> bool {
     File::open(lock).is_err()
-        || File::options()
-            .write(true)
-            .open(lock)
-            .is_ok_and(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
+        || File::options().write(true).open(lock).is_ok_and(|file| {
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+        })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,7 +170,8 @@ fn plant(tree: &Path) {
         let folder = tree.join(folder.to_string());
         std::fs::create_dir_all(&folder).expect("made");
         for file in 0..100 {
-            std::fs::write(folder.join(format!("{file}.txt")), "a line of text\n".repeat(20)).expect("written");
+            std::fs::write(folder.join(format!("{file}.txt")), "a line of text\n".repeat(20))
+                .expect("written");
         }
     }
 }
@@ -164,16 +179,20 @@ fn plant(tree: &Path) {
 /// Whether this process has nothing open below the folder: nobody works there any more.
 fn is_let_go(folder: &Path) -> bool {
     let open = std::fs::read_dir("/proc/self/fd").expect("Linux").flatten();
-    !open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).any(|target| target.starts_with(folder))
+    !open
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .any(|target| target.starts_with(folder))
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_script_that_imports_is_stopped() {
     // When all of them are imported, the engine has them and the script goes on without the host.
-    let script = "create_file('begun', ''); for (let n = 0; ; n++) await import(`./module-${n % 256}.js`)";
+    let script =
+        "create_file('begun', ''); for (let n = 0; ; n++) await import(`./module-${n % 256}.js`)";
     let mut world = World::new(&[script]).await;
     let first = world.path("module-0.js");
-    std::fs::write(&first, "// a line of the module\n".repeat(4000) + "export default 1;\n").expect("written");
+    std::fs::write(&first, "// a line of the module\n".repeat(4000) + "export default 1;\n")
+        .expect("written");
     for module in 1..256 {
         std::fs::hard_link(&first, world.path(&format!("module-{module}.js"))).expect("linked");
     }
@@ -192,11 +211,15 @@ async fn commands_are_stopped_of_which_some_wait_for_a_place() {
     );
     let mut world = World::granting(&[&script]).await;
     let (told, took) = repeated_stops(&mut world, "the wait for a place", 13).await;
-    // Eight sandboxes are being made at the moment of the stop: the kernel ends that first, on two cores in more than the time that is promised.
+    // Eight sandboxes are being made at the moment of the stop: the kernel ends that first, on two
+    // cores in more than the time that is promised.
     assert!(took.iter().all(|gone| *gone < PROMPT), "{took:?}");
     for told in told {
         let what = "may or may not have had their effect: #1 execute_command, #2 execute_command,";
-        assert!(told.error.contains(what) && told.error.contains(", #12 execute_command."), "{told:?}");
+        assert!(
+            told.error.contains(what) && told.error.contains(", #12 execute_command."),
+            "{told:?}"
+        );
     }
 }
 
@@ -204,9 +227,10 @@ async fn commands_are_stopped_of_which_some_wait_for_a_place() {
 async fn commands_are_stopped_with_everything_they_started() {
     let script = format!("execute_command({})", serde_json::json!(TREE));
     let unconfined = CommandSandbox::unavailable("a test");
-    for (place, sandbox) in
-        [("a command", crate::command::tests::sandbox().await), ("an unconfined command", unconfined)]
-    {
+    for (place, sandbox) in [
+        ("a command", crate::command::tests::sandbox().await),
+        ("an unconfined command", unconfined),
+    ] {
         let egress = Egress::new(&[]).expect("made");
         let mut world = World::with(&[&script], granting(), egress, sandbox).await;
         for told in stops(&mut world, place, 2).await {
@@ -218,7 +242,8 @@ async fn commands_are_stopped_with_everything_they_started() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_script_is_stopped_while_its_journal_hangs() {
-    // Without an answer of NATS neither call can begin, and the script not see the end of the first.
+    // Without an answer of NATS neither call can begin, and the script not see the end of the
+    // first.
     let script = format!(
         "const tree = tools.execute_command({}); const files = []; \
          while (true) files.push(create_file(`file-${{files.length}}`, ''))",
@@ -238,7 +263,8 @@ async fn stop_while_the_journal_hangs(script: &str) -> Duration {
     let stop = async {
         until("the command to begin", || begun.exists().then_some(())).await;
         nats.pause();
-        // What is under way is not waited for: wherever the script is, it comes to its next entry at once.
+        // What is under way is not waited for: wherever the script is, it comes to its next entry
+        // at once.
         let mut written = count(&begun);
         until("the script to stand still", || {
             let before = std::mem::replace(&mut written, count(&begun));
@@ -255,7 +281,8 @@ async fn stop_while_the_journal_hangs(script: &str) -> Duration {
     assert!(matches!(end, End::Outcome(step_result::Outcome::Cancelled(_))), "it is stopped");
     // What is known of it is known to whoever goes on.
     nats.resume();
-    // Right after NATS is back the journal may not be readable yet, or what was on its way to it arrive: then the command comes once more.
+    // Right after NATS is back the journal may not be readable yet, or what was on its way to it
+    // arrive: then the command comes once more.
     let mut delivery = 2;
     let end = loop {
         match executor.run(command, delivery).await {
@@ -266,7 +293,10 @@ async fn stop_while_the_journal_hangs(script: &str) -> Duration {
     let End::Outcome(step_result::Outcome::Cancelled(Cancelled { results, .. })) = end else {
         panic!("it stays stopped");
     };
-    assert!(results[0].error.contains("may or may not have had their effect: #1 execute_command"), "{results:?}");
+    assert!(
+        results[0].error.contains("may or may not have had their effect: #1 execute_command"),
+        "{results:?}"
+    );
     gone
 }
 
@@ -275,12 +305,15 @@ async fn what_was_stopped_is_not_run_by_whoever_gets_its_command_later() {
     let script = "create_file('begun', ''); await new Promise(done => setTimeout(done, 2000)); create_file('late', '')";
     let mut world = World::new(&[script]).await;
     stop_once(&mut world, "a timer", 3).await;
-    // A process that was told nothing: the one that was has died before it could acknowledge the command.
+    // A process that was told nothing: the one that was has died before it could acknowledge the
+    // command.
     let sandbox = CommandSandbox::unavailable("a test needs none");
     let egress = Egress::new(&[]).expect("made");
-    world.executor = executor(world.nats.bus().await, world.folder.path(), Policy::default(), egress, sandbox);
+    world.executor =
+        executor(world.nats.bus().await, world.folder.path(), Policy::default(), egress, sandbox);
     world.deliveries = 1;
-    let step_result::Outcome::Cancelled(Cancelled { reason, results, .. }) = world.run().await else {
+    let step_result::Outcome::Cancelled(Cancelled { reason, results, .. }) = world.run().await
+    else {
         panic!("it stays stopped");
     };
     assert_eq!(reason, "enough");

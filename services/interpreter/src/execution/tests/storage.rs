@@ -7,7 +7,8 @@ async fn another(world: &World) -> (tempfile::TempDir, Executor) {
     let folder = folder();
     let sandbox = CommandSandbox::unavailable("a test needs none");
     let egress = Egress::new(&[]).expect("made");
-    let executor = executor(world.nats.bus().await, folder.path(), Policy::default(), egress, sandbox);
+    let executor =
+        executor(world.nats.bus().await, folder.path(), Policy::default(), egress, sandbox);
     (folder, executor)
 }
 
@@ -25,8 +26,11 @@ async fn approve(world: &mut World) {
 
 #[tokio::test]
 async fn scripts_are_not_gone_on_with_where_the_files_are_not_that_they_had() {
-    for used in ["create_file('a', 'x')", "try { read_file('a') } catch {}", "try { await import('./a.js') } catch {}"]
-    {
+    for used in [
+        "create_file('a', 'x')",
+        "try { read_file('a') } catch {}",
+        "try { await import('./a.js') } catch {}",
+    ] {
         let script = format!("{used}; create_file('secrets/key', 'k').status");
         let mut world = World::new(&[&script, "'second'"]).await;
         world.command.workspace.clear();
@@ -34,9 +38,13 @@ async fn scripts_are_not_gone_on_with_where_the_files_are_not_that_they_had() {
         let (elsewhere, executor) = another(&world).await;
         let here = std::mem::replace(&mut world.executor, executor);
         let results = world.completes().await;
-        assert!(results[0].error.starts_with("Stopped: they were interrupted and cannot be continued"), "{results:?}");
         assert!(
-            results[0].error.contains("another storage") && results[0].error.contains("had ended: #1"),
+            results[0].error.starts_with("Stopped: they were interrupted and cannot be continued"),
+            "{results:?}"
+        );
+        assert!(
+            results[0].error.contains("another storage")
+                && results[0].error.contains("had ended: #1"),
             "{results:?}"
         );
         assert!(results[1].error.starts_with("NotRun: "), "{results:?}");
@@ -45,8 +53,13 @@ async fn scripts_are_not_gone_on_with_where_the_files_are_not_that_they_had() {
         drop(here);
         let sandbox = CommandSandbox::unavailable("a test needs none");
         let egress = Egress::new(&[]).expect("made");
-        world.executor =
-            self::executor(world.nats.bus().await, world.folder.path(), Policy::default(), egress, sandbox);
+        world.executor = self::executor(
+            world.nats.bus().await,
+            world.folder.path(),
+            Policy::default(),
+            egress,
+            sandbox,
+        );
         assert_eq!(world.completes().await[0].output, "created", "{used}");
         assert!(has(world.folder.path(), &world, "secrets/key"), "{used}");
     }
@@ -65,7 +78,10 @@ async fn scripts_that_have_not_looked_at_a_file_are_gone_on_with_anywhere() {
     let (elsewhere, executor) = another(&world).await;
     let here = std::mem::replace(&mut world.executor, executor);
     approve(&mut world).await;
-    assert!(has(elsewhere.path(), &world, "secrets/a") && !has(world.folder.path(), &world, "secrets/a"));
+    assert!(
+        has(elsewhere.path(), &world, "secrets/a")
+            && !has(world.folder.path(), &world, "secrets/a")
+    );
     // Where it began its files are not any more.
     let there = std::mem::replace(&mut world.executor, here);
     assert!(world.completes().await[0].error.contains("another storage"));
@@ -73,7 +89,8 @@ async fn scripts_that_have_not_looked_at_a_file_are_gone_on_with_anywhere() {
     assert_eq!(world.completes().await[0].output, "created");
 
     // A workspace that was named is what lies under its name.
-    let mut world = World::new(&["create_file('a', 'x'); create_file('secrets/key', 'k').status"]).await;
+    let mut world =
+        World::new(&["create_file('a', 'x'); create_file('secrets/key', 'k').status"]).await;
     approve(&mut world).await;
     let (elsewhere, executor) = another(&world).await;
     world.executor = executor;

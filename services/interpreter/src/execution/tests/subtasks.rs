@@ -1,4 +1,5 @@
-//! Scripts that begin other tasks and wait for them: what is asked, how often, and what is put away.
+//! Scripts that begin other tasks and wait for them: what is asked, how often, and what is put
+//! away.
 
 use std::sync::Mutex;
 
@@ -21,7 +22,8 @@ impl Desk {
     }
 
     fn on(bus: Bus) -> Self {
-        let desk = Self { asked: Arc::default(), over: Arc::default(), stop: CancellationToken::new() };
+        let desk =
+            Self { asked: Arc::default(), over: Arc::default(), stop: CancellationToken::new() };
         let stop = desk.stop.clone();
         let (asked, over) = (Arc::clone(&desk.asked), Arc::clone(&desk.over));
         tokio::spawn(async move {
@@ -42,7 +44,12 @@ impl Desk {
     }
 
     pub(super) fn calls(&self) -> Vec<(u32, u32)> {
-        self.asked.lock().expect("nobody panics with it").iter().map(|asked| (asked.script, asked.number)).collect()
+        self.asked
+            .lock()
+            .expect("nobody panics with it")
+            .iter()
+            .map(|asked| (asked.script, asked.number))
+            .collect()
     }
 }
 
@@ -56,10 +63,16 @@ impl Drop for Desk {
 fn answer(question: &SubtaskQuestion, over: bool) -> SubtaskAnswer {
     match question.ask.as_ref().expect("something is asked") {
         Ask::Spawn(spawn) if spawn.agent == "nobody" => {
-            let refused = Refusal { name: "AgentNotFound".to_owned(), message: "there is no agent.".to_owned() };
+            let refused = Refusal {
+                name: "AgentNotFound".to_owned(),
+                message: "there is no agent.".to_owned(),
+            };
             SubtaskAnswer { refused: Some(refused), ..SubtaskAnswer::default() }
         }
-        Ask::Spawn(_) => SubtaskAnswer { spawned: format!("task_{}", question.number), ..SubtaskAnswer::default() },
+        Ask::Spawn(_) => SubtaskAnswer {
+            spawned: format!("task_{}", question.number),
+            ..SubtaskAnswer::default()
+        },
         Ask::Await(wait) => {
             let state = |task: &String| SubtaskState {
                 task: task.clone(),
@@ -68,13 +81,24 @@ fn answer(question: &SubtaskQuestion, over: bool) -> SubtaskAnswer {
                 cost_pico_usd: 500_000_000_000,
                 ..SubtaskState::default()
             };
-            SubtaskAnswer { tasks: wait.tasks.iter().map(state).collect(), over, ..SubtaskAnswer::default() }
+            SubtaskAnswer {
+                tasks: wait.tasks.iter().map(state).collect(),
+                over,
+                ..SubtaskAnswer::default()
+            }
         }
         Ask::List(list) => {
-            let from =
-                list.after.strip_prefix("task_").map_or(0, |number| number.parse::<u32>().expect("a number") + 1);
-            let state = |number| SubtaskState { task: format!("task_{number}"), ..SubtaskState::default() };
-            SubtaskAnswer { tasks: (from..from + 2).map(state).collect(), more: from < 4, ..SubtaskAnswer::default() }
+            let from = list
+                .after
+                .strip_prefix("task_")
+                .map_or(0, |number| number.parse::<u32>().expect("a number") + 1);
+            let state =
+                |number| SubtaskState { task: format!("task_{number}"), ..SubtaskState::default() };
+            SubtaskAnswer {
+                tasks: (from..from + 2).map(state).collect(),
+                more: from < 4,
+                ..SubtaskAnswer::default()
+            }
         }
         _ => SubtaskAnswer::default(),
     }
@@ -104,7 +128,8 @@ async fn a_script_that_waits_for_subtasks_is_put_away_and_asks_again_when_it_is_
     );
     let error = &parked.results[0].error;
     assert!(
-        error.contains("cancelled while waiting for subtasks") && error.contains("still waited for subtasks: #3"),
+        error.contains("cancelled while waiting for subtasks")
+            && error.contains("still waited for subtasks: #3"),
         "{error}"
     );
     // Gone on with too early, it waits for the same, as long as before.
@@ -113,8 +138,15 @@ async fn a_script_that_waits_for_subtasks_is_put_away_and_asks_again_when_it_is_
     desk.over.store(true, Relaxed);
     world.next_round();
     let [result] = world.completes().await.try_into().expect("one result");
-    assert_eq!((result.output.as_str(), result.error.as_str()), ("answer of task_1 0.5,answer of task_2 0.5", ""));
-    assert_eq!(desk.calls(), [(0, 1), (0, 2), (0, 3), (0, 3), (0, 3)], "what has ended is not asked again");
+    assert_eq!(
+        (result.output.as_str(), result.error.as_str()),
+        ("answer of task_1 0.5,answer of task_2 0.5", "")
+    );
+    assert_eq!(
+        desk.calls(),
+        [(0, 1), (0, 2), (0, 3), (0, 3), (0, 3)],
+        "what has ended is not asked again"
+    );
 }
 
 #[tokio::test]
@@ -194,8 +226,7 @@ async fn a_script_is_put_away_as_soon_as_it_waits_for_subtasks_alone() {
 
 #[tokio::test]
 async fn what_is_refused_is_an_error_that_a_script_can_catch() {
-    let script =
-        "try { tasks.spawn({ message: 'a', agent: 'nobody' }) } catch (error) { `${error.name}: ${error.message}` }";
+    let script = "try { tasks.spawn({ message: 'a', agent: 'nobody' }) } catch (error) { `${error.name}: ${error.message}` }";
     let mut world = World::new(&[script]).await;
     let _desk = Desk::open(&world).await;
     let [result] = world.completes().await.try_into().expect("one result");
@@ -206,7 +237,8 @@ async fn what_is_refused_is_an_error_that_a_script_can_catch() {
 async fn a_script_asks_until_there_is_a_reconciler() {
     let mut world = World::new(&["tasks.spawn('a').task"]).await;
     let nats = Arc::clone(&world.nats);
-    let mut questions = nats.bus().await.tap("construct.v1.ctl.reconciler.>").await.expect("tapped");
+    let mut questions =
+        nats.bus().await.tap("construct.v1.ctl.reconciler.>").await.expect("tapped");
     let running = world.completes();
     let opening = async {
         use futures::StreamExt as _;

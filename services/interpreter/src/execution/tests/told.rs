@@ -10,8 +10,10 @@ impl World {
     async fn told(&self) -> Vec<ToolCalled> {
         let step = self.command.step.as_ref().expect("it names a step");
         let (organization, task) = (&step.organization_id, &step.task_id);
-        let (organization, task) = (organization.parse().expect("an id"), task.parse().expect("an id"));
-        let replay = self.executor.bus.replay_progress(organization, task, None, Bookmark::default());
+        let (organization, task) =
+            (organization.parse().expect("an id"), task.parse().expect("an id"));
+        let replay =
+            self.executor.bus.replay_progress(organization, task, None, Bookmark::default());
         let events = replay.await.expect("readable").events;
         let called = events.into_iter().filter_map(|event| match event.payload {
             Some(Payload::ToolCalled(called)) => Some(called),
@@ -42,11 +44,24 @@ async fn a_call_is_told_with_its_canonical_arguments_and_the_classes_of_its_tool
     let file = |number, arguments| (number, "create_file", arguments, "write", "files.write");
     assert_eq!(*made, file(1, r#"{"path":"a.ts","content":"export default 1"}"#));
     assert_eq!(*module, (2, "import", r#"{"path":"a.ts"}"#, "read", "files.read"));
-    assert_eq!(*unfit, file(3, r#"{"path":"b"}"#), "as the script gave them, since they do not fit");
-    assert_eq!(*refused, file(4, r#"{"path":"secrets/key","content":"k"}"#), "also of a call that is refused");
+    assert_eq!(
+        *unfit,
+        file(3, r#"{"path":"b"}"#),
+        "as the script gave them, since they do not fit"
+    );
+    assert_eq!(
+        *refused,
+        file(4, r#"{"path":"secrets/key","content":"k"}"#),
+        "also of a call that is refused"
+    );
     assert_eq!((long.1, long.3, long.4), ("setenv", "write", "environment"));
-    assert!(long.2.ends_with("é…") && (4095..=4096 + '…'.len_utf8()).contains(&long.2.len()), "{}", long.2.len());
+    assert!(
+        long.2.ends_with("é…") && (4095..=4096 + '…'.len_utf8()).contains(&long.2.len()),
+        "{}",
+        long.2.len()
+    );
     // The message that tells of the script keeps them as they were told.
-    let kept: Vec<_> = results[0].tool_uses.iter().map(|used| (used.number, &used.arguments)).collect();
+    let kept: Vec<_> =
+        results[0].tool_uses.iter().map(|used| (used.number, &used.arguments)).collect();
     assert_eq!(kept, told.iter().map(|call| (call.number, &call.arguments)).collect::<Vec<_>>());
 }

@@ -1,8 +1,9 @@
-//! Scripts of fifty side effects whose processes are killed at random moments repeat none of them, and say truthfully what became
-//! of each.
+//! Scripts of fifty side effects whose processes are killed at random moments repeat none of them,
+//! and say truthfully what became of each.
 //!
-//! `CONSTRUCT_TRIALS` says how many trials there are, `CONSTRUCT_SEED` with which seed they begin: a trial that failed is tried again
-//! with its seed alone. The seed fixes what is decided, and not how fast the machine is.
+//! `CONSTRUCT_TRIALS` says how many trials there are, `CONSTRUCT_SEED` with which seed they begin:
+//! a trial that failed is tried again with its seed alone. The seed fixes what is decided, and not
+//! how fast the machine is.
 
 mod check;
 mod process;
@@ -69,7 +70,9 @@ async fn trials(shape: Shape) {
     let mut trials = trials.buffer_unordered(AT_ONCE);
     let mut seen = Seen::default();
     while let Some((seed, trial)) = trials.next().await {
-        let Ok(Ok(one)) = trial else { panic!("a trial failed; try it again with CONSTRUCT_SEED={seed}") };
+        let Ok(Ok(one)) = trial else {
+            panic!("a trial failed; try it again with CONSTRUCT_SEED={seed}")
+        };
         seen.trials += 1;
         seen.kills += one.kills;
         seen.stopped += one.stopped;
@@ -111,7 +114,16 @@ impl Trial {
         let folder = folder();
         let remote = Remote::start(&folder.path().join("work"), shape, random.fork()).await;
         let command = command(folder.path(), &[&shape.script(remote.url())]);
-        Self { surroundings, shape, random, folder, remote, command, deliveries: 0, dying: Vec::new() }
+        Self {
+            surroundings,
+            shape,
+            random,
+            folder,
+            remote,
+            command,
+            deliveries: 0,
+            dying: Vec::new(),
+        }
     }
 
     async fn run(mut self) -> Seen {
@@ -166,16 +178,25 @@ impl Trial {
             };
             self.dying.push(process.kill());
             match end {
-                End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { mut results })) => {
+                End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted {
+                    mut results,
+                })) => {
                     let told = results.remove(0);
-                    assert_eq!(self.again().await, told, "run again when all is done, a script says the same");
+                    assert_eq!(
+                        self.again().await,
+                        told,
+                        "run again when all is done, a script says the same"
+                    );
                     return told;
                 }
-                End::Outcome(step_result::Outcome::Cancelled(Cancelled { mut results, .. })) => {
+                End::Outcome(step_result::Outcome::Cancelled(Cancelled {
+                    mut results, ..
+                })) => {
                     return results.remove(0);
                 }
                 End::Outcome(other) => panic!("it should complete: {other:?}"),
-                // A process that was killed had written its last entry after this one had read the journal.
+                // A process that was killed had written its last entry after this one had read the
+                // journal.
                 End::Fenced if fenced < FENCED => fenced += 1,
                 End::Fenced => panic!("it is fenced for ever"),
                 End::HandBack(why) => panic!("it is handed back: {why}"),
@@ -190,7 +211,9 @@ impl Trial {
         let end = process.end().await;
         self.dying.push(process.kill());
         match end {
-            End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { mut results })) => results.remove(0),
+            End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { mut results })) => {
+                results.remove(0)
+            }
             _ => panic!("it completed before"),
         }
     }
@@ -198,7 +221,12 @@ impl Trial {
     /// The command comes to a new process.
     fn deliver(&mut self) -> Process {
         self.deliveries += 1;
-        Process::start(&self.surroundings, self.folder.path(), self.command.clone(), self.deliveries)
+        Process::start(
+            &self.surroundings,
+            self.folder.path(),
+            self.command.clone(),
+            self.deliveries,
+        )
     }
 
     /// A moment in the life of a process, so early that about so many more find something to do.

@@ -12,16 +12,25 @@ async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_car
     let World { nats, folder: _folder, executor, command, .. } = World::new(&["1 + 1"]).await;
     let (bus, context) = (nats.bus().await, Context::new("interpreter", Common::default()));
     let config = crate::Config::default();
-    crate::serve(Pool::code_default(), &config, &Arc::new(executor), &TaskTracker::new(), context.lifecycle());
+    crate::serve(
+        Pool::code_default(),
+        &config,
+        &Arc::new(executor),
+        &TaskTracker::new(),
+        context.lifecycle(),
+    );
 
     let step = command.step.clone().expect("it names a step");
     let task: TaskId = step.task_id.parse().expect("a task's id");
-    let mut results = bus.consume_tasks(partition::of(task), ConsumeOptions::new(8, CancellationToken::new()));
+    let mut results =
+        bus.consume_tasks(partition::of(task), ConsumeOptions::new(8, CancellationToken::new()));
     let mut outcome = async || {
         let delivery = tokio::time::timeout(Duration::from_secs(60), results.next()).await;
         let delivery = delivery.expect("waited in vain for a result").expect("the consumer runs");
         delivery.receipt.ack().await;
-        let TaskMessage::Result(result) = delivery.message else { panic!("not a result: {:?}", delivery.message) };
+        let TaskMessage::Result(result) = delivery.message else {
+            panic!("not a result: {:?}", delivery.message)
+        };
         assert_eq!(result.step.as_ref(), Some(&step));
         result.outcome.expect("it has one")
     };
@@ -36,12 +45,16 @@ async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_car
         while bus.dead_letters(0, 10).await.expect("the server is up").is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        while bus.publish_once(&address, &command).await.expect("the server is up") != Dispatch::Published {
+        while bus.publish_once(&address, &command).await.expect("the server is up")
+            != Dispatch::Published
+        {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     })
     .await
     .expect("waited in vain for a free place");
-    let step_result::Outcome::CodeCompleted(completed) = outcome().await else { panic!("it did not complete") };
+    let step_result::Outcome::CodeCompleted(completed) = outcome().await else {
+        panic!("it did not complete")
+    };
     assert_eq!(completed.results[0].output, "2");
 }

@@ -18,12 +18,19 @@ async fn arguments_go_by_position_by_name_or_both() {
         ("run({command: 'ls', options: {}})", json!({"command": "ls", "options": {}})),
         ("configure({depth: 1})", json!({"options": {"depth": 1}})),
         ("configure({options: {depth: 1}})", json!({"options": {"depth": 1}})),
-        ("configure({options: {depth: 1}, other: 2})", json!({"options": {"options": {"depth": 1}, "other": 2}})),
+        (
+            "configure({options: {depth: 1}, other: 2})",
+            json!({"options": {"options": {"depth": 1}, "other": 2}}),
+        ),
         ("configure({depth: 1}, 'n')", json!({"options": {"depth": 1}, "name": "n"})),
         ("configure({depth: 1}, {name: 'n'})", json!({"options": {"depth": 1}, "name": "n"})),
     ] {
         assert_eq!(value(call).await, expected.to_string(), "{call}");
-        assert_eq!(value(&format!("await tools.{call}")).await, expected.to_string(), "tools.{call}");
+        assert_eq!(
+            value(&format!("await tools.{call}")).await,
+            expected.to_string(),
+            "tools.{call}"
+        );
     }
     let (name, message, _) = thrown("echo(1, 2, 3, 4)").await;
     assert_eq!(name, "TypeError");
@@ -34,14 +41,18 @@ async fn arguments_go_by_position_by_name_or_both() {
 
 #[tokio::test]
 async fn a_tools_error_is_an_error_with_its_properties() {
-    let script =
-        "try { fail() } catch (e) { [e instanceof Error, e.name, e.message, e.code, e.details, Object.keys(e)] }";
+    let script = "try { fail() } catch (e) { [e instanceof Error, e.name, e.message, e.code, e.details, Object.keys(e)] }";
     let expected = r#"[true,"FileNotFound","there is no a.txt","ENOENT",{"near":["b.txt"]},[]]"#;
     assert_eq!(value(script).await, expected);
     assert_eq!(value(&script.replace("fail()", "await tools.fail()")).await, expected);
-    assert_eq!(value("try { fail('RangeError') } catch (e) { e instanceof RangeError }").await, "true");
+    assert_eq!(
+        value("try { fail('RangeError') } catch (e) { e instanceof RangeError }").await,
+        "true"
+    );
     for script in ["let a = 1;\n\nfail()", "let a = 1;\n\nawait tools.fail()"] {
-        let Status::Threw { name, message, stack, code, details } = run(script).await.status else { panic!() };
+        let Status::Threw { name, message, stack, code, details } = run(script).await.status else {
+            panic!()
+        };
         assert_eq!((name.as_str(), message.as_str()), ("FileNotFound", "there is no a.txt"));
         assert_eq!((code.as_deref(), details), (Some("ENOENT"), Some(json!({"near": ["b.txt"]}))));
         assert!(stack.contains("script.js:3:"), "{script}: {stack}");
@@ -51,10 +62,17 @@ async fn a_tools_error_is_an_error_with_its_properties() {
 #[tokio::test]
 async fn calls_through_tools_run_concurrently() {
     // Each of the three waits for the other two.
-    assert_eq!(value("await Promise.all([tools.meet(), tools.meet(), tools.meet()])").await, r#"["met","met","met"]"#);
+    assert_eq!(
+        value("await Promise.all([tools.meet(), tools.meet(), tools.meet()])").await,
+        r#"["met","met","met"]"#
+    );
     // They go on while the script stands in an immediate call.
-    assert_eq!(value("const a = tools.meet(), b = tools.meet(); meet(); [await a, await b]").await, r#"["met","met"]"#);
-    // A tool that isn't immediate gives a promise under its own name too, and awaiting an immediate one is fine.
+    assert_eq!(
+        value("const a = tools.meet(), b = tools.meet(); meet(); [await a, await b]").await,
+        r#"["met","met"]"#
+    );
+    // A tool that isn't immediate gives a promise under its own name too, and awaiting an immediate
+    // one is fine.
     assert_eq!(
         value("[later(1) instanceof Promise, await later(2), await echo('x')]").await,
         r#"[true,2,{"text":"x"}]"#
@@ -69,7 +87,11 @@ async fn calls_through_tools_run_concurrently() {
 #[tokio::test]
 async fn more_concurrent_calls_than_the_host_takes_wait_in_order() {
     let host = TestHost::new();
-    let outcome = run_on(&host, "(await Promise.all(Array.from({length: 500}, (_, i) => tools.echo(i)))).length").await;
+    let outcome = run_on(
+        &host,
+        "(await Promise.all(Array.from({length: 500}, (_, i) => tools.echo(i)))).length",
+    )
+    .await;
     assert_eq!(outcome.status, Status::Completed { value: Value::Json("500".to_owned()) });
     let numbers: Vec<_> = host.calls().iter().map(|call| call.0).collect();
     assert_eq!(numbers, (1..=500).collect::<Vec<_>>());
@@ -86,7 +108,11 @@ async fn as_many_timers_as_there_can_be_leave_room_for_calls() {
         (await Promise.all(Array.from({length: 500}, () => tools.later(1)))).length";
     let outcome = run(script).await;
     assert_eq!(outcome.status, Status::Completed { value: Value::Json("500".to_owned()) });
-    assert!(outcome.notes[0].starts_with("1019 calls or timers had not ended"), "{:?}", outcome.notes);
+    assert!(
+        outcome.notes[0].starts_with("1019 calls or timers had not ended"),
+        "{:?}",
+        outcome.notes
+    );
 }
 
 #[tokio::test]
@@ -96,37 +122,52 @@ async fn calls_are_numbered_when_the_script_makes_them() {
     for _ in 0..5 {
         let host = TestHost::new();
         run_on(&host, script).await;
-        seen.push(host.calls().into_iter().map(|(number, _, args)| (number, args)).collect::<Vec<_>>());
+        seen.push(
+            host.calls().into_iter().map(|(number, _, args)| (number, args)).collect::<Vec<_>>(),
+        );
     }
     for calls in &mut seen {
         calls.sort_by_key(|call| call.0);
     }
-    let expected =
-        vec![(1, json!({"ms": 20})), (2, json!({"text": "b"})), (3, json!({"text": "c"})), (5, json!({"text": "d"}))];
+    let expected = vec![
+        (1, json!({"ms": 20})),
+        (2, json!({"text": "b"})),
+        (3, json!({"text": "c"})),
+        (5, json!({"text": "d"})),
+    ];
     assert_eq!(seen, vec![expected; 5]);
 }
 
 #[tokio::test]
 async fn the_host_can_say_in_which_order_calls_end() {
-    let script =
-        "const order = []; await Promise.all([1, 2, 3].map(i => tools.echo(i).then(() => order.push(i)))); order";
+    let script = "const order = []; await Promise.all([1, 2, 3].map(i => tools.echo(i).then(() => order.push(i)))); order";
     assert_eq!(value(script).await, "[1,2,3]");
     let host = TestHost::new();
     *host.order.lock().unwrap() = vec![3, 1, 2];
-    assert_eq!(run_on(&host, script).await.status, Status::Completed { value: Value::Json("[3,1,2]".to_owned()) });
+    assert_eq!(
+        run_on(&host, script).await.status,
+        Status::Completed { value: Value::Json("[3,1,2]".to_owned()) }
+    );
     assert_eq!(*host.settled.lock().unwrap(), [3, 1, 2]);
 }
 
 #[tokio::test]
 async fn calls_nobody_waited_for_are_dropped_and_noted() {
     let host = TestHost::new();
-    let outcome = run_on(&host, "const p = tools.hang(); setTimeout(() => {}, 100000); await later(1); 'end'").await;
+    let outcome = run_on(
+        &host,
+        "const p = tools.hang(); setTimeout(() => {}, 100000); await later(1); 'end'",
+    )
+    .await;
     assert_eq!(outcome.status, Status::Completed { value: Value::Json("\"end\"".to_owned()) });
     assert_eq!(host.dropped.load(Ordering::SeqCst), 1);
     assert_eq!(outcome.notes.len(), 1);
     assert!(outcome.notes[0].starts_with("2 calls or timers had not ended"), "{:?}", outcome.notes);
     assert!(outcome.notes[0].contains("(hang, timer)"), "{:?}", outcome.notes);
-    assert_eq!(run("setTimeout(() => {}, 1000); clearTimeout(1); 1").await.notes, Vec::<String>::new());
+    assert_eq!(
+        run("setTimeout(() => {}, 1000); clearTimeout(1); 1").await.notes,
+        Vec::<String>::new()
+    );
 }
 
 #[tokio::test]
@@ -138,7 +179,8 @@ async fn errors_nobody_handled_are_noted() {
     assert_eq!(outcome.notes.len(), 2, "{:?}", outcome.notes);
     assert!(outcome.notes[0].contains("RangeError: lost\n    at"), "{:?}", outcome.notes);
     assert!(outcome.notes[1].contains("FileNotFound: there is no a.txt"), "{:?}", outcome.notes);
-    let outcome = run("setTimeout(() => { throw new Error('in a timer') }, 1); await later(20)").await;
+    let outcome =
+        run("setTimeout(() => { throw new Error('in a timer') }, 1); await later(20)").await;
     assert!(outcome.notes[0].contains("Error: in a timer"), "{:?}", outcome.notes);
     // The error the run ends with is told once.
     for script in [
@@ -151,7 +193,10 @@ async fn errors_nobody_handled_are_noted() {
         assert_eq!(outcome.notes, Vec::<String>::new(), "{script}");
     }
     // One that is handled later isn't told at all.
-    assert_eq!(run("const p = tools.fail(); await later(5); await p.catch(() => 1)").await.notes, Vec::<String>::new());
+    assert_eq!(
+        run("const p = tools.fail(); await later(5); await p.catch(() => 1)").await.notes,
+        Vec::<String>::new()
+    );
 }
 
 #[tokio::test]
@@ -166,7 +211,8 @@ async fn timers_fire_in_order_and_can_be_cleared() {
         [...seen, n]"#;
     assert_eq!(value(script).await, r#"["soon","late",3]"#);
     const TIMERS: &str = "A script has at most 1000 timers at the same time: clear some, or wait for the first ones before setting more.";
-    let (name, message, _) = thrown("for (let i = 0; i < 2000; i++) setTimeout(() => {}, 1000)").await;
+    let (name, message, _) =
+        thrown("for (let i = 0; i < 2000; i++) setTimeout(() => {}, 1000)").await;
     assert_eq!((name.as_str(), message.as_str()), ("TimerLimitExceeded", TIMERS));
 }
 
@@ -176,7 +222,11 @@ async fn what_nothing_will_settle_is_an_error() {
     assert_eq!(name, "NeverSettled");
     assert!(message.contains("nothing will settle"), "{message}");
     assert_eq!(
-        thrown("const t = setTimeout(() => {}, 100000); clearTimeout(t); await new Promise(() => {})").await.0,
+        thrown(
+            "const t = setTimeout(() => {}, 100000); clearTimeout(t); await new Promise(() => {})"
+        )
+        .await
+        .0,
         "NeverSettled"
     );
 }
@@ -190,7 +240,8 @@ async fn a_panic_of_the_host_is_an_error_of_the_tool() {
     }
 }
 
-/// Runs a script, cancels it once `reached` says so, and returns its outcome and how long it went on.
+/// Runs a script, cancels it once `reached` says so, and returns its outcome and how long it went
+/// on.
 async fn cancel_when(script: &str, reached: impl AsyncFn(&TestHost)) -> (Outcome, Duration) {
     let host = Arc::new(TestHost::new());
     let cancel = CancellationToken::new();
@@ -201,14 +252,17 @@ async fn cancel_when(script: &str, reached: impl AsyncFn(&TestHost)) -> (Outcome
             (engine().run(&script, &*host, &limits, cancel).await, Instant::now())
         }
     });
-    tokio::time::timeout(Duration::from_secs(10), reached(&host)).await.expect("the script gets there");
+    tokio::time::timeout(Duration::from_secs(10), reached(&host))
+        .await
+        .expect("the script gets there");
     let cancelled = Instant::now();
     cancel.cancel();
     let (outcome, ended) = task.await.unwrap();
     (outcome, ended - cancelled)
 }
 
-/// The promise is 100 ms; on a machine that is busy with other things, one attempt of several must keep it.
+/// The promise is 100 ms; on a machine that is busy with other things, one attempt of several must
+/// keep it.
 async fn cancels_in_time(script: &str, reached: impl AsyncFn(&TestHost)) -> Outcome {
     let mut took = Vec::new();
     for _ in 0..5 {
@@ -225,7 +279,8 @@ async fn cancels_in_time(script: &str, reached: impl AsyncFn(&TestHost)) -> Outc
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelling_stops_a_script_that_waits() {
     for script in ["print('x'); hang()", "print('x'); await tools.hang()"] {
-        let outcome = cancels_in_time(script, async |host: &TestHost| host.hanging.notified().await).await;
+        let outcome =
+            cancels_in_time(script, async |host: &TestHost| host.hanging.notified().await).await;
         assert_eq!(outcome.output, "x\n");
     }
 }
@@ -280,10 +335,17 @@ async fn two_hundred_runs_at_once() {
     let runs = (0..200).map(|i| {
         tokio::spawn(async move {
             let host = TestHost::new();
-            let outcome =
-                run_on(&host, &format!("globalThis.mine = {i}; await later(5); const x = echo({i}).text; [mine, x]"))
-                    .await;
-            assert_eq!(outcome.status, Status::Completed { value: Value::Json(format!("[{i},{i}]")) });
+            let outcome = run_on(
+                &host,
+                &format!(
+                    "globalThis.mine = {i}; await later(5); const x = echo({i}).text; [mine, x]"
+                ),
+            )
+            .await;
+            assert_eq!(
+                outcome.status,
+                Status::Completed { value: Value::Json(format!("[{i},{i}]")) }
+            );
             assert_eq!(outcome.host_calls, 2);
         })
     });
@@ -294,12 +356,18 @@ async fn two_hundred_runs_at_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_runs_than_instances_wait_for_one() {
-    let engine = Arc::new(Engine::new(&cache_dir(), EngineConfig { instances: 2, ..EngineConfig::default() }).unwrap());
+    let engine = Arc::new(
+        Engine::new(&cache_dir(), EngineConfig { instances: 2, ..EngineConfig::default() })
+            .unwrap(),
+    );
     let runs = (0..20).map(|_| {
         let engine = Arc::clone(&engine);
         tokio::spawn(async move {
             let host = TestHost::new();
-            engine.run("await later(2)", &host, &test_limits(), CancellationToken::new()).await.status
+            engine
+                .run("await later(2)", &host, &test_limits(), CancellationToken::new())
+                .await
+                .status
         })
     });
     for status in futures::future::join_all(runs).await {
@@ -309,7 +377,9 @@ async fn more_runs_than_instances_wait_for_one() {
 
 #[tokio::test]
 async fn a_run_that_waits_for_an_instance_is_cancelled_at_once() {
-    let engine = Engine::new(&cache_dir(), EngineConfig { instances: 1, ..EngineConfig::default() }).unwrap();
+    let engine =
+        Engine::new(&cache_dir(), EngineConfig { instances: 1, ..EngineConfig::default() })
+            .unwrap();
     let (host, waiting_host, limits) = (TestHost::new(), TestHost::new(), test_limits());
     let (stop, stop_waiting) = (CancellationToken::new(), CancellationToken::new());
     let mut running = std::pin::pin!(engine.run("hang()", &host, &limits, stop.clone()));
@@ -317,10 +387,13 @@ async fn a_run_that_waits_for_an_instance_is_cancelled_at_once() {
         outcome = &mut running => panic!("it hangs: {outcome:?}"),
         () = host.hanging.notified() => {}
     }
-    let mut waiting = std::pin::pin!(engine.run("echo('x')", &waiting_host, &limits, stop_waiting.clone()));
+    let mut waiting =
+        std::pin::pin!(engine.run("echo('x')", &waiting_host, &limits, stop_waiting.clone()));
     assert!(futures::poll!(&mut waiting).is_pending(), "there is one instance");
     stop_waiting.cancel();
-    let std::task::Poll::Ready(outcome) = futures::poll!(&mut waiting) else { panic!("it still waits") };
+    let std::task::Poll::Ready(outcome) = futures::poll!(&mut waiting) else {
+        panic!("it still waits")
+    };
     assert_eq!((outcome.status, outcome.host_calls), (Status::Cancelled, 0));
     assert_eq!(waiting_host.calls(), []);
     // Whoever has the instance goes on, and leaves it to the next one.
@@ -340,6 +413,7 @@ async fn a_script_cannot_get_hold_of_the_functions_that_reach_the_host() {
         try { await tools.echo(1, 2, 3, 4, 5, 6) } catch (error) { found.push(error.stack === 'x') }
         found";
     assert_eq!(value(script).await, r#"["string",false,false]"#);
-    let redefine = "'use strict'; Object.defineProperty(Error, 'prepareStackTrace', { value: () => 1 })";
+    let redefine =
+        "'use strict'; Object.defineProperty(Error, 'prepareStackTrace', { value: () => 1 })";
     assert_eq!(thrown(redefine).await.0, "TypeError");
 }

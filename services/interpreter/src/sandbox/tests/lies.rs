@@ -1,8 +1,10 @@
-//! Guests that lie: what the host does when a script has taken over the engine and calls the imports itself.
+//! Guests that lie: what the host does when a script has taken over the engine and calls the
+//! imports itself.
 
 use wasm_encoder::{
-    BlockType, CodeSection, ConstExpr, DataSection, EntityType, ExportKind, ExportSection, Function, FunctionSection,
-    ImportSection, InstructionSink, MemorySection, MemoryType, Module, TypeSection,
+    BlockType, CodeSection, ConstExpr, DataSection, EntityType, ExportKind, ExportSection,
+    Function, FunctionSection, ImportSection, InstructionSink, MemorySection, MemoryType, Module,
+    TypeSection,
     ValType::{F64, I32, I64},
 };
 
@@ -44,7 +46,8 @@ const COUNTER: u32 = 3;
 /// What a guest does.
 type Body = dyn Fn(&mut InstructionSink<'_>);
 
-/// The second script runs the lie; the first one, which is empty, makes an honest call and gives its result back.
+/// The second script runs the lie; the first one, which is empty, makes an honest call and gives
+/// its result back.
 const HONEST: &str = "";
 const LYING: &str = "lie";
 
@@ -80,10 +83,16 @@ fn guest(lie: &Body, interrupt_flag: u32, booted_tools: i64) -> Vec<u8> {
     }
     let exported: [(&str, &[_], &[_], Function); 3] = [
         ("run", &[I32; 3], &[], run(lie)),
-        ("interrupt_flag", &[], &[I32], constant(|code| _ = code.i32_const(interrupt_flag.cast_signed()))),
+        (
+            "interrupt_flag",
+            &[],
+            &[I32],
+            constant(|code| _ = code.i32_const(interrupt_flag.cast_signed())),
+        ),
         ("booted_tools", &[], &[I64], constant(|code| _ = code.i64_const(booted_tools))),
     ];
-    let (mut functions, mut exports, mut code) = (FunctionSection::new(), ExportSection::new(), CodeSection::new());
+    let (mut functions, mut exports, mut code) =
+        (FunctionSection::new(), ExportSection::new(), CodeSection::new());
     exports.export("memory", ExportKind::Memory, 0);
     for (index, (name, parameters, results, body)) in (imports.len()..).zip(exported) {
         types.ty().function(parameters.iter().copied(), results.iter().copied());
@@ -117,7 +126,12 @@ fn guest(lie: &Body, interrupt_flag: u32, booted_tools: i64) -> Vec<u8> {
         data.active(0, &ConstExpr::i32_const(at.cast_signed()), text.iter().copied());
     }
     let mut module = Module::new();
-    module.section(&types).section(&imports).section(&functions).section(&memories).section(&exports);
+    module
+        .section(&types)
+        .section(&imports)
+        .section(&functions)
+        .section(&memories)
+        .section(&exports);
     module.section(&code).section(&data);
     module.finish()
 }
@@ -130,7 +144,12 @@ fn run(lie: &Body) -> Function {
     invoke(&mut code, CALL, &[1, ECHO.0, ECHO.1, ARGUMENTS.0, ARGUMENTS.1]);
     code.i32_wrap_i64().local_set(COUNTER);
     invoke(&mut code, TAKE, &[REPLY]);
-    code.i32_const(0).i32_const(REPLY.cast_signed()).local_get(COUNTER).call(FINISH).return_().end();
+    code.i32_const(0)
+        .i32_const(REPLY.cast_signed())
+        .local_get(COUNTER)
+        .call(FINISH)
+        .return_()
+        .end();
     lie(&mut code);
     code.end();
     function
@@ -215,10 +234,15 @@ fn take_an_end(code: &mut InstructionSink<'_>) {
     code.drop();
 }
 
-/// Holds each of these lies to how it must end; after each an honest script of the same engine works as ever.
+/// Holds each of these lies to how it must end; after each an honest script of the same engine
+/// works as ever.
 async fn all_end(lies: Vec<(&str, Box<Body>, Expected)>) {
-    let limits =
-        Limits { cpu: Duration::from_millis(50), wall: Duration::from_secs(60), host_calls: 100, ..test_limits() };
+    let limits = Limits {
+        cpu: Duration::from_millis(50),
+        wall: Duration::from_secs(60),
+        host_calls: 100,
+        ..test_limits()
+    };
     all_end_within(&limits, lies).await;
 }
 
@@ -228,8 +252,12 @@ async fn all_end_within(limits: &Limits, lies: Vec<(&str, Box<Body>, Expected)>)
         let host = TestHost::new();
         let outcome = engine.run(LYING, &host, limits, CancellationToken::new()).await;
         match (&outcome.status, expected) {
-            (Status::Internal(text), Internal(part)) => assert!(text.contains(part), "{name}: {text}"),
-            (Status::LimitExceeded { limit, .. }, Exceeded(expected)) => assert_eq!(*limit, expected, "{name}"),
+            (Status::Internal(text), Internal(part)) => {
+                assert!(text.contains(part), "{name}: {text}")
+            }
+            (Status::LimitExceeded { limit, .. }, Exceeded(expected)) => {
+                assert_eq!(*limit, expected, "{name}")
+            }
             (other, _) => panic!("{name}: {other:?}"),
         }
         assert!(outcome.output.len() <= limits.output_bytes, "{name}");
@@ -242,7 +270,11 @@ async fn all_end_within(limits: &Limits, lies: Vec<(&str, Box<Body>, Expected)>)
 async fn honest_runs_work(engine: &Engine, after: &str) {
     let host = TestHost::new();
     let outcome = engine.run(HONEST, &host, &test_limits(), CancellationToken::new()).await;
-    assert_eq!(outcome.status, Status::Completed { value: Value::Json("{}".to_owned()) }, "after {after}");
+    assert_eq!(
+        outcome.status,
+        Status::Completed { value: Value::Json("{}".to_owned()) },
+        "after {after}"
+    );
     assert_eq!(host.calls(), [(1, "echo".to_owned(), json!({}))], "after {after}");
 }
 
@@ -266,10 +298,22 @@ async fn pointers_out_of_memory_are_refused() {
         ("a value over the end", calls(&[(FINISH, &[0, END - 1, 2])]), OUTSIDE),
         ("a value whose end overflows", calls(&[(FINISH, &[0, MAX, MAX])]), OUTSIDE),
         ("a source of 4 GiB", calls(&[(STRIP, &[0, MAX])]), OUTSIDE),
-        ("a name over the end", calls(&[(CALL, &[1, END - 1, 2, ARGUMENTS.0, ARGUMENTS.1])]), OUTSIDE),
-        ("a name whose end overflows", calls(&[(START, &[1, MAX, MAX, ARGUMENTS.0, ARGUMENTS.1])]), OUTSIDE),
+        (
+            "a name over the end",
+            calls(&[(CALL, &[1, END - 1, 2, ARGUMENTS.0, ARGUMENTS.1])]),
+            OUTSIDE,
+        ),
+        (
+            "a name whose end overflows",
+            calls(&[(START, &[1, MAX, MAX, ARGUMENTS.0, ARGUMENTS.1])]),
+            OUTSIDE,
+        ),
         ("arguments over the end", calls(&[(CALL, &[1, ECHO.0, ECHO.1, END - 1, 2])]), OUTSIDE),
-        ("arguments whose end overflows", calls(&[(START, &[1, ECHO.0, ECHO.1, MAX, 4 << 20])]), OUTSIDE),
+        (
+            "arguments whose end overflows",
+            calls(&[(START, &[1, ECHO.0, ECHO.1, MAX, 4 << 20])]),
+            OUTSIDE,
+        ),
         ("a seed over the end", calls(&[(SEED, &[END - 31])]), OUTSIDE),
         ("a seed at the last address", calls(&[(SEED, &[MAX])]), OUTSIDE),
         (
@@ -279,12 +323,18 @@ async fn pointers_out_of_memory_are_refused() {
         ),
         (
             "a number over the end",
-            calls(&[(START, &[1, ECHO.0, ECHO.1, ARGUMENTS.0, ARGUMENTS.1]), (WAIT_ANY, &[END - 3, 0])]),
+            calls(&[
+                (START, &[1, ECHO.0, ECHO.1, ARGUMENTS.0, ARGUMENTS.1]),
+                (WAIT_ANY, &[END - 3, 0]),
+            ]),
             OUTSIDE,
         ),
         (
             "whether it succeeded, over the end",
-            calls(&[(START, &[1, ECHO.0, ECHO.1, ARGUMENTS.0, ARGUMENTS.1]), (WAIT_ANY, &[0, MAX])]),
+            calls(&[
+                (START, &[1, ECHO.0, ECHO.1, ARGUMENTS.0, ARGUMENTS.1]),
+                (WAIT_ANY, &[0, MAX]),
+            ]),
             OUTSIDE,
         ),
         ("no reply, past the end", calls(&[(TAKE, &[REPLY]), (TAKE, &[MAX])]), OUTSIDE),
@@ -303,7 +353,11 @@ async fn calls_that_the_guest_must_not_make_are_refused() {
         ("two started calls with one number", calls(&[(START, CALLED), (START, CALLED)]), TWICE),
         ("the number of a call that is started", calls(&[(START, CALLED), (CALL, CALLED)]), TWICE),
         ("the number of a timer", calls(&[(START, SLEPT), (CALL, CALLED)]), TWICE),
-        ("the number of a cancelled timer", calls(&[(START, SLEPT), (CANCEL, &[1]), (CALL, CALLED)]), TWICE),
+        (
+            "the number of a cancelled timer",
+            calls(&[(START, SLEPT), (CANCEL, &[1]), (CALL, CALLED)]),
+            TWICE,
+        ),
         (
             "the number of a call that was refused",
             calls(&[(CALL, &[1, ECHO.0, ECHO.1, 0, u32::MAX]), (CALL, CALLED)]),
@@ -319,16 +373,28 @@ async fn calls_that_the_guest_must_not_make_are_refused() {
             calls(&[(START, &[1, NOTHING.0, NOTHING.1, ARGUMENTS.0, ARGUMENTS.1])]),
             Internal("what is no tool"),
         ),
-        ("a tool without a name", calls(&[(CALL, &[1, 0, 0, ARGUMENTS.0, ARGUMENTS.1])]), Internal("what is no tool")),
+        (
+            "a tool without a name",
+            calls(&[(CALL, &[1, 0, 0, ARGUMENTS.0, ARGUMENTS.1])]),
+            Internal("what is no tool"),
+        ),
         (
             "a name that is no text",
             calls(&[(CALL, &[1, NO_TEXT.0, NO_TEXT.1, ARGUMENTS.0, ARGUMENTS.1])]),
             Internal("utf-8"),
         ),
         ("a source that is no text", calls(&[(STRIP, &[NO_TEXT.0, NO_TEXT.1])]), Internal("utf-8")),
-        ("arguments of 4 GiB, which are an error of the call", calls(&[(CALL, &[1, 0, 4, 0, u32::MAX])]), UNSAID),
+        (
+            "arguments of 4 GiB, which are an error of the call",
+            calls(&[(CALL, &[1, 0, 4, 0, u32::MAX])]),
+            UNSAID,
+        ),
         ("arguments that are no JSON", calls(&[(CALL, &[1, 0, 4, NO_TEXT.0, NO_TEXT.1])]), UNSAID),
-        ("cancelling and waiting for what there is not", calls(&[(CANCEL, &[7]), (WAIT_ANY, &[0, 4])]), UNSAID),
+        (
+            "cancelling and waiting for what there is not",
+            calls(&[(CANCEL, &[7]), (WAIT_ANY, &[0, 4])]),
+            UNSAID,
+        ),
         (
             "waiting for a call that was cancelled",
             calls(&[(START, CALLED), (CANCEL, &[1]), (WAIT_ANY, &[0, 4]), (WAIT_ANY, &[0, 4])]),
@@ -346,7 +412,11 @@ async fn calls_that_the_guest_must_not_make_are_refused() {
         ),
         ("taking twice, into the end", calls(&[(TAKE, &[REPLY]), (TAKE, &[END])]), UNSAID),
         ("returning at once", calls(&[]), UNSAID),
-        ("an ending that there is not", calls(&[(FINISH, &[6, 0, 0])]), Internal("an unknown way: 6")),
+        (
+            "an ending that there is not",
+            calls(&[(FINISH, &[6, 0, 0])]),
+            Internal("an unknown way: 6"),
+        ),
         ("trapping", does(|code| _ = code.unreachable()), Internal("unreachable")),
     ])
     .await;
@@ -365,7 +435,11 @@ async fn floods_of_imports_end_at_a_limit() {
         ("waiting for nothing", flood(WAIT_ANY, &[0, 4]), CPU),
         ("asking for the time", flood(NOW, &[]), CPU),
         ("calls", flood_of_calls(CALL, ECHO, ARGUMENTS), Exceeded(Limit::HostCalls)),
-        ("started calls", flood_of_calls(START, ECHO, ARGUMENTS), Internal("more than 64 calls at once")),
+        (
+            "started calls",
+            flood_of_calls(START, ECHO, ARGUMENTS),
+            Internal("more than 64 calls at once"),
+        ),
         ("timers", flood_of_calls(START, SLEEP, FOREVER), Exceeded(Limit::HostCalls)),
         (
             "nothing at all",
@@ -409,7 +483,11 @@ async fn more_than_an_honest_guest_starts_at_once_ends_the_run() {
                 }),
                 CALLS,
             ),
-            ("timers", flood_of_calls(START, SLEEP, FOREVER), Internal("more than 4096 timers at once")),
+            (
+                "timers",
+                flood_of_calls(START, SLEEP, FOREVER),
+                Internal("more than 4096 timers at once"),
+            ),
         ],
     )
     .await;
@@ -421,8 +499,16 @@ async fn what_was_taken_or_cancelled_is_not_under_way() {
     all_end_within(
         &limits,
         vec![
-            ("calls", flood_of_calls_and(START, ECHO, ARGUMENTS, take_an_end), Exceeded(Limit::HostCalls)),
-            ("refused calls", flood_of_calls_and(START, ECHO, NO_TEXT, take_an_end), Exceeded(Limit::HostCalls)),
+            (
+                "calls",
+                flood_of_calls_and(START, ECHO, ARGUMENTS, take_an_end),
+                Exceeded(Limit::HostCalls),
+            ),
+            (
+                "refused calls",
+                flood_of_calls_and(START, ECHO, NO_TEXT, take_an_end),
+                Exceeded(Limit::HostCalls),
+            ),
             (
                 "timers",
                 flood_of_calls_and(START, SLEEP, FOREVER, |code| {
@@ -452,7 +538,8 @@ async fn cancelling_thousands_of_timers_ends_at_a_limit() {
         code.local_get(COUNTER).i32_const(1).i32_sub().local_set(COUNTER);
         code.br(0).end();
     });
-    let limits = Limits { cpu: Duration::from_millis(500), wall: Duration::from_secs(60), ..test_limits() };
+    let limits =
+        Limits { cpu: Duration::from_millis(500), wall: Duration::from_secs(60), ..test_limits() };
     all_end_within(&limits, vec![("cancelling", lie, Exceeded(Limit::Cpu))]).await;
 }
 

@@ -42,7 +42,8 @@ async fn endless_computation_ends_at_the_cpu_limit_and_says_where() {
             outcome.cpu
         );
     }
-    let outcome = with_limits("let i = 0;\nfunction spin() { for (;;) i++ }\nspin()", short()).await;
+    let outcome =
+        with_limits("let i = 0;\nfunction spin() { for (;;) i++ }\nspin()", short()).await;
     let Status::LimitExceeded { stack, .. } = outcome.status else { panic!() };
     assert_eq!(stack, "    at spin (script.js)\n    at <eval> (script.js:3:1)");
 }
@@ -53,7 +54,8 @@ async fn what_a_heavy_script_has_written_to_does_not_burden_the_next() {
     if std::env::var_os("NEXTEST").is_none() {
         return;
     }
-    // Of the guest's pages, those that were written to: it is mapped from where it is stored, or from memory by the process that has just compiled it.
+    // Of the guest's pages, those that were written to: it is mapped from where it is stored, or
+    // from memory by the process that has just compiled it.
     let written = || {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let sizes = maps.split("\n").scan(false, |is_image, line| {
@@ -92,7 +94,9 @@ async fn time_in_tools_is_not_cpu_time() {
 #[tokio::test]
 async fn what_passes_while_a_tool_does_nothing_is_not_taken_off_the_scripts_time() {
     let cpu = async |ms: u32| {
-        let script = format!("for (let n = 0; n < 40; n++) {{ for (let i = 0; i < 10000; i++); block({ms}) }}");
+        let script = format!(
+            "for (let n = 0; n < 40; n++) {{ for (let i = 0; i < 10000; i++); block({ms}) }}"
+        );
         with_limits(&script, test_limits()).await.cpu
     };
     let (without, with) = (cpu(0).await, cpu(5).await);
@@ -108,7 +112,8 @@ async fn waiting_ends_at_the_wall_limit_and_says_for_what() {
     assert!(message.contains("longer than 100ms"), "{message}");
     assert!(message.contains("waiting for: hang, later."), "{message}");
     assert_eq!(outcome.output, "x\n");
-    let outcome = with_limits("setInterval(() => {}, 1); await new Promise(() => {})", limits).await;
+    let outcome =
+        with_limits("setInterval(() => {}, 1); await new Promise(() => {})", limits).await;
     assert_eq!(exceeded(&outcome).0, Limit::Wall);
 }
 
@@ -130,9 +135,16 @@ async fn memory_is_bounded_and_the_error_can_be_caught() {
         assert_eq!(limit, Limit::Memory, "{script}");
         assert!(message.contains("64 MiB"), "{message}");
         assert!(outcome.output.starts_with("x\n"), "{script}");
-        let caught =
-            with_limits(&format!("try {{ (() => {{ {script} }})() }} catch (e) {{ 'caught' }}"), test_limits()).await;
-        assert_eq!(caught.status, Status::Completed { value: Value::Json("\"caught\"".to_owned()) }, "{script}");
+        let caught = with_limits(
+            &format!("try {{ (() => {{ {script} }})() }} catch (e) {{ 'caught' }}"),
+            test_limits(),
+        )
+        .await;
+        assert_eq!(
+            caught.status,
+            Status::Completed { value: Value::Json("\"caught\"".to_owned()) },
+            "{script}"
+        );
     }
     let small = Limits { memory_bytes: 8 << 20, ..test_limits() };
     assert_eq!(exceeded(&with_limits("new Uint8Array(10 << 20)", small).await).0, Limit::Memory);
@@ -153,7 +165,11 @@ async fn garbage_that_refers_to_itself_does_not_use_the_memory_up() {
     for memory in [8, 16, 64] {
         let limits = Limits { memory_bytes: memory << 20, ..test_limits() };
         let outcome = with_limits(&script(3 * memory as u32), limits).await;
-        assert_eq!(outcome.status, Status::Completed { value: Value::Json("\"done\"".to_owned()) }, "{memory} MiB");
+        assert_eq!(
+            outcome.status,
+            Status::Completed { value: Value::Json("\"done\"".to_owned()) },
+            "{memory} MiB"
+        );
     }
 }
 
@@ -172,13 +188,18 @@ async fn a_script_that_waits_takes_the_memory_of_what_it_has_changed() {
         let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
         line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap()
     };
-    let host =
-        Booted { tools: crate::tool_table(), waiting: Barrier::new(WAITING + 1), release: Barrier::new(WAITING + 1) };
+    let host = Booted {
+        tools: crate::tool_table(),
+        waiting: Barrier::new(WAITING + 1),
+        release: Barrier::new(WAITING + 1),
+    };
     let limits = test_limits();
     let run = |script| engine().run(script, &host, &limits, CancellationToken::new());
     assert!(matches!(run("pwd()").await.status, Status::Completed { .. }));
     let before = memory();
-    let scripts = futures::future::join_all((0..WAITING).map(|_| run("const text = 'x'.repeat(100); read_file(text)")));
+    let scripts = futures::future::join_all(
+        (0..WAITING).map(|_| run("const text = 'x'.repeat(100); read_file(text)")),
+    );
     let measure = async {
         host.waiting.wait().await;
         let each = memory().saturating_sub(before) / WAITING;
@@ -186,7 +207,11 @@ async fn a_script_that_waits_takes_the_memory_of_what_it_has_changed() {
         each
     };
     let (ended, each) = futures::join!(scripts, measure);
-    assert!(ended.iter().all(|outcome| matches!(outcome.status, Status::Completed { .. })), "{:?}", ended[0]);
+    assert!(
+        ended.iter().all(|outcome| matches!(outcome.status, Status::Completed { .. })),
+        "{:?}",
+        ended[0]
+    );
     println!("{each} KiB each");
     assert!((40..MOST_KIB).contains(&each), "a script that waits takes {each} KiB");
 }
@@ -250,20 +275,31 @@ async fn deep_recursion_is_an_error_that_can_be_caught() {
     ] {
         let (name, message, _) = thrown(script).await;
         assert!(
-            (name == "RangeError" && message.contains("stack")) || (name == "SyntaxError" && message.contains("stack")),
+            (name == "RangeError" && message.contains("stack"))
+                || (name == "SyntaxError" && message.contains("stack")),
             "{script}: {name}: {message}"
         );
-        assert_eq!(value(&format!("try {{ {script} }} catch (e) {{ 'caught' }}")).await, "caught", "{script}");
+        assert_eq!(
+            value(&format!("try {{ {script} }} catch (e) {{ 'caught' }}")).await,
+            "caught",
+            "{script}"
+        );
     }
     // Formatting isn't led astray by depth either.
-    assert_eq!(value("let o = []; for (let i = 0; i < 100000; i++) o = [o]; o").await, "[[[[[[[Array]]]]]]]");
+    assert_eq!(
+        value("let o = []; for (let i = 0; i < 100000; i++) o = [o]; o").await,
+        "[[[[[[[Array]]]]]]]"
+    );
 }
 
 #[tokio::test]
 async fn output_is_cut_and_the_run_goes_on() {
     let limits = Limits { output_bytes: 1000, ..test_limits() };
-    let outcome =
-        with_limits("for (let i = 0; i < 1000; i++) print('0123456789'); print('ü'); 'end'", limits.clone()).await;
+    let outcome = with_limits(
+        "for (let i = 0; i < 1000; i++) print('0123456789'); print('ü'); 'end'",
+        limits.clone(),
+    )
+    .await;
     assert_eq!(outcome.output.len(), 1000);
     assert_eq!(outcome.output_dropped, 11_000 + 3 - 1000);
     assert_eq!(outcome.status, Status::Completed { value: Value::Json("\"end\"".to_owned()) });
@@ -299,7 +335,8 @@ async fn host_calls_are_counted_and_bounded() {
         "print('x'); await Promise.all(Array.from({length: 101}, () => tools.echo(1)))",
         "print('x'); setInterval(() => {}, 0); await new Promise(() => {})",
     ] {
-        let outcome = with_limits(script, Limits { cpu: Duration::from_secs(2), ..limits.clone() }).await;
+        let outcome =
+            with_limits(script, Limits { cpu: Duration::from_secs(2), ..limits.clone() }).await;
         match exceeded(&outcome).0 {
             Limit::HostCalls => {}
             // Calls that wait for a place stay in the guest until its own limits end it.
@@ -324,11 +361,18 @@ async fn large_arguments_and_results_are_errors_that_can_be_caught() {
             limits.clone(),
         )
         .await;
-        assert_eq!(outcome.status, Status::Completed { value: Value::Json(format!(r#"["{name}",true]"#)) }, "{script}");
+        assert_eq!(
+            outcome.status,
+            Status::Completed { value: Value::Json(format!(r#"["{name}",true]"#)) },
+            "{script}"
+        );
     }
     let small = Limits { memory_bytes: 8 << 20, call_bytes: 64 << 20, ..test_limits() };
     let outcome = with_limits("try { large(20 << 20) } catch (e) { e.name }", small.clone()).await;
-    assert_eq!(outcome.status, Status::Completed { value: Value::Json("\"RangeError\"".to_owned()) });
+    assert_eq!(
+        outcome.status,
+        Status::Completed { value: Value::Json("\"RangeError\"".to_owned()) }
+    );
     assert_eq!(exceeded(&with_limits("await tools.large(20 << 20)", small).await).0, Limit::Memory);
 }
 
@@ -351,16 +395,21 @@ fn compiled_code_is_checked_before_it_is_used() {
     copy_dir(&cache_dir(), &dir);
     // A whole file is used as it is, which takes no compilation.
     Engine::new(&dir, EngineConfig { instances: 1, ..EngineConfig::default() }).unwrap();
-    let files: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "cwasm")) {
+    let files: Vec<_> =
+        std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    for file in
+        files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "cwasm"))
+    {
         let mut bytes = std::fs::read(file).unwrap();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;
         std::fs::write(file, bytes).unwrap();
     }
-    let wasmtime =
-        wasmtime::Engine::new(&engine::wasmtime_config(&EngineConfig { instances: 1, ..EngineConfig::default() }))
-            .unwrap();
+    let wasmtime = wasmtime::Engine::new(&engine::wasmtime_config(&EngineConfig {
+        instances: 1,
+        ..EngineConfig::default()
+    }))
+    .unwrap();
     assert!(cache::find(&wasmtime, &dir, &cache::QUICKJS).unwrap().is_none());
 }
 
@@ -369,7 +418,8 @@ fn a_folder_for_compiled_code_that_others_may_write_to_is_refused() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-    let error = Engine::new(dir.path(), EngineConfig { instances: 1, ..EngineConfig::default() }).unwrap_err();
+    let error = Engine::new(dir.path(), EngineConfig { instances: 1, ..EngineConfig::default() })
+        .unwrap_err();
     assert!(matches!(error, Error::CacheNotPrivate { .. }), "{error:?}");
 }
 

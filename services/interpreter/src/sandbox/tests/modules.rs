@@ -2,7 +2,10 @@
 
 use super::*;
 
-async fn run_with(files: &[(&'static str, &'static str)], script: &str) -> (Outcome, Vec<(u32, String, Json)>) {
+async fn run_with(
+    files: &[(&'static str, &'static str)],
+    script: &str,
+) -> (Outcome, Vec<(u32, String, Json)>) {
     let host = TestHost { files: files.iter().copied().collect(), ..TestHost::new() };
     let outcome = run_on(&host, script).await;
     let calls = host.calls();
@@ -17,7 +20,10 @@ async fn value_with(files: &[(&'static str, &'static str)], script: &str) -> Str
     }
 }
 
-async fn thrown_with(files: &[(&'static str, &'static str)], script: &str) -> (String, String, String) {
+async fn thrown_with(
+    files: &[(&'static str, &'static str)],
+    script: &str,
+) -> (String, String, String) {
     match run_with(files, script).await.0.status {
         Status::Threw { name, message, stack, .. } => (name, message, stack),
         other => panic!("{script}\n{other:?}"),
@@ -30,11 +36,17 @@ const FILES: &[(&str, &str)] = &[
         "export interface Point { x: number }\nexport const double = (n: number): number => n * 2\nexport enum E { A = 4 }",
     ),
     ("plain.js", "export default 'plain'; export let n = 1; export function up() { n++ }"),
-    ("deep/a.ts", "import { b } from './b.js'\nimport { double } from '../lib.ts'\nexport const a: number = double(b)"),
+    (
+        "deep/a.ts",
+        "import { b } from './b.js'\nimport { double } from '../lib.ts'\nexport const a: number = double(b)",
+    ),
     ("deep/b.js", "export const b = await later(3)"),
     ("data.json", "{\"__proto__\": 1, \"list\": [1, 2]}"),
     ("broken.json", "{\"a\": }"),
-    ("cycle1.js", "import { two } from './cycle2.js'; export const one = () => two; export const seen = 'seen'"),
+    (
+        "cycle1.js",
+        "import { two } from './cycle2.js'; export const one = () => two; export const seen = 'seen'",
+    ),
     ("cycle2.js", "import { seen } from './cycle1.js'; export const two = () => seen"),
     ("throws.ts", "const n: number = 1\n\nthrow new Error('in the module')"),
     ("wrong.ts", "export const a: string = ;"),
@@ -52,8 +64,14 @@ async fn a_script_that_imports_or_exports_is_a_module() {
             "import { double, E, type Point } from './lib'\nconst p: Point = { x: double(E.A) }\nexport default p",
             r#"{"x":8}"#,
         ),
-        ("import plain, { n, up } from './plain.js'; up(); up(); export default [plain, n]", r#"["plain",3]"#),
-        ("import * as all from './plain.js'; export default Object.keys(all)", r#"["default","n","up"]"#),
+        (
+            "import plain, { n, up } from './plain.js'; up(); up(); export default [plain, n]",
+            r#"["plain",3]"#,
+        ),
+        (
+            "import * as all from './plain.js'; export default Object.keys(all)",
+            r#"["default","n","up"]"#,
+        ),
         ("import { a } from './deep/a.ts'; export default a", "6"),
         (
             "import data from './data.json'; export default [data.list, Object.keys(data)]",
@@ -72,7 +90,10 @@ async fn a_script_that_imports_or_exports_is_a_module() {
             "import type { Point } from './nowhere'\nlet p: Point | undefined\n'a script, not a module'",
             "a script, not a module",
         ),
-        ("import { Only, Other } from './types'\nexport default ((o: Only): Other => `${o.x}`)({ x: 1 })", "1"),
+        (
+            "import { Only, Other } from './types'\nexport default ((o: Only): Other => `${o.x}`)({ x: 1 })",
+            "1",
+        ),
         ("export interface A {}\nexport type B = A\n7", "7"),
     ] {
         assert_eq!(value_with(FILES, script).await, expected, "{script}");
@@ -84,7 +105,10 @@ async fn any_script_can_import_while_it_runs() {
     for (script, expected) in [
         ("const { double } = await import('./lib.ts'); double(3)", "6"),
         ("(await import('./data.json')).default.list", "[1,2]"),
-        ("const [x, y] = await Promise.all([import('./plain.js'), import('./plain.js')]); x === y", "true"),
+        (
+            "const [x, y] = await Promise.all([import('./plain.js'), import('./plain.js')]); x === y",
+            "true",
+        ),
         ("const m = await import('./deep/a'); return m.a", "6"),
         ("await import('./nowhere.js').catch(e => e.name)", "FileNotFound"),
         ("await import('fs').catch(e => e.name)", "TypeError"),
@@ -123,8 +147,18 @@ async fn errors_in_modules_say_which_file_and_line() {
         ("import './broken.json'", "SyntaxError", "broken.json is not JSON: ", ""),
         ("import './missing.js'", "FileNotFound", "there is no nowhere.js", ""),
         ("import '../out.js'", "FileNotFound", "there is no ../out.js", ""),
-        ("import { nothing } from './lib.ts'", "SyntaxError", "Could not find export 'nothing' in module 'lib.ts'", ""),
-        ("import { double } from './lib.ts'\nexport default double(", "SyntaxError", "Expected `)`", "script.js:2:23"),
+        (
+            "import { nothing } from './lib.ts'",
+            "SyntaxError",
+            "Could not find export 'nothing' in module 'lib.ts'",
+            "",
+        ),
+        (
+            "import { double } from './lib.ts'\nexport default double(",
+            "SyntaxError",
+            "Expected `)`",
+            "script.js:2:23",
+        ),
         ("export default 1;\nlet a; let a", "SyntaxError", "invalid redefinition", "script.js:2:"),
     ] {
         let (thrown, said, stack) = thrown_with(FILES, script).await;
@@ -138,18 +172,27 @@ async fn errors_in_modules_say_which_file_and_line() {
 async fn limits_hold_in_modules() {
     let files = [
         ("spin.js", "export function spin() { for (;;) {} }"),
-        ("bomb.ts", "export const a: string[] = []\nfor (;;) a.push('x'.repeat(1 << 20) + a.length)"),
+        (
+            "bomb.ts",
+            "export const a: string[] = []\nfor (;;) a.push('x'.repeat(1 << 20) + a.length)",
+        ),
     ];
     let host = TestHost { files: files.into_iter().collect(), ..TestHost::new() };
     let limits = Limits { cpu: Duration::from_millis(100), ..test_limits() };
-    let outcome =
-        engine().run("import { spin } from './spin.js'\nspin()", &host, &limits, CancellationToken::new()).await;
+    let outcome = engine()
+        .run("import { spin } from './spin.js'\nspin()", &host, &limits, CancellationToken::new())
+        .await;
     assert_eq!(exceeded(&outcome).0, Limit::Cpu);
     let Status::LimitExceeded { stack, .. } = outcome.status else { panic!() };
-    assert!(stack.starts_with("    at spin (spin.js)\n    at <anonymous> (script.js:2:"), "{stack}");
+    assert!(
+        stack.starts_with("    at spin (spin.js)\n    at <anonymous> (script.js:2:"),
+        "{stack}"
+    );
     assert_eq!(exceeded(&run_on(&host, "await import('./bomb.ts')").await).0, Limit::Memory);
     let calls = Limits { host_calls: 1, ..test_limits() };
-    let outcome = engine().run("import './spin.js'\nimport './bomb.ts'", &host, &calls, CancellationToken::new()).await;
+    let outcome = engine()
+        .run("import './spin.js'\nimport './bomb.ts'", &host, &calls, CancellationToken::new())
+        .await;
     assert_eq!(exceeded(&outcome).0, Limit::HostCalls);
 }
 
@@ -170,17 +213,25 @@ async fn what_is_no_file_of_the_workspace_is_refused_with_what_to_do_instead() {
         ("lib.ts", "write \"./lib.ts\""),
         ("", "There are no packages"),
     ] {
-        for script in [format!("import x from {specifier:?}"), format!("await import({specifier:?})")] {
+        for script in
+            [format!("import x from {specifier:?}"), format!("await import({specifier:?})")]
+        {
             let (name, message, _) = thrown_with(FILES, &script).await;
             assert_eq!(name, "TypeError", "{script}: {message}");
-            assert!(message.starts_with(&format!("There is no module {specifier:?}. ")), "{script}: {message}");
+            assert!(
+                message.starts_with(&format!("There is no module {specifier:?}. ")),
+                "{script}: {message}"
+            );
             assert!(message.contains(words), "{script}: {message}");
         }
     }
     assert_eq!(value("typeof require").await, "undefined");
     let (name, message, _) = thrown("const fs = require('fs')").await;
     assert_eq!(name, "ReferenceError");
-    assert!(message.starts_with("require is not defined. There are no CommonJS modules"), "{message}");
+    assert!(
+        message.starts_with("require is not defined. There are no CommonJS modules"),
+        "{message}"
+    );
     assert!(message.contains("read_file"), "{message}");
 }
 
@@ -189,8 +240,7 @@ async fn files_that_one_script_imports_are_bounded() {
     let mut host = TestHost::new();
     let names: Vec<&'static str> = (0..300).map(|i| &*format!("m{i}.js").leak()).collect();
     host.files = names.iter().map(|name| (*name, "export default 1")).collect();
-    let script =
-        "let n = 0; try { for (; n < 300; n++) await import(`./m${n}.js`) } catch (e) { [n, e.name, e.message] }";
+    let script = "let n = 0; try { for (; n < 300; n++) await import(`./m${n}.js`) } catch (e) { [n, e.name, e.message] }";
     let outcome = run_on(&host, script).await;
     let expected = r#"[256,"ModuleLimitExceeded","A script imports at most 256 files: put several into one."]"#;
     assert_eq!(outcome.status, Status::Completed { value: Value::Json(expected.to_owned()) });

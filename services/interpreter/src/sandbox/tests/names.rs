@@ -8,7 +8,10 @@ async fn a_dotted_name_is_a_member_of_an_object() {
         ("secrets.get('A')", r#"{"name":"A"}"#),
         ("secrets.later('A') instanceof Promise", "true"),
         ("await secrets.later({name: 'A'})", r#"{"name":"A"}"#),
-        ("const p = tools.secrets.get('B'); [p instanceof Promise, await p]", r#"[true,{"name":"B"}]"#),
+        (
+            "const p = tools.secrets.get('B'); [p instanceof Promise, await p]",
+            r#"[true,{"name":"B"}]"#,
+        ),
         ("const p = tools.search('x'); [p instanceof Promise, await p]", r#"[true,{"query":"x"}]"#),
         (
             "[Object.keys(secrets), Object.keys(tools.secrets), typeof search, 'search' in tools, 'nope' in tools]",
@@ -26,7 +29,10 @@ async fn a_dotted_name_is_a_member_of_an_object() {
     run_on(&host, "secrets.get('A'); await tools.search('q')").await;
     assert_eq!(
         host.calls(),
-        [(1, "secrets.get".to_owned(), json!({"name": "A"})), (2, "tools.search".to_owned(), json!({"query": "q"}))]
+        [
+            (1, "secrets.get".to_owned(), json!({"name": "A"})),
+            (2, "tools.search".to_owned(), json!({"query": "q"}))
+        ]
     );
 }
 
@@ -34,7 +40,10 @@ async fn a_dotted_name_is_a_member_of_an_object() {
 async fn a_tool_may_have_further_names() {
     assert_eq!(value("say('a', 1)").await, r#"{"text":"a","first":1}"#);
     assert_eq!(value("await tools.say('a')").await, r#"{"text":"a"}"#);
-    assert_eq!(value("[talk.loudly('a'), await tools.talk.loudly('b')]").await, r#"[{"text":"a"},{"text":"b"}]"#);
+    assert_eq!(
+        value("[talk.loudly('a'), await tools.talk.loudly('b')]").await,
+        r#"[{"text":"a"},{"text":"b"}]"#
+    );
     let host = TestHost::new();
     run_on(&host, "say('a')").await;
     assert_eq!(host.calls(), [(1, "echo".to_owned(), json!({"text": "a"}))]);

@@ -256,8 +256,10 @@ async fn types_become_blanks_and_what_emits_code_is_rewritten_in_place() {
         assert_eq!(engine().strip_types(javascript).await.unwrap(), javascript);
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // All of it is JavaScript to the engine that runs it; modules aside, which no function can hold.
-    let scripts: Vec<_> = table.iter().map(|(_, javascript)| javascript).filter(|it| !is_module(it)).collect();
+    // All of it is JavaScript to the engine that runs it; modules aside, which no function can
+    // hold.
+    let scripts: Vec<_> =
+        table.iter().map(|(_, javascript)| javascript).filter(|it| !is_module(it)).collect();
     let check = format!(
         "{}.filter(source => {{ try {{ new Function(`return async function* () {{\n${{source}}\n}}`) }} catch (e) {{ return true }} }})",
         json!(scripts)
@@ -345,7 +347,10 @@ async fn scripts_in_typescript_do_what_they_mean() {
             "class A { constructor(protected n: number) {} }\nclass B extends A { constructor(n: number, public m: string) { super(n) } }\nnew B(1, 'm')",
             r#"{"n":1,"m":"m"}"#,
         ),
-        ("class A { get: number\n foo() { return 1 } }\n[new A().foo(), 'get' in new A()]", "[1,true]"),
+        (
+            "class A { get: number\n foo() { return 1 } }\n[new A().foo(), 'get' in new A()]",
+            "[1,true]",
+        ),
         ("let x: number\n(globalThis as any).y = 2\nx", "undefined"),
         ("const v = [1, 2] as const satisfies readonly number[]\n;[v.length]", "[2]"),
         ("const id = <T,>(x: T): T => x\nid<string>('a')", "a"),
@@ -356,7 +361,10 @@ async fn scripts_in_typescript_do_what_they_mean() {
         ("const i = 1, n = 2; i<n", "true"),
         ("async function main(): Promise<string> { return 'done' }\nmain()", "done"),
         ("const n: number = await later(1)\nreturn n + 1", "2"),
-        ("function f(a: string): string;\nfunction f(a: number): number;\nfunction f(a: any) { return a }\nf(1)", "1"),
+        (
+            "function f(a: string): string;\nfunction f(a: number): number;\nfunction f(a: any) { return a }\nf(1)",
+            "1",
+        ),
         (
             "abstract class S { abstract area(): number; double() { return this.area() * 2 } }\nclass Q extends S { area(): number { return 4 } }\nnew Q().double()",
             "8",
@@ -365,7 +373,10 @@ async fn scripts_in_typescript_do_what_they_mean() {
         ("try { throw new Error('e') } catch (e: unknown) { (e as Error).message }", "e"),
         ("1 as any\ntype T = 1\ninterface I {}", "1"),
         ("const o = { m<T>(this: any, a?: T): T | undefined { return a } }\no.m(7)", "7"),
-        ("for (const [k, v] of Object.entries({ a: 1 } as Record<string, number>)) print(`${k}=${v}`)", "undefined"),
+        (
+            "for (const [k, v] of Object.entries({ a: 1 } as Record<string, number>)) print(`${k}=${v}`)",
+            "undefined",
+        ),
     ] {
         assert_eq!(value(script).await, expected, "{script}");
     }
@@ -376,7 +387,9 @@ async fn positions_in_typescript_are_those_of_what_was_written() {
     let script = "interface A {\n  x: number\n}\nfunction inner(a: A): never {\n  throw new TypeError(`bad ${a.x}`);\n}\nprint(new Error('here').stack);\ninner({ x: 1 } as A)";
     let outcome = run(script).await;
     assert!(outcome.output.contains("script.js:7:11)"), "{}", outcome.output);
-    let Status::Threw { name, message, stack, .. } = outcome.status else { panic!("{:?}", outcome.status) };
+    let Status::Threw { name, message, stack, .. } = outcome.status else {
+        panic!("{:?}", outcome.status)
+    };
     assert_eq!((name.as_str(), message.as_str()), ("TypeError", "bad 1"));
     assert!(stack.contains("inner (script.js:5:30)"), "{stack}");
     assert!(stack.contains("script.js:8:"), "{stack}");
@@ -393,7 +406,10 @@ async fn the_error_of_what_is_neither_is_the_typescript_parsers() {
     assert_eq!(stack, "    at script.js:2:1");
     // What only the engine finds, it says itself.
     let (name, message, stack) = thrown("let a: number = 1;\nlet a = 2;").await;
-    assert_eq!((name.as_str(), message.as_str()), ("SyntaxError", "invalid redefinition of lexical identifier"));
+    assert_eq!(
+        (name.as_str(), message.as_str()),
+        ("SyntaxError", "invalid redefinition of lexical identifier")
+    );
     assert!(stack.contains("script.js:2:"), "{stack}");
     let (_, message, _) = thrown("let a = 1;\nlet a = 2;").await;
     assert_eq!(message, "invalid redefinition of lexical identifier");
@@ -413,7 +429,9 @@ async fn hostile_source_harms_nobody() {
     ] {
         let began = Instant::now();
         match engine().strip_types(&source).await {
-            Err(StripError::Syntax { message, .. }) => assert!(message.contains(expected), "{message}"),
+            Err(StripError::Syntax { message, .. }) => {
+                assert!(message.contains(expected), "{message}")
+            }
             other => panic!("{:?} of {}…", other.map(|text| text.len()), &source[..20]),
         }
         assert!(began.elapsed() < Duration::from_secs(15), "{}…", &source[..20]);
@@ -427,7 +445,8 @@ async fn hostile_source_harms_nobody() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_sources_than_instances_wait_for_one() {
-    let strips = (0..64).map(|i| tokio::spawn(async move { value(&format!("const n: number = {i}; n")).await }));
+    let strips = (0..64)
+        .map(|i| tokio::spawn(async move { value(&format!("const n: number = {i}; n")).await }));
     for (i, stripped) in futures::future::join_all(strips).await.into_iter().enumerate() {
         assert_eq!(stripped.unwrap(), i.to_string());
     }

@@ -17,7 +17,10 @@ async fn the_value_is_that_of_the_last_expression() {
     ] {
         assert_eq!(value(script).await, expected, "{script}");
     }
-    assert_eq!(run("'a'").await.status, Status::Completed { value: Value::Json("\"a\"".to_owned()) });
+    assert_eq!(
+        run("'a'").await.status,
+        Status::Completed { value: Value::Json("\"a\"".to_owned()) }
+    );
     assert_eq!(run("10n").await.status, Status::Completed { value: Value::Text("10n".to_owned()) });
     assert_eq!(run("var x").await.status, Status::Completed { value: Value::Undefined });
 }
@@ -41,7 +44,10 @@ async fn await_and_return_work_outside_of_functions() {
 #[tokio::test]
 async fn values_that_are_no_json_are_shown_as_a_console_does() {
     for (script, expected) in [
-        ("new Map([['a', 1], [{b: 2}, new Set([3])]])", r#"Map(2) { "a" => 1, { b: 2 } => Set(1) { 3 } }"#),
+        (
+            "new Map([['a', 1], [{b: 2}, new Set([3])]])",
+            r#"Map(2) { "a" => 1, { b: 2 } => Set(1) { 3 } }"#,
+        ),
         ("const o = {n: 1}; o.self = o; o", "{ n: 1, self: [Circular] }"),
         (
             "[1n, undefined, () => 1, function f() {}, class A {}]",
@@ -56,7 +62,10 @@ async fn values_that_are_no_json_are_shown_as_a_console_does() {
         ("new Date(0)", "1970-01-01T00:00:00.000Z"),
         ("new Date(NaN)", "Invalid Date"),
         ("class P { constructor() { this.m = new Map() } }; new P()", "P { m: Map(0) {} }"),
-        ("[new Promise(() => {}), Promise.resolve(1)]", "[Promise { pending }, Promise { fulfilled }]"),
+        (
+            "[new Promise(() => {}), Promise.resolve(1)]",
+            "[Promise { pending }, Promise { fulfilled }]",
+        ),
         ("[new RangeError('x')]", "[[RangeError: x]]"),
         ("[,1]", "[<empty>, 1]"),
         (
@@ -77,8 +86,7 @@ async fn print_and_console_write_lines() {
            print(); print(new Map([[1, 2]])); console.group('g'); console.log('in\nside'); console.groupEnd(); console.count(); print('%s')"#,
     )
     .await;
-    let expected =
-        "a 1 {\"b\":[2]} undefined\nx is 5%: {\"y\":1} rest\ne\n\nMap(1) { 1 => 2 }\ng\n  in\n  side\ndefault: 1\n%s\n";
+    let expected = "a 1 {\"b\":[2]} undefined\nx is 5%: {\"y\":1} rest\ne\n\nMap(1) { 1 => 2 }\ng\n  in\n  side\ndefault: 1\n%s\n";
     assert_eq!(outcome.output, expected);
     assert_eq!(outcome.status, Status::Completed { value: Value::Undefined });
 }
@@ -125,7 +133,8 @@ async fn anything_can_be_thrown() {
         let (name, message, _) = thrown(script).await;
         assert_eq!((name.as_str(), message.as_str()), ("NotAnError", expected), "{script}");
     }
-    let (name, message, _) = thrown("class Mine extends Error { get name() { throw 1 } }; throw new Mine('m')").await;
+    let (name, message, _) =
+        thrown("class Mine extends Error { get name() { throw 1 } }; throw new Mine('m')").await;
     assert_eq!((name.as_str(), message.as_str()), ("Error", "m"));
     let (_, _, stack) = thrown("throw new Error('outer', {cause: new TypeError('inner')})").await;
     assert!(stack.contains("Caused by: TypeError: inner"), "{stack}");
@@ -144,10 +153,15 @@ async fn scripts_cannot_break_the_prelude() {
         Promise.prototype.then = Promise.resolve = () => { throw 'sabotage' };
         globalThis.Promise = globalThis.Error = globalThis.Map = globalThis.Set = globalThis.String = undefined;
     "#;
-    let outcome =
-        run(&format!("{sabotage} print(echo('x', 1)); print([new Date(0)]); ({{value: echo({{text: 'y'}})}})")).await;
+    let outcome = run(&format!(
+        "{sabotage} print(echo('x', 1)); print([new Date(0)]); ({{value: echo({{text: 'y'}})}})"
+    ))
+    .await;
     assert_eq!(outcome.output, "{\"text\":\"x\",\"first\":1}\n[\"1970-01-01T00:00:00.000Z\"]\n");
-    assert_eq!(outcome.status, Status::Completed { value: Value::Json(r#"{"value":{"text":"y"}}"#.to_owned()) });
+    assert_eq!(
+        outcome.status,
+        Status::Completed { value: Value::Json(r#"{"value":{"text":"y"}}"#.to_owned()) }
+    );
     let (name, message, stack) = thrown(&format!("{sabotage}\nfail()")).await;
     assert_eq!((name.as_str(), message.as_str()), ("FileNotFound", "there is no a.txt"));
     assert!(stack.contains("script.js:"), "{stack}");
@@ -168,8 +182,7 @@ async fn accessors_on_the_object_prototype_see_nothing_of_the_prelude() {
 
 #[tokio::test]
 async fn nothing_of_the_inside_is_global() {
-    let script =
-        "Object.getOwnPropertyNames(globalThis).filter(n => /^_|native|inner|host|require|process|std|os$/i.test(n))";
+    let script = "Object.getOwnPropertyNames(globalThis).filter(n => /^_|native|inner|host|require|process|std|os$/i.test(n))";
     assert_eq!(value(script).await, "[]");
     assert_eq!(thrown("require('fs')").await.0, "ReferenceError");
     assert!(matches!(run("await import('fs')").await.status, Status::Threw { .. }));

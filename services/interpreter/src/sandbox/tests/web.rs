@@ -18,9 +18,15 @@ async fn urls_follow_the_standard() {
             "const u = new URL('https://a.b/?x=1'); u.searchParams.append('y', 'ä &'); u.pathname = '/p q'; u.href",
             "https://a.b/p%20q?x=1&y=%C3%A4+%26",
         ),
-        ("JSON.stringify({u: new URL('https://münchen.de')})", r#"{"u":"https://xn--mnchen-3ya.de/"}"#),
+        (
+            "JSON.stringify({u: new URL('https://münchen.de')})",
+            r#"{"u":"https://xn--mnchen-3ya.de/"}"#,
+        ),
         ("URL.canParse('nonsense')", "false"),
-        ("try { new URL('nonsense') } catch (e) { `${e.name}: ${e.message}` }", "TypeError: Invalid URL: nonsense"),
+        (
+            "try { new URL('nonsense') } catch (e) { `${e.name}: ${e.message}` }",
+            "TypeError: Invalid URL: nonsense",
+        ),
         ("new URL('https://a.b/c')", "\"https://a.b/c\""),
         ("[...new URLSearchParams('?a=1&b=%20+&a=2')].join('|')", "a,1|b,  |a,2"),
         (
@@ -77,7 +83,10 @@ async fn structured_clone_copies_deeply() {
         ),
         ("const o = {}; o.self = o; const c = structuredClone(o); c.self === c && c !== o", "true"),
         ("try { structuredClone({f() {}}) } catch (e) { e.name }", "DataCloneError"),
-        ("const e = structuredClone(new RangeError('m')); [e instanceof RangeError, e.message]", r#"[true,"m"]"#),
+        (
+            "const e = structuredClone(new RangeError('m')); [e instanceof RangeError, e.message]",
+            r#"[true,"m"]"#,
+        ),
     ] {
         assert_eq!(value(script).await, expected, "{script}");
     }
@@ -154,7 +163,10 @@ async fn everything_that_is_promised_exists() {
     // And what is not there, so that a script's test for it tells the truth.
     let absent = "require process Buffer global window document Blob FormData Headers Request Response WebSocket XMLHttpRequest \
         WebAssembly Intl localStorage navigator Deno Bun __dirname std os bjson";
-    let script = format!("{}.filter(name => name in globalThis)", json!(absent.split_whitespace().collect::<Vec<_>>()));
+    let script = format!(
+        "{}.filter(name => name in globalThis)",
+        json!(absent.split_whitespace().collect::<Vec<_>>())
+    );
     assert_eq!(value(&script).await, "[]");
 }
 

@@ -1,11 +1,13 @@
-//! Random programs: mostly of the grammar, so that they get past the parser, sometimes damaged, so that they don't.
+//! Random programs: mostly of the grammar, so that they get past the parser, sometimes damaged, so
+//! that they don't.
 
 use fastrand::Rng;
 
 /// How deep a program nests; below that only leaves are grown.
 const DEPTH: usize = 5;
 
-const NAMES: &[&str] = &["a", "b", "c", "d", "self", "of", "type", "async", "get", "\u{e4}", "$", "_0"];
+const NAMES: &[&str] =
+    &["a", "b", "c", "d", "self", "of", "type", "async", "get", "\u{e4}", "$", "_0"];
 
 const GLOBALS: &[&str] = &[
     "Object",
@@ -423,7 +425,11 @@ impl Grower<'_> {
             3..6 => self.one_of(CALLS),
             6 => {
                 let operator = self.one_of(BINARY);
-                return format!("({} {operator} {})", self.expression(depth + 1), self.expression(depth + 1));
+                return format!(
+                    "({} {operator} {})",
+                    self.expression(depth + 1),
+                    self.expression(depth + 1)
+                );
             }
             7 => return format!("{}.{}", self.expression(depth + 1), self.one_of(MEMBERS)),
             8 => {
@@ -465,16 +471,19 @@ impl Grower<'_> {
         }
     }
 
-    /// The form with its places filled: E is an expression, S statements, N a name, T a type; each stands alone.
+    /// The form with its places filled: E is an expression, S statements, N a name, T a type; each
+    /// stands alone.
     fn filled(&mut self, form: &str, depth: usize) -> String {
         let mut text = String::new();
         let mut rest = form;
         while let Some(at) = rest.find(['E', 'S', 'N', 'T']) {
             let (before, place) = rest.split_at(at);
             text.push_str(before);
-            let word = |character: Option<char>| character.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '.');
-            let part_of_a_word =
-                word(before.chars().next_back()) || word(place.chars().nth(1)) && place.chars().nth(1) != Some('.');
+            let word = |character: Option<char>| {
+                character.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '.')
+            };
+            let part_of_a_word = word(before.chars().next_back())
+                || word(place.chars().nth(1)) && place.chars().nth(1) != Some('.');
             match place.as_bytes()[0] {
                 _ if part_of_a_word => text.push_str(&place[..1]),
                 b'E' => text.push_str(&self.expression(depth + 1)),
@@ -516,9 +525,10 @@ fn damaged(random: &mut Rng, program: &str) -> String {
 /// Words in any order.
 fn soup(random: &mut Rng) -> String {
     const SIGNS: &[&str] = &[
-        "(", ")", "{", "}", "[", "]", "<", ">", "=>", "...", "?.", "`", "${", "'", "\"", "/", "/*", "*/", "//", "\n",
-        ";", ":", ",", "#", "@", "\\", "\u{2028}", "await", "async", "function", "class", "let", "of", "in", "yield",
-        "import", "export", "return", "new", "super", "static", "\u{0}", "<!--", "-->", "#!", "enum", "as", "abstract",
+        "(", ")", "{", "}", "[", "]", "<", ">", "=>", "...", "?.", "`", "${", "'", "\"", "/", "/*",
+        "*/", "//", "\n", ";", ":", ",", "#", "@", "\\", "\u{2028}", "await", "async", "function",
+        "class", "let", "of", "in", "yield", "import", "export", "return", "new", "super",
+        "static", "\u{0}", "<!--", "-->", "#!", "enum", "as", "abstract",
     ];
     let mut text = String::new();
     for _ in 0..random.usize(1..60) {

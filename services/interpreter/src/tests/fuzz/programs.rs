@@ -1,4 +1,5 @@
-//! Whole programs: however a program ends, the sandbox itself never fails, limits hold, and the same program does the same again.
+//! Whole programs: however a program ends, the sandbox itself never fails, limits hold, and the
+//! same program does the same again.
 
 use std::cell::Cell;
 
@@ -30,7 +31,8 @@ impl Target for Programs {
 
     async fn check(&self, program: &String) -> Result<(), String> {
         let first = ended(program).await?;
-        // What runs concurrently ends in any order unless a journal says otherwise; time and memory differ a little.
+        // What runs concurrently ends in any order unless a journal says otherwise; time and memory
+        // differ a little.
         let differs = [
             "tools",
             "setTimeout",
@@ -41,16 +43,25 @@ impl Target for Programs {
             "WeakRef",
             "Finalization",
         ];
-        let at_limit =
-            matches!(first.status, Status::LimitExceeded { limit: Limit::Cpu | Limit::Wall | Limit::Memory, .. });
+        let at_limit = matches!(
+            first.status,
+            Status::LimitExceeded { limit: Limit::Cpu | Limit::Wall | Limit::Memory, .. }
+        );
         if !at_limit && !differs.iter().any(|word| program.contains(word)) {
             let second = ended(program).await?;
             let same = |outcome: &Outcome| {
-                format!("{:?}", (&outcome.status, &outcome.output, &outcome.notes, outcome.host_calls))
+                format!(
+                    "{:?}",
+                    (&outcome.status, &outcome.output, &outcome.notes, outcome.host_calls)
+                )
             };
             let is_limit = matches!(second.status, Status::LimitExceeded { .. });
             if !is_limit && same(&first) != same(&second) {
-                return Err(format!("run again it ends differently:\n{}\n{}", same(&first), same(&second)));
+                return Err(format!(
+                    "run again it ends differently:\n{}\n{}",
+                    same(&first),
+                    same(&second)
+                ));
             }
         }
         if let Ok(javascript) = engine().strip_types(program).await
@@ -60,9 +71,14 @@ impl Target for Programs {
         }
         self.tried.set(self.tried.get() + 1);
         if self.tried.get().is_multiple_of(LOOKED_AFTER) {
-            let outcome = Bench::with_files().run("[1, 2].map(String).join() + read_file('inside.txt')").await;
-            if !matches!(&outcome.status, Status::Completed { value } if value.display() == "1,2inside") {
-                return Err(format!("the engine does not serve an ordinary program any more: {outcome:?}"));
+            let outcome = Bench::with_files()
+                .run("[1, 2].map(String).join() + read_file('inside.txt')")
+                .await;
+            if !matches!(&outcome.status, Status::Completed { value } if value.display() == "1,2inside")
+            {
+                return Err(format!(
+                    "the engine does not serve an ordinary program any more: {outcome:?}"
+                ));
             }
         }
         Ok(())
@@ -84,8 +100,11 @@ impl Target for Programs {
 /// Runs the program in a workspace of its own; an error is what must never be.
 async fn ended(program: &str) -> Result<Outcome, String> {
     let mut bench = Bench::with_files();
-    std::fs::write(bench.work("lib.ts"), "export const a: number = 1; export type T = string; export default {a}")
-        .expect("written");
+    std::fs::write(
+        bench.work("lib.ts"),
+        "export const a: number = 1; export type T = string; export default {a}",
+    )
+    .expect("written");
     std::fs::write(bench.work("data.json"), "{\"a\": [1]}").expect("written");
     bench.limits = Limits {
         cpu: CPU,

@@ -1,5 +1,6 @@
-//! Built-ins that a script has replaced, and arguments that are not what they seem. The sandbox's own code runs in the same engine; nothing a
-//! script does to it may make a call another one than was shown, or a result another one than came.
+//! Built-ins that a script has replaced, and arguments that are not what they seem. The sandbox's
+//! own code runs in the same engine; nothing a script does to it may make a call another one than
+//! was shown, or a result another one than came.
 
 use super::*;
 
@@ -94,13 +95,16 @@ async fn replaced_built_ins_change_neither_output_nor_errors() {
         "print =",
     ];
     let mut wrong = Vec::new();
-    for sabotage in SABOTAGES.iter().filter(|sabotage| !own.iter().any(|part| sabotage.contains(part))) {
+    for sabotage in
+        SABOTAGES.iter().filter(|sabotage| !own.iter().any(|part| sabotage.contains(part)))
+    {
         let script = format!(
             "const Thrown = TypeError, say = print; {sabotage}; say('text', 1, {{a: [1, 'b']}}); throw new Thrown('thrown')"
         );
         let outcome = bench.run(&script).await;
         let printed = outcome.output.starts_with("text 1 {\"a\":[1,\"b\"]}");
-        if !printed || !matches!(&outcome.status, Status::Threw { name, .. } if name == "TypeError") {
+        if !printed || !matches!(&outcome.status, Status::Threw { name, .. } if name == "TypeError")
+        {
             wrong.push(format!("{sabotage}\n  {outcome:?}"));
         }
     }

@@ -1,4 +1,5 @@
-//! Commands, as scripts start them: forks, daemons, floods, full disks, the service's processes and files, and networks.
+//! Commands, as scripts start them: forks, daemons, floods, full disks, the service's processes and
+//! files, and networks.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -30,7 +31,9 @@ async fn lock_is_free(bench: &Bench) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), free).await.expect("a process of the command is still alive");
+    tokio::time::timeout(Duration::from_secs(10), free)
+        .await
+        .expect("a process of the command is still alive");
 }
 
 #[tokio::test]
@@ -43,7 +46,8 @@ async fn forks_memory_and_disk_are_bounded_and_the_script_is_told_which_it_was()
         )
     };
     let scripts = [
-        // Each bounded by itself: where the service is root the kernel does not count, and the service may be late.
+        // Each bounded by itself: where the service is root the kernel does not count, and the
+        // service may be late.
         run(
             "f() { [ $1 -eq 0 ] || { f $(($1 - 1)) | f $(($1 - 1)) & }; sleep 15; }; f 7",
             "r.limit_exceeded === 'processes' || r.stderr.includes('fork')",
@@ -59,9 +63,13 @@ async fn forks_memory_and_disk_are_bounded_and_the_script_is_told_which_it_was()
         run("head -c 3000000 /dev/zero > big", "r.exit_code !== 0"),
         run("truncate -s 10G sparse", "r.exit_code !== 0"),
         run("head -c 20000000 /dev/zero > /tmp/full", "r.exit_code !== 0"),
-        run("for i in $(seq 50); do head -c 1000000 /dev/zero > /dev/shm/$i || exit 9; done", "r.exit_code === 9"),
+        run(
+            "for i in $(seq 50); do head -c 1000000 /dev/zero > /dev/shm/$i || exit 9; done",
+            "r.exit_code === 9",
+        ),
         run("yes | head -c 50000000", "r.truncated && r.stdout.length < 300000"),
-        run("yes >&2 & yes", "r.timed_out || r.limit_exceeded").replace("timeout_seconds: 20", "timeout_seconds: 1"),
+        run("yes >&2 & yes", "r.timed_out || r.limit_exceeded")
+            .replace("timeout_seconds: 20", "timeout_seconds: 1"),
         run("trap '' TERM INT HUP; while :; do :; done", "r.timed_out")
             .replace("timeout_seconds: 20", "timeout_seconds: 1"),
     ];
@@ -76,8 +84,7 @@ async fn forks_memory_and_disk_are_bounded_and_the_script_is_told_which_it_was()
 #[tokio::test]
 async fn daemons_end_with_their_command_and_commands_with_their_script() {
     let Some(bench) = Bench::with_commands(small()).await else { return };
-    let daemon =
-        "exec 9>lock; flock 9; (setsid nohup sh -c '(setsid sleep 300 &) ; sleep 300' >/dev/null 2>&1 &) ; sleep 0.1";
+    let daemon = "exec 9>lock; flock 9; (setsid nohup sh -c '(setsid sleep 300 &) ; sleep 300' >/dev/null 2>&1 &) ; sleep 0.1";
     let ways = [
         // It goes into the background, twice over, in sessions of its own.
         format!("execute_command({})", Value::from(daemon)),
@@ -134,7 +141,10 @@ async fn the_services_processes_files_and_variables_are_out_of_sight() {
         let outcome = bench.run(&script).await;
         let Status::Completed { value } = &outcome.status else { panic!("{command}: {outcome:?}") };
         let shown = value.display();
-        assert!(!shown.contains(CANARY) && !shown.contains("CARGO_") && !shown.contains(&key), "{command}: {shown}");
+        assert!(
+            !shown.contains(CANARY) && !shown.contains("CARGO_") && !shown.contains(&key),
+            "{command}: {shown}"
+        );
         assert!(!shown.contains("root:$") && !shown.contains("root:*"), "{command}: {shown}");
         bench.works_as_ever(command).await;
     }
@@ -142,8 +152,14 @@ async fn the_services_processes_files_and_variables_are_out_of_sight() {
     bench
         .refuses(&[
             ("read_file('out')", "OutsideWorkspace"),
-            ("execute_command('ln -sfn ../outside away'); read_file('away/secret')", "OutsideWorkspace"),
-            ("execute_command('ln -sfn ../outside away'); create_file('away/made', 'x')", "OutsideWorkspace"),
+            (
+                "execute_command('ln -sfn ../outside away'); read_file('away/secret')",
+                "OutsideWorkspace",
+            ),
+            (
+                "execute_command('ln -sfn ../outside away'); create_file('away/made', 'x')",
+                "OutsideWorkspace",
+            ),
             ("execute_command('true', {cwd: 'away'})", "OutsideWorkspace"),
             ("execute_command('true', {cwd: '/etc'})", "OutsideWorkspace"),
             ("execute_command('mkfifo pipe'); read_file('pipe')", "NotARegularFile"),
@@ -179,7 +195,11 @@ async fn a_directory_that_a_command_keeps_swapping_for_a_link_leads_tools_nowher
         [inside > 0, refused > 0]";
     let outcome = bench.run(script).await;
     assert_eq!(difference(&outcome, Is("[true,true]")), None);
-    assert_eq!(std::fs::read_dir(bench.outside("")).expect("a directory").count(), 1, "something was made outside");
+    assert_eq!(
+        std::fs::read_dir(bench.outside("")).expect("a directory").count(),
+        1,
+        "something was made outside"
+    );
 }
 
 #[tokio::test]
@@ -202,14 +222,20 @@ async fn commands_reach_no_network_and_no_socket_of_the_service() {
         format!("curl -sS -m 3 http://127.0.0.1:{port}/ || exit 1"),
         "curl -sS -m 3 http://169.254.169.254/latest/meta-data/ || exit 1".to_owned(),
         "getent hosts example.com || exit 1".to_owned(),
-        format!("python3 -c \"import socket; s = socket.socket(socket.AF_UNIX); s.connect('\\0{name}')\" || exit 1"),
-        "python3 -c \"import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\" || exit 1".to_owned(),
-        "python3 -c \"import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)\" || exit 1".to_owned(),
+        format!(
+            "python3 -c \"import socket; s = socket.socket(socket.AF_UNIX); s.connect('\\0{name}')\" || exit 1"
+        ),
+        "python3 -c \"import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\" || exit 1"
+            .to_owned(),
+        "python3 -c \"import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)\" || exit 1"
+            .to_owned(),
         "python3 -c \"import socket; socket.socket(socket.AF_VSOCK)\" || exit 1".to_owned(),
     ];
     for command in &commands {
-        let script =
-            format!("execute_command({}, {{timeout_seconds: 20}}).exit_code !== 0", Value::from(command.as_str()));
+        let script = format!(
+            "execute_command({}, {{timeout_seconds: 20}}).exit_code !== 0",
+            Value::from(command.as_str())
+        );
         let outcome = bench.run(&script).await;
         assert_eq!(difference(&outcome, Is("true")), None, "{command}");
         bench.works_as_ever(command).await;

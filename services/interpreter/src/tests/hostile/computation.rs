@@ -54,9 +54,13 @@ async fn what_never_ends_is_stopped_at_the_cpu_limit() {
         "setTimeout(() => {}, {valueOf() { for (;;); }})",
         "setTimeout(() => { for (;;); }); await new Promise(() => {})",
     ];
-    let mut attacks: Vec<(&str, Expected)> = scripts.into_iter().map(|script| (script, Exceeds(Limit::Cpu))).collect();
+    let mut attacks: Vec<(&str, Expected)> =
+        scripts.into_iter().map(|script| (script, Exceeds(Limit::Cpu))).collect();
     // A script has no say in how stacks are written.
-    attacks.push(("Error.prepareStackTrace = () => { for (;;); }; throw new Error('mine')", Throws("Error", "mine")));
+    attacks.push((
+        "Error.prepareStackTrace = () => { for (;;); }; throw new Error('mine')",
+        Throws("Error", "mine"),
+    ));
     bench().withstands(&attacks).await;
 }
 
@@ -78,7 +82,8 @@ async fn expressions_that_explode_are_stopped_in_scripts_and_cannot_be_written_i
         "('a'.repeat(60) + 'b').search(/(?=(a+)+$)c/)",
         "const r = /(a+)+$/y; for (;;) r.exec('a'.repeat(40) + 'b')",
     ];
-    let attacks: Vec<(&str, Expected)> = scripts.into_iter().map(|script| (script, Exceeds(Limit::Cpu))).collect();
+    let attacks: Vec<(&str, Expected)> =
+        scripts.into_iter().map(|script| (script, Exceeds(Limit::Cpu))).collect();
     bench.withstands(&attacks).await;
 
     std::fs::write(bench.work("long.txt"), "a".repeat(1 << 20)).expect("written");
@@ -92,7 +97,10 @@ async fn expressions_that_explode_are_stopped_in_scripts_and_cannot_be_written_i
             ("grep('(a)\\\\1')", "InvalidArguments"),
             ("grep('(?=a)')", "InvalidArguments"),
             // These are linear in the search, whatever they are elsewhere.
-            ("grep('(a+)+$b'); grep('(.*)*x'); grep('(?:a?){50}a{50}b'); throw {name: 'found'}", "found"),
+            (
+                "grep('(a+)+$b'); grep('(.*)*x'); grep('(?:a?){50}a{50}b'); throw {name: 'found'}",
+                "found",
+            ),
         ])
         .await;
 }
@@ -125,7 +133,8 @@ async fn memory_beyond_the_limit_is_an_error_and_never_the_end_of_the_service() 
         "const g = (function* () { for (;;) yield 'x'.repeat(100) })(); [...g]",
         "const all = []; for (;;) all.push(crypto.getRandomValues(new Uint8Array(65536)))",
     ];
-    let attacks: Vec<(&str, Expected)> = scripts.into_iter().map(|script| (script, Exceeds(Limit::Memory))).collect();
+    let attacks: Vec<(&str, Expected)> =
+        scripts.into_iter().map(|script| (script, Exceeds(Limit::Memory))).collect();
     bench.withstands(&attacks).await;
     bench
         .refuses(&[
@@ -174,6 +183,9 @@ async fn a_quiet_script_goes_on_beside_greedy_ones() {
             ended = &mut attacks => break ended,
         }
     };
-    assert!(ended.iter().all(|outcome| matches!(outcome.status, Status::LimitExceeded { .. })), "{ended:?}");
+    assert!(
+        ended.iter().all(|outcome| matches!(outcome.status, Status::LimitExceeded { .. })),
+        "{ended:?}"
+    );
     assert!(served >= 3, "the quiet one was served {served} times only");
 }

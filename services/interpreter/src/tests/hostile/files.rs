@@ -1,4 +1,5 @@
-//! Files that a script must not reach: by path, by symbolic link, and by a link that is swapped in between looking and opening.
+//! Files that a script must not reach: by path, by symbolic link, and by a link that is swapped in
+//! between looking and opening.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -27,7 +28,8 @@ fn calls(paths: &[&str], name: &'static str, except: &[&str]) -> Vec<(String, &'
     let ways = WAYS.iter().filter(|way| !except.iter().any(|part| way.contains(part)));
     let call = |way: &str, path: &str| {
         // An import is relative to the script, or it is no path.
-        let path = if way.contains("import") && !path.starts_with("./") && !path.starts_with("../") {
+        let path = if way.contains("import") && !path.starts_with("./") && !path.starts_with("../")
+        {
             format!("./{path}")
         } else {
             path.to_owned()
@@ -42,10 +44,18 @@ impl Bench {
         let file = Value::from(self.attached.id.as_str()).to_string();
         let calls: Vec<(String, &'static str)> =
             calls.iter().map(|(call, name)| (call.replace("FILE", &file), *name)).collect();
-        let calls: Vec<(&str, &'static str)> = calls.iter().map(|(call, name)| (call.as_str(), *name)).collect();
+        let calls: Vec<(&str, &'static str)> =
+            calls.iter().map(|(call, name)| (call.as_str(), *name)).collect();
         self.refuses(&calls).await;
-        assert_eq!(std::fs::read_to_string(self.outside("secret")).expect("it is still there"), CANARY);
-        assert_eq!(std::fs::read_dir(self.outside("")).expect("a directory").count(), 1, "something was made outside");
+        assert_eq!(
+            std::fs::read_to_string(self.outside("secret")).expect("it is still there"),
+            CANARY
+        );
+        assert_eq!(
+            std::fs::read_dir(self.outside("")).expect("a directory").count(),
+            1,
+            "something was made outside"
+        );
     }
 }
 
@@ -133,11 +143,14 @@ async fn no_symbolic_link_leads_out_of_the_workspace() {
     ];
     // What the text alone tells (`up/..` is the workspace) is told before any link is looked at.
     let lexical = ["up/../outside/secret/."];
-    let through: Vec<&str> = within.iter().copied().filter(|path| !lexical.contains(path)).collect();
+    let through: Vec<&str> =
+        within.iter().copied().filter(|path| !lexical.contains(path)).collect();
     bench.refuses_all(&calls(&through, "OutsideWorkspace", &[])).await;
     bench.refuses_all(&calls(&lexical, "FileNotFound", &["create_file", "save_file"])).await;
     // The link itself may be deleted; what it leads to stays.
-    bench.refuses_all(&calls(&["sub/file", "sub/dangling"], "OutsideWorkspace", &["delete_file"])).await;
+    bench
+        .refuses_all(&calls(&["sub/file", "sub/dangling"], "OutsideWorkspace", &["delete_file"]))
+        .await;
     bench
         .withstands(&[(
             "try { delete_file('sub/file') } catch (error) { if (error.name !== 'FileNotFound') throw error }
@@ -155,7 +168,8 @@ fn a_link_swapped_in_while_a_file_is_opened_leads_nowhere() {
     std::fs::create_dir(bench.work("d")).expect("made");
     std::fs::write(bench.work("d/secret"), "inside").expect("written");
     std::fs::write(bench.work("d/code.js"), "export default 'inside'").expect("written");
-    std::fs::write(bench.outside("code.js"), format!("export default '{CANARY}'")).expect("written");
+    std::fs::write(bench.outside("code.js"), format!("export default '{CANARY}'"))
+        .expect("written");
     symlink("../outside", bench.work("link")).expect("linked");
     let script = "
         const counts = {inside: 0, refused: 0};
@@ -187,7 +201,8 @@ fn a_link_swapped_in_while_a_file_is_opened_leads_nowhere() {
     let outcome = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                rustix::fs::renameat_with(CWD, &here, CWD, &there, RenameFlags::EXCHANGE).expect("both exist");
+                rustix::fs::renameat_with(CWD, &here, CWD, &there, RenameFlags::EXCHANGE)
+                    .expect("both exist");
             }
         });
         let outcome = runtime.block_on(bench.run(&script));
@@ -195,7 +210,10 @@ fn a_link_swapped_in_while_a_file_is_opened_leads_nowhere() {
         outcome
     });
     assert_eq!(difference(&outcome, Is("[true,true]")), None);
-    assert_eq!(std::fs::read_to_string(bench.outside("secret")).expect("it is still there"), CANARY);
+    assert_eq!(
+        std::fs::read_to_string(bench.outside("secret")).expect("it is still there"),
+        CANARY
+    );
     for made in ["made", "saved"] {
         assert!(!bench.outside(made).exists(), "something was made outside");
     }
@@ -246,7 +264,12 @@ async fn only_what_was_attached_can_be_saved() {
     let blobs = bench.directory.path().join("blobs");
     let other = OrganizationId::from_uuid(Uuid::from_u128(7));
     let foreign = kept(&blobs, other, "theirs", CANARY.as_bytes());
-    let own = kept(&blobs, OrganizationId::LOCAL, "elsewhere", format!("{CANARY} of another task").as_bytes());
+    let own = kept(
+        &blobs,
+        OrganizationId::LOCAL,
+        "elsewhere",
+        format!("{CANARY} of another task").as_bytes(),
+    );
     let mut wanted = vec![
         "../../../outside/secret".to_owned(),
         "/etc/passwd".to_owned(),
@@ -263,10 +286,12 @@ async fn only_what_was_attached_can_be_saved() {
         wanted.extend([format!("sha256:{}", file.sha256), file.id]);
     }
     let call = |file: &str| format!("save_file({}, 'saved')", Value::from(file));
-    let mut calls: Vec<(String, &'static str)> = wanted.iter().map(|file| (call(file), "FileNotAttached")).collect();
+    let mut calls: Vec<(String, &'static str)> =
+        wanted.iter().map(|file| (call(file), "FileNotAttached")).collect();
     calls.extend(["".to_owned(), "x".repeat(129)].map(|file| (call(&file), "InvalidArguments")));
     bench.refuses_all(&calls).await;
     assert!(!bench.work("saved").exists());
-    let saved = format!("save_file({:?}, 'made/saved').bytes + read_file('made/saved')", bench.attached.id);
+    let saved =
+        format!("save_file({:?}, 'made/saved').bytes + read_file('made/saved')", bench.attached.id);
     bench.withstands(&[(saved.as_str(), Is("13attached text"))]).await;
 }

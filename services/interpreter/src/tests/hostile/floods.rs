@@ -34,12 +34,14 @@ async fn floods_of_calls_and_timers_end_at_the_number_that_is_allowed() {
     ];
     // What is started and not awaited waits in the guest, where its memory and time are counted.
     let unawaited = "tools.execute_command";
-    let (waiting, attacks): (Vec<_>, Vec<_>) = scripts.into_iter().partition(|script| script.contains(unawaited));
+    let (waiting, attacks): (Vec<_>, Vec<_>) =
+        scripts.into_iter().partition(|script| script.contains(unawaited));
     let attacks: Vec<(&str, Expected)> =
         attacks.into_iter().map(|script| (script, Exceeds(Limit::HostCalls))).collect();
     let bench = bench();
     bench.withstands(&attacks).await;
-    let waiting: Vec<(&str, Expected)> = waiting.into_iter().map(|script| (script, Exceeds(Limit::Cpu))).collect();
+    let waiting: Vec<(&str, Expected)> =
+        waiting.into_iter().map(|script| (script, Exceeds(Limit::Cpu))).collect();
     bench.withstands(&waiting).await;
 }
 
@@ -120,9 +122,13 @@ async fn floods_of_text_are_cut_and_values_that_are_too_large_refused() {
         ])
         .await;
     let outcome = bench.run("for (let i = 0; i < 100000; i++) print('0123456789')").await;
-    assert_eq!((outcome.output.len() as u64 + outcome.output_dropped, outcome.output.len()), (1_100_000, 10_000));
+    assert_eq!(
+        (outcome.output.len() as u64 + outcome.output_dropped, outcome.output.len()),
+        (1_100_000, 10_000)
+    );
     // However many errors nobody handles, a few are told of.
-    let outcome = bench.run("for (let i = 0; i < 1000; i++) Promise.reject(new Error('lost')); 'end'").await;
+    let outcome =
+        bench.run("for (let i = 0; i < 1000; i++) Promise.reject(new Error('lost')); 'end'").await;
     assert!(outcome.notes.len() <= 32 && outcome.notes[0].contains("lost"), "{:?}", outcome.notes);
 }
 

@@ -1,5 +1,5 @@
-//! Requests to where none may go: addresses in every spelling, names that resolve to them, redirects, and names that resolve differently
-//! from one time to the next.
+//! Requests to where none may go: addresses in every spelling, names that resolve to them,
+//! redirects, and names that resolve differently from one time to the next.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,7 +16,8 @@ const OPEN: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
 /// One that doesn't. The server answers there too, so that a refusal is not for lack of an answer.
 const CLOSED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
-/// A server on all addresses of the loopback; it answers `/to/URL` with a redirect there, and counts what reaches it on each address.
+/// A server on all addresses of the loopback; it answers `/to/URL` with a redirect there, and
+/// counts what reaches it on each address.
 async fn server() -> (u16, Arc<Mutex<HashMap<IpAddr, usize>>>) {
     let listener = TcpListener::bind(SocketAddr::from(([0, 0, 0, 0], 0))).await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -24,7 +25,11 @@ async fn server() -> (u16, Arc<Mutex<HashMap<IpAddr, usize>>>) {
     let counting = Arc::clone(&reached);
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            *counting.lock().expect("whole").entry(stream.local_addr().expect("an address").ip()).or_default() += 1;
+            *counting
+                .lock()
+                .expect("whole")
+                .entry(stream.local_addr().expect("an address").ip())
+                .or_default() += 1;
             let mut request = vec![0; 4096];
             let read = stream.read(&mut request).await.unwrap_or(0);
             let request = String::from_utf8_lossy(&request[..read]).into_owned();
@@ -33,7 +38,8 @@ async fn server() -> (u16, Arc<Mutex<HashMap<IpAddr, usize>>>) {
                 Some(target) => format!(
                     "HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
                 ),
-                None => "HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nanswer".to_owned(),
+                None => "HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nanswer"
+                    .to_owned(),
             };
             drop(stream.write_all(answer.as_bytes()).await);
         }
@@ -41,8 +47,11 @@ async fn server() -> (u16, Arc<Mutex<HashMap<IpAddr, usize>>>) {
     (port, reached)
 }
 
-/// A bench that may fetch from every host, with names resolved by this function of the name and how often it was asked for it.
-fn bench(resolve: impl Fn(&str, usize) -> Vec<IpAddr> + Send + Sync + 'static) -> (Bench, Arc<AtomicUsize>) {
+/// A bench that may fetch from every host, with names resolved by this function of the name and how
+/// often it was asked for it.
+fn bench(
+    resolve: impl Fn(&str, usize) -> Vec<IpAddr> + Send + Sync + 'static,
+) -> (Bench, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let (counting, times) = (Arc::clone(&asked), Mutex::new(HashMap::<String, usize>::new()));
     let egress = Egress::resolving(
@@ -57,7 +66,10 @@ fn bench(resolve: impl Fn(&str, usize) -> Vec<IpAddr> + Send + Sync + 'static) -
         }),
     );
     let policy = Policy { hosts: vec!["*".parse().expect("a pattern")], ..Policy::default() };
-    (Bench::new(policy, egress.expect("an HTTP client"), CommandSandbox::unavailable("a test")), asked)
+    (
+        Bench::new(policy, egress.expect("an HTTP client"), CommandSandbox::unavailable("a test")),
+        asked,
+    )
 }
 
 #[tokio::test]
@@ -122,17 +134,26 @@ async fn private_addresses_are_refused_in_every_spelling() {
     ];
     let calls: Vec<String> = hosts
         .iter()
-        .map(|host| format!("fetch({})", Value::from(format!("http://{host}:{port}/latest/meta-data"))))
+        .map(|host| {
+            format!("fetch({})", Value::from(format!("http://{host}:{port}/latest/meta-data")))
+        })
         .collect();
-    let calls: Vec<(&str, &'static str)> = calls.iter().map(|call| (call.as_str(), "AddressForbidden")).collect();
+    let calls: Vec<(&str, &'static str)> =
+        calls.iter().map(|call| (call.as_str(), "AddressForbidden")).collect();
     bench.refuses(&calls).await;
     // By a redirect from a host that may be reached.
     let calls: Vec<String> = hosts
         .iter()
         .filter(|host| host.is_ascii())
-        .map(|host| format!("fetch({})", Value::from(format!("http://127.0.0.1:{port}/to/http://{host}:{port}/"))))
+        .map(|host| {
+            format!(
+                "fetch({})",
+                Value::from(format!("http://127.0.0.1:{port}/to/http://{host}:{port}/"))
+            )
+        })
         .collect();
-    let calls: Vec<(&str, &'static str)> = calls.iter().map(|call| (call.as_str(), "AddressForbidden")).collect();
+    let calls: Vec<(&str, &'static str)> =
+        calls.iter().map(|call| (call.as_str(), "AddressForbidden")).collect();
     bench.refuses(&calls).await;
     let reached = reached.lock().expect("whole").clone();
     assert!(reached.keys().all(|address| *address == OPEN) && reached[&OPEN] > 0, "{reached:?}");
@@ -165,23 +186,34 @@ async fn urls_that_are_no_http_or_pretend_to_be_another_host_are_refused() {
         ("fetch('http://127.0.0.1:PORT/', {headers: {Host: '127.0.0.2'}})", "InvalidArguments"),
         ("fetch('http://127.0.0.1:PORT/', {headers: {'X': 'a\\r\\nHost: b'}})", "InvalidArguments"),
         ("fetch('http://127.0.0.1:PORT/', {method: 'CONNECT'})", "InvalidArguments"),
-        ("fetch('http://127.0.0.1:PORT/', {headers: {'Proxy-Authorization': 'x'}})", "InvalidArguments"),
-        ("fetch('http://127.0.0.1:PORT/', {headers: {'Transfer-Encoding': 'chunked'}})", "InvalidArguments"),
+        (
+            "fetch('http://127.0.0.1:PORT/', {headers: {'Proxy-Authorization': 'x'}})",
+            "InvalidArguments",
+        ),
+        (
+            "fetch('http://127.0.0.1:PORT/', {headers: {'Transfer-Encoding': 'chunked'}})",
+            "InvalidArguments",
+        ),
         ("fetch('http://127.0.0.1:PORT/to/file:///etc/passwd')", "FetchFailed"),
-        ("fetch('http://127.0.0.1:PORT/to/http://127.0.0.1:PORT/to/http://127.0.0.2:PORT/')", "AddressForbidden"),
+        (
+            "fetch('http://127.0.0.1:PORT/to/http://127.0.0.1:PORT/to/http://127.0.0.2:PORT/')",
+            "AddressForbidden",
+        ),
         ("fetch('http://127.0.0.1:PORT/to/http://x@127.0.0.2:PORT/')", "AddressForbidden"),
         ("fetch('http://127.0.0.1:PORT/to///127.0.0.2:PORT/')", "AddressForbidden"),
     ];
     let calls: Vec<(String, &'static str)> =
         calls.iter().map(|(call, name)| (call.replace("PORT", &port.to_string()), *name)).collect();
-    let calls: Vec<(&str, &'static str)> = calls.iter().map(|(call, name)| (call.as_str(), *name)).collect();
+    let calls: Vec<(&str, &'static str)> =
+        calls.iter().map(|(call, name)| (call.as_str(), *name)).collect();
     bench.refuses(&calls).await;
 }
 
 #[tokio::test]
 async fn a_name_that_resolves_differently_the_second_time_gains_nothing() {
     let (port, reached) = server().await;
-    // The first answer may be reached and every later one may not: what is checked must be what is connected to.
+    // The first answer may be reached and every later one may not: what is checked must be what is
+    // connected to.
     let (bench, asked) = bench(|host, time| match (host, time) {
         ("rebind.test", 0) | ("redirect.test", _) => vec![OPEN],
         ("mixed.test", _) => vec![CLOSED, OPEN, CLOSED],
@@ -192,14 +224,21 @@ async fn a_name_that_resolves_differently_the_second_time_gains_nothing() {
             .collect(),
         _ => vec![CLOSED],
     });
-    let fetch = |url: &str| format!("fetch({}).body", Value::from(url.replace("PORT", &port.to_string())));
+    let fetch =
+        |url: &str| format!("fetch({}).body", Value::from(url.replace("PORT", &port.to_string())));
     let first = bench.run(&fetch("http://rebind.test:PORT/")).await;
     assert_eq!(difference(&first, Is("answer")), None);
     assert_eq!(asked.load(Ordering::SeqCst), 1, "a request looks its name up once");
     for (url, expected) in [
         ("http://rebind.test:PORT/", Throws("AddressForbidden", "127.0.0.2")),
-        ("http://redirect.test:PORT/to/http://rebind.test:PORT/", Throws("AddressForbidden", "127.0.0.2")),
-        ("http://redirect.test:PORT/to/http://many.test/", Throws("AddressForbidden", "169.254.169.254")),
+        (
+            "http://redirect.test:PORT/to/http://rebind.test:PORT/",
+            Throws("AddressForbidden", "127.0.0.2"),
+        ),
+        (
+            "http://redirect.test:PORT/to/http://many.test/",
+            Throws("AddressForbidden", "169.254.169.254"),
+        ),
         ("http://mapped.test:PORT/", Throws("AddressForbidden", "127.0.0.2")),
         ("http://many.test:PORT/", Throws("AddressForbidden", "fd00:ec2::254")),
         // Of several addresses only those that may be reached are tried.
@@ -226,7 +265,10 @@ async fn what_was_not_granted_is_not_even_looked_up() {
             Box::pin(async { Ok(vec![OPEN]) })
         }),
     );
-    let hosts = ["api.example.com", "*.granted.test"].iter().map(|host| host.parse().expect("a pattern")).collect();
+    let hosts = ["api.example.com", "*.granted.test"]
+        .iter()
+        .map(|host| host.parse().expect("a pattern"))
+        .collect();
     let bench = Bench::new(
         Policy { hosts, ..Policy::default() },
         egress.expect("an HTTP client"),
@@ -245,19 +287,29 @@ async fn what_was_not_granted_is_not_even_looked_up() {
         "127.0.0.1",
         "secret-in-a-name.evil.test",
     ];
-    let calls: Vec<String> =
-        hosts.iter().map(|host| format!("fetch({})", Value::from(format!("http://{host}:{port}/")))).collect();
+    let calls: Vec<String> = hosts
+        .iter()
+        .map(|host| format!("fetch({})", Value::from(format!("http://{host}:{port}/"))))
+        .collect();
     let calls: Vec<(&str, &'static str)> = calls
         .iter()
         .map(|call| {
             (
                 call.as_str(),
-                if call.contains("%00") || !call.is_ascii() { "InvalidArguments" } else { "HostNotGranted" },
+                if call.contains("%00") || !call.is_ascii() {
+                    "InvalidArguments"
+                } else {
+                    "HostNotGranted"
+                },
             )
         })
         .collect();
     bench.refuses(&calls).await;
-    assert_eq!(asked.load(Ordering::SeqCst), 0, "a name can carry what a script has read to whoever answers for it");
+    assert_eq!(
+        asked.load(Ordering::SeqCst),
+        0,
+        "a name can carry what a script has read to whoever answers for it"
+    );
     assert!(reached.lock().expect("whole").is_empty());
     let granted = bench.run(&format!("fetch('http://a.b.granted.test:{port}/').body")).await;
     assert_eq!(difference(&granted, Is("answer")), None);

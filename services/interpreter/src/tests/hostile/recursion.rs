@@ -1,4 +1,5 @@
-//! Depth: in calls, in data and in source text. QuickJS and the host both recurse; each way down must have a floor.
+//! Depth: in calls, in data and in source text. QuickJS and the host both recurse; each way down
+//! must have a floor.
 
 use super::*;
 
@@ -63,10 +64,13 @@ const SOURCES: &[&str] = &[
 #[tokio::test]
 async fn every_way_down_ends_in_an_error_that_can_be_caught() {
     let bench = Bench::with_files();
-    let caught: Vec<(&str, &'static str)> = ENDLESS.iter().map(|script| (*script, "RangeError")).collect();
+    let caught: Vec<(&str, &'static str)> =
+        ENDLESS.iter().map(|script| (*script, "RangeError")).collect();
     bench.refuses(&caught).await;
-    let uncaught: Vec<(&str, Expected)> =
-        ENDLESS.iter().map(|script| (*script, Throws("RangeError", "Maximum call stack size exceeded"))).collect();
+    let uncaught: Vec<(&str, Expected)> = ENDLESS
+        .iter()
+        .map(|script| (*script, Throws("RangeError", "Maximum call stack size exceeded")))
+        .collect();
     bench.withstands(&uncaught).await;
 }
 
@@ -78,24 +82,32 @@ async fn nested_source_text_is_refused_wherever_it_is_parsed() {
             // By QuickJS while the script runs.
             format!("eval({source})"),
             format!("new Function({source})"),
-            // By the host, into the workspace; then as a module, for which TypeScript's parser is asked too.
+            // By the host, into the workspace; then as a module, for which TypeScript's parser is
+            // asked too.
             format!("create_file('m.js', {source}); await import('./m.js')"),
             format!("create_file('m.ts', {source}); await import('./m.ts')"),
         ];
         for way in ways {
-            let script = format!("let name = 'nothing'; try {{ {way} }} catch (error) {{ name = error.name }} name");
+            let script = format!(
+                "let name = 'nothing'; try {{ {way} }} catch (error) {{ name = error.name }} name"
+            );
             let outcome = bench.run(&script).await;
-            let expected =
-                ["RangeError", "SyntaxError"].into_iter().any(|name| difference(&outcome, Is(name)).is_none());
+            let expected = ["RangeError", "SyntaxError"]
+                .into_iter()
+                .any(|name| difference(&outcome, Is(name)).is_none());
             assert!(expected, "{way}: {}", start(&format!("{outcome:?}"), 1000));
             bench.works_as_ever(&way).await;
         }
         // And as the script itself, in both languages.
         let text = bench.run(source).await;
         let Status::Completed { value } = text.status else { panic!("{source}: {text:?}") };
-        for script in [value.display().into_owned(), format!("const n: number = 1;\n{}", value.display())] {
+        for script in
+            [value.display().into_owned(), format!("const n: number = 1;\n{}", value.display())]
+        {
             let outcome = bench.run(&script).await;
-            let Status::Threw { name, .. } = &outcome.status else { panic!("{source}: {outcome:?}") };
+            let Status::Threw { name, .. } = &outcome.status else {
+                panic!("{source}: {outcome:?}")
+            };
             assert!(name == "RangeError" || name == "SyntaxError", "{source}: {outcome:?}");
             bench.works_as_ever(source).await;
         }

@@ -1,10 +1,12 @@
-//! Expressions that are short and take as many steps as there is room for, on large files: they hold threads and processors, and must let go of both.
+//! Expressions that are short and take as many steps as there is room for, on large files: they
+//! hold threads and processors, and must let go of both.
 
 use std::time::Instant;
 
 use super::*;
 
-/// As many as it takes to occupy every search there is room for, and every call on files there was room for once.
+/// As many as it takes to occupy every search there is room for, and every call on files there was
+/// room for once.
 const SCRIPTS: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -15,12 +17,14 @@ async fn searches_that_never_end_keep_no_other_tool_from_its_work_and_end_with_t
     let greedy: Vec<Bench> = (0..SCRIPTS).map(|_| Bench::with_files()).collect();
     for bench in &greedy {
         for (name, line) in [("line", 8 << 20), ("lines", 100)] {
-            let text: String = (0..8 << 20).map(|at| if at % line == line - 1 { '\n' } else { 'a' }).collect();
+            let text: String =
+                (0..8 << 20).map(|at| if at % line == line - 1 { '\n' } else { 'a' }).collect();
             std::fs::write(bench.work(name), text).expect("written");
         }
     }
     let cancel = CancellationToken::new();
-    let attacks = greedy.iter().map(|bench| engine().run(script, bench, &bench.limits, cancel.clone()));
+    let attacks =
+        greedy.iter().map(|bench| engine().run(script, bench, &bench.limits, cancel.clone()));
     let attacks = futures::future::join_all(attacks);
     let quiet = async {
         let bench = Bench::with_files();
@@ -38,8 +42,10 @@ async fn searches_that_never_end_keep_no_other_tool_from_its_work_and_end_with_t
     let scripts = stopped.elapsed();
     assert!(ended.iter().all(|outcome| matches!(outcome.status, Status::Cancelled)), "{ended:?}");
     // Another search has its turn when the threads are free again, and not only their callers.
-    let found =
-        greedy[0].toolbox.call("grep", serde_json::json!(["inside", "inside.txt"]), &CallContext::default()).await;
+    let found = greedy[0]
+        .toolbox
+        .call("grep", serde_json::json!(["inside", "inside.txt"]), &CallContext::default())
+        .await;
     let threads = stopped.elapsed();
     assert_eq!(found.expect("a result")["matches"][0]["line"], 1);
     println!(

@@ -1,4 +1,5 @@
-//! What a script can name: nothing that leads out, and no way to make a call that is not a call of its own.
+//! What a script can name: nothing that leads out, and no way to make a call that is not a call of
+//! its own.
 
 use super::*;
 
@@ -68,9 +69,13 @@ async fn there_is_no_code_but_scripts_and_files_of_the_workspace() {
         calls.push((format!("await import({specifier:?})"), "OutsideWorkspace"));
     }
     calls.push(("await import('./worker.wasm')".to_owned(), "ImportFailed"));
-    calls.push(("await import('./inside.txt', {with: {type: 'json'}})".to_owned(), "ReferenceError"));
+    calls.push((
+        "await import('./inside.txt', {with: {type: 'json'}})".to_owned(),
+        "ReferenceError",
+    ));
     calls.push(("await import({toString() { throw {name: 'own'} }})".to_owned(), "own"));
-    let calls: Vec<(&str, &'static str)> = calls.iter().map(|(call, name)| (call.as_str(), *name)).collect();
+    let calls: Vec<(&str, &'static str)> =
+        calls.iter().map(|(call, name)| (call.as_str(), *name)).collect();
     bench.refuses(&calls).await;
 }
 
@@ -95,16 +100,25 @@ async fn code_made_of_text_can_do_what_the_script_can_and_no_more() {
             "'[typeof native, typeof inner, typeof callNow, typeof pending, typeof stringify].join()'",
         );
         let outcome = bench.run(&globals).await;
-        assert_eq!(difference(&outcome, Is("undefined,undefined,undefined,undefined,undefined")), None, "{way}");
+        assert_eq!(
+            difference(&outcome, Is("undefined,undefined,undefined,undefined,undefined")),
+            None,
+            "{way}"
+        );
         let call = way.replace("CODE", r#"'read_file("../outside/secret")'"#);
-        assert_eq!(difference(&bench.run(&call).await, Throws("OutsideWorkspace", "")), None, "{way}");
+        assert_eq!(
+            difference(&bench.run(&call).await, Throws("OutsideWorkspace", "")),
+            None,
+            "{way}"
+        );
         bench.works_as_ever(way).await;
     }
 }
 
 #[tokio::test]
 async fn the_sandboxs_own_functions_are_reached_by_no_path_from_the_globals() {
-    // Every object that can be reached through properties, descriptors and prototypes, and what their functions are called.
+    // Every object that can be reached through properties, descriptors and prototypes, and what
+    // their functions are called.
     let script = "
         const seen = new Set(), queue = [globalThis, (() => { try { null.x } catch (e) { return e } })()];
         const names = new Set();
@@ -145,13 +159,17 @@ async fn calls_cannot_be_forged() {
             ("'use strict'; delete tools.read_file", "TypeError"),
             ("Object.defineProperty(tools, 'forged', {value: 1})", "TypeError"),
             ("Object.setPrototypeOf(tools, {})", "TypeError"),
-            ("Object.setPrototypeOf(Object.getPrototypeOf(tools), {forged: 1}); tools.forged()", "UnknownTool"),
+            (
+                "Object.setPrototypeOf(Object.getPrototypeOf(tools), {forged: 1}); tools.forged()",
+                "UnknownTool",
+            ),
             ("new read_file('inside.txt')", "TypeError"),
             ("secrets.get('KEY')", "SecretNotFound"),
         ])
         .await;
     // What merely looks like a handle is text, here and on its way out.
-    let outcome = bench.run("create_file('h', '${secret:KEY} {{KEY}} secret://KEY'); read_file('h')").await;
+    let outcome =
+        bench.run("create_file('h', '${secret:KEY} {{KEY}} secret://KEY'); read_file('h')").await;
     assert_eq!(difference(&outcome, Is("${secret:KEY} {{KEY}} secret://KEY")), None);
 }
 

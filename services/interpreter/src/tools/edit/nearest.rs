@@ -31,7 +31,9 @@ pub(super) struct Nearest {
 /// The place of `text` most similar to `wanted`, if any is similar.
 pub(super) fn find(text: &str, wanted: &str, stop: &Stop) -> Result<Option<Nearest>, Stopped> {
     let wanted: Vec<&str> = wanted.lines().skip_while(|line| line.trim().is_empty()).collect();
-    let Some(last) = wanted.iter().rposition(|line| !line.trim().is_empty()) else { return Ok(None) };
+    let Some(last) = wanted.iter().rposition(|line| !line.trim().is_empty()) else {
+        return Ok(None);
+    };
     let wanted = &wanted[..=last];
     let lines: Vec<&str> = text.lines().take(MAX_COMPARISONS).collect();
     let compared = wanted.len().min(MAX_LINES).min((MAX_COMPARISONS / lines.len().max(1)).max(1));
@@ -42,7 +44,11 @@ pub(super) fn find(text: &str, wanted: &str, stop: &Stop) -> Result<Option<Neare
             stop.check()?;
         }
         let here = &lines[start..];
-        let score: f64 = wanted[..compared].iter().zip(here).map(|(wanted, line)| similarity(line, wanted)).sum();
+        let score: f64 = wanted[..compared]
+            .iter()
+            .zip(here)
+            .map(|(wanted, line)| similarity(line, wanted))
+            .sum();
         if score > best.0 {
             best = (score, start);
         }
@@ -54,8 +60,10 @@ pub(super) fn find(text: &str, wanted: &str, stop: &Stop) -> Result<Option<Neare
         return Ok(None);
     }
     let place = &lines[start..lines.len().min(start + wanted.len())];
-    let only_whitespace = place.len() == wanted.len() && place.iter().zip(wanted).all(|(a, b)| same_words(a, b));
-    let shown: Vec<String> = place.iter().take(MAX_LINES).map(|line| line.chars().take(300).collect()).collect();
+    let only_whitespace =
+        place.len() == wanted.len() && place.iter().zip(wanted).all(|(a, b)| same_words(a, b));
+    let shown: Vec<String> =
+        place.iter().take(MAX_LINES).map(|line| line.chars().take(300).collect()).collect();
     Ok(Some(Nearest { line: start + 1, text: shown.join("\n"), only_whitespace }))
 }
 
@@ -71,7 +79,8 @@ fn similarity(a: &str, b: &str) -> f64 {
     let (a, b) = (&a[..a.len().min(MAX_COMPARED)], &b[..b.len().min(MAX_COMPARED)]);
     let longer = a.len().max(b.len());
     let prefix = a.iter().zip(b).take_while(|(a, b)| a == b).count();
-    let suffix = a[prefix..].iter().rev().zip(b[prefix..].iter().rev()).take_while(|(a, b)| a == b).count();
+    let suffix =
+        a[prefix..].iter().rev().zip(b[prefix..].iter().rev()).take_while(|(a, b)| a == b).count();
     #[expect(clippy::cast_precision_loss, reason = "counts of at most 400")]
     let part = (prefix + suffix) as f64 / longer.max(1) as f64;
     part * 0.9
@@ -96,15 +105,20 @@ mod tests {
 
     #[test]
     fn text_that_differs_in_indentation_is_found_and_said_to() {
-        let near = find("a\n    if x {\n        y();\n    }\n", "if x {\n  y();\n}").expect("similar text");
+        let near = find("a\n    if x {\n        y();\n    }\n", "if x {\n  y();\n}")
+            .expect("similar text");
         assert_eq!(near.line, 2);
         assert!(near.only_whitespace);
     }
 
     #[test]
     fn a_line_with_a_typing_error_is_found() {
-        let near = find("alpha\nlet count = 10;\nomega\n", "let cuont = 10;").expect("similar text");
-        assert_eq!((near.line, near.text.as_str(), near.only_whitespace), (2, "let count = 10;", false));
+        let near =
+            find("alpha\nlet count = 10;\nomega\n", "let cuont = 10;").expect("similar text");
+        assert_eq!(
+            (near.line, near.text.as_str(), near.only_whitespace),
+            (2, "let count = 10;", false)
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The body of a response: read to its limit, decoded, and made into Markdown when that was asked for.
+//! The body of a response: read to its limit, decoded, and made into Markdown when that was asked
+//! for.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +22,8 @@ use crate::tools::stop::{Stop, Stopped};
 /// How long a page may take to become Markdown. One of 10 MiB takes a fraction of it.
 const CONVERSION: Duration = Duration::from_secs(5);
 
-/// How many pages of all tasks are converted at the same time; more wait. Each occupies a thread and a multiple of its size.
+/// How many pages of all tasks are converted at the same time; more wait. Each occupies a thread
+/// and a multiple of its size.
 static CONVERSIONS: Semaphore = Semaphore::const_new(8);
 
 /// What a body is wanted as.
@@ -96,7 +98,8 @@ pub(super) async fn receive(
     }
     let body = if encoding == UTF_8 {
         // The mark in front, if there is one, stays, as it always has for text.
-        String::from_utf8(body).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
+        String::from_utf8(body)
+            .unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
     } else {
         encoding.decode(&body).0.into_owned()
     };
@@ -125,8 +128,13 @@ impl Received {
                 let _permit = permit;
                 html::to_markdown(&body, &url, max_bytes, &stop)
             });
-            let died = || ToolError::internal(TOOL, "the thread that converted the page ended unexpectedly");
-            let page = converting.await.ok_or_else(died)?.map_err(|stopped| not_converted(stopped, &shown, status))?;
+            let died = || {
+                ToolError::internal(TOOL, "the thread that converted the page ended unexpectedly")
+            };
+            let page = converting
+                .await
+                .ok_or_else(died)?
+                .map_err(|stopped| not_converted(stopped, &shown, status))?;
             truncated |= page.truncated;
             body = scrubber.text(page.text, truncated);
         }
@@ -156,11 +164,14 @@ fn headers(response: &Response) -> BTreeMap<String, String> {
 
 /// The type of the content in lower case, without parameters, and its character encoding.
 fn content_type(response: &Response) -> (String, Option<String>) {
-    let value = response.headers().get(CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let value =
+        response.headers().get(CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let value = value.unwrap_or_default().to_ascii_lowercase();
     let mut parts = value.split(';').map(str::trim);
     let kind = parts.next().unwrap_or_default().to_owned();
-    let charset = parts.find_map(|part| part.strip_prefix("charset=")).map(|name| name.trim_matches('"').to_owned());
+    let charset = parts
+        .find_map(|part| part.strip_prefix("charset="))
+        .map(|name| name.trim_matches('"').to_owned());
     (kind, charset)
 }
 
@@ -184,14 +195,17 @@ fn content(kind: &str) -> Content {
         "" => Content::Unknown,
         "text/html" | "application/xhtml+xml" => Content::Html,
         _ if kind.starts_with("text/") || TEXT.contains(&kind) => Content::Text,
-        _ if kind.ends_with("+json") || kind.ends_with("+xml") || kind.ends_with("+yaml") => Content::Text,
+        _ if kind.ends_with("+json") || kind.ends_with("+xml") || kind.ends_with("+yaml") => {
+            Content::Text
+        }
         _ => Content::Other,
     }
 }
 
 /// What a body without a type begins like.
 fn sniffed(start: &[u8]) -> Content {
-    let text = String::from_utf8_lossy(&start[..start.len().min(512)]).trim_start().to_ascii_lowercase();
+    let text =
+        String::from_utf8_lossy(&start[..start.len().min(512)]).trim_start().to_ascii_lowercase();
     if start.contains(&0) {
         Content::Other
     } else if text.starts_with("<!doctype html") || text.starts_with("<html") {

@@ -12,7 +12,8 @@ use crate::tools::error::ToolError;
 use crate::tools::secrets;
 use crate::tools::subject::{PolicySubject, request_to};
 
-/// Says whether a redirect is followed. The rules were asked about the address of the call, and know nothing of where it leads.
+/// Says whether a redirect is followed. The rules were asked about the address of the call, and
+/// know nothing of where it leads.
 pub trait Redirects: fmt::Debug + Send + Sync {
     /// What the rules say about the request that the redirect asks for.
     fn judge(&self, to: PolicySubject) -> Verdict;
@@ -30,15 +31,17 @@ impl Hop {
     }
 }
 
-/// Refuses a redirect that the rules forbid, and one about which a person has to be asked: nobody was shown where it leads.
+/// Refuses a redirect that the rules forbid, and one about which a person has to be asked: nobody
+/// was shown where it leads.
 pub(super) fn may_follow(redirects: &dyn Redirects, from: &Hop, to: &Hop) -> Result<(), ToolError> {
     let Verdict { action, reason } = redirects.judge(request_to(to.method.as_str(), Some(&to.url)));
     let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
     let (name, why) = match action {
         Action::Allow => return Ok(()),
-        Action::Deny => {
-            ("PolicyDenied", format!("which the policy does not let scripts make{because}. Go on without it."))
-        }
+        Action::Deny => (
+            "PolicyDenied",
+            format!("which the policy does not let scripts make{because}. Go on without it."),
+        ),
         Action::Ask => (
             "RedirectNotFollowed",
             format!(
@@ -51,14 +54,17 @@ pub(super) fn may_follow(redirects: &dyn Redirects, from: &Hop, to: &Hop) -> Res
         "fetch: the request to {host} was made, and answered with a redirect to {} {target}, {why} It was not followed.",
         to.method
     );
-    Err(ToolError::new(name, message).with(json!({"url": to.url.as_str(), "method": to.method.as_str()})))
+    Err(ToolError::new(name, message)
+        .with(json!({"url": to.url.as_str(), "method": to.method.as_str()})))
 }
 
 /// The request that a redirect asks for, if the response is one.
 pub(super) fn next(response: &Response, hop: &Hop) -> Result<Option<Hop>, ToolError> {
     let status = response.status();
     let redirects = matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308);
-    let Some(location) = response.headers().get(LOCATION).filter(|_| redirects) else { return Ok(None) };
+    let Some(location) = response.headers().get(LOCATION).filter(|_| redirects) else {
+        return Ok(None);
+    };
     let broken = || {
         ToolError::new(
             "FetchFailed",
@@ -70,12 +76,18 @@ pub(super) fn next(response: &Response, hop: &Hop) -> Result<Option<Hop>, ToolEr
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
         return Err(broken());
     }
-    let mut further = Hop { url, method: hop.method.clone(), headers: hop.headers.clone(), body: hop.body.clone() };
+    let mut further = Hop {
+        url,
+        method: hop.method.clone(),
+        headers: hop.headers.clone(),
+        body: hop.body.clone(),
+    };
     // Nobody typed this address: a name and a password in it are not ours to use.
     let cleaned = further.url.set_username("").and_then(|()| further.url.set_password(None));
     cleaned.map_err(|()| broken())?;
     let becomes_get = status == StatusCode::SEE_OTHER && hop.method != Method::HEAD
-        || matches!(status, StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND) && hop.method == Method::POST;
+        || matches!(status, StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND)
+            && hop.method == Method::POST;
     if becomes_get {
         further.method = Method::GET;
         further.body = None;

@@ -1,9 +1,11 @@
 //! Matching that can be stopped soon, whatever the expression and the file.
 //!
-//! The engine takes at worst one step for each state of the compiled expression and each byte, and cannot be stopped while it looks at
-//! a text. A few characters with counted repetitions, `(a{1,300}){1,300}`, are hundreds of thousands of states: of the 64 KiB that a
-//! searcher gives it at once it would come back after minutes. So it is given whole lines of at most [`STEPS`] at once, and in between the
-//! search looks at its [`Stop`]. A line for which that is too little is stepped through here, byte by byte, to the same end.
+//! The engine takes at worst one step for each state of the compiled expression and each byte, and
+//! cannot be stopped while it looks at a text. A few characters with counted repetitions,
+//! `(a{1,300}){1,300}`, are hundreds of thousands of states: of the 64 KiB that a searcher gives it
+//! at once it would come back after minutes. So it is given whole lines of at most [`STEPS`] at
+//! once, and in between the search looks at its [`Stop`]. A line for which that is too little is
+//! stepped through here, byte by byte, to the same end.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -19,18 +21,22 @@ use super::TOOL;
 use crate::tools::error::ToolError;
 use crate::tools::stop::Stop;
 
-/// Most steps without a look at the stop: states of the expression times bytes of the text. Some tens of milliseconds.
+/// Most steps without a look at the stop: states of the expression times bytes of the text. Some
+/// tens of milliseconds.
 const STEPS: usize = 1 << 23;
 
-/// Memory for a compiled expression, in bytes. It is compiled three times over (also to run backwards), which cannot be stopped either.
+/// Memory for a compiled expression, in bytes. It is compiled three times over (also to run
+/// backwards), which cannot be stopped either.
 const MAX_COMPILED: usize = 2 << 20;
 
 /// Memory for what the engine remembers while it matches, in bytes.
 const MAX_REMEMBERED: usize = 8 << 20;
 
 /// The name of the error, and when it is thrown.
-pub(super) const TOO_LARGE: (&str, &str) =
-    ("ExpressionTooLarge", "when the expression is too large once its repetitions are written out.");
+pub(super) const TOO_LARGE: (&str, &str) = (
+    "ExpressionTooLarge",
+    "when the expression is too large once its repetitions are written out.",
+);
 
 /// An expression, and the search that it is matched for.
 pub(super) struct Bounded<'a> {
@@ -53,7 +59,12 @@ struct Stepper {
 }
 
 impl<'a> Bounded<'a> {
-    pub(super) fn new(query: &str, literal: bool, case_sensitive: bool, stop: &'a Stop) -> Result<Self, ToolError> {
+    pub(super) fn new(
+        query: &str,
+        literal: bool,
+        case_sensitive: bool,
+        stop: &'a Stop,
+    ) -> Result<Self, ToolError> {
         let escaped = literal.then(|| regex_syntax::escape(query));
         let nfa = NFA::compiler()
             .configure(
@@ -88,7 +99,8 @@ impl<'a> Bounded<'a> {
         self.find(line).ok().flatten().map_or(0, |found| found.start())
     }
 
-    /// Looks at the stop where the engine could take more than [`STEPS`] without that, given so many bytes.
+    /// Looks at the stop where the engine could take more than [`STEPS`] without that, given so
+    /// many bytes.
     fn look_at(&self, bytes: usize) -> io::Result<()> {
         let seen = self.seen.get().saturating_add(bytes);
         if seen <= self.room {
@@ -122,7 +134,9 @@ impl<'a> Bounded<'a> {
                     return Ok(None);
                 }
                 if state.is_quit() {
-                    return Err(io::Error::other("a word ends beside a character that is not ASCII"));
+                    return Err(io::Error::other(
+                        "a word ends beside a character that is not ASCII",
+                    ));
                 }
                 seen += 1;
             }
@@ -140,7 +154,10 @@ impl Stepper {
             .cache_capacity(MAX_REMEMBERED)
             // Rather more memory than none: it is bounded by the size of the expression.
             .skip_cache_capacity_check(true);
-        let dfa = DFA::builder().configure(config).build_from_nfa(nfa.clone()).map_err(io::Error::other)?;
+        let dfa = DFA::builder()
+            .configure(config)
+            .build_from_nfa(nfa.clone())
+            .map_err(io::Error::other)?;
         let cache = dfa.create_cache();
         Ok(Self { dfa, cache })
     }
@@ -181,10 +198,16 @@ impl Matcher for Bounded<'_> {
                 self.step_through(without_ending(piece), 0)?.map(LineMatchKind::Confirmed)
             };
             match found {
-                // Nothing that is found has a line break in it: this is the empty beginning of the next line, of which too little is seen here.
-                Some(LineMatchKind::Confirmed(at)) if at == piece.len() && piece.ends_with(b"\n") => {}
-                Some(LineMatchKind::Confirmed(at)) => return Ok(Some(LineMatchKind::Confirmed(from + at))),
-                Some(LineMatchKind::Candidate(at)) => return Ok(Some(LineMatchKind::Candidate(from + at))),
+                // Nothing that is found has a line break in it: this is the empty beginning of the
+                // next line, of which too little is seen here.
+                Some(LineMatchKind::Confirmed(at))
+                    if at == piece.len() && piece.ends_with(b"\n") => {}
+                Some(LineMatchKind::Confirmed(at)) => {
+                    return Ok(Some(LineMatchKind::Confirmed(from + at)));
+                }
+                Some(LineMatchKind::Candidate(at)) => {
+                    return Ok(Some(LineMatchKind::Candidate(from + at)));
+                }
                 None => {}
             }
             from += piece.len();
@@ -221,9 +244,9 @@ fn whole_lines(text: &[u8], room: usize) -> usize {
         return text.len();
     }
     let after = |at: usize| at + 1;
-    memchr::memrchr(b'\n', &text[..room])
-        .map(after)
-        .unwrap_or_else(|| memchr::memchr(b'\n', &text[room..]).map_or(text.len(), |at| after(room + at)))
+    memchr::memrchr(b'\n', &text[..room]).map(after).unwrap_or_else(|| {
+        memchr::memchr(b'\n', &text[room..]).map_or(text.len(), |at| after(room + at))
+    })
 }
 
 /// A line without what ends it.

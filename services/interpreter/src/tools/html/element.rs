@@ -46,13 +46,14 @@ impl Element {
     /// The element of this name, which the tokenizer gives in lower case.
     pub(super) fn of(name: &[u8]) -> Self {
         match name {
-            b"script" | b"style" | b"noscript" | b"template" | b"svg" | b"iframe" | b"object" | b"video" | b"audio"
-            | b"canvas" | b"select" | b"datalist" | b"title" => Self::Skipped,
+            b"script" | b"style" | b"noscript" | b"template" | b"svg" | b"iframe" | b"object"
+            | b"video" | b"audio" | b"canvas" | b"select" | b"datalist" | b"title" => Self::Skipped,
             b"br" => Self::Break,
             b"hr" => Self::Rule,
-            b"p" | b"div" | b"section" | b"article" | b"header" | b"footer" | b"main" | b"aside" | b"nav"
-            | b"figure" | b"figcaption" | b"address" | b"form" | b"fieldset" | b"details" | b"summary" | b"dl"
-            | b"center" | b"body" | b"dialog" | b"hgroup" | b"search" | b"caption" => Self::Block,
+            b"p" | b"div" | b"section" | b"article" | b"header" | b"footer" | b"main"
+            | b"aside" | b"nav" | b"figure" | b"figcaption" | b"address" | b"form"
+            | b"fieldset" | b"details" | b"summary" | b"dl" | b"center" | b"body" | b"dialog"
+            | b"hgroup" | b"search" | b"caption" => Self::Block,
             b"dt" | b"dd" | b"legend" | b"textarea" => Self::Line,
             b"img" => Self::Image,
             b"pre" | b"listing" | b"xmp" => Self::Code,
@@ -76,9 +77,20 @@ impl Element {
     /// Whether it is remembered until it is closed.
     pub(super) fn is_kept_open(self) -> bool {
         match self {
-            Self::Heading(_) | Self::List { .. } | Self::Item | Self::Quote | Self::Link | Self::Mark(_) => true,
+            Self::Heading(_)
+            | Self::List { .. }
+            | Self::Item
+            | Self::Quote
+            | Self::Link
+            | Self::Mark(_) => true,
             Self::Table | Self::Row | Self::Cell => true,
-            Self::Skipped | Self::Break | Self::Rule | Self::Block | Self::Line | Self::Image | Self::Code => false,
+            Self::Skipped
+            | Self::Break
+            | Self::Rule
+            | Self::Block
+            | Self::Line
+            | Self::Image
+            | Self::Code => false,
             Self::Other => false,
         }
     }

@@ -13,8 +13,8 @@ const MAX_TABLES: usize = 100;
 
 /// A look at the whole page.
 pub(super) struct Outline {
-    /// Of each table in the order of their beginnings, whether it has data: whether a cell of its own is a head. All others
-    /// are there for the layout.
+    /// Of each table in the order of their beginnings, whether it has data: whether a cell of its
+    /// own is a head. All others are there for the layout.
     pub(super) tables: Vec<bool>,
     /// The title, unless the text has a heading of the first level itself.
     pub(super) title: Option<String>,
@@ -23,7 +23,8 @@ pub(super) struct Outline {
 impl Outline {
     pub(super) fn of(tokens: impl Iterator<Item = Token>, stop: &Stop) -> Result<Self, Stopped> {
         let (mut tables, mut open): (Vec<bool>, Vec<usize>) = (Vec::new(), Vec::new());
-        let (mut title, mut in_title, mut has_heading): (Option<String>, bool, bool) = (None, false, false);
+        let (mut title, mut in_title, mut has_heading): (Option<String>, bool, bool) =
+            (None, false, false);
         let mut drawings: usize = 0;
         for (number, token) in tokens.enumerate() {
             if number % STOP_INTERVAL == 0 {
@@ -42,7 +43,9 @@ impl Outline {
                             tables.push(false);
                         }
                         Element::Cell if tag.name.as_slice() == b"th" => {
-                            if let Some(table) = open.last().and_then(|index| tables.get_mut(*index)) {
+                            if let Some(table) =
+                                open.last().and_then(|index| tables.get_mut(*index))
+                            {
                                 *table = true;
                             }
                         }

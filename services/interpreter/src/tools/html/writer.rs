@@ -1,4 +1,5 @@
-//! Writing Markdown down: lines, their beginnings, and marks that are written only when text follows.
+//! Writing Markdown down: lines, their beginnings, and marks that are written only when text
+//! follows.
 
 use std::borrow::Cow;
 

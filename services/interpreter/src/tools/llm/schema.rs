@@ -1,4 +1,5 @@
-//! JSON Schemas that scripts bring along. The script is not trusted: a few lines of schema can take for ever to apply.
+//! JSON Schemas that scripts bring along. The script is not trusted: a few lines of schema can take
+//! for ever to apply.
 
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
@@ -9,7 +10,8 @@ const MAX_BYTES: usize = 64 << 10;
 const MAX_PARTS: usize = 5_000;
 /// Words by which a schema refers elsewhere in ways that cannot be weighed beforehand.
 const REFUSED: [&str; 4] = ["$dynamicRef", "$recursiveRef", "$id", "$anchor"];
-/// How many of its parts may be held against how many places of a value for all faults to be looked for; above that only the first is.
+/// How many of its parts may be held against how many places of a value for all faults to be looked
+/// for; above that only the first is.
 const ALL_FAULTS: usize = 200_000;
 /// The same for it to be looked at at all.
 const MAX_WORK: usize = 20_000_000;
@@ -74,12 +76,19 @@ fn compile(schema: &Value) -> Result<Validator, String> {
         .map_err(|error| format!("the schema is none: {error}").chars().take(MAX_FAULT).collect())
 }
 
-/// Counts the parts of a schema with its references followed. A schema that contains itself is refused: how long it takes
-/// would depend on the value alone.
-fn weigh<'a>(root: &'a Value, part: &'a Value, open: &mut Vec<&'a str>, parts: &mut usize) -> Result<(), String> {
+/// Counts the parts of a schema with its references followed. A schema that contains itself is
+/// refused: how long it takes would depend on the value alone.
+fn weigh<'a>(
+    root: &'a Value,
+    part: &'a Value,
+    open: &mut Vec<&'a str>,
+    parts: &mut usize,
+) -> Result<(), String> {
     *parts += 1;
     if *parts > MAX_PARTS {
-        return Err(format!("the schema has more than {MAX_PARTS} parts when its references are followed"));
+        return Err(format!(
+            "the schema has more than {MAX_PARTS} parts when its references are followed"
+        ));
     }
     match part {
         Value::Object(fields) => {
@@ -88,8 +97,9 @@ fn weigh<'a>(root: &'a Value, part: &'a Value, open: &mut Vec<&'a str>, parts: &
             }
             if let Some(Value::String(reference)) = fields.get("$ref") {
                 let target = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
-                let target =
-                    target.ok_or_else(|| format!("the reference {reference:?} leads nowhere in the schema"))?;
+                let target = target.ok_or_else(|| {
+                    format!("the reference {reference:?} leads nowhere in the schema")
+                })?;
                 if open.contains(&reference.as_str()) {
                     return Err(format!("the schema contains itself, through {reference:?}"));
                 }

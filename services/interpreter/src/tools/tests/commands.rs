@@ -25,7 +25,8 @@ async fn commands_give_results_and_refusals_as_scripts_expect_them() {
     let bench = Bench::with(policy, Egress::new(&[]).expect("an HTTP client"));
     bench.write("sub/a", "");
     let options = json!({"cwd": "sub", "env": {"A": "b"}, "stdin": "in"});
-    let mut result = bench.call("execute_command", json!(["ls; echo $A >&2; cat; exit 3", options])).await;
+    let mut result =
+        bench.call("execute_command", json!(["ls; echo $A >&2; cat; exit 3", options])).await;
     assert!(result["duration_ms"].take().is_number());
     let expected = json!({
         "exit_code": 3, "stdout": "a\nin", "stderr": "b\n", "timed_out": false, "signal": null, "truncated": false,
@@ -49,8 +50,12 @@ async fn commands_give_results_and_refusals_as_scripts_expect_them() {
 /// Puts a program into the workspace that shows how it was called.
 fn program(bench: &Bench, name: &str) {
     use std::os::unix::fs::PermissionsExt as _;
-    bench.write(name, format!("#!/bin/sh\necho {name}; for word; do echo \"<$word>\"; done; cat; exit 3\n"));
-    std::fs::set_permissions(bench.path(name), std::fs::Permissions::from_mode(0o755)).expect("set");
+    bench.write(
+        name,
+        format!("#!/bin/sh\necho {name}; for word; do echo \"<$word>\"; done; cat; exit 3\n"),
+    );
+    std::fs::set_permissions(bench.path(name), std::fs::Permissions::from_mode(0o755))
+        .expect("set");
 }
 
 /// A toolbox that finds programs in its workspace first.
@@ -66,11 +71,28 @@ fn with_programs(names: &[&str]) -> Bench {
 #[tokio::test]
 async fn programs_get_their_arguments_exactly_as_they_are() {
     let bench = with_programs(&["git", "npm", "node", "python3"]);
-    let words = ["", "a b", "it's", "$HOME", "`x`", "*", "\\", "-m", "a\nb", "\u{e4}", "!", "&& exit 0", "#"];
+    let words = [
+        "",
+        "a b",
+        "it's",
+        "$HOME",
+        "`x`",
+        "*",
+        "\\",
+        "-m",
+        "a\nb",
+        "\u{e4}",
+        "!",
+        "&& exit 0",
+        "#",
+    ];
     let shown: String = words.iter().map(|word| format!("<{word}>\n")).collect();
     for (tool, name) in [("git", "git"), ("npm", "npm"), ("node", "node"), ("python", "python3")] {
         let result = bench.call(tool, json!([words])).await;
-        assert_eq!((&result["stdout"], &result["exit_code"]), (&json!(format!("{name}\n{shown}")), &json!(3)));
+        assert_eq!(
+            (&result["stdout"], &result["exit_code"]),
+            (&json!(format!("{name}\n{shown}")), &json!(3))
+        );
     }
     let options = json!({"stdin": "in", "cwd": "sub"});
     bench.write("sub/x", "");
@@ -90,7 +112,10 @@ async fn code_goes_through_standard_input_however_long_it_is() {
     let many = bench.fails("node", json!([["x".repeat(100_000)]])).await;
     assert!(many.name == "InvalidArguments" && many.message.contains("options.stdin"), "{many}");
     let text = bench.fails("git", json!(["commit -m x"])).await;
-    assert!(text.message.contains("one for each argument") && text.message.contains("git([\"commit\""), "{text}");
+    assert!(
+        text.message.contains("one for each argument") && text.message.contains("git([\"commit\""),
+        "{text}"
+    );
     assert_eq!(bench.fails("git", json!([["a\u{0}"]])).await.name, "InvalidArguments");
 }
 
@@ -101,7 +126,10 @@ async fn a_program_that_is_not_installed_is_a_clear_error() {
     for tool in ["git", "npm", "node", "python"] {
         let missing = bench.fails(tool, json!([["--version"]])).await;
         assert_eq!(missing.name, "ProgramNotFound", "{missing}");
-        assert!(missing.message.contains("not installed") && missing.message.contains("nothing ran"), "{missing}");
+        assert!(
+            missing.message.contains("not installed") && missing.message.contains("nothing ran"),
+            "{missing}"
+        );
     }
     // A program that itself ends with that status has run.
     let bench = with_programs(&[]);
@@ -159,11 +187,19 @@ async fn variables_are_set_for_the_commands_that_follow() {
 #[tokio::test]
 async fn variables_are_bounded_and_a_refused_one_changes_nothing() {
     let bench = Bench::new();
-    for args in [json!(["A B", "x"]), json!(["1A", "x"]), json!(["A", "x\u{0}"]), json!(["A=", "x"])] {
+    for args in
+        [json!(["A B", "x"]), json!(["1A", "x"]), json!(["A", "x\u{0}"]), json!(["A=", "x"])]
+    {
         assert_eq!(bench.fails("setenv", args).await.name, "InvalidArguments");
     }
     bench.call("setenv", json!(["BIG", "x".repeat(65_000)])).await;
-    assert!(bench.fails("setenv", json!(["MORE", "x".repeat(1_000)])).await.message.contains("at most 200"));
+    assert!(
+        bench
+            .fails("setenv", json!(["MORE", "x".repeat(1_000)]))
+            .await
+            .message
+            .contains("at most 200")
+    );
     assert_eq!(bench.call("getenv", json!(["MORE"])).await, json!(null));
     bench.call("setenv", json!(["BIG", "x".repeat(1_000)])).await;
     for n in 0..199 {
@@ -178,7 +214,9 @@ async fn variables_are_bounded_and_a_refused_one_changes_nothing() {
 async fn a_new_toolbox_learns_from_the_journal_what_was_set_in_the_old_one() {
     let old = Bench::new();
     let mut journal = Vec::new();
-    for args in [json!(["A", "1"]), json!(["B", "2"]), json!(["A", "3"]), json!(["B"]), json!(["C", ""])] {
+    for args in
+        [json!(["A", "1"]), json!(["B", "2"]), json!(["A", "3"]), json!(["B"]), json!(["C", ""])]
+    {
         journal.push(("setenv", old.call("setenv", args).await));
     }
     old.write("file", "text");
@@ -192,7 +230,11 @@ async fn a_new_toolbox_learns_from_the_journal_what_was_set_in_the_old_one() {
         new.tools.replay(name, result);
     }
     for name in ["A", "B", "C", "PATH"] {
-        assert_eq!(new.call("getenv", json!([name])).await, old.call("getenv", json!([name])).await, "{name}");
+        assert_eq!(
+            new.call("getenv", json!([name])).await,
+            old.call("getenv", json!([name])).await,
+            "{name}"
+        );
     }
     assert_eq!(new.call("getenv", json!(["A"])).await, json!("3"));
 }
@@ -216,7 +258,11 @@ async fn programs_that_are_installed_run_in_the_sandbox() {
         bench.call("setenv", json!(["GREETING", "hello"])).await;
         match bench.tools.call(tool, args.clone(), &CallContext::default()).await {
             Ok(result) => {
-                assert_eq!((&result["stdout"], &result["exit_code"]), (&json!(expected), &json!(0)), "{tool}: {result}")
+                assert_eq!(
+                    (&result["stdout"], &result["exit_code"]),
+                    (&json!(expected), &json!(0)),
+                    "{tool}: {result}"
+                )
             }
             Err(error) => {
                 assert_eq!(error.name, "ProgramNotFound", "{error}");

@@ -22,16 +22,22 @@ pub(super) fn accept(output: &Output, value: &Value) -> Result<(), String> {
         (Output::OneOrMore(output), value) => return accept(output, value),
         (Output::OneOf(words), Value::String(word)) => words.contains(&word.as_str()),
         (Output::Nullable(output), value) => return accept(output, value),
-        (Output::List(output), Value::Array(items)) => return items.iter().try_for_each(|item| accept(output, item)),
+        (Output::List(output), Value::Array(items)) => {
+            return items.iter().try_for_each(|item| accept(output, item));
+        }
         (Output::TextMap, Value::Object(map)) => map.values().all(Value::is_string),
         (Output::Object(fields), Value::Object(map)) => {
-            if let Some(unknown) = map.keys().find(|name| !fields.iter().any(|field| field.name == *name)) {
+            if let Some(unknown) =
+                map.keys().find(|name| !fields.iter().any(|field| field.name == *name))
+            {
                 return Err(format!("it has a property {unknown}"));
             }
             return fields.iter().try_for_each(|field| match map.get(field.name) {
                 None if field.optional => Ok(()),
                 None => Err(format!("it lacks {}", field.name)),
-                Some(value) => accept(&field.output, value).map_err(|why| format!("{}: {why}", field.name)),
+                Some(value) => {
+                    accept(&field.output, value).map_err(|why| format!("{}: {why}", field.name))
+                }
             });
         }
         _ => false,
@@ -60,15 +66,23 @@ fn the_page_about_the_tools_is_current() {
 fn what_a_signature_refers_to_is_told_before_it_and_is_the_same() {
     for (position, tool) in definitions().iter().enumerate() {
         let Some(like) = tool.like else { continue };
-        let before = definitions()[..position].iter().find(|other| other.name == like).expect("a tool told before");
+        let before = definitions()[..position]
+            .iter()
+            .find(|other| other.name == like)
+            .expect("a tool told before");
         let options = |tool: &Definition| tool.input_schema()["properties"]["options"].clone();
-        assert_eq!((options(tool), tool.output_schema()), (options(before), before.output_schema()), "{}", tool.name);
+        assert_eq!(
+            (options(tool), tool.output_schema()),
+            (options(before), before.output_schema()),
+            "{}",
+            tool.name
+        );
         assert_eq!(before.parameters.iter().position(|p| p.name == "options"), Some(1), "{like}");
     }
 }
 
-/// The names of errors that stand in source text: words of their own in quotes that are written as such names are. One of a single part is known
-/// by what is made with it.
+/// The names of errors that stand in source text: words of their own in quotes that are written as
+/// such names are. One of a single part is known by what is made with it.
 fn error_names(source: &str) -> impl Iterator<Item = &str> {
     source.match_indices(['"', '\'']).filter_map(|(at, _)| {
         let rest = &source[at + 1..];
@@ -84,26 +98,38 @@ fn error_names(source: &str) -> impl Iterator<Item = &str> {
 
 /// The product's own sources below a folder, without tests.
 fn sources(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let entries =
+        std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
     let entries = entries.filter(|path| path.file_stem().is_some_and(|name| name != "tests"));
     let text = |path: &Path| {
         let text = std::fs::read_to_string(path).expect("text");
         text.split("#[cfg(test)]\nmod ").next().unwrap_or_default().to_owned()
     };
-    entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![text(&path)] }).collect()
+    entries
+        .flat_map(|path| if path.is_dir() { sources(&path) } else { vec![text(&path)] })
+        .collect()
 }
 
 #[test]
 fn every_error_that_scripts_can_get_is_told_of() {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(package.join(path)).expect("a page");
-    let pages = [documentation(), read("../../docs/interpreter.md"), read("guest/README.md")].concat();
-    let sources = [sources(&package.join("src")), sources(&package.join("guest/quickjs/src"))].concat();
+    let pages =
+        [documentation(), read("../../docs/interpreter.md"), read("guest/README.md")].concat();
+    let sources =
+        [sources(&package.join("src")), sources(&package.join("guest/quickjs/src"))].concat();
     let names: HashSet<&str> = sources.iter().flat_map(|source| error_names(source)).collect();
-    for known in ["Cancelled", "CommandNotStarted", "JournalLimitExceeded", "TimerLimitExceeded", "NeverSettled"] {
+    for known in [
+        "Cancelled",
+        "CommandNotStarted",
+        "JournalLimitExceeded",
+        "TimerLimitExceeded",
+        "NeverSettled",
+    ] {
         assert!(names.contains(known), "{known} is not found in the sources");
     }
-    let mut untold: Vec<&str> = names.into_iter().filter(|name| !pages.contains(&format!("`{name}`"))).collect();
+    let mut untold: Vec<&str> =
+        names.into_iter().filter(|name| !pages.contains(&format!("`{name}`"))).collect();
     untold.sort_unstable();
     assert!(untold.is_empty(), "neither a definition nor a page tells of {untold:?}");
 
@@ -148,8 +174,12 @@ fn no_two_tools_share_a_name() {
 #[test]
 fn declarations_are_typescript_with_every_tool_documented() {
     let text = declarations(usize::MAX);
-    assert!(text.contains("declare function read_file(path: string, start_line?: number, end_line?: number): string;"));
-    assert!(text.contains("declare function edit_file(path: string, diffs: { old: string; new: string }[]):"));
+    assert!(text.contains(
+        "declare function read_file(path: string, start_line?: number, end_line?: number): string;"
+    ));
+    assert!(text.contains(
+        "declare function edit_file(path: string, diffs: { old: string; new: string }[]):"
+    ));
     assert!(text.contains("declare function print(value: unknown): void;"));
     assert!(text.contains(" * @param options.timeout_seconds "));
     for tool in definitions() {
@@ -157,7 +187,8 @@ fn declarations_are_typescript_with_every_tool_documented() {
         assert!(text.contains(&format!("function {name}(")), "{name}");
         assert!(tool.example.contains(&format!("{}(", tool.name)), "{}", tool.name);
         assert!(tool.summary.ends_with('.') && !tool.summary.contains('\n'), "{}", tool.name);
-        let optional_first = tool.parameters.windows(2).any(|pair| !pair[0].required && pair[1].required);
+        let optional_first =
+            tool.parameters.windows(2).any(|pair| !pair[0].required && pair[1].required);
         assert!(!optional_first, "{} has a required parameter after an optional one", tool.name);
         assert!(tool.description.lines().all(|line| !line.starts_with(' ')), "{}", tool.name);
         assert!(!tool.description.contains("*/"), "{}", tool.name);
@@ -169,14 +200,23 @@ fn schemas_name_types_bounds_and_what_is_required() {
     let schema = definition("grep").expect("a tool").input_schema();
     assert_eq!(schema["required"], json!(["query"]));
     assert_eq!(schema["additionalProperties"], json!(false));
-    assert_eq!(schema["properties"]["options"]["properties"]["max_results"]["maximum"], json!(2000));
+    assert_eq!(
+        schema["properties"]["options"]["properties"]["max_results"]["maximum"],
+        json!(2000)
+    );
 }
 
 #[test]
 fn declarations_keep_to_their_budget_and_name_the_rest_in_one_line_each() {
     let all = declarations(usize::MAX);
-    assert!(all.len() < 24 * 1024, "the declarations have {} bytes, more than a prompt has room for", all.len());
-    assert!(all.contains("declare namespace tools { function search(query: string, limit?: number): Promise<{ tools:"));
+    assert!(
+        all.len() < 24 * 1024,
+        "the declarations have {} bytes, more than a prompt has room for",
+        all.len()
+    );
+    assert!(all.contains(
+        "declare namespace tools { function search(query: string, limit?: number): Promise<{ tools:"
+    ));
     assert!(all.contains(" * Other names: tools.delete."));
     assert!(all.contains(
         "function git(args: string[], options?: Parameters<typeof execute_command>[1]): ReturnType<typeof execute_command>;"
@@ -193,9 +233,15 @@ fn declarations_keep_to_their_budget_and_name_the_rest_in_one_line_each() {
         let whole = !text.contains("There are more tools");
         for tool in definitions() {
             let name = tool.name.rsplit('.').next().expect("a name");
-            assert!(!whole || text.contains(&format!("{name}(")), "{name} is missing in a budget of {budget}");
+            assert!(
+                !whole || text.contains(&format!("{name}(")),
+                "{name} is missing in a budget of {budget}"
+            );
         }
-        assert!(whole || text.ends_with("tools.search(\"words\") finds them by what they do.\n"), "{text}");
+        assert!(
+            whole || text.ends_with("tools.search(\"words\") finds them by what they do.\n"),
+            "{text}"
+        );
     }
     assert_eq!(declared, 0);
 }
@@ -203,7 +249,9 @@ fn declarations_keep_to_their_budget_and_name_the_rest_in_one_line_each() {
 #[tokio::test]
 async fn tools_are_found_by_what_they_do() {
     let bench = Bench::new();
-    let first = async |query: &str| bench.call("tools.search", json!([query])).await["tools"][0]["name"].clone();
+    let first = async |query: &str| {
+        bench.call("tools.search", json!([query])).await["tools"][0]["name"].clone()
+    };
     let mut wrong = Vec::new();
     for (query, expected) in [
         ("delete a directory", "delete_file"),
@@ -246,9 +294,15 @@ async fn a_tool_is_described_with_its_declaration_and_schemas() {
         (&described["input_schema"], &described["output_schema"]),
         (&tool.input_schema(), &tool.output_schema())
     );
-    assert_eq!((&described["effect"], &described["permission"]), (&json!("write"), &json!("files.write")));
+    assert_eq!(
+        (&described["effect"], &described["permission"]),
+        (&json!("write"), &json!("files.write"))
+    );
     let unknown = bench.fails("tools.describe", json!(["read_flie"])).await;
-    assert!(unknown.name == "UnknownTool" && unknown.message.contains("Did you mean read_file?"), "{unknown}");
+    assert!(
+        unknown.name == "UnknownTool" && unknown.message.contains("Did you mean read_file?"),
+        "{unknown}"
+    );
 }
 
 #[test]
@@ -256,10 +310,16 @@ fn schemas_describe_results_as_the_types_do() {
     let list = definition("list_files").expect("a tool").output_schema();
     assert_eq!(list["items"]["properties"]["type"]["enum"][0], json!("file"));
     let command = definition("execute_command").expect("a tool").output_schema();
-    assert_eq!(command["properties"]["signal"]["anyOf"], json!([{"type": "string"}, {"type": "null"}]));
+    assert_eq!(
+        command["properties"]["signal"]["anyOf"],
+        json!([{"type": "string"}, {"type": "null"}])
+    );
     let grep = definition("grep").expect("a tool");
     assert_eq!(grep.output_schema()["required"], json!(["matches", "truncated", "files_searched"]));
-    assert!(grep.signature().contains("{ matches: { path: string; line: number; text: string; before?: string[];"));
+    assert!(
+        grep.signature()
+            .contains("{ matches: { path: string; line: number; text: string; before?: string[];")
+    );
     assert_eq!(Output::List(&Output::Nullable(&Output::Text)).typescript(), "(string | null)[]");
 }
 
@@ -282,7 +342,11 @@ fn calls_that_mean_the_same_have_one_canonical_form() {
         let tool = definition(name).expect("a tool");
         let canonical = tool.canonical(&forms[0]).expect("arguments that fit");
         for form in forms {
-            assert_eq!(tool.canonical(form).expect("arguments that fit").to_string(), canonical.to_string(), "{form}");
+            assert_eq!(
+                tool.canonical(form).expect("arguments that fit").to_string(),
+                canonical.to_string(),
+                "{form}"
+            );
         }
         // It is a form of the call itself.
         assert_eq!(tool.canonical(&canonical).expect("arguments that fit"), canonical);
@@ -298,7 +362,8 @@ fn calls_that_mean_the_same_have_one_canonical_form() {
         json!(["https://a.com", {"method": "post", "headers": {"b": "1", "a": "2"}}]),
         json!({"options": {"headers": {"a": "2", "b": "1"}, "method": "POST"}, "url": "https://a.com"}),
     ];
-    let expected = r#"{"options":{"headers":{"a":"2","b":"1"},"method":"POST"},"url":"https://a.com"}"#;
+    let expected =
+        r#"{"options":{"headers":{"a":"2","b":"1"},"method":"POST"},"url":"https://a.com"}"#;
     assert_eq!(same("fetch", &forms).to_string(), expected);
     same(
         "grep",
@@ -307,7 +372,8 @@ fn calls_that_mean_the_same_have_one_canonical_form() {
             json!({"query": "x", "path": "./", "options": {"include": ["*.rs"]}}),
         ],
     );
-    let wrong = definition("read_file").expect("a tool").canonical(&json!([])).expect_err("no path");
+    let wrong =
+        definition("read_file").expect("a tool").canonical(&json!([])).expect_err("no path");
     assert_eq!(wrong.name, "InvalidArguments");
 }
 
@@ -320,9 +386,16 @@ async fn absolute_paths_of_the_workspace_are_the_relative_ones() {
         (format!("{root}/a/./b"), "a/b".to_owned()),
         (format!("{root}/"), ".".to_owned()),
         ("/etc/../etc/passwd".to_owned(), "/etc/passwd".to_owned()),
-        (format!("{root}/../x"), bench.directory.path().with_file_name("x").to_str().expect("UTF-8").to_owned()),
+        (
+            format!("{root}/../x"),
+            bench.directory.path().with_file_name("x").to_str().expect("UTF-8").to_owned(),
+        ),
     ] {
-        assert_eq!(bench.tools.canonical("read", &json!([given])), Ok(json!({"path": expected})), "{given}");
+        assert_eq!(
+            bench.tools.canonical("read", &json!([given])),
+            Ok(json!({"path": expected})),
+            "{given}"
+        );
     }
     assert_eq!(bench.call("read", json!([format!("{root}/a/../a/b")])).await, json!("text"));
 }
@@ -333,10 +406,17 @@ fn a_policy_is_asked_about_paths_commands_and_requests() {
         let tool = definition(name).expect("a tool");
         tool.subject(&tool.canonical(&args).expect("arguments that fit"))
     };
-    assert_eq!(subject("create_file", json!(["./a//b", ""])), PolicySubject::Path("a/b".to_owned()));
+    assert_eq!(
+        subject("create_file", json!(["./a//b", ""])),
+        PolicySubject::Path("a/b".to_owned())
+    );
     assert_eq!(subject("list_files", json!([])), PolicySubject::Path(".".to_owned()));
-    assert_eq!(subject("bash", json!(["ls -l | wc"])), PolicySubject::Command("ls -l | wc".to_owned()));
-    let request = subject("fetch", json!(["HTTPS://Exämple.COM./a/../b?key=s3cret", {"method": "put"}]));
+    assert_eq!(
+        subject("bash", json!(["ls -l | wc"])),
+        PolicySubject::Command("ls -l | wc".to_owned())
+    );
+    let request =
+        subject("fetch", json!(["HTTPS://Exämple.COM./a/../b?key=s3cret", {"method": "put"}]));
     let expected = PolicySubject::Request {
         method: "PUT".to_owned(),
         host: "xn--exmple-cua.com".to_owned(),
@@ -347,7 +427,10 @@ fn a_policy_is_asked_about_paths_commands_and_requests() {
     for (args, name) in [(json!(["x", "lawyer"]), "lawyer"), (json!(["x"]), "")] {
         assert_eq!(subject("tasks.spawn", args), PolicySubject::Agent(name.to_owned()));
     }
-    assert_eq!(subject("tasks.hand_off", json!(["lawyer"])), PolicySubject::Agent("lawyer".to_owned()));
+    assert_eq!(
+        subject("tasks.hand_off", json!(["lawyer"])),
+        PolicySubject::Agent("lawyer".to_owned())
+    );
     assert_eq!(subject("print", json!([1])), PolicySubject::None);
 }
 
@@ -361,8 +444,13 @@ async fn a_policy_is_asked_about_where_links_lead_too() {
     symlink("loop", bench.path("loop")).expect("linked");
     symlink("/etc/nothing", bench.path("away")).expect("linked");
     let asked = async |name: &str, path: &str| -> Vec<String> {
-        let canonical = bench.tools.canonical(name, &json!([path, "x"])).expect("arguments that fit");
-        let subjects = bench.tools.subjects(name, &canonical, &bench.tools.environment()).await.expect("a tool");
+        let canonical =
+            bench.tools.canonical(name, &json!([path, "x"])).expect("arguments that fit");
+        let subjects = bench
+            .tools
+            .subjects(name, &canonical, &bench.tools.environment())
+            .await
+            .expect("a tool");
         subjects.iter().map(ToString::to_string).collect()
     };
     assert_eq!(asked("create_file", "secret/key").await, ["secret/key"]);

@@ -40,7 +40,8 @@ pub(super) async fn server(
 fn is_complete(request: &[u8]) -> bool {
     let text = String::from_utf8_lossy(request);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+    let length =
+        head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
     body.len() >= length.unwrap_or(0)
 }
 
@@ -66,14 +67,18 @@ async fn a_body_is_cut_to_what_a_result_may_be_as_json() {
     let (address, _requests) = server(move |_| ok(&page)).await;
     let mut bench = granted(&["127.0.0.1"]);
     bench.tools = bench.tools.with_result_bytes(100_000);
-    let result = bench.call("fetch", json!([format!("http://{address}/"), {"max_bytes": 10 << 20}])).await;
+    let result =
+        bench.call("fetch", json!([format!("http://{address}/"), {"max_bytes": 10 << 20}])).await;
     let size = result.to_string().len();
     assert!((98_000..=100_000).contains(&size), "{size}");
     assert_eq!(result["truncated"], true);
     // What fits stays whole.
     bench.tools = bench.tools.with_result_bytes(1 << 20);
     let result = bench.call("fetch", json!([format!("http://{address}/")])).await;
-    assert_eq!((result["body"].as_str().map(str::len), &result["truncated"]), (Some(240_000), &json!(false)));
+    assert_eq!(
+        (result["body"].as_str().map(str::len), &result["truncated"]),
+        (Some(240_000), &json!(false))
+    );
 }
 
 #[tokio::test]
@@ -89,14 +94,22 @@ async fn a_response_comes_with_status_headers_and_body() {
     );
     assert_eq!((&result["headers"]["x-a"], &result["url"]), (&json!("1, 2"), &json!(url)));
     let request = requests.recv().await.expect("a request").to_lowercase();
-    assert!(request.starts_with("post /a?b=c http/1.1\r\n") && request.ends_with("\r\n\r\ndata"), "{request}");
-    assert!(request.contains("x-key: k\r\n") && request.contains("content-type: text/plain\r\n"), "{request}");
+    assert!(
+        request.starts_with("post /a?b=c http/1.1\r\n") && request.ends_with("\r\n\r\ndata"),
+        "{request}"
+    );
+    assert!(
+        request.contains("x-key: k\r\n") && request.contains("content-type: text/plain\r\n"),
+        "{request}"
+    );
 }
 
 #[tokio::test]
 async fn a_status_that_is_no_success_is_a_result() {
-    let (address, _requests) =
-        server(|_| b"HTTP/1.1 503 No\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy".to_vec()).await;
+    let (address, _requests) = server(|_| {
+        b"HTTP/1.1 503 No\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy".to_vec()
+    })
+    .await;
     let result = granted(&["127.0.0.1"]).call("fetch", json!([format!("http://{address}/")])).await;
     assert_eq!((&result["status"], &result["body"]), (&json!(503), &json!("busy")));
 }
@@ -106,7 +119,10 @@ async fn a_host_that_was_not_granted_is_refused_and_the_message_says_how_to_gran
     for hosts in [&[][..], &["example.com"], &["*.0.0.1"][..0]] {
         let error = granted(hosts).fails("fetch", json!(["http://other.example.org/"])).await;
         assert_eq!(error.name, "HostNotGranted");
-        assert!(error.message.contains("other.example.org") && error.message.contains("grant"), "{error}");
+        assert!(
+            error.message.contains("other.example.org") && error.message.contains("grant"),
+            "{error}"
+        );
     }
 }
 
@@ -176,22 +192,35 @@ async fn a_redirect_to_another_origin_takes_no_credentials_along() {
     let (inner, mut reached) = server(|_| ok("there")).await;
     let to = format!("http://user:password@{inner}/next");
     let (outer, _requests) = server(move |_| redirect(307, &to)).await;
-    let headers =
-        json!({"Authorization": "Bearer s3cret", "Cookie": "s3cret", "X-Api-Key": "s3cret", "Accept": "text/plain"});
+    let headers = json!({"Authorization": "Bearer s3cret", "Cookie": "s3cret", "X-Api-Key": "s3cret", "Accept": "text/plain"});
     let options = json!({"method": "POST", "headers": headers, "body": "data"});
-    let result = granted(&["127.0.0.1"]).call("fetch", json!([format!("http://{outer}/"), options])).await;
-    assert_eq!((&result["body"], &result["url"]), (&json!("there"), &json!(format!("http://{inner}/next"))));
+    let result =
+        granted(&["127.0.0.1"]).call("fetch", json!([format!("http://{outer}/"), options])).await;
+    assert_eq!(
+        (&result["body"], &result["url"]),
+        (&json!("there"), &json!(format!("http://{inner}/next")))
+    );
     let request = reached.recv().await.expect("a request").to_lowercase();
-    assert!(request.starts_with("post ") && request.ends_with("data") && request.contains("accept: text/plain"));
+    assert!(
+        request.starts_with("post ")
+            && request.ends_with("data")
+            && request.contains("accept: text/plain")
+    );
     assert!(!request.contains("s3cret") && !request.contains("authorization"), "{request}");
 }
 
 #[tokio::test]
 async fn a_redirect_within_an_origin_keeps_headers_and_a_303_becomes_a_get() {
     let (address, mut requests) =
-        server(|request| if request.starts_with("GET /done") { ok("done") } else { redirect(303, "/done") }).await;
+        server(
+            |request| {
+                if request.starts_with("GET /done") { ok("done") } else { redirect(303, "/done") }
+            },
+        )
+        .await;
     let options = json!({"method": "POST", "headers": {"X-Api-Key": "k"}, "body": "data"});
-    let result = granted(&["127.0.0.1"]).call("fetch", json!([format!("http://{address}/"), options])).await;
+    let result =
+        granted(&["127.0.0.1"]).call("fetch", json!([format!("http://{address}/"), options])).await;
     assert_eq!(result["body"], json!("done"));
     requests.recv().await.expect("the first request");
     let second = requests.recv().await.expect("the second request").to_lowercase();
@@ -214,8 +243,12 @@ async fn a_body_without_end_is_cut() {
     })
     .await;
     let options = json!({"max_bytes": 1_001});
-    let result = granted(&["127.0.0.1"]).call("fetch", json!([format!("http://{address}/"), options])).await;
-    assert_eq!((&result["body"], &result["truncated"]), (&json!("\u{e4}".repeat(500)), &json!(true)));
+    let result =
+        granted(&["127.0.0.1"]).call("fetch", json!([format!("http://{address}/"), options])).await;
+    assert_eq!(
+        (&result["body"], &result["truncated"]),
+        (&json!("\u{e4}".repeat(500)), &json!(true))
+    );
 }
 
 #[tokio::test]
@@ -240,9 +273,14 @@ async fn a_host_that_cannot_be_reached_is_said_without_the_query() {
     let listener = TcpListener::bind((LOCAL, 0)).await.expect("a port");
     let address = listener.local_addr().expect("an address");
     drop(listener);
-    let error = granted(&["127.0.0.1"]).fails("fetch", json!([format!("http://{address}/?key=s3cret")])).await;
+    let error = granted(&["127.0.0.1"])
+        .fails("fetch", json!([format!("http://{address}/?key=s3cret")]))
+        .await;
     assert_eq!(error.name, "FetchFailed");
-    assert!(error.message.contains("nothing was sent") && !error.message.contains("s3cret"), "{error}");
+    assert!(
+        error.message.contains("nothing was sent") && !error.message.contains("s3cret"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -296,7 +334,9 @@ async fn a_page_comes_as_markdown_when_that_is_asked_for() {
         let url = format!("http://{address}{path}");
         bench.tools.call("fetch", json!([url, options]), &CallContext::default()).await
     };
-    let body = async |path: &str| fetch(path, json!({"as": "markdown"})).await.expect("a result")["body"].clone();
+    let body = async |path: &str| {
+        fetch(path, json!({"as": "markdown"})).await.expect("a result")["body"].clone()
+    };
     assert_eq!(body("/").await, json!(format!("# T\n\ncaf\u{e9} [b](http://{address}/b)\n")));
     let request = requests.recv().await.expect("a request").to_lowercase();
     assert!(request.contains("accept: text/markdown, text/html"), "{request}");
@@ -304,14 +344,20 @@ async fn a_page_comes_as_markdown_when_that_is_asked_for() {
     assert_eq!(body("/json").await, json!("{\"a\": \"<b>\"}"));
     assert_eq!(body("/untyped").await, json!("x\n"));
     assert_eq!(body("/empty").await, json!(""));
-    for (path, kind) in [("/image", "image/png"), ("/pdf", "application/pdf"), ("/no-type", "binary")] {
-        let refused = fetch(path, json!({"as": "Markdown"})).await.expect_err("neither HTML nor text");
+    for (path, kind) in
+        [("/image", "image/png"), ("/pdf", "application/pdf"), ("/no-type", "binary")]
+    {
+        let refused =
+            fetch(path, json!({"as": "Markdown"})).await.expect_err("neither HTML nor text");
         assert!(refused.name == "NotText" && refused.message.contains(kind), "{refused}");
         assert_eq!(refused.details.expect("details")["status"], json!(200));
     }
     // Without it everything comes as it is.
     assert_eq!(fetch("/", json!({})).await.expect("a result")["body"], json!(page));
-    assert_eq!(fetch("/pdf", json!({"as": "text"})).await.expect("a result")["body"], json!("%PDF"));
+    assert_eq!(
+        fetch("/pdf", json!({"as": "text"})).await.expect("a result")["body"],
+        json!("%PDF")
+    );
     let cut = fetch("/", json!({"as": "markdown", "max_bytes": 30})).await.expect("a result");
     assert_eq!((&cut["body"], &cut["truncated"]), (&json!("# T\n\ncaf\u{e9}\n"), &json!(true)));
     let own = fetch("/", json!({"as": "markdown", "headers": {"Accept": "text/html"}})).await;

@@ -23,7 +23,10 @@ async fn lines_that_are_not_there_are_an_error_that_says_how_many_there_are() {
     let bench = Bench::new();
     bench.write("a", "one\ntwo\n");
     let error = bench.fails("read_file", json!(["a", 3])).await;
-    assert_eq!((error.name, error.details), ("LineOutOfRange", Some(json!({"path": "a", "lines": 2}))));
+    assert_eq!(
+        (error.name, error.details),
+        ("LineOutOfRange", Some(json!({"path": "a", "lines": 2})))
+    );
     assert_eq!(bench.fails("read_file", json!(["a", 2, 1])).await.name, "InvalidArguments");
 }
 
@@ -70,8 +73,14 @@ async fn a_sparse_gigabyte_is_answered_at_once() {
     file.set_len(1 << 30).expect("sparse");
     let started = Instant::now();
     let error = bench.fails("read_file", json!(["huge"])).await;
-    assert_eq!((error.name, error.details), ("BinaryFile", Some(json!({"path": "huge", "size": 1 << 30}))));
-    assert_eq!(bench.fails("edit_file", json!(["huge", [{"old": "a", "new": "b"}]])).await.name, "FileTooLarge");
+    assert_eq!(
+        (error.name, error.details),
+        ("BinaryFile", Some(json!({"path": "huge", "size": 1 << 30})))
+    );
+    assert_eq!(
+        bench.fails("edit_file", json!(["huge", [{"old": "a", "new": "b"}]])).await.name,
+        "FileTooLarge"
+    );
     assert_eq!(bench.call("grep", json!(["x"])).await["matches"], json!([]));
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
 }
@@ -95,7 +104,10 @@ async fn long_lines_are_cut_without_breaking_characters() {
     bench.write("long", format!("short\nx{}\nafter\n", "\u{1f600}".repeat(30_000)));
     let text = bench.call("read_file", json!(["long"])).await;
     let text = text.as_str().expect("text");
-    assert!(text.starts_with("short\nx\u{1f600}") && text.ends_with("more bytes in this line]\nafter\n"));
+    assert!(
+        text.starts_with("short\nx\u{1f600}")
+            && text.ends_with("more bytes in this line]\nafter\n")
+    );
     assert!(!text.contains('\u{fffd}') && !text.contains("[note"));
 }
 
@@ -104,7 +116,9 @@ async fn text_that_is_not_utf8_is_read_with_a_note() {
     let bench = Bench::new();
     bench.write("latin", b"caf\xe9\n");
     let text = bench.call("read_file", json!(["latin"])).await;
-    assert!(text.as_str().expect("text").starts_with("caf\u{fffd}\n[note: latin is not valid UTF-8"));
+    assert!(
+        text.as_str().expect("text").starts_with("caf\u{fffd}\n[note: latin is not valid UTF-8")
+    );
 }
 
 #[tokio::test]
@@ -112,7 +126,8 @@ async fn creating_a_file_makes_directories_and_says_what_it_did() {
     let bench = Bench::new();
     let created = bench.call("create_file", json!(["a/b/c.txt", "\u{e4}"])).await;
     assert_eq!(created, json!({"path": "a/b/c.txt", "bytes": 2, "status": "created"}));
-    std::fs::set_permissions(bench.path("a/b/c.txt"), std::fs::Permissions::from_mode(0o755)).expect("set");
+    std::fs::set_permissions(bench.path("a/b/c.txt"), std::fs::Permissions::from_mode(0o755))
+        .expect("set");
     let again = bench.call("create_file", json!(["./a/b//c.txt", "new"])).await;
     assert_eq!(again, json!({"path": "a/b/c.txt", "bytes": 3, "status": "overwritten"}));
     assert_eq!(bench.read("a/b/c.txt"), "new");
@@ -132,7 +147,8 @@ async fn creating_a_file_makes_directories_and_says_what_it_did() {
 async fn an_edit_gives_a_unified_diff_and_keeps_the_mode() {
     let bench = Bench::new();
     bench.write("a.rs", "one\ntwo\nthree\nfour\n");
-    std::fs::set_permissions(bench.path("a.rs"), std::fs::Permissions::from_mode(0o700)).expect("set");
+    std::fs::set_permissions(bench.path("a.rs"), std::fs::Permissions::from_mode(0o700))
+        .expect("set");
     let edits = json!([{"old": "three", "new": "3"}, {"old": "one\n", "new": ""}]);
     let edited = bench.call("edit_file", json!(["a.rs", edits])).await;
     let diff = "--- a/a.rs\n+++ b/a.rs\n@@ -1,4 +1,3 @@\n-one\n two\n-three\n+3\n four\n";
@@ -150,11 +166,17 @@ async fn an_ambiguous_edit_names_the_lines_and_changes_nothing() {
     let error = bench.fails("edit_file", json!(["a", edits])).await;
     assert_eq!(error.name, "AmbiguousEdit");
     assert!(error.message.contains("occurs 2 times in \"a\", at lines 1, 3."), "{error}");
-    assert_eq!(error.details, Some(json!({"path": "a", "index": 1, "occurrences": 2, "lines": [1, 3]})));
+    assert_eq!(
+        error.details,
+        Some(json!({"path": "a", "index": 1, "occurrences": 2, "lines": [1, 3]}))
+    );
     assert_eq!(bench.read("a"), text);
     // Occurrences that overlap one another are ambiguous too.
     bench.write("b", "aaa");
-    assert_eq!(bench.fails("edit_file", json!(["b", [{"old": "aa", "new": "b"}]])).await.name, "AmbiguousEdit");
+    assert_eq!(
+        bench.fails("edit_file", json!(["b", [{"old": "aa", "new": "b"}]])).await.name,
+        "AmbiguousEdit"
+    );
 }
 
 #[tokio::test]
@@ -176,13 +198,17 @@ async fn overlapping_edits_are_refused_and_touching_ones_are_not() {
 async fn text_that_is_not_there_is_answered_with_the_most_similar_place() {
     let bench = Bench::new();
     bench.write("a", "fn main() {\n    let count = 1;\n}\n");
-    let error = bench.fails("edit_file", json!(["a", [{"old": "\tlet count = 1;", "new": "x"}]])).await;
+    let error =
+        bench.fails("edit_file", json!(["a", [{"old": "\tlet count = 1;", "new": "x"}]])).await;
     assert_eq!(error.name, "TextNotFound");
     assert!(
-        error.message.contains("only in whitespace") && error.message.contains("at line 2:\n    let count = 1;"),
+        error.message.contains("only in whitespace")
+            && error.message.contains("at line 2:\n    let count = 1;"),
         "{error}"
     );
-    let error = bench.fails("edit_file", json!(["a", [{"old": "something else entirely", "new": "x"}]])).await;
+    let error = bench
+        .fails("edit_file", json!(["a", [{"old": "something else entirely", "new": "x"}]]))
+        .await;
     assert!(error.message.contains("Nothing similar is there"), "{error}");
 }
 
@@ -190,7 +216,9 @@ async fn text_that_is_not_there_is_answered_with_the_most_similar_place() {
 async fn windows_line_endings_are_kept_and_need_not_be_written() {
     let bench = Bench::new();
     bench.write("crlf", "one\r\ntwo\r\nthree\r\n");
-    let edited = bench.call("edit_file", json!(["crlf", [{"old": "one\ntwo\n", "new": "1\n2\n2b\n"}]])).await;
+    let edited = bench
+        .call("edit_file", json!(["crlf", [{"old": "one\ntwo\n", "new": "1\n2\n2b\n"}]]))
+        .await;
     assert_eq!(bench.read("crlf"), "1\r\n2\r\n2b\r\nthree\r\n");
     assert!(edited["diff"].as_str().expect("text").contains("+2b\r\n"));
     bench.call("edit_file", json!(["crlf", [{"old": "\nthree", "new": "\n3"}]])).await;
@@ -220,7 +248,10 @@ async fn senseless_edits_are_refused() {
     for edit in [json!({"old": "", "new": "y"}), json!({"old": "x", "new": "x"})] {
         assert_eq!(bench.fails("edit_file", json!(["a", [edit]])).await.name, "InvalidArguments");
     }
-    assert_eq!(bench.fails("edit_file", json!(["missing", [{"old": "x", "new": "y"}]])).await.name, "FileNotFound");
+    assert_eq!(
+        bench.fails("edit_file", json!(["missing", [{"old": "x", "new": "y"}]])).await.name,
+        "FileNotFound"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -249,7 +280,12 @@ async fn a_listing_shows_types_sizes_and_leaves_ignored_files_out() {
     bench.write("src/main.rs", "12345");
     symlink("/etc", bench.path("link")).expect("linked");
     let names = |listed: &Value| -> Vec<String> {
-        listed.as_array().expect("a list").iter().map(|e| e["path"].as_str().expect("a path").to_owned()).collect()
+        listed
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|e| e["path"].as_str().expect("a path").to_owned())
+            .collect()
     };
     let flat = bench.call("list_files", json!([])).await;
     assert_eq!(names(&flat), [".gitignore", "link", "src", "target"]);
@@ -283,7 +319,9 @@ async fn grep_finds_lines_with_their_numbers_and_context() {
     bench.write("src/b.txt", "fn other() {}\n");
     bench.write("c.rs", "FN UPPER\n");
     bench.write("binary.rs", b"fn x() {}\n\0");
-    let found = bench.call("grep", json!([r"^fn \w+\(\) \{\}$", ".", {"include": "*.rs", "context": 1}])).await;
+    let found = bench
+        .call("grep", json!([r"^fn \w+\(\) \{\}$", ".", {"include": "*.rs", "context": 1}]))
+        .await;
     let expected = json!({
         "matches": [{"path": "src/a.rs", "line": 2, "text": "fn two() {}", "before": ["one"], "after": ["three"]}],
         "truncated": false, "files_searched": 2,
@@ -293,7 +331,9 @@ async fn grep_finds_lines_with_their_numbers_and_context() {
         let matches = found["matches"].as_array().expect("a list");
         matches.iter().map(|found| found["path"].as_str().expect("a path").to_owned()).collect()
     };
-    let any_case = bench.call("grep", json!(["fn", ".", {"case_sensitive": false, "exclude": ["src/*.txt"]}])).await;
+    let any_case = bench
+        .call("grep", json!(["fn", ".", {"case_sensitive": false, "exclude": ["src/*.txt"]}]))
+        .await;
     assert_eq!(paths(&any_case), ["c.rs", "src/a.rs"]);
     let literal = bench.call("grep", json!(["() {", null, {"literal": true}])).await;
     assert_eq!(paths(&literal), ["src/a.rs", "src/b.txt"]);
@@ -309,8 +349,12 @@ async fn grep_shows_lines_between_near_matches_to_both() {
     bench.write("near", "hit 1\ntwo\nthree\nhit 4\nhit 5\nsix\n7\n8\n9\n10\nhit 11\n");
     bench.write("other", "hit a\n");
     let found = bench.call("grep", json!(["hit", ".", {"context": 2}])).await;
-    let context: Vec<(&Value, &Value, &Value)> =
-        found["matches"].as_array().expect("a list").iter().map(|m| (&m["line"], &m["before"], &m["after"])).collect();
+    let context: Vec<(&Value, &Value, &Value)> = found["matches"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|m| (&m["line"], &m["before"], &m["after"]))
+        .collect();
     let expected = [
         (json!(1), json!([]), json!(["two", "three"])),
         (json!(4), json!(["two", "three"]), json!(["hit 5", "six"])),
@@ -318,7 +362,10 @@ async fn grep_shows_lines_between_near_matches_to_both() {
         (json!(11), json!(["9", "10"]), json!([])),
         (json!(1), json!([]), json!([])),
     ];
-    assert_eq!(context, expected.iter().map(|(line, before, after)| (line, before, after)).collect::<Vec<_>>());
+    assert_eq!(
+        context,
+        expected.iter().map(|(line, before, after)| (line, before, after)).collect::<Vec<_>>()
+    );
 }
 
 #[tokio::test]
@@ -327,7 +374,10 @@ async fn grep_is_bounded_in_matches_and_in_line_length() {
     bench.write("many", "hit\n".repeat(1_000));
     bench.write("wide", format!("{}needle{}\n", "a".repeat(100_000), "b".repeat(100_000)));
     let many = bench.call("grep", json!(["hit"])).await;
-    assert_eq!((many["matches"].as_array().expect("a list").len(), &many["truncated"]), (200, &json!(true)));
+    assert_eq!(
+        (many["matches"].as_array().expect("a list").len(), &many["truncated"]),
+        (200, &json!(true))
+    );
     let wide = bench.call("grep", json!(["needle"])).await;
     let text = wide["matches"][0]["text"].as_str().expect("text");
     assert!(text.contains("needle") && text.chars().count() < 510, "{text}");

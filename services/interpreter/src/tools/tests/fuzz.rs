@@ -1,5 +1,6 @@
-//! Random calls: whatever the arguments of a tool are, the call ends with a result that its definition describes, or with an error made for
-//! a model to read. Half of the arguments are made to fit the definition, so that the tools get to work on odd files.
+//! Random calls: whatever the arguments of a tool are, the call ends with a result that its
+//! definition describes, or with an error made for a model to read. Half of the arguments are made
+//! to fit the definition, so that the tools get to work on odd files.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::symlink;
@@ -49,7 +50,8 @@ impl Calls {
         symlink("/etc", bench.path("away")).expect("linked");
         symlink("sub", bench.path("link")).expect("linked");
         symlink("loop", bench.path("loop")).expect("linked");
-        rustix::fs::mknodat(CWD, bench.path("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+        rustix::fs::mknodat(CWD, bench.path("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+            .expect("a pipe");
         bench
     }
 
@@ -67,18 +69,25 @@ impl Calls {
                 .map_err(|error| format!("{tool}: no subject: {error}"))?;
         }
         let cx = CallContext::default();
-        let ended = tokio::time::timeout(LONGEST, bench.tools.call(tool, arguments.clone(), &cx)).await;
+        let ended =
+            tokio::time::timeout(LONGEST, bench.tools.call(tool, arguments.clone(), &cx)).await;
         let ended = ended.map_err(|_| format!("{tool}: it takes longer than {LONGEST:?}"))?;
         match ended {
             Ok(result) => {
                 if let Err(error) = canonical {
-                    return Err(format!("{tool}: it was called, but has no canonical form: {error}"));
+                    return Err(format!(
+                        "{tool}: it was called, but has no canonical form: {error}"
+                    ));
                 }
-                let output = &definition(tool).ok_or_else(|| format!("{tool} is no tool, but was called"))?.output;
+                let output = &definition(tool)
+                    .ok_or_else(|| format!("{tool} is no tool, but was called"))?
+                    .output;
                 definitions::accept(output, &result)
                     .map_err(|why| format!("{tool} returned what is not described: {why}"))
             }
-            Err(error) if error.name == "InternalError" || error.name.is_empty() => Err(format!("{tool}: {error}")),
+            Err(error) if error.name == "InternalError" || error.name.is_empty() => {
+                Err(format!("{tool}: {error}"))
+            }
             Err(error) if error.message.is_empty() || error.message.len() > LONGEST_MESSAGE => {
                 Err(format!("{tool}: a message of {} bytes: {}", error.message.len(), error.name))
             }
@@ -178,7 +187,11 @@ impl Calls {
             0 => (0..random.usize(..12)).map(|_| random.char(..)).collect(),
             1 => TEXTS[random.usize(..TEXTS.len())].repeat(random.usize(1..300)),
             2 => "x".repeat(random.usize(..9000)),
-            3 => format!("{}{}", TEXTS[random.usize(..TEXTS.len())], TEXTS[random.usize(..TEXTS.len())]),
+            3 => format!(
+                "{}{}",
+                TEXTS[random.usize(..TEXTS.len())],
+                TEXTS[random.usize(..TEXTS.len())]
+            ),
             _ => TEXTS[random.usize(..TEXTS.len())].replace("PORT", &self.port.to_string()),
         }
     }
@@ -214,7 +227,9 @@ impl Calls {
             4 | 5 => self.text(random).into(),
             6 => (0..random.usize(..5)).map(|_| self.value(random, depth + 1)).collect(),
             _ => Value::Object(
-                (0..random.usize(..4)).map(|_| (self.text(random), self.value(random, depth + 1))).collect(),
+                (0..random.usize(..4))
+                    .map(|_| (self.text(random), self.value(random, depth + 1)))
+                    .collect(),
             ),
         }
     }
@@ -224,8 +239,9 @@ impl Calls {
         if random.u8(..20) == 0 {
             return self.value(random, 0);
         }
-        let texts =
-            |random: &mut Rng| -> Value { (0..random.usize(..4)).map(|_| Value::from(self.text(random))).collect() };
+        let texts = |random: &mut Rng| -> Value {
+            (0..random.usize(..4)).map(|_| Value::from(self.text(random))).collect()
+        };
         match kind {
             Kind::Path | Kind::File | Kind::Text { .. } => self.text(random).into(),
             Kind::Integer { min, max } => match random.u8(..4) {
@@ -236,11 +252,17 @@ impl Calls {
             Kind::Number { min, max } => (min + random.f64() * (max - min)).into(),
             Kind::Boolean => random.bool().into(),
             Kind::OneOf(words) => words[random.usize(..words.len())].into(),
-            Kind::TextOrTexts { .. } | Kind::CodeOrArguments { .. } if random.bool() => self.text(random).into(),
-            Kind::TextOrTexts { .. } | Kind::CodeOrArguments { .. } | Kind::Arguments => texts(random),
-            Kind::TextMap => {
-                Value::Object((0..random.usize(..3)).map(|_| (self.text(random), self.text(random).into())).collect())
+            Kind::TextOrTexts { .. } | Kind::CodeOrArguments { .. } if random.bool() => {
+                self.text(random).into()
             }
+            Kind::TextOrTexts { .. } | Kind::CodeOrArguments { .. } | Kind::Arguments => {
+                texts(random)
+            }
+            Kind::TextMap => Value::Object(
+                (0..random.usize(..3))
+                    .map(|_| (self.text(random), self.text(random).into()))
+                    .collect(),
+            ),
             Kind::Object(properties) => self.fitting_object(properties, random),
             Kind::Objects(properties) => {
                 (0..random.usize(1..4)).map(|_| self.fitting_object(properties, random)).collect()
@@ -276,8 +298,11 @@ impl Calls {
             _ => tool.name.to_owned(),
         };
         let runs = tool.permission == Permission::Commands;
-        let mut arguments =
-            if random.bool() || runs { self.fitting_object(tool.parameters, random) } else { self.value(random, 0) };
+        let mut arguments = if random.bool() || runs {
+            self.fitting_object(tool.parameters, random)
+        } else {
+            self.value(random, 0)
+        };
         if runs && let Some(named) = arguments.as_object_mut() {
             named.insert("options".to_owned(), json!({"timeout_seconds": 5}));
         }
@@ -324,7 +349,10 @@ fn smaller_values(value: &Value) -> Vec<Value> {
     match value {
         Value::String(text) => {
             let characters: Vec<char> = text.chars().collect();
-            with_less(&characters).into_iter().map(|characters| String::from_iter(characters).into()).collect()
+            with_less(&characters)
+                .into_iter()
+                .map(|characters| String::from_iter(characters).into())
+                .collect()
         }
         Value::Array(items) => {
             let parts = items.iter().enumerate().flat_map(|(position, item)| {
@@ -363,7 +391,11 @@ async fn server() -> u16 {
         while let Ok((mut stream, _)) = listener.accept().await {
             let mut request = vec![0; 16 << 10];
             let read = stream.read(&mut request).await.unwrap_or(0);
-            let path = String::from_utf8_lossy(&request[..read]).split(' ').nth(1).unwrap_or_default().to_owned();
+            let path = String::from_utf8_lossy(&request[..read])
+                .split(' ')
+                .nth(1)
+                .unwrap_or_default()
+                .to_owned();
             let answer: &[u8] = match path.as_str() {
                 "/page" => b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 27\r\nConnection: close\r\n\r\n<h1>a<ul><li><a href=b>c<p>\xff",
                 "/loop" => b"HTTP/1.1 302 Found\r\nLocation: /loop\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
@@ -378,10 +410,12 @@ async fn server() -> u16 {
 
 #[tokio::test]
 async fn random_calls_end_with_what_is_described() {
-    let resolve = |host: String| -> futures::future::BoxFuture<'static, std::io::Result<Vec<IpAddr>>> {
-        let address = if host == "open.test" { LOCAL } else { IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)) };
-        Box::pin(async move { Ok(vec![address]) })
-    };
+    let resolve =
+        |host: String| -> futures::future::BoxFuture<'static, std::io::Result<Vec<IpAddr>>> {
+            let address =
+                if host == "open.test" { LOCAL } else { IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)) };
+            Box::pin(async move { Ok(vec![address]) })
+        };
     let egress = Egress::resolving(&[LOCAL], Arc::new(resolve)).expect("an HTTP client");
     let sandbox = crate::command::tests::sandbox().await;
     fuzz(Calls { egress, sandbox, port: server().await }).await;

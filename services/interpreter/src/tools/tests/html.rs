@@ -30,17 +30,29 @@ fn what_pages_are_made_of_becomes_markdown() {
         ("<ol start=9><li>a</li><li>b<p>c</p></li></ol>", "9. a\n10. b\n\n    c\n"),
         ("<blockquote><p>a</p><p>b</p></blockquote>c", "> a\n>\n> b\n\nc\n"),
         ("<a href='../x?y=1#z'>text</a>", "[text](https://example.com/x?y=1#z)\n"),
-        ("<a href='#here'>a</a> <a href='javascript:x()'>b</a> <a name=q>c</a> <a href=''>d</a>", "a b c d\n"),
+        (
+            "<a href='#here'>a</a> <a href='javascript:x()'>b</a> <a name=q>c</a> <a href=''>d</a>",
+            "a b c d\n",
+        ),
         ("<a href='/a(b)'>x</a><a href=/e></a>", "[x](<https://example.com/a(b)>)\n"),
         ("<img src=/i.png alt='An <i>'><img src=/j.png>", "![An <i>](https://example.com/i.png)\n"),
-        ("<a href=/x><img src=/i.png alt=I></a>", "[![I](https://example.com/i.png)](https://example.com/x)\n"),
+        (
+            "<a href=/x><img src=/i.png alt=I></a>",
+            "[![I](https://example.com/i.png)](https://example.com/x)\n",
+        ),
         ("use <code>a*b</code> &amp; &lt;p&gt; caf&eacute;&nbsp;x", "use `a*b` & <p> café x\n"),
         ("<pre>\n  a\n\n    b  \n</pre>c", "```\n  a\n\n    b\n```\n\nc\n"),
-        ("<pre><code class='x language-rust'>fn <b>a</b>() {}\n</code></pre>", "```rust\nfn a() {}\n```\n"),
+        (
+            "<pre><code class='x language-rust'>fn <b>a</b>() {}\n</code></pre>",
+            "```rust\nfn a() {}\n```\n",
+        ),
         ("<pre>a ```` b</pre>", "`````\na ```` b\n`````\n"),
         ("<ul><li>x<pre>a\nb</pre></ul>", "- x\n\n  ```\n  a\n  b\n  ```\n"),
         ("a<hr>b", "a\n\n---\n\nb\n"),
-        ("<script>if (a<b) '</p>'</script><style>p > a {}</style>x<svg><title>t</title>y</svg>z", "xz\n"),
+        (
+            "<script>if (a<b) '</p>'</script><style>p > a {}</style>x<svg><title>t</title>y</svg>z",
+            "xz\n",
+        ),
         ("<p># no</p><p>&gt; no</p><p>- no</p><p>-5</p>", "\\# no\n\n\\> no\n\n\\- no\n\n-5\n"),
         ("<del>old</del><dl><dt>a<dd>b</dl>", "~~old~~\n\na\nb\n"),
         ("<title>T &amp; t</title><p>x", "# T & t\n\nx\n"),
@@ -60,8 +72,7 @@ fn what_pages_are_made_of_becomes_markdown() {
 fn tables_with_a_head_become_tables_and_others_are_layout() {
     let html = "<table><caption>C</caption><thead><tr><th>A<th> B | C </thead><tbody><tr><td>1<p>2</p></td>\n\
         <td><a href=/x>y</a><br><b>z</b></td></tr><tr><td></td><td><table><tr><td>in<td>ner</table></td></tr></table>end";
-    let expected =
-        "C\n\n| A | B \\| C |\n| --- | --- |\n| 1 2 | [y](https://example.com/x) **z** |\n| | in ner |\n\nend\n";
+    let expected = "C\n\n| A | B \\| C |\n| --- | --- |\n| 1 2 | [y](https://example.com/x) **z** |\n| | in ner |\n\nend\n";
     assert_eq!(markdown(html), expected);
     let layout = "<table><tr><td>Menu</td><td><h2>Title</h2><table><tr><th>k</th></tr><tr><td>v</td></tr></table></td></tr>\
         <tr><td>a</td><td>b</td></tr></table>";
@@ -74,7 +85,11 @@ fn the_output_is_cut_at_its_limit_between_characters() {
     // Each of these few bytes becomes a long address.
     let html = "<a href=x>ä</a>".repeat(10_000);
     let page = to_markdown(&html, &base, 100_001, &stop()).expect("in time");
-    assert!(page.truncated && page.text.len() <= 100_001 && page.text.len() > 99_000, "{}", page.text.len());
+    assert!(
+        page.truncated && page.text.len() <= 100_001 && page.text.len() > 99_000,
+        "{}",
+        page.text.len()
+    );
     let page = to_markdown("<p>ääää", &base, 3, &stop()).expect("in time");
     assert_eq!((page.text.as_str(), page.truncated), ("ä", true));
 }
@@ -102,7 +117,11 @@ fn hostile_pages_take_time_and_memory_in_proportion_and_no_stack() {
         repeated("<td>x"),
         format!("<table><tr>{}</tr>{}", "<th>x".repeat(2_000), "<tr><td>x".repeat(many)),
         format!("<table><tr><th>{}</tr>{}", "x".repeat(many), "<tr><td>x".repeat(many)),
-        format!("{}{}", (0..2_000).map(|n| format!("<b id={n}>")).collect::<String>(), repeated("<p>x")),
+        format!(
+            "{}{}",
+            (0..2_000).map(|n| format!("<b id={n}>")).collect::<String>(),
+            repeated("<p>x")
+        ),
         format!("<pre>{}", repeated("`")),
         format!("{}<pre>{}", "<blockquote>".repeat(100), repeated("x\n")),
         format!("<p {}>", (0..many).map(|n| format!("a{n}=1 ")).collect::<String>()),
@@ -121,13 +140,16 @@ fn hostile_pages_take_time_and_memory_in_proportion_and_no_stack() {
             let text = markdown(page);
             let took = started.elapsed();
             let begin: String = page.chars().take(40).collect();
-            // Unoptimised; what is quadratic takes minutes.
+            // Unoptimized; what is quadratic takes minutes.
             assert!(took < Duration::from_secs(8), "{begin}… took {took:?}");
             assert!(text.len() <= LIMIT, "{begin}… became {} bytes", text.len());
         }
     };
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(2 << 20).spawn_scoped(scope, convert).expect("a thread");
+        let thread = std::thread::Builder::new()
+            .stack_size(2 << 20)
+            .spawn_scoped(scope, convert)
+            .expect("a thread");
         thread.join().expect("all pages were converted");
     });
 }
@@ -163,7 +185,8 @@ fn no_order_of_tags_is_too_odd() {
     // A linear congruential generator: the same pages every time.
     let mut state: u64 = 1;
     let mut random = |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(state >> 33).expect("31 bits") % below
     };
     for _ in 0..5_000 {

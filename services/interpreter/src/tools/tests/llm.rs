@@ -20,11 +20,18 @@ fn said(text: &str) -> Vec<u8> {
 /// A toolbox whose scripts may ask `own` and `mini`, and what the proxy is asked.
 async fn asking(answers: Vec<Vec<u8>>) -> (Bench, tokio::sync::mpsc::UnboundedReceiver<String>) {
     let answers = Mutex::new(answers.into_iter());
-    let (address, requests) =
-        server(move |_| answers.lock().expect("no panic").next().unwrap_or_else(|| http(500, &json!({})))).await;
+    let (address, requests) = server(move |_| {
+        answers.lock().expect("no panic").next().unwrap_or_else(|| http(500, &json!({})))
+    })
+    .await;
     let mut bench = Bench::new();
     let client = Models::client().expect("a client");
-    let models = Models::new(client, &format!("http://{address}/"), "token-1", &["own".to_owned(), "mini".to_owned()]);
+    let models = Models::new(
+        client,
+        &format!("http://{address}/"),
+        "token-1",
+        &["own".to_owned(), "mini".to_owned()],
+    );
     bench.tools = bench.tools.with_models(models);
     (bench, requests)
 }
@@ -56,7 +63,8 @@ async fn vectors_that_would_be_no_result_are_not_asked_for() {
     let vector = json!({"data": [{"embedding": [0.5, 0.25]}]});
     let (mut bench, mut requests) = asking(vec![http(200, &vector)]).await;
     bench.tools = bench.tools.with_result_bytes(1000);
-    let refused = bench.fails("llm.embed", json!([["a", "b"], {"model": "own", "dimensions": 50}])).await;
+    let refused =
+        bench.fails("llm.embed", json!([["a", "b"], {"model": "own", "dimensions": 50}])).await;
     assert_eq!(refused.name, "InvalidArguments");
     assert!(refused.message.contains("at most 1 texts at once"), "{refused}");
     assert!(requests.try_recv().is_err(), "nothing was asked");
@@ -66,9 +74,11 @@ async fn vectors_that_would_be_no_result_are_not_asked_for() {
 
 #[tokio::test]
 async fn an_answer_that_does_not_fit_is_sent_back_once_with_what_is_wrong() {
-    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
+    let schema =
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
     let args = json!(["Which number?", {"schema": schema}]);
-    let (bench, mut requests) = asking(vec![said("```json\n{\"n\": \"7\"}\n```"), said("{\"n\": 7}")]).await;
+    let (bench, mut requests) =
+        asking(vec![said("```json\n{\"n\": \"7\"}\n```"), said("{\"n\": 7}")]).await;
     assert_eq!(bench.call("llm.json", args.clone()).await, json!({"n": 7}));
     let first = body(&requests.recv().await.expect("a request"));
     assert_eq!(first["response_format"]["json_schema"]["schema"], schema);
@@ -85,27 +95,41 @@ async fn an_answer_that_does_not_fit_is_sent_back_once_with_what_is_wrong() {
 #[tokio::test]
 async fn texts_become_vectors_as_the_proxy_gives_them() {
     let vectors = |vectors: Value| {
-        let items: Vec<Value> = vectors.as_array().expect("a list").iter().map(|v| json!({"embedding": v})).collect();
+        let items: Vec<Value> =
+            vectors.as_array().expect("a list").iter().map(|v| json!({"embedding": v})).collect();
         http(200, &json!({"object": "list", "data": items}))
     };
-    let (bench, mut requests) =
-        asking(vec![vectors(json!([[0.1, -0.25], [1.0, 0.0]])), vectors(json!([[0.5]])), vectors(json!([]))]).await;
+    let (bench, mut requests) = asking(vec![
+        vectors(json!([[0.1, -0.25], [1.0, 0.0]])),
+        vectors(json!([[0.5]])),
+        vectors(json!([])),
+    ])
+    .await;
     let texts = json!([["a cat", "a dog"], {"model": "mini"}]);
     // As short as they came.
     assert_eq!(bench.call("llm.embed", texts).await.to_string(), "[[0.1,-0.25],[1.0,0.0]]");
     let first = requests.recv().await.expect("a request");
-    assert!(first.starts_with("POST /v1/embeddings ") && first.contains("authorization: Bearer token-1"), "{first}");
+    assert!(
+        first.starts_with("POST /v1/embeddings ")
+            && first.contains("authorization: Bearer token-1"),
+        "{first}"
+    );
     assert_eq!(body(&first), json!({"model": "mini", "input": ["a cat", "a dog"]}));
     let one = json!(["a cat", {"model": "mini", "dimensions": 1}]);
     assert_eq!(bench.call("llm.embed", one.clone()).await, json!([[0.5]]));
     let asked = json!({"model": "mini", "input": ["a cat"], "dimensions": 1});
     assert_eq!(body(&requests.recv().await.expect("a request")), asked);
-    assert_eq!(bench.fails("llm.embed", one).await.name, "InternalError", "fewer vectors than texts");
+    assert_eq!(
+        bench.fails("llm.embed", one).await.name,
+        "InternalError",
+        "fewer vectors than texts"
+    );
 }
 
 #[tokio::test]
 async fn texts_that_cannot_be_asked_about_are_not() {
-    let (bench, mut requests) = asking(vec![http(402, &json!({"error": {"message": "spent"}}))]).await;
+    let (bench, mut requests) =
+        asking(vec![http(402, &json!({"error": {"message": "spent"}}))]).await;
     for (args, name) in [
         (json!(["x"]), "InvalidArguments"),
         (json!([7, {"model": "mini"}]), "InvalidArguments"),
@@ -116,7 +140,10 @@ async fn texts_that_cannot_be_asked_about_are_not() {
         assert_eq!(bench.fails("llm.embed", args).await.name, name);
     }
     assert!(requests.try_recv().is_err(), "nobody was asked");
-    assert_eq!(bench.fails("llm.embed", json!(["x", {"model": "mini"}])).await.name, "BudgetExhausted");
+    assert_eq!(
+        bench.fails("llm.embed", json!(["x", {"model": "mini"}])).await.name,
+        "BudgetExhausted"
+    );
 }
 
 #[tokio::test]
@@ -141,7 +168,10 @@ async fn failures_have_names_a_script_can_work_with() {
         (refused(504), "Timeout"),
         (refused(400), "ModelFailed"),
         (
-            http(200, &json!({"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]})),
+            http(
+                200,
+                &json!({"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}),
+            ),
             "ModelFailed",
         ),
     ] {
@@ -160,7 +190,13 @@ async fn failures_have_names_a_script_can_work_with() {
 async fn a_question_is_a_side_effect_that_is_not_repeated() {
     for name in ["llm.ask", "llm.json", "llm.embed"] {
         let tool = definition(name).expect("a tool");
-        assert_eq!((tool.effect, tool.permission, tool.is_repeatable()), (Effect::External, Permission::Models, false));
-        assert_eq!(tool.subject(&json!({"options": {"model": "mini"}})), PolicySubject::Name("mini".into()));
+        assert_eq!(
+            (tool.effect, tool.permission, tool.is_repeatable()),
+            (Effect::External, Permission::Models, false)
+        );
+        assert_eq!(
+            tool.subject(&json!({"options": {"model": "mini"}})),
+            PolicySubject::Name("mini".into())
+        );
     }
 }

@@ -16,7 +16,10 @@ async fn files_and_directories_are_deleted_and_counted() {
     assert_eq!(bench.call("delete_file", json!(["./a"])).await, json!({"path": "a", "deleted": 1}));
     assert!(!bench.path("a").exists());
     let refused = bench.fails("delete_file", json!(["d"])).await;
-    assert!(refused.name == "IsADirectory" && refused.message.contains("delete_file(\"d\", true)"), "{refused}");
+    assert!(
+        refused.name == "IsADirectory" && refused.message.contains("delete_file(\"d\", true)"),
+        "{refused}"
+    );
     assert!(bench.path("d/e/f/z").exists());
     assert_eq!(bench.call("delete", json!(["d/", true])).await, json!({"path": "d", "deleted": 7}));
     assert!(!bench.path("d").exists());
@@ -60,8 +63,14 @@ async fn links_are_deleted_and_never_followed() {
     symlink("../kept", bench.path("d/kept")).expect("linked");
     symlink("loop", bench.path("d/loop")).expect("linked");
     symlink("kept", bench.path("link")).expect("linked");
-    assert_eq!(bench.call("delete_file", json!(["link"])).await, json!({"path": "link", "deleted": 1}));
-    assert_eq!(bench.call("delete_file", json!(["d", true])).await, json!({"path": "d", "deleted": 5}));
+    assert_eq!(
+        bench.call("delete_file", json!(["link"])).await,
+        json!({"path": "link", "deleted": 1})
+    );
+    assert_eq!(
+        bench.call("delete_file", json!(["d", true])).await,
+        json!({"path": "d", "deleted": 5})
+    );
     assert!(outside.path().join("keep").exists() && bench.path("kept/file").exists());
 }
 
@@ -73,7 +82,10 @@ async fn a_deletion_that_fails_on_the_way_says_how_far_it_came() {
     std::fs::create_dir_all(bench.path(&format!("a/{deep}"))).expect("made");
     bench.write("a/b", "");
     let partly = bench.fails("delete_file", json!(["a", true])).await;
-    assert_eq!((partly.name, &partly.details.expect("details")["deleted"]), ("DeletedInPart", &json!(1)));
+    assert_eq!(
+        (partly.name, &partly.details.expect("details")["deleted"]),
+        ("DeletedInPart", &json!(1))
+    );
     assert!(
         partly.message.contains("nested too deeply") && partly.message.contains("with a command"),
         "{}",

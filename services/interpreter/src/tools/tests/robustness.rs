@@ -19,11 +19,14 @@ fn utf16(text: &str, big: bool) -> Vec<u8> {
 /// A bench with pipes, sockets and, where the tests may make one, a device.
 fn special() -> (Bench, Vec<&'static str>, UnixListener) {
     let bench = Bench::new();
-    rustix::fs::mknodat(CWD, bench.path("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+    rustix::fs::mknodat(CWD, bench.path("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+        .expect("a pipe");
     let socket = UnixListener::bind(bench.path("socket")).expect("a socket");
     let mut names = vec!["pipe", "socket"];
     let zero = rustix::fs::makedev(1, 5);
-    if rustix::fs::mknodat(CWD, bench.path("zero"), FileType::CharacterDevice, Mode::RUSR, zero).is_ok() {
+    if rustix::fs::mknodat(CWD, bench.path("zero"), FileType::CharacterDevice, Mode::RUSR, zero)
+        .is_ok()
+    {
         names.push("zero");
     }
     (bench, names, socket)
@@ -52,7 +55,14 @@ async fn pipes_sockets_and_devices_never_hold_a_call_up() {
             assert_eq!(bench.call("delete_file", json!([name])).await["deleted"], json!(1));
         }
         // Where ignore files are looked for, too.
-        rustix::fs::mknodat(CWD, bench.path(".gitignore"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+        rustix::fs::mknodat(
+            CWD,
+            bench.path(".gitignore"),
+            FileType::Fifo,
+            Mode::RUSR | Mode::WUSR,
+            0,
+        )
+        .expect("a pipe");
         assert_eq!(bench.call("find_file", json!(["text"])).await["paths"], json!(["text"]));
     };
     tokio::time::timeout(Duration::from_secs(20), all).await.expect("a call waits for a pipe");
@@ -65,7 +75,9 @@ async fn utf16_is_read_and_searched_and_said_not_to_be_editable() {
     for (name, big) in [("little", false), ("big", true)] {
         bench.write(name, utf16(&text, big));
         let part = bench.call("read_file", json!([name, 1, 2])).await;
-        let note = format!("[note: {name} is UTF-16 and is shown decoded; edit_file works on UTF-8 only.]\n");
+        let note = format!(
+            "[note: {name} is UTF-16 and is shown decoded; edit_file works on UTF-8 only.]\n"
+        );
         assert_eq!(part, json!(format!("eins\r\nzw\u{f6}lf \u{1f600}\n{note}")));
         let end = bench.call("read_file", json!([name, 20_002])).await;
         assert_eq!(end, json!(format!("\u{1f600} lang\nende\n{note}")));
@@ -76,7 +88,14 @@ async fn utf16_is_read_and_searched_and_said_not_to_be_editable() {
     }
     // Half a character at the end, and what only looks like it.
     bench.write("odd", [0xff, 0xfe, b'a', 0, b'b']);
-    assert!(bench.call("read_file", json!(["odd"])).await.as_str().expect("text").starts_with("a\u{fffd}\n[note"));
+    assert!(
+        bench
+            .call("read_file", json!(["odd"]))
+            .await
+            .as_str()
+            .expect("text")
+            .starts_with("a\u{fffd}\n[note")
+    );
     bench.write("utf32", [0xff, 0xfe, 0, 0, b'a', 0, 0, 0]);
     assert_eq!(bench.fails("read_file", json!(["utf32"])).await.name, "BinaryFile");
     // The mark of UTF-8 is a part of the text, so that an edit keeps it.
@@ -91,16 +110,23 @@ async fn a_binary_file_is_neither_read_nor_edited_nor_searched_without_a_word() 
     let bench = Bench::new();
     let content = [b"\x7fELF\0\0 version = 1\n".as_slice(), &[0; 100]].concat();
     bench.write("program", &content);
-    for (tool, args) in
-        [("read_file", json!(["program"])), ("edit_file", json!(["program", [{"old": "version = 1", "new": "x"}]]))]
-    {
+    for (tool, args) in [
+        ("read_file", json!(["program"])),
+        ("edit_file", json!(["program", [{"old": "version = 1", "new": "x"}]])),
+    ] {
         let refused = bench.fails(tool, args).await;
-        assert!(refused.name == "BinaryFile" && refused.message.contains("of 119 bytes"), "{refused}");
+        assert!(
+            refused.name == "BinaryFile" && refused.message.contains("of 119 bytes"),
+            "{refused}"
+        );
     }
     assert_eq!(std::fs::read(bench.path("program")).expect("readable"), content);
     let found = bench.call("grep", json!(["version", "program"])).await;
     assert_eq!((&found["matches"], &found["files_searched"]), (&json!([]), &json!(0)));
-    assert!(found["note"].as_str().expect("a note").contains("program is a binary file"), "{found}");
+    assert!(
+        found["note"].as_str().expect("a note").contains("program is a binary file"),
+        "{found}"
+    );
 }
 
 #[tokio::test]
@@ -113,9 +139,16 @@ async fn lines_of_a_gigabyte_file_are_read_without_reading_it_all() {
     file.set_len(1 << 30).expect("sparse");
     drop(file);
     let started = Instant::now();
-    assert_eq!(bench.call("read_file", json!(["huge", 9_999, 10_000])).await, json!("line 9999\nline 10000\n"));
-    let refused = bench.fails("edit_file", json!(["huge", [{"old": "line 5\n", "new": "x"}]])).await;
-    assert!(refused.name == "FileTooLarge" && refused.message.contains("nothing was changed"), "{refused}");
+    assert_eq!(
+        bench.call("read_file", json!(["huge", 9_999, 10_000])).await,
+        json!("line 9999\nline 10000\n")
+    );
+    let refused =
+        bench.fails("edit_file", json!(["huge", [{"old": "line 5\n", "new": "x"}]])).await;
+    assert!(
+        refused.name == "FileTooLarge" && refused.message.contains("nothing was changed"),
+        "{refused}"
+    );
     // The rest of the file are NULs, which shows only when the search comes there.
     let found = bench.call("grep", json!(["line 7$", "huge"])).await;
     assert!(found["note"].as_str().expect("a note").contains("binary"), "{found}");
@@ -130,7 +163,10 @@ async fn a_line_that_is_too_long_for_a_search_is_said_to_be() {
     let found = bench.call("grep", json!(["needle"])).await;
     assert_eq!(found["matches"][0]["path"], json!("narrow"));
     let note = found["note"].as_str().expect("a note");
-    assert!(note.contains("wide has a line that is too long") && note.contains("command"), "{note}");
+    assert!(
+        note.contains("wide has a line that is too long") && note.contains("command"),
+        "{note}"
+    );
     // It can still be edited up to the size that any file may have.
     bench.write("bundle.js", format!("a;{}b;", "x".repeat(8 << 20)));
     let edited = bench.call("edit_file", json!(["bundle.js", [{"old": "b;", "new": "c;"}]])).await;
@@ -142,7 +178,12 @@ async fn a_line_that_is_too_long_for_a_search_is_said_to_be() {
 async fn clipped_lines_are_cut_between_characters() {
     let bench = Bench::new();
     for lead in 0..4 {
-        let text = format!("{}{}needle{}\n", "x".repeat(lead), "\u{1f600}".repeat(1_000), "\u{20ac}".repeat(1_000));
+        let text = format!(
+            "{}{}needle{}\n",
+            "x".repeat(lead),
+            "\u{1f600}".repeat(1_000),
+            "\u{20ac}".repeat(1_000)
+        );
         bench.write("wide", text);
         let found = bench.call("grep", json!(["needle"])).await;
         let text = found["matches"][0]["text"].as_str().expect("text");
@@ -162,10 +203,14 @@ async fn an_edit_keeps_what_it_is_not_about() {
         ("a\rb\r", json!({"old": "b", "new": "c"}), "a\rc\r"),
     ] {
         bench.write("file", before);
-        std::fs::set_permissions(bench.path("file"), std::fs::Permissions::from_mode(0o640)).expect("set");
+        std::fs::set_permissions(bench.path("file"), std::fs::Permissions::from_mode(0o640))
+            .expect("set");
         bench.call("edit_file", json!(["file", [edit]])).await;
         assert_eq!(bench.read("file"), after);
-        assert_eq!(std::fs::metadata(bench.path("file")).expect("there").permissions().mode() & 0o777, 0o640);
+        assert_eq!(
+            std::fs::metadata(bench.path("file")).expect("there").permissions().mode() & 0o777,
+            0o640
+        );
     }
 }
 
@@ -182,7 +227,9 @@ async fn an_edit_that_fails_changes_nothing_whichever_it_is() {
     ] {
         for edits in [json!([good, bad]), json!([bad, good])] {
             bench.write("file", text);
-            let modified = || std::fs::metadata(bench.path("file")).expect("there").modified().expect("a time");
+            let modified = || {
+                std::fs::metadata(bench.path("file")).expect("there").modified().expect("a time")
+            };
             let before = modified();
             let refused = bench.fails("edit_file", json!(["file", edits])).await;
             assert_eq!(refused.name, name);
@@ -200,13 +247,23 @@ async fn loops_of_links_between_directories_end() {
     symlink("..", bench.path("d/up")).expect("linked");
     symlink("../../d", bench.path("d/e/back")).expect("linked");
     let listed = bench.call("list_files", json!(["d", true])).await;
-    let paths: Vec<&str> =
-        listed.as_array().expect("a list").iter().filter_map(|entry| entry["path"].as_str()).collect();
+    let paths: Vec<&str> = listed
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|entry| entry["path"].as_str())
+        .collect();
     assert_eq!(paths, ["d/e", "d/e/back", "d/e/file", "d/self", "d/up"]);
-    assert_eq!(bench.call("grep", json!(["needle"])).await["matches"].as_array().expect("a list").len(), 1);
+    assert_eq!(
+        bench.call("grep", json!(["needle"])).await["matches"].as_array().expect("a list").len(),
+        1
+    );
     assert_eq!(bench.call("find_file", json!(["file"])).await["paths"], json!(["d/e/file"]));
     // Through a link that stays inside, a file is the same file.
-    assert_eq!(bench.call("read_file", json!(["d/self/self/e/back/e/file"])).await, json!("needle"));
+    assert_eq!(
+        bench.call("read_file", json!(["d/self/self/e/back/e/file"])).await,
+        json!("needle")
+    );
 }
 
 #[tokio::test]
@@ -215,7 +272,8 @@ async fn names_that_are_not_utf8_are_shown_and_said_to_be_out_of_reach() {
     let name = OsStr::from_bytes(b"caf\xe9.txt");
     std::fs::write(bench.directory.path().join(name), "needle").expect("written");
     std::fs::create_dir(bench.directory.path().join(OsStr::from_bytes(b"\xff"))).expect("made");
-    std::fs::write(bench.directory.path().join(OsStr::from_bytes(b"\xff/inner")), "needle").expect("written");
+    std::fs::write(bench.directory.path().join(OsStr::from_bytes(b"\xff/inner")), "needle")
+        .expect("written");
     let shown = "caf\u{fffd}.txt";
     let listed = bench.call("list_files", json!([])).await;
     assert_eq!(listed[0], json!({"path": shown, "type": "file", "size": 6}));
@@ -235,7 +293,10 @@ async fn files_that_do_not_say_their_size_are_read_to_their_end() {
     bench.tools.workspace = Workspace::open("/proc/self").expect("a workspace");
     let text = bench.call("read_file", json!(["status"])).await;
     assert!(text.as_str().expect("text").starts_with("Name:"), "{text}");
-    assert_eq!(bench.call("grep", json!(["^Pid:", "status"])).await["matches"][0]["path"], json!("status"));
+    assert_eq!(
+        bench.call("grep", json!(["^Pid:", "status"])).await["matches"][0]["path"],
+        json!("status")
+    );
     let binary = bench.fails("read_file", json!(["auxv"])).await;
     assert!(binary.name == "BinaryFile" && !binary.message.contains("0 bytes"), "{binary}");
     assert_eq!(bench.fails("read_file", json!(["mem"])).await.name, "IoError");
@@ -252,7 +313,9 @@ async fn a_tree_of_two_hundred_thousand_files_is_answered_in_time_and_says_what_
         for file in 1..1_000 {
             let path = directory.join(format!("f{file}"));
             // Another name for a file is quicker to make than another file.
-            std::fs::hard_link(&first, &path).or_else(|_| File::create(&path).map(drop)).expect("made");
+            std::fs::hard_link(&first, &path)
+                .or_else(|_| File::create(&path).map(drop))
+                .expect("made");
         }
     }
     bench.write("d000/needle", "needle");
@@ -260,19 +323,31 @@ async fn a_tree_of_two_hundred_thousand_files_is_answered_in_time_and_says_what_
     // On a busy machine the time may be over before so many files were looked at.
     let is_honest = |note: &Value| {
         let note = note.as_str().expect("a note");
-        assert!(note.contains("more than 200000 files") || note.contains("the time for it was over"), "{note}");
+        assert!(
+            note.contains("more than 200000 files") || note.contains("the time for it was over"),
+            "{note}"
+        );
     };
     let started = Instant::now();
     let found = bench.call("find_file", json!(["needle"])).await;
     assert_eq!((&found["paths"], &found["truncated"]), (&json!(["d000/needle"]), &json!(true)));
     is_honest(&found["note"]);
     let found = bench.call("grep", json!(["needle"])).await;
-    assert_eq!((&found["matches"][0]["path"], &found["truncated"]), (&json!("d000/needle"), &json!(true)));
+    assert_eq!(
+        (&found["matches"][0]["path"], &found["truncated"]),
+        (&json!("d000/needle"), &json!(true))
+    );
     is_honest(&found["note"]);
     let listed = bench.call("list_files", json!([".", true])).await;
     let last = listed.as_array().expect("a list").last().expect("an entry").clone();
-    assert!(last["type"] == "note" && last["path"].as_str().expect("text").contains("2000 entries"), "{last}");
-    assert_eq!(bench.call("find_file", json!(["needle", "d200"])).await["paths"], json!(["d200/needle"]));
+    assert!(
+        last["type"] == "note" && last["path"].as_str().expect("text").contains("2000 entries"),
+        "{last}"
+    );
+    assert_eq!(
+        bench.call("find_file", json!(["needle", "d200"])).await["paths"],
+        json!(["d200/needle"])
+    );
     // The limits of the four calls together.
     assert!(started.elapsed() < Duration::from_secs(4 * 60), "{:?}", started.elapsed());
 }
@@ -283,18 +358,37 @@ fn a_search_whose_time_is_over_says_so_and_gives_what_it_has() {
     bench.write("a", "needle");
     let workspace = bench.tools.workspace();
     let stop = Stop::new(CancellationToken::new(), Duration::ZERO);
-    let found = grep::run(workspace, serde_json::from_value(json!({"query": "needle"})).expect("arguments"), &stop);
+    let found = grep::run(
+        workspace,
+        serde_json::from_value(json!({"query": "needle"})).expect("arguments"),
+        &stop,
+    );
     let found = serde_json::to_value(found.expect("a result")).expect("JSON");
-    assert!(found["truncated"] == true && found["note"].as_str().expect("a note").contains("the time for it was over"));
-    let found = find::run(workspace, serde_json::from_value(json!({"pattern": "a"})).expect("arguments"), &stop);
+    assert!(
+        found["truncated"] == true
+            && found["note"].as_str().expect("a note").contains("the time for it was over")
+    );
+    let found = find::run(
+        workspace,
+        serde_json::from_value(json!({"pattern": "a"})).expect("arguments"),
+        &stop,
+    );
     let found = serde_json::to_value(found.expect("a result")).expect("JSON");
-    assert!(found["truncated"] == true && found["note"].as_str().expect("a note").contains("the time for it was over"));
+    assert!(
+        found["truncated"] == true
+            && found["note"].as_str().expect("a note").contains("the time for it was over")
+    );
     let listed = list::run(workspace, serde_json::from_value(json!({})).expect("arguments"), &stop);
     let listed = serde_json::to_value(listed.expect("a result")).expect("JSON");
     assert!(
-        listed[0]["type"] == "note" && listed[0]["path"].as_str().expect("text").contains("the time for it was over")
+        listed[0]["type"] == "note"
+            && listed[0]["path"].as_str().expect("text").contains("the time for it was over")
     );
-    let read = read::run(workspace, serde_json::from_value(json!({"path": "a"})).expect("arguments"), &stop);
+    let read = read::run(
+        workspace,
+        serde_json::from_value(json!({"path": "a"})).expect("arguments"),
+        &stop,
+    );
     assert_eq!(read.expect_err("no time").name, "Timeout");
 }
 
@@ -304,14 +398,16 @@ async fn thousands_of_edits_of_a_large_file_are_stopped_soon_and_change_nothing(
     let mut text = "0123456789abcde\n".repeat((15 << 20) / 16);
     (0..4000).for_each(|mark| text.push_str(&format!("mark {mark}.\n")));
     bench.write("large", &text);
-    let edits: Vec<Value> = (0..4000).map(|mark| json!({"old": format!("k {mark}."), "new": "x"})).collect();
+    let edits: Vec<Value> =
+        (0..4000).map(|mark| json!({"old": format!("k {mark}."), "new": "x"})).collect();
     let cx = CallContext::default();
     let stopping = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         cx.cancel.cancel();
         Instant::now()
     };
-    let (ended, stopped) = tokio::join!(bench.tools.call("edit_file", json!(["large", edits]), &cx), stopping);
+    let (ended, stopped) =
+        tokio::join!(bench.tools.call("edit_file", json!(["large", edits]), &cx), stopping);
     assert_eq!(ended.expect_err("it was stopped").name, "Cancelled");
     assert!(stopped.elapsed() < Duration::from_secs(2), "it went on for {:?}", stopped.elapsed());
     assert_eq!(bench.read("large"), text);

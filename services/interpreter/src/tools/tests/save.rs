@@ -21,7 +21,8 @@ struct Desk {
 
 impl Desk {
     fn new(policy: Policy, attach: impl FnOnce(&std::path::Path) -> Vec<AttachedFile>) -> Self {
-        let Bench { directory, tools } = Bench::with(policy, Egress::new(&[]).expect("an HTTP client"));
+        let Bench { directory, tools } =
+            Bench::with(policy, Egress::new(&[]).expect("an HTTP client"));
         let blobs = tempfile::tempdir().expect("a temporary directory");
         let attached = attach(blobs.path());
         let store = files::Store::open(blobs.path()).expect("a folder");
@@ -42,7 +43,9 @@ impl Desk {
     /// Everything in the workspace, also what walks leave out.
     fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.bench.directory.path()).expect("a directory");
-        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
+        entries
+            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+            .collect()
     }
 }
 
@@ -53,10 +56,12 @@ async fn a_file_is_saved_by_its_id_or_hash_and_replaces_what_is_there() {
     let saved = desk.bench.call("save_file", json!([file.id, "data/t.csv"])).await;
     assert_eq!(saved, json!({"path": "data/t.csv", "bytes": 12_000_000, "status": "created"}));
     assert!(std::fs::read(desk.bench.path("data/t.csv")).expect("saved") == content);
-    std::fs::set_permissions(desk.bench.path("data/t.csv"), std::fs::Permissions::from_mode(0o750)).expect("set");
+    std::fs::set_permissions(desk.bench.path("data/t.csv"), std::fs::Permissions::from_mode(0o750))
+        .expect("set");
     desk.bench.write("data/t.csv", "old");
     symlink("data/t.csv", desk.bench.path("link")).expect("linked");
-    let again = desk.bench.call("save_file", json!([format!("sha256:{}", file.sha256), "link"])).await;
+    let again =
+        desk.bench.call("save_file", json!([format!("sha256:{}", file.sha256), "link"])).await;
     assert_eq!(again["status"], json!("overwritten"));
     let replaced = std::fs::metadata(desk.bench.path("data/t.csv")).expect("there");
     assert_eq!((replaced.len(), replaced.mode() & 0o777), (12_000_000, 0o750));
@@ -73,7 +78,10 @@ async fn what_is_not_attached_is_refused_with_what_is() {
     assert!(error.message.contains(&format!("{} (\"t.csv\", 3 bytes)", file.id)), "{error}");
     assert_eq!(error.details, Some(json!({"file": "t.csv", "files": [file.id]})));
     let bare = Bench::new().fails("save_file", json!([file.id, "a"])).await;
-    assert!(bare.name == "FileNotAttached" && bare.message.contains("No file is attached"), "{bare}");
+    assert!(
+        bare.name == "FileNotAttached" && bare.message.contains("No file is attached"),
+        "{bare}"
+    );
     let many = Desk::new(Policy::default(), |blobs| vec![kept(blobs, ORG, "x", b"x"); 1_000]);
     let error = many.bench.fails("save_file", json!(["y", "a"])).await;
     assert!(error.message.len() < 4_096 && error.message.contains("and 980 older ones"), "{error}");
@@ -84,7 +92,10 @@ async fn a_file_whose_content_is_another_organizations_is_not_there() {
     let desk = Desk::new(Policy::default(), |blobs| {
         vec![kept(blobs, OrganizationId::from_uuid(Uuid::from_u128(7)), "theirs", b"canary")]
     });
-    let wanted = desk.bench.fails("save_file", json!(["x", "a"])).await.details.expect("details")["files"][0].clone();
+    let wanted =
+        desk.bench.fails("save_file", json!(["x", "a"])).await.details.expect("details")["files"]
+            [0]
+        .clone();
     let error = desk.bench.fails("save_file", json!([wanted, "a"])).await;
     assert!(error.name == "FileUnavailable" && error.message.contains("was deleted"), "{error}");
     assert_eq!(desk.names(), [""; 0]);
@@ -94,21 +105,35 @@ async fn a_file_whose_content_is_another_organizations_is_not_there() {
 async fn what_is_damaged_or_too_large_leaves_the_workspace_as_it_is() {
     let (desk, file) = Desk::with(b"what it says");
     desk.bench.write("a", "old");
-    let place = desk.blobs.path().join("files").join(ORG.to_string()).join(&file.sha256[..2]).join(&file.sha256[2..]);
+    let place = desk
+        .blobs
+        .path()
+        .join("files")
+        .join(ORG.to_string())
+        .join(&file.sha256[..2])
+        .join(&file.sha256[2..]);
     for damaged in ["what it sayz", "what it says and more", "what it", ""] {
         std::fs::write(&place, damaged).expect("written");
         let error = desk.bench.fails("save_file", json!([file.id, "a"])).await;
-        assert!(error.name == "FileUnavailable" && error.message.contains("damaged"), "{damaged:?}: {error}");
+        assert!(
+            error.name == "FileUnavailable" && error.message.contains("damaged"),
+            "{damaged:?}: {error}"
+        );
     }
     std::fs::remove_file(&place).expect("removed");
-    assert!(desk.bench.fails("save_file", json!([file.id, "a"])).await.message.contains("was deleted"));
+    assert!(
+        desk.bench.fails("save_file", json!([file.id, "a"])).await.message.contains("was deleted")
+    );
     assert_eq!((desk.bench.read("a").as_str(), desk.names()), ("old", vec!["a".to_owned()]));
 
     let mut policy = Policy::default();
     policy.commands.limits.file_bytes = 10;
-    let desk =
-        Desk::new(policy, |blobs| vec![kept(blobs, ORG, "t", b"0123456789"), kept(blobs, ORG, "u", b"0123456789a")]);
-    let ids = desk.bench.fails("save_file", json!(["x", "a"])).await.details.expect("details")["files"].clone();
+    let desk = Desk::new(policy, |blobs| {
+        vec![kept(blobs, ORG, "t", b"0123456789"), kept(blobs, ORG, "u", b"0123456789a")]
+    });
+    let ids =
+        desk.bench.fails("save_file", json!(["x", "a"])).await.details.expect("details")["files"]
+            .clone();
     desk.bench.call("save_file", json!([ids[0], "fits"])).await;
     let error = desk.bench.fails("save_file", json!([ids[1], "a"])).await;
     assert_eq!(error.name, "FileTooLarge");
@@ -157,11 +182,15 @@ async fn a_write_whose_call_is_given_up_is_waited_for() {
         assert!(futures::poll!(&mut call).is_pending(), "it waits for its place");
         tokio::task::yield_now().await;
     }
-    // All of its content has come, so that it takes its place as soon as it can, though nobody wants it any more.
+    // All of its content has come, so that it takes its place as soon as it can, though nobody
+    // wants it any more.
     drop(call);
     let told_to_stop = CancellationToken::new();
     told_to_stop.cancel();
-    assert!(!tools.writes_end(&told_to_stop).await && !written(), "whoever stopped it is not kept waiting for long");
+    assert!(
+        !tools.writes_end(&told_to_stop).await && !written(),
+        "whoever stopped it is not kept waiting for long"
+    );
     let ends = tools.writes_end(&never);
     let mut ends = Box::pin(ends);
     assert!(futures::poll!(&mut ends).is_pending(), "it is still being written");

@@ -1,4 +1,5 @@
-//! Handles: where secrets are put in their place, where they are not, and that they never come back.
+//! Handles: where secrets are put in their place, where they are not, and that they never come
+//! back.
 
 use construct_proto::mesh::v1::{GrantedSecret, SealedSecret};
 use construct_runtime::MasterKeys;
@@ -18,10 +19,13 @@ pub(crate) fn keys() -> MasterKeys {
 /// A secret as the gateway seals it.
 pub(crate) fn granted(name: &str, value: &str, hosts: &[&str], commands: &[&str]) -> GrantedSecret {
     let id = format!("secret_{name}");
-    let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, keys().active().expose()).expect("32 bytes"));
+    let key = LessSafeKey::new(
+        UnboundKey::new(&AES_256_GCM, keys().active().expose()).expect("32 bytes"),
+    );
     let mut ciphertext = value.as_bytes().to_vec();
     let nonce = Nonce::assume_unique_for_key([7; 12]);
-    key.seal_in_place_append_tag(nonce, Aad::from(id.as_bytes()), &mut ciphertext).expect("a short text");
+    key.seal_in_place_append_tag(nonce, Aad::from(id.as_bytes()), &mut ciphertext)
+        .expect("a short text");
     GrantedSecret {
         id,
         name: name.to_owned(),
@@ -35,7 +39,8 @@ pub(crate) fn granted(name: &str, value: &str, hosts: &[&str], commands: &[&str]
 fn bench(secrets: &[GrantedSecret]) -> Bench {
     let mut policy = Policy { hosts: vec!["*".parse().expect("a host")], ..Policy::default() };
     policy.commands.confinement = Confinement::AllowUnconfined;
-    let Bench { directory, tools } = Bench::with(policy, Egress::new(&[LOCAL]).expect("an HTTP client"));
+    let Bench { directory, tools } =
+        Bench::with(policy, Egress::new(&[LOCAL]).expect("an HTTP client"));
     Bench { directory, tools: tools.with_secrets(Secrets::open(secrets, Some(&keys()), SEED)) }
 }
 
@@ -57,16 +62,20 @@ fn assert_clean(what: &impl ToString, value: &str) {
 async fn a_header_has_the_value_on_the_wire_and_the_handle_everywhere_else() {
     let value = "gh/s3cr3t+0123456789=x";
     let (address, mut requests) = server(|request| {
-        let sent = request.lines().find_map(|line| line.strip_prefix("authorization: ")).unwrap_or_default().to_owned();
+        let sent = request
+            .lines()
+            .find_map(|line| line.strip_prefix("authorization: "))
+            .unwrap_or_default()
+            .to_owned();
         let body = format!("{request}{sent}");
-        let head = format!("HTTP/1.1 401 {sent}\r\nX-Echo: {sent}\r\nContent-Length: {}", body.len());
+        let head =
+            format!("HTTP/1.1 401 {sent}\r\nX-Echo: {sent}\r\nContent-Length: {}", body.len());
         format!("{head}\r\nConnection: close\r\n\r\n{body}").into()
     })
     .await;
     let bench = bench(&[granted("TOKEN", value, &["127.0.0.1"], &[])]);
     let handle = handle(&bench, "TOKEN").await;
-    let options =
-        json!({"headers": {"Authorization": format!("Bearer {handle}"), "X-Twice": format!("{handle}:{handle}")}});
+    let options = json!({"headers": {"Authorization": format!("Bearer {handle}"), "X-Twice": format!("{handle}:{handle}")}});
     let result = bench.call("fetch", json!([format!("http://{address}/"), options])).await;
     let request = requests.recv().await.expect("a request");
     assert!(request.contains(&format!("authorization: Bearer {value}\r\n")), "{request}");
@@ -74,7 +83,10 @@ async fn a_header_has_the_value_on_the_wire_and_the_handle_everywhere_else() {
     assert_clean(&result, value);
     assert_eq!(result["headers"]["x-echo"], json!(format!("Bearer {handle}")));
     assert!(
-        result["body"].as_str().expect("a text").contains(&format!("authorization: Bearer {handle}\r\n")),
+        result["body"]
+            .as_str()
+            .expect("a text")
+            .contains(&format!("authorization: Bearer {handle}\r\n")),
         "{result}"
     );
 }
@@ -88,7 +100,11 @@ async fn a_secret_goes_to_bound_hosts_only_and_over_https_only() {
         granted("PLAIN", "12345678", &["example.net"], &[]),
     ]);
     for (name, url, why) in [
-        ("TOKEN", format!("http://{address}/"), "bound to these hosts: api.example.com, *.example.org"),
+        (
+            "TOKEN",
+            format!("http://{address}/"),
+            "bound to these hosts: api.example.com, *.example.org",
+        ),
         ("TOKEN", "https://example.org/".to_owned(), "bound to these hosts"),
         ("TOKEN", "https://api.example.com.evil.org/".to_owned(), "bound to these hosts"),
         ("COMMANDS_ONLY", format!("http://{address}/"), "and commands: git"),
@@ -97,7 +113,10 @@ async fn a_secret_goes_to_bound_hosts_only_and_over_https_only() {
         let handle = handle(&bench, name).await;
         let error = bench.fails("fetch", json!([url, {"headers": {"x-key": handle}}])).await;
         assert_eq!(error.name, "SecretNotAllowed", "{error}");
-        assert!(error.message.contains(why) && error.message.contains("nothing was sent"), "{error}");
+        assert!(
+            error.message.contains(why) && error.message.contains("nothing was sent"),
+            "{error}"
+        );
     }
     assert!(requests.try_recv().is_err(), "a request went out");
 }
@@ -110,8 +129,7 @@ async fn a_redirect_takes_a_secret_to_no_other_origin() {
     let bench = bench(&[granted("TOKEN", "12345678-abc", &["127.0.0.1"], &[])]);
     let handle = handle(&bench, "TOKEN").await;
     // Also in a header that is otherwise sent on.
-    let options =
-        json!({"headers": {"Authorization": handle, "User-Agent": format!("a/{handle}"), "Accept": "text/plain"}});
+    let options = json!({"headers": {"Authorization": handle, "User-Agent": format!("a/{handle}"), "Accept": "text/plain"}});
     let result = bench.call("fetch", json!([format!("http://{outer}/"), options])).await;
     assert_eq!(result["body"], json!("there"));
     assert!(requests.recv().await.expect("a request").contains("authorization: 12345678-abc\r\n"));
@@ -126,9 +144,14 @@ async fn a_body_that_is_cut_within_the_value_does_not_show_its_beginning() {
     let (address, _requests) = server(move |_| ok(&format!("text {value} more text"))).await;
     let bench = bench(&[granted("TOKEN", value, &["127.0.0.1"], &[])]);
     for max_bytes in 1..=40 {
-        let result = bench.call("fetch", json!([format!("http://{address}/"), {"max_bytes": max_bytes}])).await;
+        let result = bench
+            .call("fetch", json!([format!("http://{address}/"), {"max_bytes": max_bytes}]))
+            .await;
         let body = result["body"].as_str().expect("a text");
-        assert!(!body.contains("012") && !body.contains("ijkl") && body.len() <= max_bytes, "{max_bytes}: {body}");
+        assert!(
+            !body.contains("012") && !body.contains("ijkl") && body.len() <= max_bytes,
+            "{max_bytes}: {body}"
+        );
     }
 }
 
@@ -154,18 +177,28 @@ async fn handles_stand_in_headers_and_environments_and_nowhere_else() {
 
 #[tokio::test]
 async fn a_command_gets_the_value_and_its_output_has_the_handle() {
-    let bench = bench(&[granted("TOKEN", VALUE, &[], &["printenv"]), granted("OTHER", "another-value", &[], &["sh"])]);
+    let bench = bench(&[
+        granted("TOKEN", VALUE, &[], &["printenv"]),
+        granted("OTHER", "another-value", &[], &["sh"]),
+    ]);
     let handle = handle(&bench, "TOKEN").await;
     let script = "printenv TOKEN";
-    let result = bench.call("execute_command", json!([script, {"env": {"TOKEN": format!("<{handle}>")}}])).await;
+    let result = bench
+        .call("execute_command", json!([script, {"env": {"TOKEN": format!("<{handle}>")}}]))
+        .await;
     assert_eq!(result["stdout"], json!(format!("<{handle}>\n")));
     // That it did get the value shows in the length, in a program that is bound as well.
     let other = self::handle(&bench, "OTHER").await;
-    let script = "sh -c 'printf %s \"$OTHER\" | wc -c; printf %s \"$OTHER\" | base64 >\\&2'".replace("\\&", "&");
+    let script = "sh -c 'printf %s \"$OTHER\" | wc -c; printf %s \"$OTHER\" | base64 >\\&2'"
+        .replace("\\&", "&");
     let refused = bench.fails("execute_command", json!([script, {"env": {"OTHER": other}}])).await;
-    assert!(refused.name == "SecretNotAllowed" && refused.message.contains("more than one program"), "{refused}");
+    assert!(
+        refused.name == "SecretNotAllowed" && refused.message.contains("more than one program"),
+        "{refused}"
+    );
     bench.write("count.sh", "printf %s \"$OTHER\" | wc -c; printf %s \"x$OTHER\" | base64 >&2");
-    let result = bench.call("execute_command", json!(["sh count.sh", {"env": {"OTHER": other}}])).await;
+    let result =
+        bench.call("execute_command", json!(["sh count.sh", {"env": {"OTHER": other}}])).await;
     assert_eq!(result["stdout"].as_str().map(str::trim), Some("13"));
     assert!(result["stderr"].as_str().expect("a text").contains(&other), "{result}");
     assert_clean(&result, "another-value");
@@ -180,11 +213,17 @@ async fn a_command_that_is_not_bound_or_may_be_another_does_not_run() {
         ("execute_command", json!(["touch ran", {"env": env}])),
         ("execute_command", json!(["printenv TOKEN; touch ran", {"env": env}])),
         ("execute_command", json!(["printenv TOKEN | rev >ran", {"env": env}])),
-        ("execute_command", json!(["printenv $[x]", {"env": {"TOKEN": handle, "x": "a[$(touch ran)]"}}])),
+        (
+            "execute_command",
+            json!(["printenv $[x]", {"env": {"TOKEN": handle, "x": "a[$(touch ran)]"}}]),
+        ),
         ("execute_command", json!(["./printenv TOKEN", {"env": env}])),
         ("execute_command", json!(["PATH=. printenv TOKEN", {"env": env}])),
         ("execute_command", json!(["printenv TOKEN", {"env": {"TOKEN": handle, "PATH": "."}}])),
-        ("execute_command", json!(["printenv TOKEN", {"env": {"TOKEN": handle, "LD_PRELOAD": "./x.so"}}])),
+        (
+            "execute_command",
+            json!(["printenv TOKEN", {"env": {"TOKEN": handle, "LD_PRELOAD": "./x.so"}}]),
+        ),
         ("execute_command", json!(["printenv TOKEN", {"env": {"TOKEN": handle, "BASH_ENV": "x"}}])),
         ("git", json!([["status"], {"env": env}])),
         ("node", json!(["1", {"env": env}])),
@@ -204,31 +243,51 @@ async fn a_variable_that_is_set_holds_the_handle_and_commands_that_are_bound_get
     assert_eq!(set, json!({"name": "TOKEN", "value": handle}));
     assert_eq!(bench.call("getenv", json!(["TOKEN"])).await, json!(handle));
     bench.write("length.sh", "expr length \"$TOKEN\"");
-    assert_eq!(bench.call("execute_command", json!(["sh length.sh"])).await["stdout"], json!("23\n"));
-    assert_eq!(bench.call("execute_command", json!(["printenv TOKEN"])).await["stdout"], json!(format!("{handle}\n")));
+    assert_eq!(
+        bench.call("execute_command", json!(["sh length.sh"])).await["stdout"],
+        json!("23\n")
+    );
+    assert_eq!(
+        bench.call("execute_command", json!(["printenv TOKEN"])).await["stdout"],
+        json!(format!("{handle}\n"))
+    );
     let error = bench.fails("execute_command", json!(["ls"])).await;
-    assert!(error.name == "SecretNotAllowed" && error.message.contains("setenv(\"TOKEN\")"), "{error}");
+    assert!(
+        error.name == "SecretNotAllowed" && error.message.contains("setenv(\"TOKEN\")"),
+        "{error}"
+    );
     bench.call("setenv", json!(["TOKEN"])).await;
     assert_eq!(bench.call("execute_command", json!(["ls"])).await["stdout"], json!("length.sh\n"));
 }
 
 #[tokio::test]
 async fn a_handle_is_that_of_its_execution_and_cannot_be_made_up() {
-    let secrets = [granted("TOKEN", VALUE, &["127.0.0.1"], &[]), granted("B", VALUE, &[], &["git"])];
+    let secrets =
+        [granted("TOKEN", VALUE, &["127.0.0.1"], &[]), granted("B", VALUE, &[], &["git"])];
     let (first, again) = (bench(&secrets), bench(&secrets));
     let handle = handle(&first, "TOKEN").await;
     assert_eq!(handle.len(), "{{secret:TOKEN:0123456789abcdef}}".len());
-    assert_eq!(handle, self::handle(&again, "TOKEN").await, "a script that is run again gets the same");
+    assert_eq!(
+        handle,
+        self::handle(&again, "TOKEN").await,
+        "a script that is run again gets the same"
+    );
     let other = Secrets::open(&secrets, Some(&keys()), b"another seed");
     let Bench { directory, tools } = again;
     let later = Bench { directory, tools: tools.with_secrets(other) };
     let forged = "{{secret:TOKEN:0123456789abcdef}}";
-    for (bench, handle) in [(&later, handle.as_str()), (&first, forged), (&first, "{{secret:NONE:0123456789abcdef}}")] {
-        let error = bench.fails("fetch", json!(["https://127.0.0.1/", {"headers": {"x": handle}}])).await;
+    for (bench, handle) in
+        [(&later, handle.as_str()), (&first, forged), (&first, "{{secret:NONE:0123456789abcdef}}")]
+    {
+        let error =
+            bench.fails("fetch", json!(["https://127.0.0.1/", {"headers": {"x": handle}}])).await;
         assert_eq!(error.name, "SecretNotFound", "{error}");
     }
     let unknown = first.fails("secrets.get", json!(["TOKEM"])).await;
-    assert!(unknown.name == "SecretNotFound" && unknown.message.contains("There are: TOKEN, B."), "{unknown}");
+    assert!(
+        unknown.name == "SecretNotFound" && unknown.message.contains("There are: TOKEN, B."),
+        "{unknown}"
+    );
     let none = bench(&[]).fails("secrets.get", json!(["TOKEN"])).await;
     assert!(none.name == "SecretNotFound" && none.message.contains("may use none"), "{none}");
 }
@@ -241,11 +300,14 @@ async fn a_secret_that_cannot_be_opened_says_so() {
     foreign.value.as_mut().expect("sealed").key_id = "s2".to_owned();
     let split = granted("SPLIT", "12345678\u{0}--bind", &[], &["git"]);
     let bench = bench(&[broken, foreign, split]);
-    for (name, why) in [("BROKEN", "set again"), ("FOREIGN", "CONSTRUCT_SECRETS_KEY"), ("SPLIT", "set again")] {
+    for (name, why) in
+        [("BROKEN", "set again"), ("FOREIGN", "CONSTRUCT_SECRETS_KEY"), ("SPLIT", "set again")]
+    {
         let error = bench.fails("secrets.get", json!([name])).await;
         assert!(error.name == "SecretUnavailable" && error.message.contains(why), "{error}");
     }
-    let large = ["A", "B", "C", "D", "E"].map(|name| granted(name, &"x".repeat(60_000), &[], &["git"]));
+    let large =
+        ["A", "B", "C", "D", "E"].map(|name| granted(name, &"x".repeat(60_000), &[], &["git"]));
     let large = self::bench(&large);
     handle(&large, "D").await;
     let error = large.fails("secrets.get", json!(["E"])).await;

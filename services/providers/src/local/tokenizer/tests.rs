@@ -29,10 +29,12 @@ struct Run {
 
 #[test]
 fn texts_are_cut_as_the_original_cuts_them() {
-    let recorded: Recorded = serde_json::from_str(include_str!("recorded.json")).expect("the recording");
+    let recorded: Recorded =
+        serde_json::from_str(include_str!("recorded.json")).expect("the recording");
     let vocab: Vec<&str> = recorded.vocab.iter().map(String::as_str).collect();
     for Run { lowercase, cases } in recorded.runs {
-        let tokenizer = Tokenizer::parse(file(&vocab, lowercase).to_string().as_bytes()).expect("a tokenizer");
+        let tokenizer =
+            Tokenizer::parse(file(&vocab, lowercase).to_string().as_bytes()).expect("a tokenizer");
         assert_eq!(tokenizer.len(), vocab.len());
         for (text, expected) in cases {
             let mut tokens = Vec::new();

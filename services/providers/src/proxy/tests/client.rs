@@ -39,16 +39,22 @@ impl Client {
     pub(super) fn question(self, model: &str, stream: bool) -> Value {
         let schema = json!({"type": "object", "properties": {"code": {"type": "string"}}});
         match self {
-            Self::Chat => json!({"model": model, "stream": stream, "stream_options": {"include_usage": true},
+            Self::Chat => {
+                json!({"model": model, "stream": stream, "stream_options": {"include_usage": true},
                 "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "go"}],
                 "tools": [{"type": "function", "function":
-                    {"name": "code_interpreter", "description": "Runs.", "parameters": schema}}]}),
-            Self::Responses => json!({"model": model, "stream": stream, "instructions": "Be brief.", "input": "go",
+                    {"name": "code_interpreter", "description": "Runs.", "parameters": schema}}]})
+            }
+            Self::Responses => {
+                json!({"model": model, "stream": stream, "instructions": "Be brief.", "input": "go",
                 "tools": [{"type": "function", "name": "code_interpreter", "description": "Runs.",
-                    "parameters": schema, "strict": false}]}),
-            Self::Messages => json!({"model": model, "stream": stream, "max_tokens": 1000, "system": "Be brief.",
+                    "parameters": schema, "strict": false}]})
+            }
+            Self::Messages => {
+                json!({"model": model, "stream": stream, "max_tokens": 1000, "system": "Be brief.",
                 "messages": [{"role": "user", "content": "go"}],
-                "tools": [{"name": "code_interpreter", "description": "Runs.", "input_schema": schema}]}),
+                "tools": [{"name": "code_interpreter", "description": "Runs.", "input_schema": schema}]})
+            }
         }
     }
 
@@ -56,13 +62,19 @@ impl Client {
     pub(super) fn went_on(self, mut question: Value, read: &Read) -> Value {
         let id = &read.calls[0].0;
         let (list, result) = match self {
-            Self::Chat => ("messages", json!({"role": "tool", "tool_call_id": id, "content": "it gave 7"})),
+            Self::Chat => {
+                ("messages", json!({"role": "tool", "tool_call_id": id, "content": "it gave 7"}))
+            }
             Self::Responses => {
                 question["input"] = json!([{"role": "user", "content": "go"}]);
-                ("input", json!({"type": "function_call_output", "call_id": id, "output": "it gave 7"}))
+                (
+                    "input",
+                    json!({"type": "function_call_output", "call_id": id, "output": "it gave 7"}),
+                )
             }
             Self::Messages => {
-                let block = json!({"type": "tool_result", "tool_use_id": id, "content": "it gave 7"});
+                let block =
+                    json!({"type": "tool_result", "tool_use_id": id, "content": "it gave 7"});
                 ("messages", json!({"role": "user", "content": [block]}))
             }
         };
@@ -129,7 +141,8 @@ pub(super) fn events(stream: &str) -> Vec<Value> {
     for event in stream.split_terminator("\n\n") {
         let data: String = event.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
         if !data.is_empty() && data != "[DONE]" {
-            let data: Value = serde_json::from_str(&data).unwrap_or_else(|error| panic!("{error}: {event}"));
+            let data: Value =
+                serde_json::from_str(&data).unwrap_or_else(|error| panic!("{error}: {event}"));
             if let Some(name) = event.lines().find_map(|line| line.strip_prefix("event: ")) {
                 assert_eq!(data["type"], name);
             }
@@ -159,7 +172,11 @@ fn chat(body: &Value) -> Read {
         calls: calls
             .map(|call| {
                 let text = |value: &Value| value.as_str().expect("a text").to_owned();
-                (text(&call["id"]), text(&call["function"]["name"]), parsed(&call["function"]["arguments"]))
+                (
+                    text(&call["id"]),
+                    text(&call["function"]["name"]),
+                    parsed(&call["function"]["arguments"]),
+                )
             })
             .collect(),
         stop: choice["finish_reason"].as_str().expect("a reason").to_owned(),
@@ -228,10 +245,18 @@ fn responses(body: &Value) -> Read {
     for item in output {
         let text = |value: &Value| value.as_str().expect("a text").to_owned();
         match item["type"].as_str() {
-            Some("message") => read.text.push_str(item["content"][0]["text"].as_str().expect("a text")),
-            Some("reasoning") => read.thought.push_str(item["summary"][0]["text"].as_str().unwrap_or_default()),
+            Some("message") => {
+                read.text.push_str(item["content"][0]["text"].as_str().expect("a text"))
+            }
+            Some("reasoning") => {
+                read.thought.push_str(item["summary"][0]["text"].as_str().unwrap_or_default())
+            }
             Some("function_call") => {
-                read.calls.push((text(&item["call_id"]), text(&item["name"]), parsed(&item["arguments"])));
+                read.calls.push((
+                    text(&item["call_id"]),
+                    text(&item["name"]),
+                    parsed(&item["arguments"]),
+                ));
             }
             other => panic!("{other:?}"),
         }
@@ -260,7 +285,9 @@ fn messages(body: &Value) -> Read {
             Some("text") => read.text.push_str(block["text"].as_str().expect("a text")),
             Some("thinking") => read.thought.push_str(block["thinking"].as_str().expect("a text")),
             Some("redacted_thinking") => {}
-            Some("tool_use") => read.calls.push((text(&block["id"]), text(&block["name"]), block["input"].clone())),
+            Some("tool_use") => {
+                read.calls.push((text(&block["id"]), text(&block["name"]), block["input"].clone()))
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -293,12 +320,16 @@ fn messages_of(events: &[Value]) -> Value {
                     }
                     other => panic!("{other:?}"),
                 };
-                block[key] = json!(block[key].as_str().expect("a text").to_owned() + more.as_str().expect("a text"));
+                block[key] = json!(
+                    block[key].as_str().expect("a text").to_owned()
+                        + more.as_str().expect("a text")
+                );
             }
             Some("content_block_stop") => {
                 let at = at.expect("an index");
                 if !json_of[at].is_empty() {
-                    message["content"][at]["input"] = serde_json::from_str(&json_of[at]).expect("JSON");
+                    message["content"][at]["input"] =
+                        serde_json::from_str(&json_of[at]).expect("JSON");
                 }
             }
             Some("message_delta") => {

@@ -27,24 +27,35 @@ async fn every_client_is_answered_from_every_vendor() {
             let mut answers = Vec::new();
             for streamed in [false, true] {
                 proxy.vendor.reply(wire.reply(&stream).dripping(700, Duration::ZERO));
-                let (status, body) = ask(&proxy, client, &client.question(&name(wire), streamed)).await;
+                let (status, body) =
+                    ask(&proxy, client, &client.question(&name(wire), streamed)).await;
                 assert_eq!(status, 200, "{wire:?} {client:?}: {body}");
                 let read = if streamed {
                     client.streamed(&body)
                 } else {
                     client.whole(&serde_json::from_str(&body).expect("JSON"))
                 };
-                assert_eq!((read.text.as_str(), read.thought.as_str()), (SAID, THOUGHT), "{wire:?} {client:?}");
-                let [(id, tool, arguments)] = &read.calls[..] else { panic!("{wire:?} {client:?}: {read:?}") };
+                assert_eq!(
+                    (read.text.as_str(), read.thought.as_str()),
+                    (SAID, THOUGHT),
+                    "{wire:?} {client:?}"
+                );
+                let [(id, tool, arguments)] = &read.calls[..] else {
+                    panic!("{wire:?} {client:?}: {read:?}")
+                };
                 assert!(!id.is_empty());
-                assert_eq!((tool.as_str(), arguments), ("code_interpreter", &json!({"code": CODE})));
+                assert_eq!(
+                    (tool.as_str(), arguments),
+                    ("code_interpreter", &json!({"code": CODE}))
+                );
                 let stop = match client {
                     Client::Chat => "tool_calls",
                     Client::Responses => "completed",
                     Client::Messages => "tool_use",
                 };
                 assert_eq!(read.stop, stop);
-                let read_tokens = used.input_tokens + used.cache_read_tokens + used.cache_write_tokens;
+                let read_tokens =
+                    used.input_tokens + used.cache_read_tokens + used.cache_write_tokens;
                 assert_eq!(
                     read.usage,
                     (read_tokens, used.cache_read_tokens, used.output_tokens),
@@ -52,16 +63,23 @@ async fn every_client_is_answered_from_every_vendor() {
                 );
                 answers.push(read);
             }
-            // Sent back with what the call gave, its vendor is told the same as if it had spoken with us directly.
+            // Sent back with what the call gave, its vendor is told the same as if it had spoken
+            // with us directly.
             proxy.vendor.reply(wire.reply(&wire.answer("It is 7.")));
             let question = client.went_on(client.question(&name(wire), false), &answers[1]);
             let (status, body) = ask(&proxy, client, &question).await;
             assert_eq!(status, 200, "{wire:?} {client:?}: {body}");
             assert_eq!(client.whole(&serde_json::from_str(&body).expect("JSON")).text, "It is 7.");
             let sent = proxy.vendor.requests().last().expect("a request").body.to_string();
-            assert!(sent.contains("it gave 7") && sent.contains("code_interpreter"), "{wire:?} {client:?}: {sent}");
-            // Chat Completions has no place for a thought's proof, and what is a mere text is as good there.
-            let sent_back = wire.thought_sent_back().filter(|thought| client != Client::Chat || *thought == THOUGHT);
+            assert!(
+                sent.contains("it gave 7") && sent.contains("code_interpreter"),
+                "{wire:?} {client:?}: {sent}"
+            );
+            // Chat Completions has no place for a thought's proof, and what is a mere text is as
+            // good there.
+            let sent_back = wire
+                .thought_sent_back()
+                .filter(|thought| client != Client::Chat || *thought == THOUGHT);
             match sent_back {
                 Some(thought) => assert!(sent.contains(thought), "{wire:?} {client:?}: {sent}"),
                 None => assert!(!sent.contains(THOUGHT), "{wire:?} {client:?}: {sent}"),
@@ -125,7 +143,11 @@ async fn images_tools_and_parameters_reach_the_vendor() {
         let sent = proxy.vendor.requests().last().expect("a request").clone();
         assert_eq!(sent.header("x-api-key"), KEY);
         let sent = sent.body;
-        assert_eq!((&sent["temperature"], &sent["max_tokens"]), (&json!(0.5), &json!(77)), "{client:?}");
+        assert_eq!(
+            (&sent["temperature"], &sent["max_tokens"]),
+            (&json!(0.5), &json!(77)),
+            "{client:?}"
+        );
         assert_eq!(sent["tools"][0]["name"], "weather");
         assert_eq!(sent["tools"][0]["input_schema"], tool);
         let choice = json!({"type": "tool", "name": "weather", "disable_parallel_tool_use": true});
@@ -147,11 +169,14 @@ async fn an_answers_format_is_asked_for_in_the_vendors_own_way() {
     };
     for wire in Wire::ALL {
         let path = match wire {
-            Wire::OpenAi | Wire::Xai | Wire::OpenRouter => Some("/response_format/json_schema/schema"),
+            Wire::OpenAi | Wire::Xai | Wire::OpenRouter => {
+                Some("/response_format/json_schema/schema")
+            }
             Wire::Responses => Some("/text/format/schema"),
             Wire::Gemini => Some("/generationConfig/responseJsonSchema"),
             Wire::Ollama => Some("/format"),
-            // The first one only where a guarantee is asked for, because it refuses a part of what schemas can say.
+            // The first one only where a guarantee is asked for, because it refuses a part of what
+            // schemas can say.
             Wire::Anthropic | Wire::Bedrock | Wire::DeepSeek => None,
         };
         proxy.vendor.reply(wire.reply(&wire.answer("{\"n\": 1}")));
@@ -162,7 +187,11 @@ async fn an_answers_format_is_asked_for_in_the_vendors_own_way() {
             None => assert!(sent.to_string().contains("JSON Schema"), "{wire:?}: {sent}"),
         }
         let native = wire == Wire::DeepSeek;
-        assert_eq!(sent.pointer("/response_format/type") == Some(&json!("json_object")), native, "{wire:?}: {sent}");
+        assert_eq!(
+            sent.pointer("/response_format/type") == Some(&json!("json_object")),
+            native,
+            "{wire:?}: {sent}"
+        );
     }
 }
 
@@ -170,8 +199,18 @@ async fn an_answers_format_is_asked_for_in_the_vendors_own_way() {
 async fn a_failure_has_the_form_and_status_of_the_clients_protocol() {
     let wire = Wire::OpenAi;
     for (status, class, seen, kinds) in [
-        (400, FailureClass::InvalidRequest, 400, ["invalid_request_error", "invalid_request_error"]),
-        (400, FailureClass::ContextTooLong, 400, ["invalid_request_error", "invalid_request_error"]),
+        (
+            400,
+            FailureClass::InvalidRequest,
+            400,
+            ["invalid_request_error", "invalid_request_error"],
+        ),
+        (
+            400,
+            FailureClass::ContextTooLong,
+            400,
+            ["invalid_request_error", "invalid_request_error"],
+        ),
         (401, FailureClass::Authentication, 502, ["server_error", "api_error"]),
         (429, FailureClass::RateLimited, 429, ["rate_limit_error", "rate_limit_error"]),
         (500, FailureClass::Transient, 502, ["server_error", "api_error"]),
@@ -192,11 +231,17 @@ async fn a_failure_has_the_form_and_status_of_the_clients_protocol() {
                     .expect("an answer");
                 let own = if client == Client::Messages && seen == 503 { 529 } else { seen };
                 assert_eq!(response.status().as_u16(), own, "{client:?} {class:?}");
-                let header = |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+                let header = |name: &str| {
+                    response.headers().get(name).map(|value| value.to_str().unwrap().to_owned())
+                };
                 let again = matches!(class, FailureClass::RateLimited | FailureClass::Overloaded);
-                assert_eq!(header("x-should-retry").as_deref(), Some(if again { "true" } else { "false" }));
+                assert_eq!(
+                    header("x-should-retry").as_deref(),
+                    Some(if again { "true" } else { "false" })
+                );
                 if again {
-                    let wait: u64 = header("retry-after").expect("a time").parse().expect("seconds");
+                    let wait: u64 =
+                        header("retry-after").expect("a time").parse().expect("seconds");
                     assert!((590..=600).contains(&wait), "{wait}");
                 }
                 let body: Value = response.json().await.expect("JSON");
@@ -242,7 +287,8 @@ async fn a_client_that_goes_takes_the_vendors_connection_with_it_and_pays_for_wh
     for (at, client) in Client::ALL.into_iter().enumerate() {
         for streamed in [true, false] {
             proxy.vendor.reply(wire.reply(&stream).silent_after(stream.len() * 2 / 3));
-            let sending = proxy.post(client.path()).json(&client.question("anthropic", streamed)).send();
+            let sending =
+                proxy.post(client.path()).json(&client.question("anthropic", streamed)).send();
             if streamed {
                 let response = sending.await.expect("it begins");
                 let mut bytes = response.bytes_stream();
@@ -273,22 +319,46 @@ async fn a_client_that_goes_takes_the_vendors_connection_with_it_and_pays_for_wh
 async fn what_cannot_be_had_is_refused_in_words() {
     let proxy = Proxy::start().await;
     let user = json!([{"role": "user", "content": "go"}]);
-    let assistant = json!([{"role": "user", "content": "go"}, {"role": "assistant", "content": "I"}]);
-    let remote =
-        json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/x"}}]}]);
+    let assistant =
+        json!([{"role": "user", "content": "go"}, {"role": "assistant", "content": "I"}]);
+    let remote = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/x"}}]}]);
     for (client, body, words) in [
         (Client::Chat, json!({"messages": user, "n": 2}), "`n`"),
         (Client::Chat, json!({"messages": user, "logprobs": true}), "`logprobs`"),
         (Client::Chat, json!({"messages": []}), "empty"),
         (Client::Chat, json!({"messages": remote}), "data: URLs"),
-        (Client::Chat, json!({"messages": user, "tools": [{"type": "custom", "custom": {}}]}), "custom"),
+        (
+            Client::Chat,
+            json!({"messages": user, "tools": [{"type": "custom", "custom": {}}]}),
+            "custom",
+        ),
         (Client::Chat, json!({"messages": user, "tool_choice": "required"}), "no tools"),
         (Client::Chat, json!({"messages": 7}), "cannot be read"),
-        (Client::Responses, json!({"input": "go", "previous_response_id": "resp_1"}), "previous_response_id"),
-        (Client::Responses, json!({"input": "go", "tools": [{"type": "web_search"}]}), "web_search"),
-        (Client::Responses, json!({"input": [{"type": "item_reference", "id": "x"}]}), "item_reference"),
-        (Client::Messages, json!({"messages": assistant, "max_tokens": 1}), "end with a message of the user"),
-        (Client::Messages, json!({"messages": user, "max_tokens": 1, "mcp_servers": [{}]}), "mcp_servers"),
+        (
+            Client::Responses,
+            json!({"input": "go", "previous_response_id": "resp_1"}),
+            "previous_response_id",
+        ),
+        (
+            Client::Responses,
+            json!({"input": "go", "tools": [{"type": "web_search"}]}),
+            "web_search",
+        ),
+        (
+            Client::Responses,
+            json!({"input": [{"type": "item_reference", "id": "x"}]}),
+            "item_reference",
+        ),
+        (
+            Client::Messages,
+            json!({"messages": assistant, "max_tokens": 1}),
+            "end with a message of the user",
+        ),
+        (
+            Client::Messages,
+            json!({"messages": user, "max_tokens": 1, "mcp_servers": [{}]}),
+            "mcp_servers",
+        ),
     ] {
         let (status, answer) = ask(&proxy, client, &body).await;
         let (_, message) = client.error(&serde_json::from_str(&answer).expect("JSON"));
@@ -342,10 +412,14 @@ async fn nobody_is_let_in_without_a_token_nor_beyond_it() {
         .json()
         .await
         .expect("JSON");
-    let ids: Vec<&Value> = models["data"].as_array().expect("a list").iter().map(|model| &model["id"]).collect();
+    let ids: Vec<&Value> =
+        models["data"].as_array().expect("a list").iter().map(|model| &model["id"]).collect();
     assert_eq!(ids, ["gemini", "openai"]);
     for (path, status) in [("/v1/models", 401), ("/v1/elsewhere", 404)] {
-        assert_eq!(proxy.http.get(url(path)).send().await.expect("an answer").status().as_u16(), status);
+        assert_eq!(
+            proxy.http.get(url(path)).send().await.expect("an answer").status().as_u16(),
+            status
+        );
     }
     assert!(proxy.vendor.requests().is_empty());
 }
@@ -355,7 +429,8 @@ async fn a_model_is_looked_up_once_and_not_for_each_call() {
     let proxy = Proxy::start().await;
     for _ in 0..3 {
         proxy.vendor.reply(openai::Answer::text("x").reply());
-        let (status, body) = ask(&proxy, Client::Chat, &Client::Chat.question("openai", false)).await;
+        let (status, body) =
+            ask(&proxy, Client::Chat, &Client::Chat.question("openai", false)).await;
         assert_eq!(status, 200, "{body}");
     }
     assert_eq!(proxy.mesh(|mesh| mesh.asked.len()), 1);
@@ -375,14 +450,18 @@ async fn a_task_that_is_given_up_takes_the_calls_for_it_along() {
         proxy.vendor.reply(wire.reply(&stream).silent_after(stream.len() / 3));
         let question = Client::Chat.question("openai", streamed);
         let asking = tokio::spawn(proxy.post(Client::Chat.path()).json(&question).send());
-        until("the vendor to be called", async || if proxy.vendor.open_answers() == 0 { Err(()) } else { Ok(()) })
-            .await;
+        until("the vendor to be called", async || {
+            if proxy.vendor.open_answers() == 0 { Err(()) } else { Ok(()) }
+        })
+        .await;
         proxy.cancels.cancel(&order("task_2"));
         assert_eq!(proxy.vendor.open_answers(), 1, "that was another task");
         proxy.cancels.cancel(&order("task_1"));
         let response = asking.await.expect("no panic").expect("an answer");
         let body = if streamed {
-            super::client::events(&response.text().await.expect("a stream")).pop().expect("an event")
+            super::client::events(&response.text().await.expect("a stream"))
+                .pop()
+                .expect("an event")
         } else {
             assert_eq!(response.status().as_u16(), 504);
             response.json().await.expect("JSON")
@@ -401,13 +480,19 @@ async fn a_task_that_is_given_up_takes_the_calls_for_it_along() {
 
 #[tokio::test]
 async fn what_is_too_much_is_refused_at_once() {
-    let proxy = Proxy::with(Limits { concurrency: 1, timeout: Duration::from_millis(500), ..Limits::default() }).await;
+    let proxy = Proxy::with(Limits {
+        concurrency: 1,
+        timeout: Duration::from_millis(500),
+        ..Limits::default()
+    })
+    .await;
     let wire = Wire::OpenAi;
     let stream = wire.answer("It takes a while.");
     proxy.vendor.reply(wire.reply(&stream).silent_after(stream.len() / 3));
     let question = Client::Chat.question("openai", true);
     let first = proxy.post(Client::Chat.path()).json(&question).send().await.expect("it begins");
-    let (status, body) = ask(&proxy, Client::Messages, &Client::Messages.question("openai", false)).await;
+    let (status, body) =
+        ask(&proxy, Client::Messages, &Client::Messages.question("openai", false)).await;
     assert_eq!(status, 529, "{body}");
     // The first one is over when its time is.
     let events = super::client::events(&first.text().await.expect("a stream"));
@@ -430,7 +515,8 @@ async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
     let question = Client::Chat.question("openai", false);
     // One that does not say how long it is, and does not end yet.
     let (sender, pieces) = tokio::sync::mpsc::channel::<Result<Vec<u8>, std::io::Error>>(1);
-    let pieces = stream::unfold(pieces, async |mut pieces| pieces.recv().await.map(|piece| (piece, pieces)));
+    let pieces =
+        stream::unfold(pieces, async |mut pieces| pieces.recv().await.map(|piece| (piece, pieces)));
     let request = proxy.post(Client::Chat.path()).header("content-type", "application/json");
     let first = tokio::spawn(request.body(reqwest::Body::wrap_stream(pieces)).send());
     let body = question.to_string().into_bytes();
@@ -438,12 +524,23 @@ async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
     sender.send(Ok(head.into())).await.expect("it is read");
     for client in Client::ALL {
         until("the room to be taken", async || {
-            let response = proxy.post(client.path()).json(&json!({"model": "openai"})).send().await.expect("an answer");
+            let response = proxy
+                .post(client.path())
+                .json(&json!({"model": "openai"}))
+                .send()
+                .await
+                .expect("an answer");
             let status = response.status().as_u16();
-            let header = |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+            let header = |name: &str| {
+                response.headers().get(name).map(|value| value.to_str().unwrap().to_owned())
+            };
             let again = (header("retry-after"), header("x-should-retry"));
             let (kind, message) = client.error(&response.json().await.expect("JSON"));
-            let own = if client == Client::Messages { (529, "overloaded_error") } else { (503, "server_error") };
+            let own = if client == Client::Messages {
+                (529, "overloaded_error")
+            } else {
+                (503, "server_error")
+            };
             if (status, kind.as_str()) != own {
                 return Err((status, message));
             }
@@ -454,16 +551,22 @@ async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
     }
     // Once it is here it takes what it needs, and leaves the rest to others.
     let answer = wire.answer("x");
-    proxy.vendor.reply(wire.reply(&answer).silent_after(answer.len() / 3)).reply(wire.reply(&answer));
+    proxy
+        .vendor
+        .reply(wire.reply(&answer).silent_after(answer.len() / 3))
+        .reply(wire.reply(&answer));
     sender.send(Ok(tail.into())).await.expect("it is read");
     drop(sender);
-    until("the vendor to be called", async || if proxy.vendor.open_answers() == 0 { Err(()) } else { Ok(()) }).await;
+    until("the vendor to be called", async || {
+        if proxy.vendor.open_answers() == 0 { Err(()) } else { Ok(()) }
+    })
+    .await;
     assert_eq!(ask(&proxy, Client::Chat, &question).await.0, 200);
     first.abort();
 }
 
-/// With the SDKs where they are installed: `CONSTRUCT_TEST_SDK_PYTHON` names a Python that has `openai` and `anthropic`. `./dev clients`
-/// installs them and sets it.
+/// With the SDKs where they are installed: `CONSTRUCT_TEST_SDK_PYTHON` names a Python that has
+/// `openai` and `anthropic`. `./dev clients` installs them and sets it.
 #[tokio::test]
 async fn the_vendors_own_sdks_work() {
     let Some(python) = std::env::var_os("CONSTRUCT_TEST_SDK_PYTHON") else {
@@ -478,9 +581,12 @@ async fn the_vendors_own_sdks_work() {
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/sdk/check.py");
     let url = format!("http://{}", proxy.address);
-    let running = tokio::process::Command::new(python).args([script, &url, &proxy.token(), "anthropic"]).output();
+    let running = tokio::process::Command::new(python)
+        .args([script, &url, &proxy.token(), "anthropic"])
+        .output();
     let output = running.await.expect("Python starts");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     assert!(proxy.vendor.take().is_none(), "every answer was asked for");
 }

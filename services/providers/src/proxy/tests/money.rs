@@ -9,7 +9,12 @@ use serde_json::Value;
 use super::{Limits, Proxy, client::Client};
 
 async fn ask(proxy: &Proxy, client: Client) -> (u16, Value) {
-    let response = proxy.post(client.path()).json(&client.question("openai", false)).send().await.expect("an answer");
+    let response = proxy
+        .post(client.path())
+        .json(&client.question("openai", false))
+        .send()
+        .await
+        .expect("an answer");
     (response.status().as_u16(), response.json().await.expect("JSON"))
 }
 
@@ -31,15 +36,22 @@ async fn what_is_used_is_reported_to_the_last_token_with_few_questions() {
         reports.iter().map(|report| part(report.usage.as_ref().expect("a usage"))).sum()
     };
     // Each answer reads 19 tokens and writes 10.
-    assert_eq!((sum(|usage| usage.input_tokens), sum(|usage| usage.output_tokens)), (20 * 19, 20 * 10));
+    assert_eq!(
+        (sum(|usage| usage.input_tokens), sum(|usage| usage.output_tokens)),
+        (20 * 19, 20 * 10)
+    );
     assert_eq!(sum(|usage| usage.cost_pico_usd), 20 * (19 * 3_000_000 + 10 * 15_000_000));
     for report in &reports {
         assert_eq!((report.task_id.as_str(), report.model_id.as_str()), ("task_1", "model_openai"));
         assert!(report.purpose.starts_with("chat completions"), "{}", report.purpose);
-        assert_eq!(report.api_key_id, "key_1", "it is counted for the key that the token was made with");
+        assert_eq!(
+            report.api_key_id, "key_1",
+            "it is counted for the key that the token was made with"
+        );
         assert!(reserved.iter().any(|reserve| reserve.reservation_id == report.reservation_id));
     }
-    let calls: std::collections::BTreeSet<&str> = reports.iter().map(|report| report.call_id.as_str()).collect();
+    let calls: std::collections::BTreeSet<&str> =
+        reports.iter().map(|report| report.call_id.as_str()).collect();
     assert_eq!(calls.len(), reports.len());
 }
 
@@ -52,7 +64,10 @@ async fn an_exhausted_budget_is_said_in_words_and_nobody_is_called() {
         assert_eq!(status, 402, "{body}");
         let (kind, message) = client.error(&body);
         assert_eq!(message, "the budget of the test is exhausted");
-        assert_eq!(kind, if client == Client::Messages { "billing_error" } else { "insufficient_quota" });
+        assert_eq!(
+            kind,
+            if client == Client::Messages { "billing_error" } else { "insufficient_quota" }
+        );
     }
     assert!(proxy.vendor.requests().is_empty());
 }
@@ -60,7 +75,8 @@ async fn an_exhausted_budget_is_said_in_words_and_nobody_is_called() {
 #[tokio::test]
 async fn the_last_of_a_budget_is_good_for_one_more_call() {
     let proxy = Proxy::start().await;
-    // 4,096 tokens at 15,000,000 and what is read: enough for one, not for the several that are asked for first.
+    // 4,096 tokens at 15,000,000 and what is read: enough for one, not for the several that are
+    // asked for first.
     proxy.mesh(|mesh| mesh.budget = Some(4_096 * 15_000_000 * 5 / 4));
     proxy.vendor.reply(openai::Answer::text("x").reply());
     assert_eq!(ask(&proxy, Client::Chat).await.0, 200);

@@ -26,7 +26,10 @@ async fn tokens_are_counted_for_every_vendor_in_one_protocol() {
         let (status, body) = post(&proxy, "/v1/messages/count_tokens", &question).await;
         assert_eq!((status, &body["exact"]), (200, &json!(exact)), "{wire:?}: {body}");
         let tokens = body["input_tokens"].as_i64().expect("a number");
-        assert!(if exact { tokens == 1234 } else { (10..200).contains(&tokens) }, "{wire:?}: {tokens}");
+        assert!(
+            if exact { tokens == 1234 } else { (10..200).contains(&tokens) },
+            "{wire:?}: {tokens}"
+        );
     }
     assert!(proxy.mesh(|mesh| mesh.reserved.is_empty()), "a count costs nothing");
     let question = json!({"model": "other", "messages": [{"role": "user", "content": "x"}]});
@@ -50,7 +53,8 @@ async fn vectors_come_as_numbers_and_as_bytes() {
         for (at, vector) in vectors.iter().enumerate() {
             let item = &numbers["data"][at];
             assert_eq!((&item["object"], &item["index"]), (&json!("embedding"), &json!(at)));
-            let read: Vec<f32> = serde_json::from_value(item["embedding"].clone()).expect("numbers");
+            let read: Vec<f32> =
+                serde_json::from_value(item["embedding"].clone()).expect("numbers");
             assert_eq!(&read, vector, "{wire:?}");
             let text = bytes["data"][at]["embedding"].as_str().expect("a text");
             let read: Vec<f32> = STANDARD
@@ -63,7 +67,11 @@ async fn vectors_come_as_numbers_and_as_bytes() {
         }
         // This vendor does not count, and six characters are estimated.
         let read = if wire == Wire::Gemini { 2 } else { 30 };
-        assert_eq!(numbers["usage"], json!({"prompt_tokens": read, "total_tokens": read}), "{wire:?}");
+        assert_eq!(
+            numbers["usage"],
+            json!({"prompt_tokens": read, "total_tokens": read}),
+            "{wire:?}"
+        );
     }
 }
 
@@ -71,18 +79,27 @@ async fn vectors_come_as_numbers_and_as_bytes() {
 async fn vectors_are_reserved_for_counted_and_booked() {
     let proxy = Proxy::start().await;
     proxy.vendor.reply(openai::vectors(&[vec![1.0]], 1_000));
-    let (status, body) = post(&proxy, "/v1/embeddings", &json!({"model": "openai", "input": "a text"})).await;
+    let (status, body) =
+        post(&proxy, "/v1/embeddings", &json!({"model": "openai", "input": "a text"})).await;
     assert_eq!(status, 200, "{body}");
     assert!(proxy.mesh(|mesh| mesh.reserved.len()) >= 1);
     let report = &proxy.reports(1).await[0];
     assert_eq!((report.purpose.as_str(), report.model_id.as_str()), ("embeddings", "model_openai"));
     let usage = report.usage.expect("a usage");
-    assert_eq!((usage.input_tokens, usage.output_tokens, usage.cost_pico_usd), (1_000, 0, 1_000 * 3_000_000));
+    assert_eq!(
+        (usage.input_tokens, usage.output_tokens, usage.cost_pico_usd),
+        (1_000, 0, 1_000 * 3_000_000)
+    );
 
     let poor = Proxy::start().await;
     poor.mesh(|mesh| mesh.budget = Some(1));
-    let (status, body) = post(&poor, "/v1/embeddings", &json!({"model": "openai", "input": "a text"})).await;
-    assert_eq!((status, body["error"]["type"].as_str()), (402, Some("insufficient_quota")), "{body}");
+    let (status, body) =
+        post(&poor, "/v1/embeddings", &json!({"model": "openai", "input": "a text"})).await;
+    assert_eq!(
+        (status, body["error"]["type"].as_str()),
+        (402, Some("insufficient_quota")),
+        "{body}"
+    );
     assert!(poor.vendor.requests().is_empty());
 }
 
@@ -108,16 +125,23 @@ async fn what_cannot_become_vectors_is_refused_in_words() {
         (json!(["x", ""]), "an empty text"),
         (json!(vec!["x"; 2_049]), "at most 2048"),
     ] {
-        let (status, body) = post(&proxy, "/v1/embeddings", &json!({"model": "openai", "input": input})).await;
+        let (status, body) =
+            post(&proxy, "/v1/embeddings", &json!({"model": "openai", "input": input})).await;
         let message = body["error"]["message"].as_str().unwrap_or_default();
         assert!(status == 400 && message.contains(words), "{status} {message}");
     }
-    let (status, body) = post(&proxy, "/v1/embeddings", &json!({"model": "anthropic", "input": "x"})).await;
+    let (status, body) =
+        post(&proxy, "/v1/embeddings", &json!({"model": "anthropic", "input": "x"})).await;
     assert_eq!(status, 400, "a vendor without vectors: {body}");
     assert!(proxy.vendor.requests().is_empty());
     proxy.vendor.reply(Wire::OpenAi.error(400, FailureClass::ContextTooLong));
-    let (status, body) = post(&proxy, "/v1/embeddings", &json!({"model": "openai", "input": "x"})).await;
-    assert_eq!((status, body["error"]["code"].as_str()), (400, Some("context_length_exceeded")), "{body}");
+    let (status, body) =
+        post(&proxy, "/v1/embeddings", &json!({"model": "openai", "input": "x"})).await;
+    assert_eq!(
+        (status, body["error"]["code"].as_str()),
+        (400, Some("context_length_exceeded")),
+        "{body}"
+    );
 }
 
 #[tokio::test]

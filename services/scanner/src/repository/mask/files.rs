@@ -18,23 +18,38 @@ pub(super) enum Kind {
 }
 
 /// How files of settings and scripts of shells end.
-const SETTINGS: [&str; 14] =
-    ["yaml", "yml", "ini", "cfg", "cnf", "conf", "config", "properties", "service", "sh", "bash", "zsh", "ksh", "fish"];
+const SETTINGS: [&str; 14] = [
+    "yaml",
+    "yml",
+    "ini",
+    "cfg",
+    "cnf",
+    "conf",
+    "config",
+    "properties",
+    "service",
+    "sh",
+    "bash",
+    "zsh",
+    "ksh",
+    "fish",
+];
 
 /// What a file's name says of it.
 pub(super) fn kind(path: &str) -> Kind {
     let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
     let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
     let folder = path.rsplit('/').nth(1).unwrap_or("");
-    // Templates of such files have no secrets, and say what is needed; the rules for every file hold for them too.
+    // Templates of such files have no secrets, and say what is needed; the rules for every file
+    // hold for them too.
     let template = ["example", "sample", "template", "dist", "tmpl"].contains(&extension);
     if template {
         return Kind::Ordinary;
     }
     match name.as_str() {
         ".env" | ".envrc" | ".flaskenv" => return Kind::Environment,
-        ".netrc" | "_netrc" | ".pypirc" | ".npmrc" | ".yarnrc" | ".git-credentials" | ".pgpass" | ".my.cnf"
-        | ".htpasswd" | ".dockercfg" | ".s3cfg" | ".boto" => {
+        ".netrc" | "_netrc" | ".pypirc" | ".npmrc" | ".yarnrc" | ".git-credentials" | ".pgpass"
+        | ".my.cnf" | ".htpasswd" | ".dockercfg" | ".s3cfg" | ".boto" => {
             return Kind::Credentials;
         }
         "credentials" if [".aws", ".cargo", ".gem"].contains(&folder) => return Kind::Credentials,
@@ -61,7 +76,9 @@ pub(super) fn kind(path: &str) -> Kind {
     if name.starts_with(".env.") || extension == "env" || name.ends_with(".auto.tfvars") {
         return Kind::Environment;
     }
-    if ["p12", "pfx", "jks", "keystore", "kdbx", "ppk", "der"].contains(&extension) || name == "id_rsa" {
+    if ["p12", "pfx", "jks", "keystore", "kdbx", "ppk", "der"].contains(&extension)
+        || name == "id_rsa"
+    {
         return Kind::KeyStore;
     }
     let is_made_by = |tool: &str| name == tool || name.starts_with(&format!("{tool}."));

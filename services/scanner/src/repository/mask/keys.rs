@@ -1,10 +1,12 @@
-//! Private keys in PEM, wherever they stand: in lines of their own, or as one string in a line of code.
+//! Private keys in PEM, wherever they stand: in lines of their own, or as one string in a line of
+//! code.
 
 use std::ops::Range;
 
 use regex::bytes::Regex;
 
-/// A key's end is looked for in so many lines. Source code that names the mark of a beginning has no end, and is to be left as it is.
+/// A key's end is looked for in so many lines. Source code that names the mark of a beginning has
+/// no end, and is to be left as it is.
 const MAX_LINES: usize = 200;
 /// Shorter words may be anything.
 const MIN_BASE64: usize = 16;
@@ -27,7 +29,8 @@ impl Keys {
 
     /// Where keys are, in their order.
     pub(super) fn find(&self, content: &[u8]) -> Vec<Range<usize>> {
-        let begins: Vec<_> = self.begins.find_iter(content).map(|found| (found.start(), found.end())).collect();
+        let begins: Vec<_> =
+            self.begins.find_iter(content).map(|found| (found.start(), found.end())).collect();
         if begins.is_empty() {
             return Vec::new();
         }
@@ -36,20 +39,24 @@ impl Keys {
             // What comes before the next beginning belongs to this one.
             let next = begins.get(index + 1).map_or(content.len(), |(next, _)| *next);
             let end = ends.get(ends.partition_point(|end| end < from)).filter(|end| **end <= next);
-            let near =
-                end.filter(|end| content[*from..**end].iter().filter(|byte| **byte == b'\n').count() <= MAX_LINES);
+            let near = end.filter(|end| {
+                content[*from..**end].iter().filter(|byte| **byte == b'\n').count() <= MAX_LINES
+            });
             *from..near.copied().unwrap_or_else(|| self.open_end(content, *from, next))
         });
         bodies.filter(|body| !content[body.clone()].trim_ascii().is_empty()).collect()
     }
 
-    /// Up to where a key goes that has no end: as far as there is nothing else than what keys are made of.
+    /// Up to where a key goes that has no end: as far as there is nothing else than what keys are
+    /// made of.
     fn open_end(&self, content: &[u8], from: usize, limit: usize) -> usize {
         let (mut end, mut at) = (from, from);
-        for (index, line) in content[from..limit].split_inclusive(|byte| *byte == b'\n').enumerate() {
+        for (index, line) in content[from..limit].split_inclusive(|byte| *byte == b'\n').enumerate()
+        {
             at += line.len();
             let line = line.trim_ascii();
-            // What is left of the line that it begins in may be a quotation mark and a bracket, or all of it.
+            // What is left of the line that it begins in may be a quotation mark and a bracket, or
+            // all of it.
             if self.is_body(line) || index == 0 && longest(line) >= MIN_BASE64 {
                 end = at;
             } else if !(index == 0 && line.len() <= 4 || line.is_empty()) {
@@ -70,7 +77,8 @@ impl Keys {
         let end = bare.iter().rposition(|byte| !is_edge(byte)).map_or(start, |at| at + 1);
         let bare = bare[start..end].strip_suffix(b"\\n").unwrap_or(&bare[start..end]);
         let is_base64 = !bare.is_empty() && bare.iter().all(is_base64);
-        is_base64 && (bare.len() >= MIN_BASE64 || bare.ends_with(b"=")) || self.header.is_match(line)
+        is_base64 && (bare.len() >= MIN_BASE64 || bare.ends_with(b"="))
+            || self.header.is_match(line)
     }
 }
 

@@ -1,5 +1,5 @@
-//! What secrets look like. The shapes are those that the vendors document, a bit wider than theirs, because a shape that is slightly wrong
-//! must not let a secret through.
+//! What secrets look like. The shapes are those that the vendors document, a bit wider than theirs,
+//! because a shape that is slightly wrong must not let a secret through.
 
 use std::{ops::Range, sync::LazyLock};
 
@@ -7,18 +7,24 @@ use regex::bytes::{Captures, Regex, RegexBuilder, RegexSet, RegexSetBuilder};
 
 use super::{files::Kind, keys::Keys};
 
-/// A value must have so many bits a character to be taken for a secret by nothing but the name before it.
+/// A value must have so many bits a character to be taken for a secret by nothing but the name
+/// before it.
 const ENTROPY: f64 = 3.0;
-/// So many bytes a file may grow by its marks beside doubling; from then on they are single characters.
+/// So many bytes a file may grow by its marks beside doubling; from then on they are single
+/// characters.
 const GROWTH: usize = 1024;
 
-/// Shapes that are secrets wherever they stand: the rule's name, and a pattern whose group `s`, or whole, is the secret.
+/// Shapes that are secrets wherever they stand: the rule's name, and a pattern whose group `s`, or
+/// whole, is the secret.
 const SHAPES: &[(&str, &str)] = &[
     ("aws-access-key", r"\b(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b"),
     ("github-token", r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{50,})\b"),
     ("gitlab-token", r"\bgl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat)-[A-Za-z0-9_=-]{20,}"),
     ("slack-token", r"\bxox[abeoprs](?:\.xox[bp])?-[A-Za-z0-9-]{10,}|\bxapp-\d-[A-Za-z0-9-]{10,}"),
-    ("slack-webhook", r"hooks\.slack\.com/(?P<s>(?:services|workflows|triggers)/[A-Za-z0-9+/_-]{20,})"),
+    (
+        "slack-webhook",
+        r"hooks\.slack\.com/(?P<s>(?:services|workflows|triggers)/[A-Za-z0-9+/_-]{20,})",
+    ),
     ("stripe-key", r"\b(?:(?:sk|rk|pk)_(?:test|live|prod)|whsec)_[A-Za-z0-9]{10,}"),
     ("google-api-key", r"\bAIza[A-Za-z0-9_-]{35}"),
     ("google-oauth-secret", r"\b(?:GOCSPX-[A-Za-z0-9_-]{20,}|ya29\.[A-Za-z0-9_-]{20,})"),
@@ -41,7 +47,10 @@ const SHAPES: &[(&str, &str)] = &[
     ("shopify-token", r"\bshp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}\b"),
     ("age-key", r"\bAGE-SECRET-KEY-1[A-Z0-9]{58}\b"),
     ("jwt", r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}"),
-    ("password-in-url", r"\b[a-z][a-z0-9+.-]*://[^\s:/?#@'\x22<>]*:(?P<s>[^\s:/?#@'\x22<>${}*]{3,})@[A-Za-z0-9\[]"),
+    (
+        "password-in-url",
+        r"\b[a-z][a-z0-9+.-]*://[^\s:/?#@'\x22<>]*:(?P<s>[^\s:/?#@'\x22<>${}*]{3,})@[A-Za-z0-9\[]",
+    ),
     (
         "authorization-header",
         r"(?i)\bauthorization['\x22]?\s{0,3}[:=]\s{0,3}['\x22]?(?:basic|bearer|token)\s{1,3}(?P<s>[A-Za-z0-9+/_.=~-]{16,})",
@@ -57,16 +66,17 @@ const NAMED: &str = r#"(?ix)
     (?: [bru]? ['"`] (?P<q> [^'"`\s]{8,} ) ['"`] | (?P<p> [A-Za-z0-9+/_.=~!@%^-]{12,} ) (?: \s | ; | , | $ ) )
 "#;
 
-/// Texts of letters only, which people choose, and which nothing tells from other words but what they are given to: it ends with the name of a
-/// password or a secret.
+/// Texts of letters only, which people choose, and which nothing tells from other words but what
+/// they are given to: it ends with the name of a password or a secret.
 const WORDS: &str = r#"(?ix)
     (?: passw(?:or)?d | passphrase | pwd | secret (?: [_.-]? key )? )
     [0-9]{0,3} ['"`]? \]? \s{0,3} (?: :\s{0,3}[A-Za-z&'<>\[\]?]{1,20}\s{0,3}= | := | => | = | : ) \s{0,5}
     [bru]? ['"`] (?P<q> [A-Za-z]+ (?: [_.-] [A-Za-z]+ )* ) ['"`]
 "#;
 
-/// The same without quotation marks, in files of settings ([`Kind::Settings`]): up to what ends a value there. Other words may follow only
-/// after `name=value`, as in commands: after a colon that is how people write, and around `=` it is a comparison.
+/// The same without quotation marks, in files of settings ([`Kind::Settings`]): up to what ends a
+/// value there. Other words may follow only after `name=value`, as in commands: after a colon that
+/// is how people write, and around `=` it is a comparison.
 const BARE_WORDS: &str = r#"(?ix)
     (?: passw(?:or)?d | passphrase | pwd | secret (?: [_.-]? key )? ) [0-9]{0,3}
     (?: ['"]? \s{0,3} [:=] \s{0,5} (?P<q> [A-Za-z]+ (?: [_.-] [A-Za-z]+ )* ) \s* (?: [,;&}\#] | $ )
@@ -76,8 +86,9 @@ const BARE_WORDS: &str = r#"(?ix)
 const WORD: usize = 8;
 /// The same of a word of few different letters, in bits a letter.
 const WORD_ENTROPY: f64 = 2.25;
-/// Texts that are no passwords although they are given to one: made of nothing but the words that names, labels, messages and placeholders
-/// consist of, or with the name of a password or secret among others, as `realmPassword`.
+/// Texts that are no passwords although they are given to one: made of nothing but the words that
+/// names, labels, messages and placeholders consist of, or with the name of a password or secret
+/// among others, as `realmPassword`.
 const NO_WORD: &str = r"(?x)
     ^ (?i: (?: a | account | again | allowed | an | api | arg | args | attr | attribute | auth | bad | bar | baz | bool | boolean | bytes?
       | change | char | clear | client | column | conf | config | confirm | confirmation | confirmed | contrase | correct | credentials?
@@ -134,8 +145,11 @@ impl Rules {
     fn new() -> Self {
         // Secrets are ASCII; patterns that know no more are a fraction of the size.
         let build = |pattern: &str| RegexBuilder::new(pattern).unicode(false).build();
-        let regex = |pattern: &str| build(pattern).expect("the pattern is written in this file, and tested");
-        let all = RegexSetBuilder::new(SHAPES.iter().map(|(_, pattern)| *pattern)).unicode(false).build();
+        let regex = |pattern: &str| {
+            build(pattern).expect("the pattern is written in this file, and tested")
+        };
+        let all =
+            RegexSetBuilder::new(SHAPES.iter().map(|(_, pattern)| *pattern)).unicode(false).build();
         Self {
             any: all.expect("its patterns are those below"),
             shapes: SHAPES.iter().map(|(name, pattern)| (*name, regex(pattern))).collect(),
@@ -153,7 +167,12 @@ impl Rules {
     }
 
     /// The content without its secrets, when it has any; each is added to `found` with its line.
-    pub(super) fn mask(&self, kind: Kind, content: &[u8], found: &mut Vec<(&'static str, u32)>) -> Option<Vec<u8>> {
+    pub(super) fn mask(
+        &self,
+        kind: Kind,
+        content: &[u8],
+        found: &mut Vec<(&'static str, u32)>,
+    ) -> Option<Vec<u8>> {
         // Most files hold nothing that looks like one, which is seen at once for the whole file.
         let is_ordinary = !matches!(kind, Kind::Environment | Kind::Credentials);
         let has_shapes = self.any.is_match(content);
@@ -169,7 +188,8 @@ impl Rules {
         let (mut clean, mut line_number) = (Vec::with_capacity(content.len()), 0);
         for line in content.split_inclusive(|byte| *byte == b'\n') {
             line_number += 1;
-            let end = line.len() - line.iter().rev().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
+            let end = line.len()
+                - line.iter().rev().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
             let (text, ending) = line.split_at(end);
             let mut hit = |rule| found.push((rule, line_number));
             let masked = self.line(&mut file, text, &mut hit);
@@ -179,7 +199,12 @@ impl Rules {
         (found.len() > before).then_some(clean)
     }
 
-    fn line(&self, file: &mut File, text: &[u8], hit: &mut impl FnMut(&'static str)) -> Option<Vec<u8>> {
+    fn line(
+        &self,
+        file: &mut File,
+        text: &[u8],
+        hit: &mut impl FnMut(&'static str),
+    ) -> Option<Vec<u8>> {
         if matches!(file.kind, Kind::Environment | Kind::Credentials)
             && let Some(clean) = self.value(file, text, hit)
         {
@@ -190,7 +215,9 @@ impl Rules {
         for index in shapes.iter().flatten() {
             let (rule, pattern) = &self.shapes[index];
             let generic = GENERIC.contains(rule);
-            let wanted = |value: &[u8]| !(self.shown.is_match(value) || generic && self.is_placeholder(value));
+            let wanted = |value: &[u8]| {
+                !(self.shown.is_match(value) || generic && self.is_placeholder(value))
+            };
             let current = clean.as_deref().unwrap_or(text);
             if let Some(changed) = replace(pattern, current, rule, file, wanted, hit) {
                 clean = Some(changed);
@@ -198,15 +225,23 @@ impl Rules {
         }
         if file.kind != Kind::Lock && self.hint.is_match(text) {
             let current = clean.as_deref().unwrap_or(text);
-            if let Some(changed) =
-                replace(&self.named, current, "named-secret", file, |value| self.is_secret(value), hit)
-            {
+            if let Some(changed) = replace(
+                &self.named,
+                current,
+                "named-secret",
+                file,
+                |value| self.is_secret(value),
+                hit,
+            ) {
                 clean = Some(changed);
             }
-            let patterns = [Some(&self.words), (file.kind == Kind::Settings).then_some(&self.bare_words)];
+            let patterns =
+                [Some(&self.words), (file.kind == Kind::Settings).then_some(&self.bare_words)];
             for pattern in patterns.into_iter().flatten() {
                 let current = clean.as_deref().unwrap_or(text);
-                if let Some(changed) = replace(pattern, current, "password", file, |value| self.is_word(value), hit) {
+                if let Some(changed) =
+                    replace(pattern, current, "password", file, |value| self.is_word(value), hit)
+                {
                     clean = Some(changed);
                 }
             }
@@ -215,7 +250,12 @@ impl Rules {
     }
 
     /// A line of a file that holds nothing but names and values.
-    fn value(&self, file: &mut File, text: &[u8], hit: &mut impl FnMut(&'static str)) -> Option<Vec<u8>> {
+    fn value(
+        &self,
+        file: &mut File,
+        text: &[u8],
+        hit: &mut impl FnMut(&'static str),
+    ) -> Option<Vec<u8>> {
         let is_environment = file.kind == Kind::Environment;
         let rule = if is_environment { "environment-file" } else { "credentials-file" };
         if let Some(quote) = file.quote {
@@ -233,22 +273,31 @@ impl Rules {
         let value = self.assigned.captures(text).and_then(|found| found.name("s"));
         if let Some(value) = value {
             let (from, value) = (value.start(), value.as_bytes());
-            let harmless = is_environment && self.harmless.is_match(value) && !self.hint.is_match(&text[..from]);
+            let harmless = is_environment
+                && self.harmless.is_match(value)
+                && !self.hint.is_match(&text[..from]);
             if harmless || matches!(value, b"''" | b"\"\"") {
                 return None;
             }
-            file.quote = value.first().copied().filter(|first| b"\"'`".contains(first) && !value[1..].contains(first));
+            file.quote = value
+                .first()
+                .copied()
+                .filter(|first| b"\"'`".contains(first) && !value[1..].contains(first));
             hit(rule);
             return Some([&text[..from], &file.mark(rule, value.len())].concat());
         }
         let is_comment = trimmed.starts_with(b"#") || trimmed.starts_with(b";");
-        let is_section = trimmed.starts_with(b"[") && trimmed.ends_with(b"]") && !trimmed.contains(&b'"');
+        let is_section =
+            trimmed.starts_with(b"[") && trimmed.ends_with(b"]") && !trimmed.contains(&b'"');
         let is_bracket = trimmed.iter().all(|byte| b"{}[](),".contains(byte));
-        let is_prose = is_comment && !self.hint.is_match(text) && !text.windows(3).any(|bytes| bytes == b"://");
+        let is_prose = is_comment
+            && !self.hint.is_match(text)
+            && !text.windows(3).any(|bytes| bytes == b"://");
         if is_environment || is_section || is_bracket || is_prose {
             return None;
         }
-        // `.netrc`, `.git-credentials`, `.pgpass`: no form in common, and nothing in them is for a model.
+        // `.netrc`, `.git-credentials`, `.pgpass`: no form in common, and nothing in them is for a
+        // model.
         hit(rule);
         Some(file.mark(rule, text.len()))
     }
@@ -257,19 +306,22 @@ impl Rules {
         self.placeholder.is_match(value)
     }
 
-    /// Whether a value after a telling name is a secret: not a word, a placeholder or an expression.
+    /// Whether a value after a telling name is a secret: not a word, a placeholder or an
+    /// expression.
     fn is_secret(&self, value: &[u8]) -> bool {
         if self.is_placeholder(value) || value.starts_with(b"[masked") {
             return false;
         }
         let has = |test: fn(&u8) -> bool| value.iter().any(test);
-        // Words, paths and names in code have no digits among their letters; what a machine made nearly always has.
+        // Words, paths and names in code have no digits among their letters; what a machine made
+        // nearly always has.
         let mixed = has(u8::is_ascii_digit) && (has(u8::is_ascii_alphabetic));
         let marked = has(|byte| b"!@#%^&*+=~".contains(byte)) && has(u8::is_ascii_alphabetic);
         (mixed || marked) && entropy(value) >= ENTROPY
     }
 
-    /// Whether letters that are given to a password are one: not what it is called, what is to be put there, or what is said about it.
+    /// Whether letters that are given to a password are one: not what it is called, what is to be
+    /// put there, or what is said about it.
     fn is_word(&self, value: &[u8]) -> bool {
         value.len() >= WORD
             && entropy(value) >= WORD_ENTROPY
@@ -303,7 +355,12 @@ impl File {
     }
 
     /// The content with a mark in each key's first line, and nothing in its others.
-    fn without_keys(&mut self, content: &[u8], keys: &[Range<usize>], found: &mut Vec<(&'static str, u32)>) -> Vec<u8> {
+    fn without_keys(
+        &mut self,
+        content: &[u8],
+        keys: &[Range<usize>],
+        found: &mut Vec<(&'static str, u32)>,
+    ) -> Vec<u8> {
         let (mut clean, mut from, mut line) = (Vec::with_capacity(content.len()), 0, 1);
         for key in keys {
             line += lines(&content[from..key.start]);
@@ -318,7 +375,8 @@ impl File {
                 {
                     clean.extend_from_slice(&mark);
                 }
-                let end = part.len() - part.iter().rev().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
+                let end = part.len()
+                    - part.iter().rev().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
                 clean.extend_from_slice(&part[end..]);
             }
             line += lines(&content[key.clone()]);
@@ -370,5 +428,10 @@ fn entropy(value: &[u8]) -> f64 {
         counts[usize::from(*byte)] += 1;
     }
     let length = f64::from(u32::try_from(value.len()).unwrap_or(u32::MAX));
-    counts.iter().filter(|count| **count > 0).map(|count| f64::from(*count) / length).map(|p| -p * p.log2()).sum()
+    counts
+        .iter()
+        .filter(|count| **count > 0)
+        .map(|count| f64::from(*count) / length)
+        .map(|p| -p * p.log2())
+        .sum()
 }

@@ -1,4 +1,5 @@
-//! Secrets of each shape are put together here from halves, so that no scanner of this repository takes them for real.
+//! Secrets of each shape are put together here from halves, so that no scanner of this repository
+//! takes them for real.
 
 use super::{files, mask, rules::Rules};
 use crate::repository::{Commit, Folder, Limits, Snapshot, Source as _};
@@ -6,7 +7,13 @@ use crate::repository::{Commit, Folder, Limits, Snapshot, Source as _};
 fn masked(path: &str, text: &str) -> (String, Vec<(&'static str, u32)>) {
     let mut found = Vec::new();
     let clean = Rules::all().mask(files::kind(path), text.as_bytes(), &mut found);
-    (clean.map_or_else(|| text.to_owned(), |clean| String::from_utf8(clean).expect("text stays text")), found)
+    (
+        clean.map_or_else(
+            || text.to_owned(),
+            |clean| String::from_utf8(clean).expect("text stays text"),
+        ),
+        found,
+    )
 }
 
 fn filler(count: usize) -> String {
@@ -39,8 +46,11 @@ fn known_shapes_are_masked_wherever_they_stand() {
         ("jwt", format!("eyJ{}.eyJ{}.{}", filler(20), filler(40), filler(40))),
     ];
     for (rule, secret) in shapes {
-        for text in [format!("x = f(\"{secret}\")\ny = 2\n"), format!("# see {secret} here\n"), format!("a\n{secret}")]
-        {
+        for text in [
+            format!("x = f(\"{secret}\")\ny = 2\n"),
+            format!("# see {secret} here\n"),
+            format!("a\n{secret}"),
+        ] {
             let (clean, found) = masked("src/a.py", &text);
             assert!(!clean.contains(&secret), "{rule}: {clean}");
             assert!(found.iter().any(|(by, _)| *by == rule), "{rule}: {found:?}");
@@ -66,7 +76,12 @@ fn values_with_telling_names_are_masked_in_every_language() {
     ] {
         let (clean, found) = masked("src/settings.txt", &line);
         assert_eq!(found.len(), 1, "{line} -> {clean}");
-        assert!(!clean.contains("f2Lw0pX5sVb") && !clean.contains("8f742231b") && !clean.contains("aB3dE5"), "{clean}");
+        assert!(
+            !clean.contains("f2Lw0pX5sVb")
+                && !clean.contains("8f742231b")
+                && !clean.contains("aB3dE5"),
+            "{clean}"
+        );
     }
 }
 
@@ -118,9 +133,14 @@ fn passwords_of_letters_only_are_masked_where_something_says_that_they_are_some(
 
 #[test]
 fn each_of_several_bare_words_on_one_line_is_masked() {
-    let (clean, found) =
-        masked("a.yml", "db: {password: correcthorsebattery, client_secret: hunterhunter, user: kept}");
-    assert_eq!(clean, "db: {password: [masked: password], client_secret: [masked: password], user: kept}");
+    let (clean, found) = masked(
+        "a.yml",
+        "db: {password: correcthorsebattery, client_secret: hunterhunter, user: kept}",
+    );
+    assert_eq!(
+        clean,
+        "db: {password: [masked: password], client_secret: [masked: password], user: kept}"
+    );
     assert_eq!(found.len(), 2);
 }
 
@@ -143,11 +163,17 @@ fn words_that_only_stand_beside_the_name_of_a_password_are_left() {
             "interface A { password: string; passphrase?: SecretString }\nconst f = { password: realmPassword, type: 'password' };\n\
              const KEYS = { password: 'realmPassword', passwordLabel: 'Geheimnis' };\n",
         ),
-        ("a.rs", "struct A { password: SecretString, db_password: DatabasePassword }\nlet password = configuration;\n"),
+        (
+            "a.rs",
+            "struct A { password: SecretString, db_password: DatabasePassword }\nlet password = configuration;\n",
+        ),
         ("a.php", "'password' => 'required',\n'password' => 'confirmed|required',\n"),
         ("a.java", "String password = encoder;\nprivate final Password password;\n"),
         ("de.json", "{\"password\": \"Passwort\", \"newPassword\": \"Neues Passwort\"}\n"),
-        ("a.html", "<input type=\"password\" name=\"password\" placeholder=\"Kennwort\" id='password'>\n"),
+        (
+            "a.html",
+            "<input type=\"password\" name=\"password\" placeholder=\"Kennwort\" id='password'>\n",
+        ),
         (
             "a.yaml",
             "password: string\npassword: required\npassword: ${DB_PASSWORD}\npasswordSecretRef: correcthorse\npassword: {{ vault }}\n\
@@ -183,18 +209,24 @@ fn private_keys_are_masked_line_by_line() {
     assert!(!clean.contains("aB3dE5"), "{clean}");
     assert_eq!(clean.lines().count(), text.lines().count());
     assert!(clean.starts_with("before\n") && clean.ends_with("after\n"), "{clean}");
-    let one = format!("key = \"-----BEGIN {kind}-----\\n{}\\n-----END {kind}-----\"\nnext = 1\n", filler(64));
+    let one = format!(
+        "key = \"-----BEGIN {kind}-----\\n{}\\n-----END {kind}-----\"\nnext = 1\n",
+        filler(64)
+    );
     let (clean, _) = masked("a.py", &one);
     assert!(!clean.contains("aB3dE5") && clean.ends_with("next = 1\n"), "{clean}");
     // One that never ends takes nothing with it that is no key.
-    let open = format!("-----BEGIN {kind}-----\n{}\nfn main() {{ \u{e9} }}\nlet x = 1;\n", filler(64));
+    let open =
+        format!("-----BEGIN {kind}-----\n{}\nfn main() {{ \u{e9} }}\nlet x = 1;\n", filler(64));
     assert!(masked("a.rs", &open).0.ends_with("let x = 1;\n"));
 }
 
 #[test]
 fn files_that_hold_credentials_lose_all_values() {
-    let (clean, found) =
-        masked("deploy/.env", "# why\nPORT=8080\nexport DB=hunter2 and more\nDEBUG=true\nEMPTY=\nNAME=\"x y\"\n");
+    let (clean, found) = masked(
+        "deploy/.env",
+        "# why\nPORT=8080\nexport DB=hunter2 and more\nDEBUG=true\nEMPTY=\nNAME=\"x y\"\n",
+    );
     assert_eq!(
         clean,
         "# why\nPORT=8080\nexport DB=[masked: environment-file]\nDEBUG=true\nEMPTY=\nNAME=[masked: environment-file]\n"
@@ -205,11 +237,16 @@ fn files_that_hold_credentials_lose_all_values() {
     assert!(!masked(".git-credentials", "https://u:hunter2@x\n").0.contains("hunter2"));
     assert!(!masked("a/.pypirc", "[pypi]\npassword = hunter2\n").0.contains("hunter2"));
     assert_eq!(masked(".env.example", "API_KEY=your-key-here\n").1, []);
-    // What is harmless among settings is a password where passwords are kept, or where its name says so.
+    // What is harmless among settings is a password where passwords are kept, or where its name
+    // says so.
     assert!(!masked("a/.pypirc", "[pypi]\npassword = 123456\n").0.contains("123456"));
     assert!(!masked(".env", "DB_PASSWORD=123456\n").0.contains("123456"));
     assert!(!masked(".env", "# DB_PASSWORD=hunter2\n").0.contains("hunter2"));
-    assert!(!masked("x/.docker/config.json", "{\"auths\":{\"ghcr.io\":{\"auth\":\"dTpwYXNz\"}}}\n").0.contains("dTpw"));
+    assert!(
+        !masked("x/.docker/config.json", "{\"auths\":{\"ghcr.io\":{\"auth\":\"dTpwYXNz\"}}}\n")
+            .0
+            .contains("dTpw")
+    );
     let (clean, _) = masked(".env", "KEY=\"first\nsecond'line\nthird\"\nPORT=1\n");
     assert_eq!(clean, "KEY=[masked: environment-file]\n\n\nPORT=1\n");
 }
@@ -225,18 +262,32 @@ fn keys_on_one_line_and_what_stands_beside_them_are_masked() {
         format!("a\n-----BEGIN {kind}-----\n[masked: private-key]\n-----END {kind}-----\nb\n")
     );
     let body = filler(64);
-    let text = format!("{{\"k\":\"{}\",\"t\":\"{token}\",\"l\":\"{}\",\"u\":\"{token}\"}}\n", key(&body), key(&body));
+    let text = format!(
+        "{{\"k\":\"{}\",\"t\":\"{token}\",\"l\":\"{}\",\"u\":\"{token}\"}}\n",
+        key(&body),
+        key(&body)
+    );
     let (clean, found) = masked("k.json", &text);
     assert!(!clean.contains("aB3dE5") && clean.ends_with("\"}\n"), "{clean}");
     assert_eq!(found.len(), 4, "{found:?}");
-    let text = format!("{}\n{body}\n-----END {kind}----- {token}\n", format_args!("-----BEGIN {kind}-----"));
+    let text = format!(
+        "{}\n{body}\n-----END {kind}----- {token}\n",
+        format_args!("-----BEGIN {kind}-----")
+    );
     assert!(!masked("k.txt", &text).0.contains("aB3dE5"));
     // A key that is cut off, in the middle of an article.
-    let text = format!("-----BEGIN {kind}-----\nProc-Type: 4,ENCRYPTED\n\n{body}\n{body}\nIt goes on like that.\n");
+    let text = format!(
+        "-----BEGIN {kind}-----\nProc-Type: 4,ENCRYPTED\n\n{body}\n{body}\nIt goes on like that.\n"
+    );
     let (clean, _) = masked("k.md", &text);
-    assert!(!clean.contains("aB3dE5") && clean.ends_with("\n\n\nIt goes on like that.\n"), "{clean}");
+    assert!(
+        !clean.contains("aB3dE5") && clean.ends_with("\n\n\nIt goes on like that.\n"),
+        "{clean}"
+    );
     // Source code that names the mark.
-    let text = format!("if text.contains(\"-----BEGIN {kind}-----\") {{\n    return;\n}}\nlet x = \"1\";\n");
+    let text = format!(
+        "if text.contains(\"-----BEGIN {kind}-----\") {{\n    return;\n}}\nlet x = \"1\";\n"
+    );
     assert_eq!(masked("src/a.rs", &text), (text.clone(), Vec::new()));
 }
 
@@ -265,7 +316,10 @@ fn marks_don_t_make_a_file_many_times_its_size() {
     let text = "A=b\n".repeat(100_000);
     let (clean, found) = masked(".env", &text);
     assert!(clean.len() <= 2 * text.len() + 2000, "{}", clean.len());
-    assert_eq!((found.len(), clean.lines().count(), clean.contains("A=b")), (100_000, 100_000, false));
+    assert_eq!(
+        (found.len(), clean.lines().count(), clean.contains("A=b")),
+        (100_000, 100_000, false)
+    );
     assert!(clean.ends_with("A=*\n"));
     let kind = "PRIVATE KEY";
     let text = format!("-----BEGIN {kind}-----\n{}-----END {kind}-----\n", "a\n".repeat(150));
@@ -307,8 +361,14 @@ async fn a_zero_byte_hides_no_secret() {
     )
     .await;
     let clean = mask(&snapshot).await.expect("the disk works");
-    let read = |path: &str| String::from_utf8_lossy(&clean.read(path, 1 << 20).expect("a file")).into_owned();
-    assert!(!read("a.bin").contains(&token) && read("a.bin").ends_with("\0end"), "{:?}", read("a.bin"));
+    let read = |path: &str| {
+        String::from_utf8_lossy(&clean.read(path, 1 << 20).expect("a file")).into_owned()
+    };
+    assert!(
+        !read("a.bin").contains(&token) && read("a.bin").ends_with("\0end"),
+        "{:?}",
+        read("a.bin")
+    );
     assert_eq!((read("b/.env"), read("deploy.ppk")), (String::new(), "\n\n".to_owned()));
     assert_eq!(read("c/.env"), "PORT=1\r\nPASSWORD=[masked: environment-file]\r\n");
     assert_eq!(clean.masked().emptied, ["b/.env"]);
@@ -321,12 +381,14 @@ async fn a_mask_that_was_broken_off_or_runs_twice_reports_the_same() {
     let into = tempfile::tempdir().expect("a folder");
     let files: Vec<(String, String)> =
         (0..20).map(|n| (format!("f{n:02}.py"), format!("x = 'ghp_{}'\n", filler(36)))).collect();
-    let files: Vec<(&str, &[u8])> = files.iter().map(|(path, text)| (path.as_str(), text.as_bytes())).collect();
+    let files: Vec<(&str, &[u8])> =
+        files.iter().map(|(path, text)| (path.as_str(), text.as_bytes())).collect();
     let snapshot = snapshot(into.path(), &files).await;
     let (one, other) = tokio::join!(mask(&snapshot), mask(&snapshot));
     let whole = one.expect("the disk works").masked().clone();
     assert_eq!((whole.total, other.expect("the disk works").masked()), (20, &whole));
-    // As a process leaves it that dies half-way: some files are masked, one is being written, and the report is not there.
+    // As a process leaves it that dies half-way: some files are masked, one is being written, and
+    // the report is not there.
     let folder = snapshot.path().parent().expect("its folder").to_owned();
     std::fs::remove_file(folder.join("masked.json")).expect("it is there");
     std::fs::write(snapshot.path().join("f07.py"), files[7].1).expect("written");
@@ -353,15 +415,27 @@ fn ordinary_code_is_left_as_it_is() {
             "src/a.rs",
             "let token = self.next_token()?;\nlet secret: Option<String> = None;\nfn password(&self) -> &str {\n",
         ),
-        ("src/b.py", "password = os.environ[\"DB_PASSWORD\"]\ntoken = get_token(user)\nsecret = input('secret: ')\n"),
+        (
+            "src/b.py",
+            "password = os.environ[\"DB_PASSWORD\"]\ntoken = get_token(user)\nsecret = input('secret: ')\n",
+        ),
         (
             "src/c.ts",
             "const apiKey = process.env.API_KEY_1;\ntype Token = { kind: TokenKind };\nimport { token } from './token2';\n",
         ),
-        ("src/d.go", "id := \"123e4567-e89b-12d3-a456-426614174000\"\nTokenType: TokenIdentifier,\n"),
-        ("README.md", "Set `API_TOKEN=<your token>` and password: \"********\". sk-learn, task-force\n"),
+        (
+            "src/d.go",
+            "id := \"123e4567-e89b-12d3-a456-426614174000\"\nTokenType: TokenIdentifier,\n",
+        ),
+        (
+            "README.md",
+            "Set `API_TOKEN=<your token>` and password: \"********\". sk-learn, task-force\n",
+        ),
         ("ci.yml", "token: ${{ secrets.GITHUB_TOKEN }}\npassword: $DB_PASSWORD_1\n"),
-        ("tests/x.py", "lorem = \"Lorem ipsum dolor sit amet\"\nsha = \"da39a3ee5e6b4b0d3255bfef95601890afd80709\"\n"),
+        (
+            "tests/x.py",
+            "lorem = \"Lorem ipsum dolor sit amet\"\nsha = \"da39a3ee5e6b4b0d3255bfef95601890afd80709\"\n",
+        ),
         ("k8s.yaml", "secretName: my-service-credentials\nimage: x@sha256:0f1e2d\n"),
     ] {
         let (clean, found) = masked(path, text);
@@ -382,7 +456,8 @@ async fn what_is_masked_is_moved_to_where_it_is_read_instead_of_what_is_no_snaps
             std::fs::create_dir_all(shown.join(commit.id()).join("half")).expect("made");
         }
         mask(&found).await.expect("masked").reveal(&shown).await.expect("moved");
-        let there = Snapshot::open(&commit, &shown).await.expect("it can be read").expect("it is there");
+        let there =
+            Snapshot::open(&commit, &shown).await.expect("it can be read").expect("it is there");
         let text = String::from_utf8(there.read(".env", 100).expect("it is there")).expect("text");
         assert!(text.starts_with("PASSWORD=") && !text.contains("hunter2"), "{text}");
     }

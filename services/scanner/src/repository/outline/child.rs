@@ -1,5 +1,5 @@
-//! The child's side: files come in, lists of symbols go out. It is started with nothing that is worth taking, and gives up all it can do
-//! but that.
+//! The child's side: files come in, lists of symbols go out. It is started with nothing that is
+//! worth taking, and gives up all it can do but that.
 
 use std::{
     collections::BTreeMap,
@@ -40,8 +40,8 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// Parses what comes over standard input until it ends. To be called before the process starts a thread or reads its configuration: the
-/// filter is for this thread and those it starts.
+/// Parses what comes over standard input until it ends. To be called before the process starts a
+/// thread or reads its configuration: the filter is for this thread and those it starts.
 #[must_use]
 pub fn outline_child() -> ExitCode {
     let Ok(mut symbols) = Symbols::new() else { return ExitCode::FAILURE };
@@ -59,8 +59,8 @@ fn confine() -> io::Result<()> {
     setrlimit(Resource::Fsize, at_most(0))?;
     let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(io::Error::other)?;
     let rules: BTreeMap<i64, Vec<_>> = CALLS.iter().map(|call| (*call, Vec::new())).collect();
-    let filter =
-        SeccompFilter::new(rules, SeccompAction::KillProcess, SeccompAction::Allow, arch).map_err(io::Error::other)?;
+    let filter = SeccompFilter::new(rules, SeccompAction::KillProcess, SeccompAction::Allow, arch)
+        .map_err(io::Error::other)?;
     let program = BpfProgram::try_from(filter).map_err(io::Error::other)?;
     seccompiler::apply_filter(&program).map_err(io::Error::other)
 }
@@ -76,7 +76,8 @@ fn serve(symbols: &mut Symbols) -> io::Result<()> {
         input.read_exact(&mut length)?;
         let length = u32::from_be_bytes(length);
         let grammar = Grammar::from_wire(grammar[0]).filter(|_| length <= MAX_FILE);
-        let grammar = grammar.ok_or_else(|| io::Error::other("what comes is not what is agreed"))?;
+        let grammar =
+            grammar.ok_or_else(|| io::Error::other("what comes is not what is agreed"))?;
         let mut content = vec![0; usize::try_from(length).map_err(io::Error::other)?];
         input.read_exact(&mut content)?;
         let list = symbols.list(grammar, &content);

@@ -1,4 +1,5 @@
-//! Symbols of a source file, by its syntax tree: `12-40 fn parse(input: &str) -> Ast  — Parses a program.`
+//! Symbols of a source file, by its syntax tree: `12-40 fn parse(input: &str) -> Ast  — Parses a
+//! program.`
 
 use std::fmt::Write as _;
 
@@ -11,7 +12,8 @@ const MAX_SYMBOLS: usize = 3000;
 /// How many lines above a symbol are looked at for what is said of it.
 const MAX_ABOVE: usize = 60;
 
-/// A language that can be parsed. The numbers are spoken between parent and child, which are the same program.
+/// A language that can be parsed. The numbers are spoken between parent and child, which are the
+/// same program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Grammar {
@@ -26,8 +28,16 @@ pub(super) enum Grammar {
 }
 
 impl Grammar {
-    const ALL: [Self; 8] =
-        [Self::Rust, Self::Python, Self::JavaScript, Self::TypeScript, Self::Tsx, Self::Go, Self::Java, Self::Bash];
+    const ALL: [Self; 8] = [
+        Self::Rust,
+        Self::Python,
+        Self::JavaScript,
+        Self::TypeScript,
+        Self::Tsx,
+        Self::Go,
+        Self::Java,
+        Self::Bash,
+    ];
 
     /// Of a file, by its name.
     pub(super) fn of(path: &str) -> Option<Self> {
@@ -106,17 +116,26 @@ impl Grammar {
                 | "internal_module"
                 | "module",
             )
-            | (Self::Java, "class_declaration" | "interface_declaration" | "enum_declaration" | "record_declaration") => {
-                Role::Holder
-            }
+            | (
+                Self::Java,
+                "class_declaration"
+                | "interface_declaration"
+                | "enum_declaration"
+                | "record_declaration",
+            ) => Role::Holder,
             (Self::JavaScript | Self::TypeScript | Self::Tsx, "variable_declarator") => {
                 let is_function = node.child_by_field_name("value").is_some_and(|value| {
-                    ["arrow_function", "function_expression", "generator_function"].contains(&value.kind())
+                    ["arrow_function", "function_expression", "generator_function"]
+                        .contains(&value.kind())
                 });
                 if is_function { Role::Leaf } else { Role::Closed }
             }
             // Where expressions begin there are no more symbols that others could use.
-            (_, kind) if kind.ends_with("_expression") || kind == "string" || kind == "token_tree" => Role::Closed,
+            (_, kind)
+                if kind.ends_with("_expression") || kind == "string" || kind == "token_tree" =>
+            {
+                Role::Closed
+            }
             _ => Role::Open,
         }
     }
@@ -150,12 +169,14 @@ impl Symbols {
 
     /// The list of a file's symbols, one a line; what lies in another is indented.
     pub(super) fn list(&mut self, grammar: Grammar, content: &[u8]) -> String {
-        let Some(tree) = self.parsers[grammar as usize].parse(content, None) else { return String::new() };
+        let Some(tree) = self.parsers[grammar as usize].parse(content, None) else {
+            return String::new();
+        };
         let lines: Vec<&[u8]> = content.split(|byte| *byte == b'\n').collect();
         let (mut list, mut count) = (String::new(), 0);
         let mut cursor = tree.walk();
-        // How deep the cursor stands, and at which depths symbols were shown that it is in. No recursion: trees are as deep as somebody
-        // makes them.
+        // How deep the cursor stands, and at which depths symbols were shown that it is in. No
+        // recursion: trees are as deep as somebody makes them.
         let (mut depth, mut within): (usize, Vec<usize>) = (0, Vec::new());
         loop {
             let node = cursor.node();
@@ -197,20 +218,25 @@ impl Symbols {
 
 /// The text up to a symbol's body, in one line.
 fn signature(node: &Node<'_>, content: &[u8]) -> String {
-    let body =
-        node.child_by_field_name("body").or_else(|| node.child_by_field_name("value")?.child_by_field_name("body"));
-    let end = body.map_or(node.end_byte(), |body| body.start_byte()).min(node.start_byte() + 4 * MAX_TEXT);
+    let body = node
+        .child_by_field_name("body")
+        .or_else(|| node.child_by_field_name("value")?.child_by_field_name("body"));
+    let end = body
+        .map_or(node.end_byte(), |body| body.start_byte())
+        .min(node.start_byte() + 4 * MAX_TEXT);
     let text = String::from_utf8_lossy(content.get(node.start_byte()..end).unwrap_or_default());
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let words = words.trim_end_matches(['{', ':', ' ', ';']).trim_end_matches("=>").trim_end();
     words.chars().take(MAX_TEXT).collect()
 }
 
-/// The first line of what is said of a symbol: in a comment above it, or for Python as the first thing in it.
+/// The first line of what is said of a symbol: in a comment above it, or for Python as the first
+/// thing in it.
 fn about(grammar: Grammar, node: &Node<'_>, content: &[u8], lines: &[&[u8]]) -> Option<String> {
     if grammar == Grammar::Python {
         let first = node.child_by_field_name("body")?.named_child(0)?;
-        let text = if first.kind() == "expression_statement" { first.named_child(0)? } else { first };
+        let text =
+            if first.kind() == "expression_statement" { first.named_child(0)? } else { first };
         if text.kind() != "string" {
             return None;
         }
@@ -267,22 +293,37 @@ mod tests {
             "1-7 class A(B)  — Does it.\n  5-7 async def run(self, x: int = 1) -> str  — Runs.\n"
         );
         let script = "/**\n * Adds.\n * @param a\n */\nexport const add = (a, b) => a + b;\nexport default class C {\n  m() {}\n}\nconst table = { a: 1 };\n";
-        assert_eq!(list(Grammar::JavaScript, script), "5-5 add = (a, b)  — Adds.\n6-8 class C\n  7-7 m()\n");
-        let typed = "export interface Shape { area(): number }\nexport type Id = string;\nenum E { A }\n";
+        assert_eq!(
+            list(Grammar::JavaScript, script),
+            "5-5 add = (a, b)  — Adds.\n6-8 class C\n  7-7 m()\n"
+        );
+        let typed =
+            "export interface Shape { area(): number }\nexport type Id = string;\nenum E { A }\n";
         assert_eq!(
             list(Grammar::TypeScript, typed),
             "1-1 interface Shape\n  1-1 area(): number\n2-2 type Id = string\n3-3 enum E\n"
         );
-        let go =
-            "package a\n\n// Run runs.\nfunc (s *S) Run(x int) error {\n\treturn nil\n}\ntype S struct {\n\tA int\n}\n";
+        let go = "package a\n\n// Run runs.\nfunc (s *S) Run(x int) error {\n\treturn nil\n}\ntype S struct {\n\tA int\n}\n";
         let listed = list(Grammar::Go, go);
-        assert!(listed.starts_with("4-6 func (s *S) Run(x int) error  — Run runs.\n7-9 S struct"), "{listed}");
-        assert_eq!(list(Grammar::Bash, "# Builds.\nbuild() {\n  make\n}\n"), "2-4 build()  — Builds.\n");
         assert!(
-            list(Grammar::Java, "class A {\n  /** Says. */\n  public int f(int x) { return x; }\n}\n")
-                .contains("3-3 public int f(int x)  — Says.")
+            listed.starts_with("4-6 func (s *S) Run(x int) error  — Run runs.\n7-9 S struct"),
+            "{listed}"
         );
-        assert!(list(Grammar::Tsx, "export function App() { return <a/>; }\n").starts_with("1-1 function App()"));
+        assert_eq!(
+            list(Grammar::Bash, "# Builds.\nbuild() {\n  make\n}\n"),
+            "2-4 build()  — Builds.\n"
+        );
+        assert!(
+            list(
+                Grammar::Java,
+                "class A {\n  /** Says. */\n  public int f(int x) { return x; }\n}\n"
+            )
+            .contains("3-3 public int f(int x)  — Says.")
+        );
+        assert!(
+            list(Grammar::Tsx, "export function App() { return <a/>; }\n")
+                .starts_with("1-1 function App()")
+        );
     }
 
     #[test]

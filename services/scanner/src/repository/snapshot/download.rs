@@ -8,7 +8,11 @@ use tokio::{io::AsyncWriteExt as _, time::timeout};
 use super::{Archive, Limit, Limits, SnapshotError};
 
 /// Writes an archive to `path`; gives its size in bytes.
-pub(super) async fn download(archive: Archive, path: &Path, limits: &Limits) -> Result<u64, SnapshotError> {
+pub(super) async fn download(
+    archive: Archive,
+    path: &Path,
+    limits: &Limits,
+) -> Result<u64, SnapshotError> {
     let too_slow = |_| SnapshotError::exceeded(Limit::Download, b"");
     timeout(limits.download, write(archive, path, limits)).await.map_err(too_slow)?
 }

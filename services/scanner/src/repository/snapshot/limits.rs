@@ -1,4 +1,5 @@
-//! How much a repository may be. Who goes beyond is refused, except for single files, which are left out and named.
+//! How much a repository may be. Who goes beyond is refused, except for single files, which are
+//! left out and named.
 
 use std::{fmt, time::Duration};
 
@@ -10,7 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct Limits {
     /// Bytes of the archive.
     pub archive_bytes: u64,
-    /// Bytes of all files together, those that are left out included: they have to be unpacked to be passed over.
+    /// Bytes of all files together, those that are left out included: they have to be unpacked to
+    /// be passed over.
     pub bytes: u64,
     /// Entries of the archive, of whatever kind.
     pub entries: u64,

@@ -1,5 +1,5 @@
-//! What entries of an archive are called. Git allows neither `..` nor absolute paths, so that who has them is hostile; odd names are
-//! allowed, and left out.
+//! What entries of an archive are called. Git allows neither `..` nor absolute paths, so that who
+//! has them is hostile; odd names are allowed, and left out.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,10 @@ use crate::repository::Skip;
 const RESERVED: [&str; 2] = [".git", ".construct"];
 
 /// A name that can be used, or why the entry is left out.
-pub(super) fn check<'a>(name: &'a [u8], limits: &Limits) -> Result<Result<&'a str, Skip>, SnapshotError> {
+pub(super) fn check<'a>(
+    name: &'a [u8],
+    limits: &Limits,
+) -> Result<Result<&'a str, Skip>, SnapshotError> {
     let refuse = |why| Err(SnapshotError::hostile(why, name));
     if name.contains(&0) {
         return refuse("a name has a zero byte");
@@ -44,7 +47,10 @@ pub(super) fn check<'a>(name: &'a [u8], limits: &Limits) -> Result<Result<&'a st
     if text.chars().any(|c| c == '\\' || c.is_control() || is_direction(c)) {
         return Ok(Err(Skip::OddName));
     }
-    if text.split('/').any(|part| RESERVED.iter().any(|reserved| part.eq_ignore_ascii_case(reserved))) {
+    if text
+        .split('/')
+        .any(|part| RESERVED.iter().any(|reserved| part.eq_ignore_ascii_case(reserved)))
+    {
         return Ok(Err(Skip::Reserved));
     }
     Ok(Ok(text))
@@ -55,11 +61,14 @@ const fn is_direction(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
 }
 
-/// Groups of paths that differ in case or normalisation only; at most a hundred.
+/// Groups of paths that differ in case or normalization only; at most a hundred.
 pub(super) fn alike<'a>(paths: impl Iterator<Item = &'a String>) -> Vec<Vec<String>> {
     let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for path in paths {
-        groups.entry(path.nfkc().flat_map(char::to_lowercase).collect()).or_default().push(path.clone());
+        groups
+            .entry(path.nfkc().flat_map(char::to_lowercase).collect())
+            .or_default()
+            .push(path.clone());
     }
     groups.into_values().filter(|group| group.len() > 1).take(100).collect()
 }
@@ -72,24 +81,39 @@ mod tests {
     fn names_that_would_lie_elsewhere_are_hostile_and_odd_ones_are_left_out() {
         let limits = Limits { depth: 4, path_bytes: 40, ..Limits::default() };
         for hostile in ["/etc/passwd", "../a", "a/../../b", "a/..", "a\0b", "a//b", "a/./b"] {
-            assert!(matches!(check(hostile.as_bytes(), &limits), Err(SnapshotError::Hostile { .. })), "{hostile:?}");
+            assert!(
+                matches!(check(hostile.as_bytes(), &limits), Err(SnapshotError::Hostile { .. })),
+                "{hostile:?}"
+            );
         }
         for odd in [&b"a\\b"[..], b"a\nb", b"\xff\xfe", "a\u{202e}b".as_bytes()] {
             assert!(matches!(check(odd, &limits), Ok(Err(Skip::OddName))), "{odd:?}");
         }
         for reserved in [".git/config", "a/.GIT/hooks/x", ".construct/outline/a"] {
-            assert!(matches!(check(reserved.as_bytes(), &limits), Ok(Err(Skip::Reserved))), "{reserved:?}");
+            assert!(
+                matches!(check(reserved.as_bytes(), &limits), Ok(Err(Skip::Reserved))),
+                "{reserved:?}"
+            );
         }
-        for (name, path) in [("a/b.rs", "a/b.rs"), ("./a/", "a"), (".github/x..y", ".github/x..y"), ("./", "")] {
+        for (name, path) in
+            [("a/b.rs", "a/b.rs"), ("./a/", "a"), (".github/x..y", ".github/x..y"), ("./", "")]
+        {
             assert_eq!(check(name.as_bytes(), &limits).expect("honest"), Ok(path));
         }
-        assert!(matches!(check(&[b'a'; 41], &limits), Err(SnapshotError::Exceeded { limit: Limit::PathBytes, .. })));
-        assert!(matches!(check(b"1/2/3/4/5/6/7", &limits), Err(SnapshotError::Exceeded { limit: Limit::Depth, .. })));
+        assert!(matches!(
+            check(&[b'a'; 41], &limits),
+            Err(SnapshotError::Exceeded { limit: Limit::PathBytes, .. })
+        ));
+        assert!(matches!(
+            check(b"1/2/3/4/5/6/7", &limits),
+            Err(SnapshotError::Exceeded { limit: Limit::Depth, .. })
+        ));
     }
 
     #[test]
     fn paths_that_other_file_systems_take_for_one_are_named() {
-        let paths: Vec<String> = ["README", "readme", "caf\u{e9}", "cafe\u{301}", "other"].map(str::to_owned).to_vec();
+        let paths: Vec<String> =
+            ["README", "readme", "caf\u{e9}", "cafe\u{301}", "other"].map(str::to_owned).to_vec();
         let groups = alike(paths.iter());
         assert_eq!(groups.len(), 2, "{groups:?}");
     }

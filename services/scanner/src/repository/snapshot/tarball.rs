@@ -1,7 +1,7 @@
 //! The entries of a tar archive in gzip.
 //!
-//! The library reads headers; long names and pax records are put together here, because it would read them whole into memory, however
-//! long an archive says they are.
+//! The library reads headers; long names and pax records are put together here, because it would
+//! read them whole into memory, however long an archive says they are.
 
 use std::io::{BufRead, Read};
 
@@ -53,12 +53,16 @@ pub(super) fn entries(packed: impl BufRead, writer: &mut Writer<'_>) -> Result<(
                 continue;
             }
             EntryType::XGlobalHeader => {
-                // GitHub writes the commit's id there. A name or size for all entries is nothing that anybody writes.
+                // GitHub writes the commit's id there. A name or size for all entries is nothing
+                // that anybody writes.
                 let records = extension(&mut entry, writer)?;
                 let mut all = Said::default();
                 records_of(&records, &mut all)?;
                 if all.name.is_some() || all.size.is_some() || all.sparse {
-                    return Err(SnapshotError::hostile("a global header names entries", &header_name));
+                    return Err(SnapshotError::hostile(
+                        "a global header names entries",
+                        &header_name,
+                    ));
                 }
                 continue;
             }
@@ -67,14 +71,17 @@ pub(super) fn entries(packed: impl BufRead, writer: &mut Writer<'_>) -> Result<(
         let Said { name, size: said_size, sparse } = std::mem::take(&mut said);
         let name = name.unwrap_or(header_name);
         let size = entry.size();
-        // Needed for files beyond 8 GiB only, which are none of ours. Some write it always; another one is a way to have readers disagree.
+        // Needed for files beyond 8 GiB only, which are none of ours. Some write it always; another
+        // one is a way to have readers disagree.
         if said_size.is_some_and(|said| said != size) {
             return Err(SnapshotError::hostile("a record overrides a size", &name));
         }
         match kind {
             EntryType::Directory => writer.folder(&name)?,
             // Old archives mark folders by their names' end only.
-            EntryType::Regular | EntryType::Continuous if name.ends_with(b"/") => writer.folder(&name)?,
+            EntryType::Regular | EntryType::Continuous if name.ends_with(b"/") => {
+                writer.folder(&name)?
+            }
             EntryType::Regular | EntryType::Continuous if !sparse => {
                 let executable = entry.header().mode().is_ok_and(|mode| mode & 0o111 != 0);
                 writer.file(&name, size, executable, &mut entry)?;
@@ -89,7 +96,9 @@ pub(super) fn entries(packed: impl BufRead, writer: &mut Writer<'_>) -> Result<(
         writer.drain(&name, &mut entry)?;
     }
     if said.name.is_some() {
-        return Err(SnapshotError::malformed("the archive ends after a header for an entry that is missing"));
+        return Err(SnapshotError::malformed(
+            "the archive ends after a header for an entry that is missing",
+        ));
     }
     Ok(())
 }
@@ -104,22 +113,30 @@ fn extension(entry: &mut impl Read, writer: &mut Writer<'_>) -> Result<Vec<u8>, 
     Ok(content)
 }
 
-/// Records are `LENGTH KEY=VALUE` with a line's end. A value may have line ends as well, so that the length counts.
+/// Records are `LENGTH KEY=VALUE` with a line's end. A value may have line ends as well, so that
+/// the length counts.
 fn records_of(mut records: &[u8], said: &mut Said) -> Result<(), SnapshotError> {
     let malformed = || SnapshotError::malformed("an extension header is damaged");
     while records.first().is_some_and(|first| *first != 0) {
         let space = records.iter().take(20).position(|byte| *byte == b' ').ok_or_else(malformed)?;
-        let length: usize =
-            str::from_utf8(&records[..space]).ok().and_then(|text| text.parse().ok()).ok_or_else(malformed)?;
-        let record =
-            records.get(space + 1..length).and_then(|record| record.strip_suffix(b"\n")).ok_or_else(malformed)?;
+        let length: usize = str::from_utf8(&records[..space])
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .ok_or_else(malformed)?;
+        let record = records
+            .get(space + 1..length)
+            .and_then(|record| record.strip_suffix(b"\n"))
+            .ok_or_else(malformed)?;
         records = &records[length..];
         let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(malformed)?;
         let (key, value) = (&record[..equals], &record[equals + 1..]);
         match key {
             b"path" => said.name = Some(value.to_vec()),
             b"size" => {
-                let size = str::from_utf8(value).ok().and_then(|text| text.parse().ok()).ok_or_else(malformed)?;
+                let size = str::from_utf8(value)
+                    .ok()
+                    .and_then(|text| text.parse().ok())
+                    .ok_or_else(malformed)?;
                 said.size = Some(size);
             }
             key if key.starts_with(b"GNU.sparse.") => said.sparse = true,

@@ -45,7 +45,8 @@ pub(super) fn unpack(
         ArchiveKind::Zip => zipped::entries(packed, &mut writer)?,
     }
     let Writer { mut files, folders, skipped, .. } = writer;
-    // An empty snapshot would say that there is nothing in it, as with archives whose paths have backslashes.
+    // An empty snapshot would say that there is nothing in it, as with archives whose paths have
+    // backslashes.
     if let (true, Some((why, name))) = (files.is_empty(), skipped.named.first()) {
         return Err(SnapshotError::malformed(format!(
             "nothing in it can be used; the first left out is {name:?} ({why:?})"
@@ -54,13 +55,17 @@ pub(super) fn unpack(
     // Archives of forges have everything in one folder, which is none of the repository's.
     match only_folder(&files, &folders) {
         Some(top) => {
-            let strip = |path: String| path.split_once('/').map_or(path.clone(), |(_, rest)| rest.to_owned());
+            let strip = |path: String| {
+                path.split_once('/').map_or(path.clone(), |(_, rest)| rest.to_owned())
+            };
             files = files.into_iter().map(|(path, entry)| (strip(path), entry)).collect();
             std::fs::rename(beside.join(top), into)?;
         }
         None => std::fs::rename(&beside, into)?,
     }
-    if let Some(path) = files.keys().find(|path| path.split('/').count() > limits.depth.saturating_add(1)) {
+    if let Some(path) =
+        files.keys().find(|path| path.split('/').count() > limits.depth.saturating_add(1))
+    {
         return Err(SnapshotError::exceeded(Limit::Depth, path.as_bytes()));
     }
     let bytes = files.values().map(|entry| entry.size).sum();
@@ -116,7 +121,9 @@ impl<'a> Writer<'a> {
         if self.bytes > self.limits.bytes {
             return Err(SnapshotError::exceeded(Limit::Bytes, name));
         }
-        if self.bytes > self.limits.ratio_from && self.bytes / self.archive_bytes.max(1) >= self.limits.ratio {
+        if self.bytes > self.limits.ratio_from
+            && self.bytes / self.archive_bytes.max(1) >= self.limits.ratio
+        {
             return Err(SnapshotError::exceeded(Limit::Ratio, name));
         }
         Ok(())
@@ -136,7 +143,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// A regular file with its content, all of which is read, so that a lie about its size comes out.
+    /// A regular file with its content, all of which is read, so that a lie about its size comes
+    /// out.
     pub(super) fn file(
         &mut self,
         name: &[u8],
@@ -202,7 +210,11 @@ impl<'a> Writer<'a> {
     }
 
     /// Reads what nobody wants, within the limits.
-    pub(super) fn drain(&mut self, name: &[u8], content: &mut dyn Read) -> Result<(), SnapshotError> {
+    pub(super) fn drain(
+        &mut self,
+        name: &[u8],
+        content: &mut dyn Read,
+    ) -> Result<(), SnapshotError> {
         let mut chunk = vec![0; CHUNK];
         loop {
             let read = fill(content, &mut chunk)?;
@@ -246,7 +258,8 @@ fn fill(content: &mut dyn Read, chunk: &mut [u8]) -> Result<usize, SnapshotError
     loop {
         match content.read(chunk) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Reading the archive fails because of what is in it, and almost never because of the disk.
+            // Reading the archive fails because of what is in it, and almost never because of the
+            // disk.
             read => return read.map_err(SnapshotError::malformed),
         }
     }

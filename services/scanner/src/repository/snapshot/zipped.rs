@@ -1,4 +1,5 @@
-//! The entries of a zip archive. It says everything twice, so that it can lie; where the two disagree it is refused.
+//! The entries of a zip archive. It says everything twice, so that it can lie; where the two
+//! disagree it is refused.
 
 use std::{
     fs::File,
@@ -37,8 +38,8 @@ pub(super) fn entries(mut packed: File, writer: &mut Writer<'_>) -> Result<(), S
         let raw = archive.by_index_raw(index).map_err(malformed)?;
         let name = raw.name_raw().to_vec();
         writer.begin(&name)?;
-        let readable =
-            !raw.encrypted() && matches!(raw.compression(), CompressionMethod::Stored | CompressionMethod::Deflated);
+        let readable = !raw.encrypted()
+            && matches!(raw.compression(), CompressionMethod::Stored | CompressionMethod::Deflated);
         let mode = raw.unix_mode().unwrap_or(0);
         drop(raw);
         if name.ends_with(b"/") {
@@ -82,13 +83,17 @@ fn directory(packed: &mut File) -> Result<(u64, u64), SnapshotError> {
             return Ok((entries, bytes));
         }
         let end = kept + read;
-        for entry in chunk[..end].windows(LENGTHS).filter(|bytes| bytes.starts_with(DIRECTORY_ENTRY)) {
+        for entry in
+            chunk[..end].windows(LENGTHS).filter(|bytes| bytes.starts_with(DIRECTORY_ENTRY))
+        {
             // Of the name, what else there is, and the comment.
-            let lengths = [28, 30, 32].map(|at| u64::from(u16::from_le_bytes([entry[at], entry[at + 1]])));
+            let lengths =
+                [28, 30, 32].map(|at| u64::from(u16::from_le_bytes([entry[at], entry[at + 1]])));
             entries += 1;
             bytes += 46 + lengths.iter().sum::<u64>();
         }
-        // One may lie across two chunks; one byte less than what is looked at is too few to be counted twice.
+        // One may lie across two chunks; one byte less than what is looked at is too few to be
+        // counted twice.
         kept = end.min(LENGTHS - 1);
         chunk.copy_within(end - kept..end, 0);
     }

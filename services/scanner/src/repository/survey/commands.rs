@@ -54,7 +54,11 @@ fn argument(name: String, about: Option<String>, line: usize) -> Argument {
 fn called<'a>(source: &Source<'a>) -> &'a str {
     match source.stem() {
         "main" | "__main__" | "cli" | "index" | "mod" | "lib" | "args" | "cmd" | "root" | "app" => {
-            let folder = source.path.rsplit('/').skip(1).find(|part| !["src", "bin", "cmd", "lib"].contains(part));
+            let folder = source
+                .path
+                .rsplit('/')
+                .skip(1)
+                .find(|part| !["src", "bin", "cmd", "lib"].contains(part));
             folder.unwrap_or(source.stem())
         }
         stem => stem,

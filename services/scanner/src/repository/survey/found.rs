@@ -1,4 +1,5 @@
-//! What the parts of the survey find, of which no more is kept than can be told: a repository can be made of nothing but entry points.
+//! What the parts of the survey find, of which no more is kept than can be told: a repository can
+//! be made of nothing but entry points.
 
 use super::{EntryPoint, Module, Operation, Survey, SurveyLimits, is_aside};
 
@@ -142,11 +143,20 @@ fn order_modules(modules: &mut [Module]) {
 }
 
 fn order_entries(entries: &mut Vec<EntryPoint>) {
-    // What describes itself and takes arguments is likelier to be of use to somebody than what doesn't.
+    // What describes itself and takes arguments is likelier to be of use to somebody than what
+    // doesn't.
     let rank = |entry: &EntryPoint| {
-        (entry.aside, entry.kind, entry.about.is_none(), entry.arguments.is_empty(), depth(&entry.place.path))
+        (
+            entry.aside,
+            entry.kind,
+            entry.about.is_none(),
+            entry.arguments.is_empty(),
+            depth(&entry.place.path),
+        )
     };
-    entries.sort_by(|a, b| rank(a).cmp(&rank(b)).then_with(|| a.place.cmp(&b.place)).then_with(|| a.name.cmp(&b.name)));
+    entries.sort_by(|a, b| {
+        rank(a).cmp(&rank(b)).then_with(|| a.place.cmp(&b.place)).then_with(|| a.name.cmp(&b.name))
+    });
     entries.dedup();
 }
 

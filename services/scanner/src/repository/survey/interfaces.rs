@@ -1,9 +1,11 @@
-//! Interfaces described in files (OpenAPI, AsyncAPI, protobuf), workflows, notebooks, and the README.
+//! Interfaces described in files (OpenAPI, AsyncAPI, protobuf), workflows, notebooks, and the
+//! README.
 
 use serde_json::Value as Json;
 
 use super::{
-    Argument, EntryKind, EntryPoint, Found, Operation, Place, Readme, Source, found::MAX_OF_FILE, number, text,
+    Argument, EntryKind, EntryPoint, Found, Operation, Place, Readme, Source, found::MAX_OF_FILE,
+    number, text,
 };
 
 /// Methods of HTTP that an OpenAPI file can describe.
@@ -16,9 +18,13 @@ const MAX_BLOCK: usize = 400;
 pub(super) fn is_document(path: &str, beginning: &[u8]) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let beginning = String::from_utf8_lossy(&beginning[..beginning.len().min(2000)]);
-    let is_interface = ["openapi", "swagger", "asyncapi"].iter().any(|word| beginning.contains(word));
+    let is_interface =
+        ["openapi", "swagger", "asyncapi"].iter().any(|word| beginning.contains(word));
     let is_data = [".json", ".yaml", ".yml"].iter().any(|extension| name.ends_with(extension));
-    name == "package.json" || name.ends_with(".ipynb") || name.ends_with(".toml") || is_data && is_interface
+    name == "package.json"
+        || name.ends_with(".ipynb")
+        || name.ends_with(".toml")
+        || is_data && is_interface
 }
 
 /// Looks at a file if it describes something.
@@ -35,7 +41,13 @@ pub(super) fn look(source: &Source<'_>, found: &mut Found) {
     }
 }
 
-fn operation(source: &Source<'_>, kind: &str, name: String, about: Option<String>, line: usize) -> Operation {
+fn operation(
+    source: &Source<'_>,
+    kind: &str,
+    name: String,
+    about: Option<String>,
+    line: usize,
+) -> Operation {
     Operation { kind: kind.to_owned(), name, about, place: source.place(line) }
 }
 
@@ -55,7 +67,10 @@ fn json(source: &Source<'_>, found: &mut Found) {
                 continue;
             }
             let line = source.quoted(method, from);
-            let about = described["summary"].as_str().or_else(|| described["description"].as_str()).map(str::to_owned);
+            let about = described["summary"]
+                .as_str()
+                .or_else(|| described["description"].as_str())
+                .map(str::to_owned);
             let name = format!("{} {path}", method.to_uppercase());
             found.operation(operation(source, "openapi", name, about, line));
         }
@@ -74,7 +89,10 @@ fn scalar(line: &str) -> Option<String> {
 }
 
 fn key(line: &str) -> Option<&str> {
-    let (key, _) = line.trim().rsplit_once(": ").or_else(|| line.trim().strip_suffix(':').map(|key| (key, "")))?;
+    let (key, _) = line
+        .trim()
+        .rsplit_once(": ")
+        .or_else(|| line.trim().strip_suffix(':').map(|key| (key, "")))?;
     Some(key.trim_matches(['"', '\'']))
 }
 
@@ -113,10 +131,14 @@ fn yaml(source: &Source<'_>, found: &mut Found) {
         } else if kind == "openapi" && METHODS.contains(&name) && indent(line) > first {
             let inner = block(source, index).next().map_or(0, |(_, line)| indent(line));
             let say = |word: &str| {
-                let mut lines = block(source, index).take(MAX_BLOCK).filter(|(_, line)| indent(line) == inner);
-                lines.find(|(_, line)| line.trim().starts_with(word)).and_then(|(_, line)| scalar(line))
+                let mut lines =
+                    block(source, index).take(MAX_BLOCK).filter(|(_, line)| indent(line) == inner);
+                lines
+                    .find(|(_, line)| line.trim().starts_with(word))
+                    .and_then(|(_, line)| scalar(line))
             };
-            let about = say("summary:").or_else(|| say("operationId:")).or_else(|| say("description:"));
+            let about =
+                say("summary:").or_else(|| say("operationId:")).or_else(|| say("description:"));
             let name = format!("{} {path}", name.to_uppercase());
             found.operation(operation(source, kind, name, about, index));
         }
@@ -135,7 +157,13 @@ fn proto(source: &Source<'_>, found: &mut Found) {
             }
             let method = rest.split([' ', '(']).next().unwrap_or_default();
             let about = text::comment_above(&source.lines, index, &["//"]);
-            found.operation(operation(source, "proto", format!("{service}.{method}"), about, index));
+            found.operation(operation(
+                source,
+                "proto",
+                format!("{service}.{method}"),
+                about,
+                index,
+            ));
         } else if line.starts_with('}') {
             service = None;
         }
@@ -144,18 +172,28 @@ fn proto(source: &Source<'_>, found: &mut Found) {
 
 /// A workflow that people may start, with what it asks them.
 fn workflow(source: &Source<'_>, found: &mut Found) {
-    let Some(from) = source.lines.iter().position(|line| line.trim_start().starts_with("workflow_dispatch")) else {
+    let Some(from) =
+        source.lines.iter().position(|line| line.trim_start().starts_with("workflow_dispatch"))
+    else {
         return;
     };
-    let name = source.lines.iter().find(|line| line.starts_with("name:")).and_then(|line| scalar(line));
+    let name =
+        source.lines.iter().find(|line| line.starts_with("name:")).and_then(|line| scalar(line));
     let mut arguments = Vec::new();
     let inputs = block(source, from).find(|(_, line)| line.trim() == "inputs:");
     if let Some((at, _)) = inputs {
         let first = block(source, at).next().map_or(0, |(_, line)| indent(line));
-        for (index, line) in block(source, at).filter(|(_, line)| indent(line) == first).take(MAX_OF_FILE) {
-            let about = block(source, index).find(|(_, line)| line.trim().starts_with("description:"));
+        for (index, line) in
+            block(source, at).filter(|(_, line)| indent(line) == first).take(MAX_OF_FILE)
+        {
+            let about =
+                block(source, index).find(|(_, line)| line.trim().starts_with("description:"));
             let about = about.and_then(|(_, line)| scalar(line));
-            arguments.push(Argument { name: key(line).unwrap_or_default().to_owned(), about, line: number(index) });
+            arguments.push(Argument {
+                name: key(line).unwrap_or_default().to_owned(),
+                about,
+                line: number(index),
+            });
         }
     }
     found.entry(EntryPoint {
@@ -178,10 +216,14 @@ fn notebook(source: &Source<'_>, found: &mut Found) {
         _ => String::new(),
     };
     let cells: Vec<&Json> = document["cells"].as_array().into_iter().flatten().collect();
-    let title = cells.iter().filter(|cell| cell["cell_type"] == "markdown").map(|cell| said(cell)).find_map(|text| {
-        let line = text.lines().find(|line| line.starts_with('#'))?;
-        Some(line.trim_start_matches('#').trim().to_owned())
-    });
+    let title = cells
+        .iter()
+        .filter(|cell| cell["cell_type"] == "markdown")
+        .map(|cell| said(cell))
+        .find_map(|text| {
+            let line = text.lines().find(|line| line.starts_with('#'))?;
+            Some(line.trim_start_matches('#').trim().to_owned())
+        });
     let tagged = |cell: &&&Json| {
         let mut tags = cell["metadata"]["tags"].as_array().into_iter().flatten();
         tags.any(|tag| tag == "parameters")
@@ -212,9 +254,13 @@ fn notebook(source: &Source<'_>, found: &mut Found) {
 /// The first paragraphs of a README, without what is only there to be looked at.
 pub(super) fn readme(source: &Source<'_>, limit: usize) -> Option<Readme> {
     let is_shown = |line: &str| {
-        line.starts_with("[![") || line.starts_with("![") || line.starts_with('<') || line.starts_with("..")
+        line.starts_with("[![")
+            || line.starts_with("![")
+            || line.starts_with('<')
+            || line.starts_with("..")
     };
-    let first = source.lines.iter().position(|line| !line.trim().is_empty() && !is_shown(line.trim()))?;
+    let first =
+        source.lines.iter().position(|line| !line.trim().is_empty() && !is_shown(line.trim()))?;
     let mut text = String::new();
     for line in source.lines.iter().skip(first).filter(|line| !is_shown(line.trim())) {
         let is_gap = line.trim().is_empty() && text.ends_with("\n\n");

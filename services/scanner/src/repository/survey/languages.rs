@@ -52,12 +52,17 @@ const EXTENSIONS: &[(&str, &[&str], bool)] = &[
 pub(super) fn by_name(path: &str) -> Option<&'static str> {
     let name = path.rsplit('/').next().unwrap_or(path);
     match name {
-        "Makefile" | "makefile" | "GNUmakefile" | "justfile" | "Justfile" => return Some("Makefile"),
+        "Makefile" | "makefile" | "GNUmakefile" | "justfile" | "Justfile" => {
+            return Some("Makefile");
+        }
         "Dockerfile" | "Containerfile" => return Some("Dockerfile"),
         _ => {}
     }
     let extension = name.rsplit_once('.')?.1.to_ascii_lowercase();
-    EXTENSIONS.iter().find(|(_, extensions, _)| extensions.contains(&extension.as_str())).map(|(name, ..)| *name)
+    EXTENSIONS
+        .iter()
+        .find(|(_, extensions, _)| extensions.contains(&extension.as_str()))
+        .map(|(name, ..)| *name)
 }
 
 /// Whether files of a language are read.

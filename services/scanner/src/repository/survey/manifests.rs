@@ -3,7 +3,9 @@
 use serde_json::Value as Json;
 use toml::Value as Toml;
 
-use super::{Argument, EntryKind, EntryPoint, Found, Module, Source, found::MAX_OF_FILE, number, text};
+use super::{
+    Argument, EntryKind, EntryPoint, Found, Module, Source, found::MAX_OF_FILE, number, text,
+};
 
 /// Libraries that say what a package is.
 const TELLING: &[&str] = &[
@@ -74,7 +76,10 @@ pub(super) fn is_manifest(path: &str) -> bool {
 }
 
 fn is_dockerfile(name: &str) -> bool {
-    name == "Containerfile" || name == "Dockerfile" || name.starts_with("Dockerfile.") || name.ends_with(".dockerfile")
+    name == "Containerfile"
+        || name == "Dockerfile"
+        || name.starts_with("Dockerfile.")
+        || name.ends_with(".dockerfile")
 }
 
 fn is_makefile(name: &str) -> bool {
@@ -116,13 +121,30 @@ fn module(source: &Source<'_>, kind: &str, name: Option<&str>, about: Option<&st
     }
 }
 
-fn entry(source: &Source<'_>, kind: EntryKind, name: &str, line: usize, about: Option<String>) -> EntryPoint {
+fn entry(
+    source: &Source<'_>,
+    kind: EntryKind,
+    name: &str,
+    line: usize,
+    about: Option<String>,
+) -> EntryPoint {
     let place = source.place(line);
-    EntryPoint { kind, name: name.to_owned(), place, about, with: None, arguments: Vec::new(), aside: false }
+    EntryPoint {
+        kind,
+        name: name.to_owned(),
+        place,
+        about,
+        with: None,
+        arguments: Vec::new(),
+        aside: false,
+    }
 }
 
 fn telling<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
-    names.filter(|name| TELLING.contains(name) || name.starts_with("@nestjs/")).map(str::to_owned).collect()
+    names
+        .filter(|name| TELLING.contains(name) || name.starts_with("@nestjs/"))
+        .map(str::to_owned)
+        .collect()
 }
 
 fn strings(value: Option<&Toml>) -> Vec<String> {
@@ -136,23 +158,35 @@ fn cargo(source: &Source<'_>, found: &mut Found) {
     let name = package.and_then(|package| package.get("name")).and_then(Toml::as_str);
     let about = package.and_then(|package| package.get("description")).and_then(Toml::as_str);
     let mut module = module(source, "cargo", name, about);
-    module.members = strings(manifest.get("workspace").and_then(|workspace| workspace.get("members")));
+    module.members =
+        strings(manifest.get("workspace").and_then(|workspace| workspace.get("members")));
     let dependencies = manifest.get("dependencies").and_then(Toml::as_table);
-    module.frameworks = telling(dependencies.into_iter().flat_map(|table| table.keys().map(String::as_str)));
+    module.frameworks =
+        telling(dependencies.into_iter().flat_map(|table| table.keys().map(String::as_str)));
     found.module(module);
-    for bin in manifest.get("bin").and_then(Toml::as_array).into_iter().flatten().take(MAX_OF_FILE) {
+    for bin in manifest.get("bin").and_then(Toml::as_array).into_iter().flatten().take(MAX_OF_FILE)
+    {
         if let Some(name) = bin.get("name").and_then(Toml::as_str) {
-            let mut binary =
-                entry(source, EntryKind::Binary, name, source.line_with(&["name", &format!("\"{name}\"")]), None);
-            binary.with = bin.get("path").and_then(Toml::as_str).map(|path| format!("cargo, {path}"));
+            let mut binary = entry(
+                source,
+                EntryKind::Binary,
+                name,
+                source.line_with(&["name", &format!("\"{name}\"")]),
+                None,
+            );
+            binary.with =
+                bin.get("path").and_then(Toml::as_str).map(|path| format!("cargo, {path}"));
             found.entry(binary);
         }
     }
 }
 
 fn python_dependencies<'a>(list: impl Iterator<Item = &'a str>) -> Vec<String> {
-    let bare =
-        |text: &'a str| text.split(|c: char| !(c.is_ascii_alphanumeric() || "-_.".contains(c))).next().unwrap_or(text);
+    let bare = |text: &'a str| {
+        text.split(|c: char| !(c.is_ascii_alphanumeric() || "-_.".contains(c)))
+            .next()
+            .unwrap_or(text)
+    };
     let names: Vec<String> = list.map(|text| bare(text.trim()).to_ascii_lowercase()).collect();
     telling(names.iter().map(String::as_str))
 }
@@ -169,11 +203,16 @@ fn pyproject(source: &Source<'_>, found: &mut Found) {
     let of_poetry = poetry.and_then(|poetry| poetry.get("dependencies")).and_then(Toml::as_table);
     dependencies.extend(of_poetry.into_iter().flat_map(|table| table.keys().cloned()));
     module.frameworks = python_dependencies(dependencies.iter().map(String::as_str));
-    module.members =
-        strings(tool("uv").and_then(|uv| uv.get("workspace")).and_then(|workspace| workspace.get("members")));
+    module.members = strings(
+        tool("uv")
+            .and_then(|uv| uv.get("workspace"))
+            .and_then(|workspace| workspace.get("members")),
+    );
     found.module(module);
     let tables = ["scripts", "gui-scripts"].map(|key| project.and_then(|project| project.get(key)));
-    for (name, target) in tables.into_iter().flatten().filter_map(Toml::as_table).flatten().take(MAX_OF_FILE) {
+    for (name, target) in
+        tables.into_iter().flatten().filter_map(Toml::as_table).flatten().take(MAX_OF_FILE)
+    {
         let line = source.line_with(&[name, target.as_str().unwrap_or_default()]);
         let mut binary = entry(source, EntryKind::Binary, name, line, None);
         binary.with = target.as_str().map(|target| format!("python, {target}"));
@@ -184,14 +223,14 @@ fn pyproject(source: &Source<'_>, found: &mut Found) {
 /// `console_scripts` of setuptools, in either of its files; and what the package is called.
 fn setup(source: &Source<'_>, found: &mut Found) {
     let value = |key: &str| {
-        let line = source
-            .lines
-            .iter()
-            .find(|line| line.trim().strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with('=')))?;
+        let line = source.lines.iter().find(|line| {
+            line.trim().strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with('='))
+        })?;
         let value = line.split_once('=')?.1.trim().trim_end_matches(',');
         Some(value.trim_matches(['"', '\'']).to_owned())
     };
-    let mut module = module(source, "python", value("name").as_deref(), value("description").as_deref());
+    let mut module =
+        module(source, "python", value("name").as_deref(), value("description").as_deref());
     let named = source.lines.iter().position(|line| line.trim().starts_with("name"));
     module.place = source.place(named.unwrap_or(0));
     found.module(module);
@@ -211,7 +250,8 @@ fn setup(source: &Source<'_>, found: &mut Found) {
         for part in line.split(['"', '\'', ',', '[', ']']) {
             let Some((name, target)) = part.split_once('=') else { continue };
             let (name, target) = (name.trim(), target.trim());
-            let is_script = target.contains(':') && !name.is_empty() && !name.contains(char::is_whitespace);
+            let is_script =
+                target.contains(':') && !name.is_empty() && !name.contains(char::is_whitespace);
             if is_script && !target.contains(' ') {
                 let mut binary = entry(source, EntryKind::Binary, name, index, None);
                 binary.with = Some(format!("python, {target}"));
@@ -223,8 +263,9 @@ fn setup(source: &Source<'_>, found: &mut Found) {
 
 fn requirements(source: &Source<'_>, found: &mut Found) {
     let mut module = module(source, "python", None, None);
-    module.frameworks =
-        python_dependencies(source.lines.iter().copied().filter(|line| !line.trim_start().starts_with('#')));
+    module.frameworks = python_dependencies(
+        source.lines.iter().copied().filter(|line| !line.trim_start().starts_with('#')),
+    );
     found.module(module);
 }
 
@@ -232,9 +273,14 @@ fn package(source: &Source<'_>, found: &mut Found) {
     let Ok(manifest) = serde_json::from_str::<Json>(source.text) else { return };
     let name = manifest["name"].as_str();
     let mut module = module(source, "node", name, manifest["description"].as_str());
-    let workspaces = manifest["workspaces"].as_array().or_else(|| manifest["workspaces"]["packages"].as_array());
-    module.members = workspaces.into_iter().flatten().filter_map(Json::as_str).map(str::to_owned).collect();
-    let dependencies = manifest["dependencies"].as_object().into_iter().flat_map(|all| all.keys().map(String::as_str));
+    let workspaces =
+        manifest["workspaces"].as_array().or_else(|| manifest["workspaces"]["packages"].as_array());
+    module.members =
+        workspaces.into_iter().flatten().filter_map(Json::as_str).map(str::to_owned).collect();
+    let dependencies = manifest["dependencies"]
+        .as_object()
+        .into_iter()
+        .flat_map(|all| all.keys().map(String::as_str));
     module.frameworks = telling(dependencies);
     found.module(module);
     let mut binary = |name: &str, target: &str| {
@@ -244,16 +290,25 @@ fn package(source: &Source<'_>, found: &mut Found) {
         found.entry(binary);
     };
     match &manifest["bin"] {
-        Json::String(target) => binary(name.unwrap_or(source.folder()).rsplit('/').next().unwrap_or_default(), target),
-        Json::Object(all) => {
-            all.iter().take(MAX_OF_FILE).for_each(|(name, target)| binary(name, target.as_str().unwrap_or_default()))
+        Json::String(target) => {
+            binary(name.unwrap_or(source.folder()).rsplit('/').next().unwrap_or_default(), target)
         }
+        Json::Object(all) => all
+            .iter()
+            .take(MAX_OF_FILE)
+            .for_each(|(name, target)| binary(name, target.as_str().unwrap_or_default())),
         _ => {}
     }
     let from = source.quoted("scripts", 0);
     for (name, script) in manifest["scripts"].as_object().into_iter().flatten().take(MAX_OF_FILE) {
         let script = script.as_str().map(str::to_owned);
-        found.entry(entry(source, EntryKind::PackageScript, name, source.quoted(name, from), script));
+        found.entry(entry(
+            source,
+            EntryKind::PackageScript,
+            name,
+            source.quoted(name, from),
+            script,
+        ));
     }
 }
 
@@ -271,11 +326,18 @@ fn go(source: &Source<'_>, found: &mut Found) {
     let name = source.lines.iter().find_map(|line| line.strip_prefix("module ")).map(str::trim);
     let mut module = module(source, "go", name, None);
     module.place = source.place(source.line_with(&["module "]));
-    let names = source.lines.iter().filter_map(|line| line.trim().trim_start_matches("require ").split(' ').next());
+    let names = source
+        .lines
+        .iter()
+        .filter_map(|line| line.trim().trim_start_matches("require ").split(' ').next());
     module.frameworks = telling(names.flat_map(|path| path.split('/')));
     let used = source.lines.iter().skip_while(|line| !line.starts_with("use")).skip(1);
     if source.name() == "go.work" {
-        module.members = used.map(|line| line.trim()).take_while(|line| *line != ")").map(str::to_owned).collect();
+        module.members = used
+            .map(|line| line.trim())
+            .take_while(|line| *line != ")")
+            .map(str::to_owned)
+            .collect();
     }
     found.module(module);
 }
@@ -296,7 +358,13 @@ fn procfile(source: &Source<'_>, found: &mut Found) {
             break;
         }
         if let Some((name, command)) = line.split_once(':') {
-            found.entry(entry(source, EntryKind::Container, name.trim(), index, Some(command.trim().to_owned())));
+            found.entry(entry(
+                source,
+                EntryKind::Container,
+                name.trim(),
+                index,
+                Some(command.trim().to_owned()),
+            ));
         }
     }
 }
@@ -305,8 +373,10 @@ fn make(source: &Source<'_>, found: &mut Found) {
     for (index, line) in source.lines.iter().enumerate() {
         let Some((target, rest)) = line.split_once(':') else { continue };
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-        let is_target =
-            !target.is_empty() && target.chars().all(plain) && !rest.starts_with('=') && !rest.starts_with(":=");
+        let is_target = !target.is_empty()
+            && target.chars().all(plain)
+            && !rest.starts_with('=')
+            && !rest.starts_with(":=");
         if !is_target {
             continue;
         }
@@ -329,7 +399,10 @@ fn just(source: &Source<'_>, found: &mut Found) {
         let mut words = head.split_whitespace();
         let Some(name) = words.next() else { continue };
         let begins = line.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
-        if !begins || rest.starts_with('=') || ["set", "export", "alias", "import", "mod"].contains(&name) {
+        if !begins
+            || rest.starts_with('=')
+            || ["set", "export", "alias", "import", "mod"].contains(&name)
+        {
             continue;
         }
         let about = text::comment_above(&source.lines, index, &["#"]);

@@ -6,7 +6,8 @@ fn surveyed(files: &[(&str, &str)]) -> Survey {
         let source = Source::new(path, text);
         manifests::look(&source, &mut found);
         interfaces::look(&source, &mut found);
-        let language = languages::by_name(path).or_else(|| languages::by_shebang(text)).unwrap_or_default();
+        let language =
+            languages::by_name(path).or_else(|| languages::by_shebang(text)).unwrap_or_default();
         commands::look(&source, language, &mut found);
         found.end_of_file();
     }
@@ -16,7 +17,9 @@ fn surveyed(files: &[(&str, &str)]) -> Survey {
 
 /// `kind name:line about [argument:line about, …]`
 fn told(survey: &Survey) -> Vec<String> {
-    let say = |about: &Option<String>| about.as_deref().map(|about| format!(" {about}")).unwrap_or_default();
+    let say = |about: &Option<String>| {
+        about.as_deref().map(|about| format!(" {about}")).unwrap_or_default()
+    };
     let argument = |one: &Argument| format!("{}:{}{}", one.name, one.line, say(&one.about));
     let entry = |one: &EntryPoint| {
         let arguments: Vec<String> = one.arguments.iter().map(argument).collect();
@@ -30,7 +33,9 @@ fn argparse_click_typer_and_fire_are_understood() {
     let argparse = "\"\"\"Converts.\"\"\"\nimport argparse\np = argparse.ArgumentParser(\n    prog='conv',\n    description='Converts '\n    'tables.',\n)\np.add_argument('input')\np.add_argument('-o', '--out', required=True, help=\"where (it) goes\")\n";
     assert_eq!(
         told(&surveyed(&[("tool.py", argparse)])),
-        ["Command conv:3 Converts tables. [\"input:8\", \"-o, --out (required):9 where (it) goes\"]"]
+        [
+            "Command conv:3 Converts tables. [\"input:8\", \"-o, --out (required):9 where (it) goes\"]"
+        ]
     );
     let click = "import click\n\n@click.command()\n@click.option('--count', default=1, help='How often.')\n@click.argument('name')\ndef say_hello(count, name):\n    \"\"\"Greets.\"\"\"\n";
     assert_eq!(
@@ -38,7 +43,10 @@ fn argparse_click_typer_and_fire_are_understood() {
         ["Command say-hello:6 Greets. [\"--count:4 How often.\", \"NAME:5\"]"]
     );
     let typer = "import typer\napp = typer.Typer()\n\n@app.command()\ndef run(path: str, deep: bool = False):\n    \"\"\"Runs.\"\"\"\n";
-    assert_eq!(told(&surveyed(&[("a.py", typer)])), ["Command run:5 Runs. [\"path: str:5\", \"deep: bool:5\"]"]);
+    assert_eq!(
+        told(&surveyed(&[("a.py", typer)])),
+        ["Command run:5 Runs. [\"path: str:5\", \"deep: bool:5\"]"]
+    );
     assert_eq!(told(&surveyed(&[("x.py", "import fire\nfire.Fire(main)\n")])), ["Command x:2 []"]);
     assert_eq!(
         told(&surveyed(&[("x.py", "'''Does it.'''\nif __name__ == '__main__':\n  f()\n")])),
@@ -56,7 +64,10 @@ fn clap_is_understood_derived_and_built() {
         ]
     );
     let built = "use clap::{Arg, Command};\nfn f() {\n    Command::new(\"x\")\n        .about(\"Does x\")\n        .arg(Arg::new(\"file\").help(\"The file\"))\n}\nfn g() { std::process::Command::new(\"ls\"); }\n";
-    assert_eq!(told(&surveyed(&[("src/b.rs", built)])), ["Command x:3 Does x [\"file:5 The file\"]"]);
+    assert_eq!(
+        told(&surveyed(&[("src/b.rs", built)])),
+        ["Command x:3 Does x [\"file:5 The file\"]"]
+    );
 }
 
 #[test]
@@ -66,13 +77,18 @@ fn commander_yargs_cobra_flags_and_getopts_are_understood() {
         told(&surveyed(&[("bin/serve.js", commander)])),
         ["Command serve:4 Serves. [\"-p, --port <n>:4 the port\", \"subcommand build <dir>:5\"]"]
     );
-    let yargs =
-        "import yargs from 'yargs';\nyargs(x).option('size', {\n  type: 'number',\n  describe: 'how large',\n});\n";
+    let yargs = "import yargs from 'yargs';\nyargs(x).option('size', {\n  type: 'number',\n  describe: 'how large',\n});\n";
     assert_eq!(told(&surveyed(&[("cut.mjs", yargs)])), ["Command cut:2 [\"--size:2 how large\"]"]);
     let cobra = "package main\nvar c = &cobra.Command{\n\tUse: \"sync [dir]\",\n\tShort: \"Syncs.\",\n}\nfunc init() {\n\tc.Flags().BoolP(\"dry\", \"n\", false, \"only say\")\n}\n";
-    assert_eq!(told(&surveyed(&[("sync.go", cobra)])), ["Command sync [dir]:2 Syncs. [\"--dry:7 only say\"]"]);
+    assert_eq!(
+        told(&surveyed(&[("sync.go", cobra)])),
+        ["Command sync [dir]:2 Syncs. [\"--dry:7 only say\"]"]
+    );
     let flag = "package main\nvar n = flag.Int(\"n\", 1, \"how many\")\n";
-    assert_eq!(told(&surveyed(&[("cmd/many/main.go", flag)])), ["Command many:2 [\"-n:2 how many\"]"]);
+    assert_eq!(
+        told(&surveyed(&[("cmd/many/main.go", flag)])),
+        ["Command many:2 [\"-n:2 how many\"]"]
+    );
     let shell = "#!/bin/bash\n# Backs up.\n\nwhile getopts \"vf:\" o; do\n  case $o in\n  --dry-run|-d) x=1 ;; # only say\n  esac\ndone\n";
     assert_eq!(
         told(&surveyed(&[("backup.sh", shell)])),
@@ -145,7 +161,10 @@ fn interfaces_workflows_and_notebooks_are_read() {
             "api.yaml",
             "openapi: 3.0.0\npaths:\n  /orders/{id}:\n    parameters: []\n    get:\n      operationId: getOrder\n      summary: One order\n    delete: {}\ncomponents: {}\n",
         ),
-        ("api.json", "{\"openapi\": \"3.0.0\",\n \"paths\": {\"/x\": {\n  \"post\": {\"summary\": \"Makes x\"}}}}\n"),
+        (
+            "api.json",
+            "{\"openapi\": \"3.0.0\",\n \"paths\": {\"/x\": {\n  \"post\": {\"summary\": \"Makes x\"}}}}\n",
+        ),
         ("a.proto", "service Orders {\n  // Makes one.\n  rpc Create(A) returns (B);\n}\n"),
         (
             ".github/workflows/w.yml",
@@ -159,7 +178,15 @@ fn interfaces_workflows_and_notebooks_are_read() {
     let operations: Vec<String> = survey
         .operations
         .iter()
-        .map(|one| format!("{} {} {} {}", one.kind, one.name, one.place.line, one.about.clone().unwrap_or_default()))
+        .map(|one| {
+            format!(
+                "{} {} {} {}",
+                one.kind,
+                one.name,
+                one.place.line,
+                one.about.clone().unwrap_or_default()
+            )
+        })
         .collect();
     assert_eq!(
         operations,
@@ -172,7 +199,10 @@ fn interfaces_workflows_and_notebooks_are_read() {
     );
     assert_eq!(
         told(&survey),
-        ["Notebook n.ipynb:2 Sales [\"year:4 default 2024\"]", "Workflow Release:3 [\"version:5 Which one\"]"]
+        [
+            "Notebook n.ipynb:2 Sales [\"year:4 default 2024\"]",
+            "Workflow Release:3 [\"version:5 Which one\"]"
+        ]
     );
 }
 
@@ -186,20 +216,28 @@ fn the_brief_keeps_to_its_room_and_says_the_most_telling_first() {
             )
         })
         .collect();
-    let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+    let files: Vec<(&str, &str)> =
+        files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
     let survey = surveyed(&files);
     for room in [0, 10, 100, 1000, 5000, 100_000] {
         let text = crate::repository::brief(&survey, room);
         assert!(text.chars().count() <= room, "{room}: {}", text.chars().count());
     }
     let text = crate::repository::brief(&survey, 2000);
-    assert!(text.contains("f0 (t0.py:4): Does 0 [click]\n    --x (:3)") && text.contains("more\n"), "{text}");
+    assert!(
+        text.contains("f0 (t0.py:4): Does 0 [click]\n    --x (:3)") && text.contains("more\n"),
+        "{text}"
+    );
 }
 
 /// The longest of the names.
 fn longest(survey: &Survey) -> usize {
     let arguments = survey.entries.iter().flat_map(|one| &one.arguments).map(|one| &one.name);
-    let names = survey.entries.iter().map(|one| &one.name).chain(survey.modules.iter().map(|one| &one.name));
+    let names = survey
+        .entries
+        .iter()
+        .map(|one| &one.name)
+        .chain(survey.modules.iter().map(|one| &one.name));
     let members = survey.modules.iter().flat_map(|one| &one.members);
     let operations = survey.operations.iter().map(|one| &one.name);
     arguments.chain(names).chain(members).chain(operations).map(String::len).max().unwrap_or(0)
@@ -207,7 +245,8 @@ fn longest(survey: &Survey) -> usize {
 
 #[test]
 fn a_repository_of_nothing_but_entry_points_is_cut_while_it_is_read() {
-    let limits = SurveyLimits { entries: 50, operations: 50, modules: 5, ..SurveyLimits::default() };
+    let limits =
+        SurveyLimits { entries: 50, operations: 50, modules: 5, ..SurveyLimits::default() };
     let make = "a:\n".repeat(10_000);
     let derive = format!("// clap\n{}", "#[derive(Args)]\nenum a\n".repeat(2_000));
     let long = "x".repeat(100_000);
@@ -235,7 +274,11 @@ fn a_repository_of_nothing_but_entry_points_is_cut_while_it_is_read() {
     }
     found.finish(&mut survey);
     assert_eq!((survey.entries.len(), survey.operations.len(), survey.modules.len()), (50, 50, 5));
-    assert!(survey.entries.iter().all(|one| one.arguments.len() <= limits.arguments), "{:?}", survey.entries);
+    assert!(
+        survey.entries.iter().all(|one| one.arguments.len() <= limits.arguments),
+        "{:?}",
+        survey.entries
+    );
     assert_eq!(longest(&survey), 200);
     assert_eq!(survey.truncated.len(), 3, "{:?}", survey.truncated);
 }
@@ -245,6 +288,7 @@ fn scripts_of_large_manifests_are_found_at_their_lines() {
     let scripts: String = (0..5_000).map(|n| format!("\"s{n}\": \"x\",\n")).collect();
     let package = format!("{{\"s7\": 1,\n\"scripts\": {{\n{scripts}\"z\": \"\"}}}}");
     let survey = surveyed(&[("package.json", &package)]);
-    let seventh = survey.entries.iter().find(|one| one.name == "s7").expect("it is one of the first");
+    let seventh =
+        survey.entries.iter().find(|one| one.name == "s7").expect("it is one of the first");
     assert_eq!(seventh.place.line, 10);
 }

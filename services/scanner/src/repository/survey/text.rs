@@ -1,10 +1,11 @@
-//! Reading source code by its lines, without a parser: good enough to find what a command takes, and unable to be led astray further than
-//! to a wrong word.
+//! Reading source code by its lines, without a parser: good enough to find what a command takes,
+//! and unable to be led astray further than to a wrong word.
 
 /// So many lines a statement may have.
 const MAX_LINES: usize = 40;
 
-/// A statement that begins at a line: up to where its brackets are closed. With how many lines it has.
+/// A statement that begins at a line: up to where its brackets are closed. With how many lines it
+/// has.
 pub(super) fn statement(lines: &[&str], from: usize) -> (String, usize) {
     let (mut depth, mut text, mut count) = (0_i32, String::new(), 0);
     for line in lines.iter().skip(from).take(MAX_LINES) {
@@ -56,7 +57,7 @@ pub(super) fn literals(text: &str) -> Vec<(usize, usize, String)> {
             Some((_, _, literal)) => literal.push(c),
         }
     }
-    // Python's `"""text"""` and `"a" "b"` come out as neighbours, which belong together.
+    // Python's `"""text"""` and `"a" "b"` come out as neighbors, which belong together.
     found.retain(|(_, _, literal): &(usize, usize, String)| !literal.is_empty());
     found
 }
@@ -67,7 +68,10 @@ pub(super) fn after(text: &str, words: &[&str]) -> Option<String> {
     let rest = &text[at..];
     let literals = literals(rest);
     let (start, mut end, first) = literals.first()?.clone();
-    if !rest[..start].trim_matches(|c: char| c.is_whitespace() || "(=:rbf\"'".contains(c)).is_empty() {
+    if !rest[..start]
+        .trim_matches(|c: char| c.is_whitespace() || "(=:rbf\"'".contains(c))
+        .is_empty()
+    {
         return None;
     }
     let mut whole = first;
@@ -87,7 +91,10 @@ pub(super) fn leading(text: &str, call: &str) -> Vec<String> {
     let rest = &text[at + call.len()..];
     let (mut end, mut found) = (0, Vec::new());
     for (start, next, literal) in literals(rest) {
-        if !rest[end..start].trim_matches(|c: char| c.is_whitespace() || ",([rbfu\"'".contains(c)).is_empty() {
+        if !rest[end..start]
+            .trim_matches(|c: char| c.is_whitespace() || ",([rbfu\"'".contains(c))
+            .is_empty()
+        {
             break;
         }
         found.push(literal);
@@ -123,8 +130,11 @@ pub(super) fn parameters(text: &str) -> Vec<String> {
 
 /// The text of comment lines right above a line, with their marks taken off.
 pub(super) fn comment_above(lines: &[&str], index: usize, marks: &[&str]) -> Option<String> {
-    let stripped =
-        |line: &str| marks.iter().find_map(|mark| line.trim().strip_prefix(mark).map(|text| text.trim().to_owned()));
+    let stripped = |line: &str| {
+        marks
+            .iter()
+            .find_map(|mark| line.trim().strip_prefix(mark).map(|text| text.trim().to_owned()))
+    };
     let mut found: Vec<String> = lines[..index]
         .iter()
         .rev()

@@ -20,9 +20,11 @@ struct Node {
 /// The number of states that can be reached.
 ///
 /// # Errors
-/// The shortest way to a state in which something does not hold, or from which none can be reached in which all is well.
+/// The shortest way to a state in which something does not hold, or from which none can be reached
+/// in which all is well.
 pub(super) fn explore(start: Mesh) -> Result<usize, String> {
-    let (mut known, mut nodes) = (HashMap::from([(fingerprint(&start), 0_u32)]), vec![Node { from: 0, nth: 0 }]);
+    let (mut known, mut nodes) =
+        (HashMap::from([(fingerprint(&start), 0_u32)]), vec![Node { from: 0, nth: 0 }]);
     let (mut backwards, mut well) = (vec![Vec::new()], Vec::new());
     let mut open = VecDeque::from([(0_u32, start.clone())]);
     while let Some((from, mesh)) = open.pop_front() {
@@ -33,7 +35,9 @@ pub(super) fn explore(start: Mesh) -> Result<usize, String> {
             let nth = u16::try_from(nth).expect("few things can happen at once");
             let next = match next {
                 Ok(next) => next,
-                Err(words) => return Err(format!("{words}\n{}", way(&start, &nodes, from, Some(nth)))),
+                Err(words) => {
+                    return Err(format!("{words}\n{}", way(&start, &nodes, from, Some(nth))));
+                }
             };
             let at = *known.entry(fingerprint(&next)).or_insert_with(|| {
                 let at = u32::try_from(nodes.len()).expect("fewer than MOST");
@@ -62,7 +66,8 @@ pub(super) fn explore(start: Mesh) -> Result<usize, String> {
     }
 }
 
-/// Two states are one when they look the same. Of 128 bits, so that no two of millions are taken for one by chance.
+/// Two states are one when they look the same. Of 128 bits, so that no two of millions are taken
+/// for one by chance.
 fn fingerprint(mesh: &Mesh) -> (u64, u64) {
     let text = mesh.fingerprint();
     let hash = |salt: u8| {

@@ -141,7 +141,8 @@ enum Replica {
 impl Replica {
     fn fingerprint(&self, newest: u32) -> String {
         let of = |loaded: &Loaded| {
-            let Loaded { task, version, queued, asked_for, drop_before, child_noted, result } = loaded;
+            let Loaded { task, version, queued, asked_for, drop_before, child_noted, result } =
+                loaded;
             // Whether it is the newest is all that matters of a version.
             let newest = *version == newest;
             let seen = (child_noted, &task.approvals, &task.subtasks);
@@ -265,7 +266,8 @@ pub(super) struct Mesh {
     child_noted: bool,
     transcript: Vec<Entry>,
     accounted: Vec<MessageId>,
-    /// Of what was asked for, the newest that was to go on with a failed turn; and whose end that may be told again by that.
+    /// Of what was asked for, the newest that was to go on with a failed turn; and whose end that
+    /// may be told again by that.
     retry: u32,
     retried: Option<MessageId>,
 
@@ -291,10 +293,16 @@ fn message(number: u8) -> MessageId {
 fn blocks(said: &Said) -> Vec<Block> {
     match said {
         Said::Script(script) => {
-            vec![Block::CodeInterpreterCall(CodeCall { id: script.to_string(), code: String::new() })]
+            vec![Block::CodeInterpreterCall(CodeCall {
+                id: script.to_string(),
+                code: String::new(),
+            })]
         }
         Said::Result(script) => {
-            vec![Block::CodeInterpreterResult(CodeResult { id: script.to_string(), ..CodeResult::default() })]
+            vec![Block::CodeInterpreterResult(CodeResult {
+                id: script.to_string(),
+                ..CodeResult::default()
+            })]
         }
         Said::User(_) | Said::Answer | Said::Other => Vec::new(),
     }
@@ -360,10 +368,31 @@ impl Mesh {
             texts
         };
         let Self { left, sent, scripts, queue, asked_for, seen, drop_before, approval, .. } = self;
-        let Self { transcript, accounted, wake, commands, results, journals, truth, child, child_noted, .. } = self;
+        let Self {
+            transcript,
+            accounted,
+            wake,
+            commands,
+            results,
+            journals,
+            truth,
+            child,
+            child_noted,
+            ..
+        } = self;
         let Self { retry, retried, .. } = self;
-        let Scope { messages, interrupts, cancels, suspends, rewinds, retries, scripts: wanted, parks, awaits, .. } =
-            left;
+        let Scope {
+            messages,
+            interrupts,
+            cancels,
+            suspends,
+            rewinds,
+            retries,
+            scripts: wanted,
+            parks,
+            awaits,
+            ..
+        } = left;
         let Scope { failures, refusals, crashes, lost, redelivered, late, .. } = left;
         let left = [
             messages,
@@ -383,7 +412,14 @@ impl Mesh {
             late,
         ];
         let counts = (sent, scripts, asked_for, seen, drop_before, wake);
-        let kept = (state(&self.task), queue, approval, (child, child_noted), transcript, (accounted, retry, retried));
+        let kept = (
+            state(&self.task),
+            queue,
+            approval,
+            (child, child_noted),
+            transcript,
+            (accounted, retry, retried),
+        );
         let sent = (commands, results, journals, truth);
         let replicas = sorted([0, 1].map(|who| self.replicas[who].fingerprint(self.version)));
         let workers = sorted([0, 1].map(|who| format!("{:?}", self.workers[who])));
@@ -404,7 +440,13 @@ impl Mesh {
         next
     }
 
-    fn then(&self, next: &mut Next, what: &'static str, who: usize, change: impl FnOnce(&mut Self)) {
+    fn then(
+        &self,
+        next: &mut Next,
+        what: &'static str,
+        who: usize,
+        change: impl FnOnce(&mut Self),
+    ) {
         let mut mesh = self.clone();
         change(&mut mesh);
         let holds = mesh.check();
@@ -448,7 +490,8 @@ impl Mesh {
             });
         }
         if self.left.rewinds > 0 && self.task.rewind.is_none() {
-            for (at, entry) in self.transcript.iter().enumerate().filter(|(_, entry)| !entry.aside) {
+            for (at, entry) in self.transcript.iter().enumerate().filter(|(_, entry)| !entry.aside)
+            {
                 for keep in [false, true] {
                     let whole = self.without != Some(Guard::CutWhole);
                     let blocks = if whole { blocks(&entry.said) } else { Vec::new() };
@@ -463,7 +506,8 @@ impl Mesh {
                 }
             }
         }
-        let failed = self.task.turn.is_none() && self.task.last_outcome == Some(TurnOutcome::Failed);
+        let failed =
+            self.task.turn.is_none() && self.task.last_outcome == Some(TurnOutcome::Failed);
         let last = self.transcript.iter().rev().find(|entry| !entry.aside);
         let answered = last.is_none_or(|last| matches!(last.said, Said::Answer | Said::Script(_)));
         if self.left.retries > 0 && failed && !self.task.suspend && !answered {
@@ -507,7 +551,10 @@ impl Mesh {
         if !idle || self.wake {
             return;
         }
-        if self.seen < self.asked_for || self.child_noted || self.task.next_wake.is_some_and(|wake| wake <= NOW) {
+        if self.seen < self.asked_for
+            || self.child_noted
+            || self.task.next_wake.is_some_and(|wake| wake <= NOW)
+        {
             self.then(next, "the sweep finds the task", 0, |mesh| mesh.wake = true);
             return;
         }
@@ -518,14 +565,22 @@ impl Mesh {
         let Some(wake) = self.task.next_wake else { return };
         if at_rest {
             let awaits = |step: &Step| matches!(&step.state, StepState::Parked { awaits, .. } if !awaits.is_empty());
-            if !self.task.suspend && self.child == Child::Ended && self.task.step.as_ref().is_some_and(awaits) {
-                next.push((Label("time goes by", 0), Err("a script waits for what has come".to_owned())));
+            if !self.task.suspend
+                && self.child == Child::Ended
+                && self.task.step.as_ref().is_some_and(awaits)
+            {
+                next.push((
+                    Label("time goes by", 0),
+                    Err("a script waits for what has come".to_owned()),
+                ));
                 return;
             }
             self.then(next, "time goes by", 0, |mesh| mesh.elapse(wake));
         } else if self.left.late > 0 {
             let deadline = self.task.step.as_ref().and_then(|step| match step.state {
-                StepState::InFlight { deadline } | StepState::Cancelling { deadline } => Some(deadline),
+                StepState::InFlight { deadline } | StepState::Cancelling { deadline } => {
+                    Some(deadline)
+                }
                 StepState::Backoff { .. } | StepState::Parked { .. } => None,
             });
             if let Some(deadline) = deadline {
@@ -549,7 +604,9 @@ impl Mesh {
                 StepState::InFlight { deadline: time }
                 | StepState::Cancelling { deadline: time }
                 | StepState::Backoff { until: time } => earlier(time),
-                StepState::Parked { awaits, .. } => awaits.iter_mut().for_each(|call| earlier(&mut call.until)),
+                StepState::Parked { awaits, .. } => {
+                    awaits.iter_mut().for_each(|call| earlier(&mut call.until))
+                }
             }
         }
         self.wake = true;
@@ -572,7 +629,8 @@ impl Mesh {
         }
         // What is put aside is kept as it was, and what stays is whole without it.
         let all: Vec<&Said> = self.transcript.iter().map(|entry| &entry.said).collect();
-        let shown: Vec<&Said> = self.transcript.iter().filter(|entry| !entry.aside).map(|entry| &entry.said).collect();
+        let shown: Vec<&Said> =
+            self.transcript.iter().filter(|entry| !entry.aside).map(|entry| &entry.said).collect();
         for said in [&all, &shown] {
             for pair in said.windows(2) {
                 let pairs = match pair {
@@ -581,7 +639,10 @@ impl Mesh {
                     _ => true,
                 };
                 if !pairs {
-                    return Err(format!("a script and its result are parted: {:?}", self.transcript));
+                    return Err(format!(
+                        "a script and its result are parted: {:?}",
+                        self.transcript
+                    ));
                 }
             }
             if task.turn.is_none() && matches!(said.last(), Some(Said::Script(_))) {

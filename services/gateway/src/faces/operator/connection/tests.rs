@@ -1,5 +1,5 @@
-//! How long a connection may be silent, and how much may be said over it at once. Time stands still here as soon as nothing more is said, and
-//! what is waited for comes at once.
+//! How long a connection may be silent, and how much may be said over it at once. Time stands still
+//! here as soon as nothing more is said, and what is waited for comes at once.
 
 use std::ops::Range;
 
@@ -96,8 +96,9 @@ async fn who_has_nothing_to_do_and_says_nothing_is_cut_off_after_ten_minutes() {
     let took = silence(client).await;
     assert!(about(IDLE).contains(&took), "{took:?}");
 
-    let (mut socket, _) =
-        tokio_tungstenite::client_async("ws://127.0.0.1/", connected().await).await.expect("it is let in");
+    let (mut socket, _) = tokio_tungstenite::client_async("ws://127.0.0.1/", connected().await)
+        .await
+        .expect("it is let in");
     let took = silence(socket.get_mut()).await;
     assert!(about(IDLE).contains(&took), "{took:?}");
     assert_eq!(IDLE, Duration::from_secs(600));
@@ -105,7 +106,8 @@ async fn who_has_nothing_to_do_and_says_nothing_is_cut_off_after_ten_minutes() {
 
 #[tokio::test]
 async fn websockets_that_come_by_a_trusted_proxy_are_counted_by_whom_it_asks_for() {
-    let config = Config { gateway_trusted_proxies: vec!["127.0.0.1".to_owned()], ..Config::default() };
+    let config =
+        Config { gateway_trusted_proxies: vec!["127.0.0.1".to_owned()], ..Config::default() };
     let options = options(Places::new(8, 1));
     let open = async |client: &str| {
         let stream = connected_to(calls(&config), Arc::clone(&options)).await;

@@ -90,7 +90,8 @@ impl Known {
         self.turns.iter().find(|(id, _)| id == turn).map(|(_, usage)| *usage).unwrap_or_default()
     }
 
-    /// Passes over so many turns. Which ones these are is not known when it cannot be counted from the first.
+    /// Passes over so many turns. Which ones these are is not known when it cannot be counted from
+    /// the first.
     fn passing(&self, turns: usize) -> Option<Passing> {
         if turns == 0 || self.is_cut {
             return None;
@@ -111,7 +112,8 @@ impl Work {
         };
         if let Err(Stop::Failed(failure, session)) = done {
             let line = failure.line(form, self.id.as_deref(), session.as_deref());
-            // Behind what the request has told so far: nothing of it follows. A client that is gone needs no answer.
+            // Behind what the request has told so far: nothing of it follows. A client that is gone
+            // needs no answer.
             _ = if goes_on { self.out.event(line).await } else { self.out.answer(line).await };
         }
     }
@@ -119,14 +121,16 @@ impl Work {
     async fn do_it(&self, wanted: Wanted, form: Form) -> Result<(), Stop> {
         match wanted {
             Wanted::SendContextRequest { context, agent } => {
-                let project = context.project.unwrap_or(Project { name: String::new(), path: String::new() });
+                let project =
+                    context.project.unwrap_or(Project { name: String::new(), path: String::new() });
                 let mut blocks = Vec::new();
                 if !project.name.is_empty() {
                     blocks.push(text(format!("Project: {}", project.name)));
                 }
                 blocks.push(text(context.message));
                 let workspace = project.path;
-                let message = Message { session: None, agent, tools: context.tools, workspace, blocks };
+                let message =
+                    Message { session: None, agent, tools: context.tools, workspace, blocks };
                 let sent = self.send(message).await?;
                 self.wait(sent).await
             }
@@ -153,7 +157,8 @@ impl Work {
                 }
             }
             Wanted::Cancel { session, .. } => {
-                let session = session.ok_or_else(|| Failure::invalid("give `sessionID`, or `requestID`"))?;
+                let session =
+                    session.ok_or_else(|| Failure::invalid("give `sessionID`, or `requestID`"))?;
                 let request = v1::CancelTaskRequest {
                     task: session.clone(),
                     reason: "The operator's client cancelled it.".to_owned(),
@@ -164,20 +169,35 @@ impl Work {
             }
             Wanted::ListSessions { agent, page_size, page_token } => {
                 let page = v1::PageRequest { page_size, page_token, ..v1::PageRequest::default() };
-                let filter = v1::list_tasks_request::Filter { agent, ..v1::list_tasks_request::Filter::default() };
+                let filter = v1::list_tasks_request::Filter {
+                    agent,
+                    ..v1::list_tasks_request::Filter::default()
+                };
                 let request = v1::ListTasksRequest { page: Some(page), filter: Some(filter) };
-                let found: v1::ListTasksResponse = self.calls.unary("TaskService/ListTasks", &request).await?;
+                let found: v1::ListTasksResponse =
+                    self.calls.unary("TaskService/ListTasks", &request).await?;
                 let sessions: Vec<_> = found.tasks.iter().map(listed).collect();
                 let next = found.page.unwrap_or_default().next_page_token;
-                self.answer(json!({"type": "sessions", "sessions": sessions, "nextPageToken": next})).await
+                self.answer(
+                    json!({"type": "sessions", "sessions": sessions, "nextPageToken": next}),
+                )
+                .await
             }
             Wanted::ExportSession { session } => {
                 let (loaded, held) = self.load(&session).await?;
-                self.answer_holding(json!({"type": "session", "session": loaded.exported()}), Some(held)).await
+                self.answer_holding(
+                    json!({"type": "session", "session": loaded.exported()}),
+                    Some(held),
+                )
+                .await
             }
             Wanted::DeleteSession { session } => {
-                let request = v1::DeleteTaskRequest { task: session.clone(), ..v1::DeleteTaskRequest::default() };
-                let _: v1::DeleteTaskResponse = self.calls.unary("TaskService/DeleteTask", &request).await?;
+                let request = v1::DeleteTaskRequest {
+                    task: session.clone(),
+                    ..v1::DeleteTaskRequest::default()
+                };
+                let _: v1::DeleteTaskResponse =
+                    self.calls.unary("TaskService/DeleteTask", &request).await?;
                 self.answer(json!({"type": "session-deleted", "sessionID": session})).await
             }
             // The connection itself does that.
@@ -197,10 +217,12 @@ impl Work {
 
     /// A session, and the room that it, and the line that is made of it, take.
     async fn load(&self, session: &str) -> Result<(Session, Held), Failure> {
-        let crowded = || Failure::too_many("the gateway shows too many sessions at the moment", BUSY);
+        let crowded =
+            || Failure::too_many("the gateway shows too many sessions at the moment", BUSY);
         // Nobody closes them.
         let own = Arc::clone(&self.room).acquire_owned().await.map_err(|_| crowded())?;
-        let shared = tokio::time::timeout(ROOM, Arc::clone(&self.options.room).acquire_owned()).await;
+        let shared =
+            tokio::time::timeout(ROOM, Arc::clone(&self.options.room).acquire_owned()).await;
         let shared = shared.map_err(|_| crowded())?.map_err(|_| crowded())?;
         Ok((Session::load(&self.calls, session).await?, [own, shared]))
     }
@@ -235,15 +257,19 @@ impl Work {
                     return Err(Failure::no_tool(words).into());
                 }
                 let agent = message.agent.or_else(|| self.options.agent.clone());
-                let none =
-                    || Failure::no_agent("name an agent with `agentID`: none is configured for requests without");
+                let none = || {
+                    Failure::no_agent(
+                        "name an agent with `agentID`: none is configured for requests without",
+                    )
+                };
                 let spec = v1::TaskSpec {
                     agent: agent.ok_or_else(none)?,
                     workspace: message.workspace,
                     policy: message.tools.map(only).unwrap_or_default(),
                     ..v1::TaskSpec::default()
                 };
-                let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key: self.key("task") };
+                let request =
+                    v1::CreateTaskRequest { spec: Some(spec), idempotency_key: self.key("task") };
                 self.calls.unary("TaskService/CreateTask", &request).await?
             }
         };
@@ -251,13 +277,21 @@ impl Work {
         let agent = task.spec.clone().unwrap_or_default().agent;
         let failed = |failure: Failure| Stop::Failed(failure, Some(session.clone()));
         // Listening begins before the message is sent, so that nothing of its turn is missed.
-        let watch = self.calls.subscribe(&session, "").await.map_err(|status| failed(status.into()))?;
-        // Read again, now that it is listened: a turn that has ended since the first look would be waited for.
+        let watch =
+            self.calls.subscribe(&session, "").await.map_err(|status| failed(status.into()))?;
+        // Read again, now that it is listened: a turn that has ended since the first look would be
+        // waited for.
         let request = v1::GetTaskRequest { task: session.clone() };
-        let task: Result<v1::Task, Status> = self.calls.unary("TaskService/GetTask", &request).await;
+        let task: Result<v1::Task, Status> =
+            self.calls.unary("TaskService/GetTask", &request).await;
         let task = task.map_err(|status| failed(status.into()))?;
-        let spec = v1::MessageSpec { task: session.clone(), blocks: message.blocks, ..v1::MessageSpec::default() };
-        let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: self.key("message") };
+        let spec = v1::MessageSpec {
+            task: session.clone(),
+            blocks: message.blocks,
+            ..v1::MessageSpec::default()
+        };
+        let request =
+            v1::CreateMessageRequest { spec: Some(spec), idempotency_key: self.key("message") };
         let sent: Result<(v1::Message, bool), Status> =
             self.calls.write("MessageService/CreateMessage", &request).await;
         let (sent, is_repeated) = sent.map_err(|status| failed(status.into()))?;
@@ -265,13 +299,15 @@ impl Work {
         if !is_repeated {
             return Ok(Sent { session, agent, follow: Follow::new(message, &task), watch });
         }
-        // What has happened to it since the first time is not told any more: it is looked for in the records, from the session's beginning on.
-        let watch = self.calls.subscribe(&session, "0").await.map_err(|status| failed(status.into()))?;
+        // What has happened to it since the first time is not told any more: it is looked for in
+        // the records, from the session's beginning on.
+        let watch =
+            self.calls.subscribe(&session, "0").await.map_err(|status| failed(status.into()))?;
         Ok(Sent { session, agent, follow: Follow::again(message), watch })
     }
 
-    /// Under which key a part of the request is done only once, however often it is sent; none if it has none. The keys of an organisation's
-    /// calls are told from each other by nothing else.
+    /// Under which key a part of the request is done only once, however often it is sent; none if
+    /// it has none. The keys of an organization's calls are told from each other by nothing else.
     fn key(&self, part: &str) -> String {
         self.key.as_ref().map(|key| format!("{key}/{part}")).unwrap_or_default()
     }
@@ -298,7 +334,8 @@ impl Work {
     /// Tells the turn as it happens.
     async fn tell(&self, mut sent: Sent, metadata: Option<Value>) -> Result<(), Stop> {
         let failed = |failure: Failure| Stop::Failed(failure, Some(sent.session.clone()));
-        let mut teller = Teller::new(Form::Events, self.id.clone(), sent.session.clone(), sent.agent);
+        let mut teller =
+            Teller::new(Form::Events, self.id.clone(), sent.session.clone(), sent.agent);
         let message = sent.follow.message.clone();
         let mut line = started(&message);
         line["sessionID"] = sent.session.clone().into();
@@ -337,9 +374,14 @@ impl Work {
         Ok(Known { until, turns, is_cut: loaded.is_cut })
     }
 
-    /// Tells in events what happens in a session until the client, or the session, is gone: from a cursor on, or else from its beginning
-    /// without so many turns.
-    async fn stream_events(&self, session: String, cursor: Option<String>, turns: usize) -> Result<(), Stop> {
+    /// Tells in events what happens in a session until the client, or the session, is gone: from a
+    /// cursor on, or else from its beginning without so many turns.
+    async fn stream_events(
+        &self,
+        session: String,
+        cursor: Option<String>,
+        turns: usize,
+    ) -> Result<(), Stop> {
         let failed = |failure: Failure| Stop::Failed(failure, Some(session.clone()));
         let watch = self.calls.resume(&session, cursor.as_deref().unwrap_or("0")).await;
         let mut watch = watch.map_err(|status| failed(status.into()))?;
@@ -363,7 +405,9 @@ impl Work {
                 }
                 None => {
                     // Once for all that has happened before, and then at each turn's end.
-                    if matches!(event.payload, Some(Payload::TurnCompleted(_))) && event.sequence > known.until {
+                    if matches!(event.payload, Some(Payload::TurnCompleted(_)))
+                        && event.sequence > known.until
+                    {
                         match self.known(&session).await {
                             Ok(newer) => known = newer,
                             Err(failure) if failure.code == "SESSION_NOT_FOUND" => {}
@@ -371,7 +415,11 @@ impl Work {
                         }
                     }
                     let begins = asked(&event).map(started);
-                    begins.into_iter().chain(teller.tell(&event)).chain(ends(&event, &known)).collect()
+                    begins
+                        .into_iter()
+                        .chain(teller.tell(&event))
+                        .chain(ends(&event, &known))
+                        .collect()
                 }
             };
             for mut line in lines {
@@ -383,7 +431,12 @@ impl Work {
     }
 
     /// Tells what happens in a session until the client, or the session, is gone.
-    async fn stream(&self, session: String, cursor: Option<String>, turns: usize) -> Result<(), Stop> {
+    async fn stream(
+        &self,
+        session: String,
+        cursor: Option<String>,
+        turns: usize,
+    ) -> Result<(), Stop> {
         let failed = |failure: Failure| Stop::Failed(failure, Some(session.clone()));
         // Listening begins before the first look, so that nothing falls between.
         let watch = self.calls.resume(&session, cursor.as_deref().unwrap_or_default()).await;
@@ -391,7 +444,8 @@ impl Work {
         let mut start = Outcome { session: &session, stop: "stream_start", ..Outcome::default() };
         let mut agent = String::new();
         let mut room = None;
-        // With a cursor everything else is told by events. Of a session that is deleted already only its end is left.
+        // With a cursor everything else is told by events. Of a session that is deleted already
+        // only its end is left.
         let looked = match cursor {
             Some(_) => self.agent(&session).await.map(|found| agent = found),
             None => self.load(&session).await.map(|(loaded, held)| {
@@ -406,7 +460,8 @@ impl Work {
             Err(failure) if failure.code != "SESSION_NOT_FOUND" => return Err(failed(failure)),
             _ => {}
         }
-        let mut teller = Teller::new(Form::Results, self.id.clone(), session.clone(), agent.clone());
+        let mut teller =
+            Teller::new(Form::Results, self.id.clone(), session.clone(), agent.clone());
         let mut line = Outcome { agent: &agent, ..start }.line(self.id.as_deref());
         self.calls.tell_left(&mut line);
         self.out.event(Told { line, held: room }).await?;
@@ -426,13 +481,16 @@ impl Work {
                     Err(failure) => return Err(failed(failure)),
                 };
                 let mut outcome = loaded.outcome(&session, &turn.message_id, stop_reason(turn));
-                outcome.content.extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
+                outcome
+                    .content
+                    .extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
                 let mut line = outcome.line(None);
                 teller.sign(&mut line, &event);
                 self.out.event(Told { line, held: Some(held) }).await?;
             }
         }
-        let outcome = Outcome { session: &session, agent: &agent, stop: "stream_end", ..Outcome::default() };
+        let outcome =
+            Outcome { session: &session, agent: &agent, stop: "stream_end", ..Outcome::default() };
         Ok(self.out.event(outcome.line(self.id.as_deref())).await?)
     }
 }
@@ -450,7 +508,13 @@ fn ends(event: &v1::Event, known: &Known) -> Option<Value> {
 
 fn message(say: Say) -> Result<Message, Failure> {
     let blocks = say.blocks().map_err(Failure::invalid)?;
-    Ok(Message { session: say.session, agent: say.agent, tools: say.tools, workspace: String::new(), blocks })
+    Ok(Message {
+        session: say.session,
+        agent: say.agent,
+        tools: say.tools,
+        workspace: String::new(),
+        blocks,
+    })
 }
 
 /// The rules that let scripts call some tools and no others.
@@ -463,7 +527,14 @@ fn only(tools: Vec<String>) -> Vec<v1::PolicyRule> {
     if tools.is_empty() {
         return vec![deny];
     }
-    vec![v1::PolicyRule { action: v1::PolicyAction::Allow.into(), tools, ..v1::PolicyRule::default() }, deny]
+    vec![
+        v1::PolicyRule {
+            action: v1::PolicyAction::Allow.into(),
+            tools,
+            ..v1::PolicyRule::default()
+        },
+        deny,
+    ]
 }
 
 fn gone() -> Failure {

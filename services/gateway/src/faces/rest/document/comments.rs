@@ -17,7 +17,10 @@ impl Comments {
             for location in &source.location {
                 let words = location.leading_comments();
                 if !words.is_empty() {
-                    by_place.insert((file.name().to_owned(), location.path.clone()), one_line_each(words));
+                    by_place.insert(
+                        (file.name().to_owned(), location.path.clone()),
+                        one_line_each(words),
+                    );
                 }
             }
         }
@@ -32,6 +35,8 @@ impl Comments {
 
 /// Lines were broken for the width of the file; paragraphs were meant.
 fn one_line_each(words: &str) -> String {
-    let paragraphs = words.split("\n\n").map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
+    let paragraphs = words
+        .split("\n\n")
+        .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
     paragraphs.filter(|paragraph| !paragraph.is_empty()).collect::<Vec<_>>().join("\n\n")
 }

@@ -27,7 +27,8 @@ impl<'a> Schemas<'a> {
         self.comments.of(field.parent_file().name(), field.path()).to_owned()
     }
 
-    /// The schema of a message: what refers to it, except for well-known ones, which JSON writes in its own ways.
+    /// The schema of a message: what refers to it, except for well-known ones, which JSON writes in
+    /// its own ways.
     pub(super) fn message(&mut self, kind: &MessageDescriptor) -> Value {
         match kind.full_name() {
             "google.protobuf.Timestamp" => return json!({"type": "string", "format": "date-time"}),
@@ -77,9 +78,15 @@ impl<'a> Schemas<'a> {
     fn one(&mut self, kind: Kind) -> Value {
         match kind {
             Kind::Double | Kind::Float => json!({"type": "number"}),
-            Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => json!({"type": "integer", "format": "int32"}),
-            Kind::Uint32 | Kind::Fixed32 => json!({"type": "integer", "minimum": 0, "maximum": u32::MAX}),
-            Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => json!({"type": "string", "pattern": "^-?[0-9]+$"}),
+            Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => {
+                json!({"type": "integer", "format": "int32"})
+            }
+            Kind::Uint32 | Kind::Fixed32 => {
+                json!({"type": "integer", "minimum": 0, "maximum": u32::MAX})
+            }
+            Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => {
+                json!({"type": "string", "pattern": "^-?[0-9]+$"})
+            }
             Kind::Uint64 | Kind::Fixed64 => json!({"type": "string", "pattern": "^[0-9]+$"}),
             Kind::Bool => json!({"type": "boolean"}),
             Kind::String => json!({"type": "string"}),
@@ -89,7 +96,10 @@ impl<'a> Schemas<'a> {
                 let name = short(kind.full_name());
                 let values: Vec<_> = kind.values().map(|value| value.name().to_owned()).collect();
                 let mut schema = json!({"type": "string", "enum": values});
-                super::describe(&mut schema, self.comments.of(kind.parent_file().name(), kind.path()));
+                super::describe(
+                    &mut schema,
+                    self.comments.of(kind.parent_file().name(), kind.path()),
+                );
                 self.known.entry(name.clone()).or_insert(schema);
                 refer(&name)
             }

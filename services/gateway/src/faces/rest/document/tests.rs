@@ -9,8 +9,13 @@ use crate::faces::{
 
 fn routes() -> Vec<(&'static Route, MethodDescriptor)> {
     let methods = Methods::new().expect("the descriptors fit together");
-    let method =
-        |route: &Route| methods.get(&format!("/construct.v1.{}", route.method)).expect("a method").descriptor.clone();
+    let method = |route: &Route| {
+        methods
+            .get(&format!("/construct.v1.{}", route.method))
+            .expect("a method")
+            .descriptor
+            .clone()
+    };
     ROUTES.iter().map(|route| (route, method(route))).collect()
 }
 
@@ -24,8 +29,9 @@ fn every_route_is_in_the_document() {
     let mut ids = HashSet::new();
     for route in &ROUTES {
         let operation = &document["paths"][shown(route.path)][route.verb.as_str().to_lowercase()];
-        let id =
-            operation["operationId"].as_str().unwrap_or_else(|| panic!("{} {} is missing", route.verb, route.path));
+        let id = operation["operationId"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{} {} is missing", route.verb, route.path));
         assert!(ids.insert(id.to_owned()), "{id} twice");
         let named = |place: &str| {
             let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
@@ -35,7 +41,10 @@ fn every_route_is_in_the_document() {
                 .map(|it| it["name"].as_str().expect("a name").to_owned())
                 .collect::<Vec<_>>()
         };
-        let fields: Vec<_> = route.fields().map(|field| field.rsplit('.').next().expect("a name").to_owned()).collect();
+        let fields: Vec<_> = route
+            .fields()
+            .map(|field| field.rsplit('.').next().expect("a name").to_owned())
+            .collect();
         assert_eq!(named("path"), fields, "{id}");
         if route.method.contains("/List") && route.path == "/v1/tasks" {
             let expected = [
@@ -60,12 +69,18 @@ fn uploads_are_in_the_document_and_every_operation_says_that_there_may_be_too_mu
     let document = document();
     let (mut ids, mut uploads) = (HashSet::new(), Vec::new());
     for (path, operations) in document["paths"].as_object().expect("paths") {
-        for (verb, operation) in
-            operations.as_object().expect("operations").iter().filter(|(name, _)| *name != "parameters")
+        for (verb, operation) in operations
+            .as_object()
+            .expect("operations")
+            .iter()
+            .filter(|(name, _)| *name != "parameters")
         {
             let id = operation["operationId"].as_str().expect("an id");
             assert!(ids.insert(id), "{id} twice");
-            assert_eq!(operation["responses"]["429"]["$ref"], "#/components/responses/TooMuch", "{id}");
+            assert_eq!(
+                operation["responses"]["429"]["$ref"], "#/components/responses/TooMuch",
+                "{id}"
+            );
             if path.starts_with("/v1/files/uploads") {
                 assert!(files::is_for(&path.replace("{file}", "file_1")), "{path}");
                 uploads.push((path.as_str(), verb.as_str()));
@@ -76,7 +91,14 @@ fn uploads_are_in_the_document_and_every_operation_says_that_there_may_be_too_mu
     uploads.sort_unstable();
     assert_eq!(
         uploads,
-        [(all, "options"), (all, "post"), (one, "delete"), (one, "head"), (one, "options"), (one, "patch")]
+        [
+            (all, "options"),
+            (all, "post"),
+            (one, "delete"),
+            (one, "head"),
+            (one, "options"),
+            (one, "patch")
+        ]
     );
     let headers = &document["components"]["responses"]["TooMuch"]["headers"];
     for name in ["RateLimit", "RateLimit-Policy", "Retry-After"] {
@@ -115,7 +137,8 @@ fn every_example_is_what_its_schema_says_and_what_its_method_takes() {
             Content::All(example) => (example, None),
             Content::Field(name, example) => (example, Some(name)),
         };
-        let example: Value = serde_json::from_str(example).unwrap_or_else(|error| panic!("{}: {error}", route.path));
+        let example: Value =
+            serde_json::from_str(example).unwrap_or_else(|error| panic!("{}: {error}", route.path));
         let pointer = format!(
             "/paths/{}/{}/requestBody/content/application~1json",
             shown(route.path).replace('/', "~1"),
@@ -125,7 +148,8 @@ fn every_example_is_what_its_schema_says_and_what_its_method_takes() {
         assert_eq!(content["example"], example);
         let schema = json!({"allOf": [content["schema"]], "components": document["components"]});
         let validator = jsonschema::validator_for(&schema).expect("it is a schema");
-        let errors: Vec<_> = validator.iter_errors(&example).map(|error| error.to_string()).collect();
+        let errors: Vec<_> =
+            validator.iter_errors(&example).map(|error| error.to_string()).collect();
         assert!(errors.is_empty(), "{} {}: {errors:?}", route.verb, route.path);
         let request = field.map_or(example.clone(), |field| json!({ field: example }));
         codec::message(&method.input(), &request)

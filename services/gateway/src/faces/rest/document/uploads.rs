@@ -9,15 +9,20 @@ const BODY: &str = "application/offset+octet-stream";
 
 /// Adds where uploads begin and go on.
 pub(super) fn add(paths: &mut Map<String, Value>) {
-    let size =
-        || parameter("Upload-Length", "How many bytes the file has.", true, json!({"type": "integer", "minimum": 0}));
+    let size = || {
+        parameter(
+            "Upload-Length",
+            "How many bytes the file has.",
+            true,
+            json!({"type": "integer", "minimum": 0}),
+        )
+    };
     let offset = || {
         let words = "How many bytes of the file are there already: where the body goes on.";
         parameter("Upload-Offset", words, true, json!({"type": "integer", "minimum": 0}))
     };
     let about = "What the file is called and is: `filename`, `filetype` and `sha256`, each with its value in base64.";
-    let key =
-        "At most 128 characters. A request that is sent again with its key is done once, and answered as at first.";
+    let key = "At most 128 characters. A request that is sent again with its key is done once, and answered as at first.";
     let text = || json!({"type": "string"});
     let gone = known_problem("The file was refused: it is of no use to try again.");
     paths.insert(
@@ -67,15 +72,20 @@ pub(super) fn add(paths: &mut Map<String, Value>) {
 }
 
 /// An operation with what every one of these may be answered.
-fn operation(id: &str, summary: &str, words: &str, parameters: &[Value], mut responses: Value) -> Value {
+fn operation(
+    id: &str,
+    summary: &str,
+    words: &str,
+    parameters: &[Value],
+    mut responses: Value,
+) -> Value {
     if !parameters.is_empty() {
         responses["412"] = known_problem("The client speaks another version of tus.");
     }
     responses["429"] = json!({"$ref": "#/components/responses/TooMuch"});
     responses["4XX"] = known_problem("The request cannot be done as it is.");
     responses["default"] = known_problem("The request could not be done at the moment.");
-    let mut operation =
-        json!({"operationId": id, "tags": ["File"], "summary": summary, "description": words, "responses": responses});
+    let mut operation = json!({"operationId": id, "tags": ["File"], "summary": summary, "description": words, "responses": responses});
     if !parameters.is_empty() {
         operation["parameters"] = parameters.into();
     }
@@ -84,13 +94,17 @@ fn operation(id: &str, summary: &str, words: &str, parameters: &[Value], mut res
 
 fn with_body(mut operation: Value) -> Value {
     let schema = json!({"type": "string", "format": "binary"});
-    operation["requestBody"] =
-        json!({"required": operation["operationId"] == "continueUpload", "content": {BODY: {"schema": schema}}});
+    operation["requestBody"] = json!({"required": operation["operationId"] == "continueUpload", "content": {BODY: {"schema": schema}}});
     operation
 }
 
 fn version() -> Value {
-    parameter("Tus-Resumable", "The version that the client speaks.", true, json!({"type": "string", "const": "1.0.0"}))
+    parameter(
+        "Tus-Resumable",
+        "The version that the client speaks.",
+        true,
+        json!({"type": "string", "const": "1.0.0"}),
+    )
 }
 
 fn parameter(name: &str, words: &str, required: bool, schema: Value) -> Value {
@@ -100,7 +114,8 @@ fn parameter(name: &str, words: &str, required: bool, schema: Value) -> Value {
 /// An answer that says everything in its headers.
 fn told(words: &str, headers: &[&str]) -> Value {
     let text = |name: &str| (name.to_owned(), json!({"schema": {"type": "string"}}));
-    let mut all: Map<String, Value> = headers.iter().copied().chain(["Tus-Resumable"]).map(text).collect();
+    let mut all: Map<String, Value> =
+        headers.iter().copied().chain(["Tus-Resumable"]).map(text).collect();
     all.extend(quota_headers());
     json!({"description": words, "headers": all})
 }

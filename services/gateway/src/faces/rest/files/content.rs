@@ -1,5 +1,5 @@
-//! What a file says. It comes from somebody, and may be a page that wants to do something: browsers save it, take it for nothing but what it
-//! is called, and run nothing of it.
+//! What a file says. It comes from somebody, and may be a page that wants to do something: browsers
+//! save it, take it for nothing but what it is called, and run nothing of it.
 
 use construct_proto::v1;
 use futures::stream;
@@ -40,7 +40,10 @@ impl Work<'_> {
                 v1::FileState::Refused => format!("the file was refused: {}", state.reason),
                 _ => "the file is not ready yet".to_owned(),
             };
-            return errors::problem_as(StatusCode::CONFLICT, &status::precondition("NOT_READY", "file", words));
+            return errors::problem_as(
+                StatusCode::CONFLICT,
+                &status::precondition("NOT_READY", "file", words),
+            );
         }
         let tag = format!("\"{}\"", state.sha256);
         let request = &self.head.headers;
@@ -64,7 +67,11 @@ impl Work<'_> {
         let (code, begin, length) = match range {
             None => (StatusCode::OK, 0, size),
             Some((begin, end)) => {
-                set(&mut headers, header::CONTENT_RANGE, format!("bytes {begin}-{}/{size}", end - 1));
+                set(
+                    &mut headers,
+                    header::CONTENT_RANGE,
+                    format!("bytes {begin}-{}/{size}", end - 1),
+                );
                 (StatusCode::PARTIAL_CONTENT, begin, end - begin)
             }
         };
@@ -75,16 +82,19 @@ impl Work<'_> {
         let id = file.metadata.unwrap_or_default().id;
         let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let wanted =
-            v1::DownloadFileRequest { file: id, offset: number(begin), length: number(length) }.encode_to_vec();
+            v1::DownloadFileRequest { file: id, offset: number(begin), length: number(length) }
+                .encode_to_vec();
         let call = Call { method: &self.files.download, head: self.head };
-        match Deadline::new(None, TIMEOUT).begin(call.open(self.inner(), call::one(&wanted))).await {
+        match Deadline::new(None, TIMEOUT).begin(call.open(self.inner(), call::one(&wanted))).await
+        {
             Ok(answers) => with(code, headers, pieces(answers)),
             Err(refusal) => errors::problem(&refusal),
         }
     }
 }
 
-/// The next piece is asked for when the client has taken the one before. What goes wrong halfway ends the connection before all was sent.
+/// The next piece is asked for when the client has taken the one before. What goes wrong halfway
+/// ends the connection before all was sent.
 fn pieces(answers: Answers) -> Body {
     let pieces = stream::try_unfold(answers, async |mut answers| {
         let Some(message) = answers.next().await? else { return Ok::<_, Status>(None) };
@@ -133,33 +143,46 @@ fn disposition(name: &str) -> String {
     if ascii == name {
         format!("attachment; filename=\"{ascii}\"")
     } else {
-        format!("attachment; filename=\"{ascii}\"; filename*=UTF-8''{}", utf8_percent_encode(name, PLAIN))
+        format!(
+            "attachment; filename=\"{ascii}\"; filename*=UTF-8''{}",
+            utf8_percent_encode(name, PLAIN)
+        )
     }
 }
 
 /// Whether the client has it already.
 fn known(headers: &HeaderMap, tag: &str) -> bool {
-    headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok()).any(|tags| {
-        tags.split(',').map(|known| known.trim().trim_start_matches("W/")).any(|known| known == "*" || known == tag)
-    })
+    headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok()).any(
+        |tags| {
+            tags.split(',')
+                .map(|known| known.trim().trim_start_matches("W/"))
+                .any(|known| known == "*" || known == tag)
+        },
+    )
 }
 
 /// No byte of the file is in the range.
 #[derive(Debug, PartialEq, Eq)]
 struct Unsatisfiable;
 
-/// The range that is asked for, its end excluded. What is not one range is no question for one, and answered with everything.
+/// The range that is asked for, its end excluded. What is not one range is no question for one, and
+/// answered with everything.
 fn range(headers: &HeaderMap, tag: &str, size: u64) -> Result<Option<(u64, u64)>, Unsatisfiable> {
-    let Some(value) = headers.get(header::RANGE).and_then(|value| value.to_str().ok()) else { return Ok(None) };
+    let Some(value) = headers.get(header::RANGE).and_then(|value| value.to_str().ok()) else {
+        return Ok(None);
+    };
     // A part of something else is of no use.
     if headers.get(header::IF_RANGE).is_some_and(|wanted| wanted.as_bytes() != tag.as_bytes()) {
         return Ok(None);
     }
-    let Some((first, last)) = value.strip_prefix("bytes=").and_then(|range| range.trim().split_once('-')) else {
+    let Some((first, last)) =
+        value.strip_prefix("bytes=").and_then(|range| range.trim().split_once('-'))
+    else {
         return Ok(None);
     };
-    let number =
-        |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u64>().ok()).flatten();
+    let number = |text: &str| {
+        text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u64>().ok()).flatten()
+    };
     let (begin, end) = match (first, last) {
         ("", last) => {
             let Some(last) = number(last) else { return Ok(None) };
@@ -217,7 +240,10 @@ mod tests {
     fn a_name_cannot_say_anything_else_in_a_header() {
         for (name, expected) in [
             ("report.pdf", "attachment; filename=\"report.pdf\""),
-            ("a\"; x=\"b", "attachment; filename=\"a_; x=_b\"; filename*=UTF-8''a%22%3B%20x%3D%22b"),
+            (
+                "a\"; x=\"b",
+                "attachment; filename=\"a_; x=_b\"; filename*=UTF-8''a%22%3B%20x%3D%22b",
+            ),
             ("Über.txt", "attachment; filename=\"_ber.txt\"; filename*=UTF-8''%C3%9Cber.txt"),
         ] {
             assert_eq!(disposition(name), expected);
@@ -226,9 +252,14 @@ mod tests {
 
     #[test]
     fn what_the_client_has_is_told_by_its_tag() {
-        for (value, expected) in
-            [("\"a\"", true), ("W/\"a\"", true), ("\"b\", \"a\"", true), ("*", true), ("\"b\"", false), ("a", false)]
-        {
+        for (value, expected) in [
+            ("\"a\"", true),
+            ("W/\"a\"", true),
+            ("\"b\", \"a\"", true),
+            ("*", true),
+            ("\"b\"", false),
+            ("a", false),
+        ] {
             let mut headers = HeaderMap::new();
             set(&mut headers, header::IF_NONE_MATCH, value.to_owned());
             assert_eq!(known(&headers, "\"a\""), expected, "{value}");

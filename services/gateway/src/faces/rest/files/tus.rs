@@ -12,7 +12,9 @@ use tokio::time::Instant;
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::http::{HeaderMap, HeaderName, HeaderValue, Method as Verb, Request, Response, StatusCode, header},
+    codegen::http::{
+        HeaderMap, HeaderName, HeaderValue, Method as Verb, Request, Response, StatusCode, header,
+    },
 };
 use tonic_types::StatusExt as _;
 
@@ -23,7 +25,8 @@ use crate::{
 };
 
 const VERSION: HeaderValue = HeaderValue::from_static("1.0.0");
-const EXTENSIONS: HeaderValue = HeaderValue::from_static("creation,creation-with-upload,expiration,termination");
+const EXTENSIONS: HeaderValue =
+    HeaderValue::from_static("creation,creation-with-upload,expiration,termination");
 const BODY: &str = "application/offset+octet-stream";
 
 const RESUMABLE: HeaderName = HeaderName::from_static("tus-resumable");
@@ -36,14 +39,17 @@ const METADATA: HeaderName = HeaderName::from_static("upload-metadata");
 const EXPIRES: HeaderName = HeaderName::from_static("upload-expires");
 const INSTEAD: HeaderName = HeaderName::from_static("x-http-method-override");
 
-/// After which time a body is not read any further, and is answered with how far it came: a server gives an answer some time only, and the
-/// client goes on from there.
+/// After which time a body is not read any further, and is answered with how far it came: a server
+/// gives an answer some time only, and the client goes on from there.
 const READ: Duration = Duration::from_secs(12);
 
-/// What a request wants done. Some clients can say nothing but POST, and say what they mean in a header.
+/// What a request wants done. Some clients can say nothing but POST, and say what they mean in a
+/// header.
 pub(super) fn verb(request: &Request<Body>) -> Verb {
     let instead = request.headers().get(INSTEAD).filter(|_| request.method() == Verb::POST);
-    instead.and_then(|verb| Verb::from_bytes(verb.as_bytes()).ok()).unwrap_or_else(|| request.method().clone())
+    instead
+        .and_then(|verb| Verb::from_bytes(verb.as_bytes()).ok())
+        .unwrap_or_else(|| request.method().clone())
 }
 
 impl Work<'_> {
@@ -64,7 +70,12 @@ impl Work<'_> {
             Verb::HEAD => self.look(file).await,
             Verb::PATCH => self.go_on(file, body).await,
             Verb::DELETE => self.end(file).await,
-            _ => Ok(super::super::not_allowed(&[Verb::OPTIONS, Verb::HEAD, Verb::PATCH, Verb::DELETE])),
+            _ => Ok(super::super::not_allowed(&[
+                Verb::OPTIONS,
+                Verb::HEAD,
+                Verb::PATCH,
+                Verb::DELETE,
+            ])),
         };
         told(answer)
     }
@@ -95,11 +106,14 @@ impl Work<'_> {
         if spec.name.is_empty() {
             spec.name = "upload".to_owned();
         }
-        let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
+        let key =
+            headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
         let request = v1::CreateFileRequest { spec: Some(spec), idempotency_key: key.to_owned() };
-        let file = self.call(&self.files.create, &request).await.map_err(|status| refused(&status))?;
+        let file =
+            self.call(&self.files.create, &request).await.map_err(|status| refused(&status))?;
         let id = file.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default();
-        let is_missing = file.status.as_ref().is_some_and(|it| it.state() == v1::FileState::Uploading);
+        let is_missing =
+            file.status.as_ref().is_some_and(|it| it.state() == v1::FileState::Uploading);
         let file = if content_type(headers) == BODY && is_missing {
             // What does not get here now comes later.
             self.parts(file, body).await?
@@ -122,9 +136,11 @@ impl Work<'_> {
         let headers = response.headers_mut();
         headers.insert(LENGTH, HeaderValue::from(spec.size));
         // What is kept of what the client said.
-        let kept = [("filename", &spec.name), ("filetype", &spec.media_type), ("sha256", &spec.sha256)];
+        let kept =
+            [("filename", &spec.name), ("filetype", &spec.media_type), ("sha256", &spec.sha256)];
         let said = kept.iter().filter(|(_, value)| !value.is_empty());
-        let said: Vec<_> = said.map(|(key, value)| format!("{key} {}", STANDARD.encode(value))).collect();
+        let said: Vec<_> =
+            said.map(|(key, value)| format!("{key} {}", STANDARD.encode(value))).collect();
         if let Ok(said) = HeaderValue::try_from(said.join(",")) {
             headers.insert(METADATA, said);
         }
@@ -156,12 +172,14 @@ impl Work<'_> {
 
     async fn end(&self, file: &str) -> Result<Response<Body>, Response<Body>> {
         self.version()?;
-        let request = v1::DeleteFileRequest { file: file.to_owned(), ..v1::DeleteFileRequest::default() };
+        let request =
+            v1::DeleteFileRequest { file: file.to_owned(), ..v1::DeleteFileRequest::default() };
         self.unary(&self.files.delete, &request).await.map_err(|status| refused(&status))?;
         Ok(empty(StatusCode::NO_CONTENT))
     }
 
-    /// Uploads a body, part by part, and says how far the file came. Of a body that ends halfway what was read is uploaded.
+    /// Uploads a body, part by part, and says how far the file came. Of a body that ends halfway
+    /// what was read is uploaded.
     async fn parts(&self, mut file: v1::File, mut body: Body) -> Result<v1::File, Response<Body>> {
         let until = Instant::now() + READ;
         let mut part = BytesMut::new();
@@ -203,7 +221,9 @@ impl Work<'_> {
         if self.head.headers.get(RESUMABLE) == Some(&VERSION) {
             return Ok(());
         }
-        let words = Status::failed_precondition("uploads are tus 1.0.0: the header Tus-Resumable has to say so");
+        let words = Status::failed_precondition(
+            "uploads are tus 1.0.0: the header Tus-Resumable has to say so",
+        );
         let mut response = errors::problem_as(StatusCode::PRECONDITION_FAILED, &words);
         response.headers_mut().insert(VERSIONS, VERSION);
         Err(response)
@@ -233,7 +253,8 @@ fn state(code: StatusCode, file: &v1::File) -> Response<Body> {
     response.headers_mut().insert(OFFSET, HeaderValue::from(received(file)));
     let expires = file.status.as_ref().and_then(|status| status.expires_at.as_ref());
     let expires = expires.and_then(|at| Timestamp::from_second(at.seconds).ok());
-    let date = expires.map(|at| at.to_zoned(TimeZone::UTC).strftime("%a, %d %b %Y %H:%M:%S GMT").to_string());
+    let date = expires
+        .map(|at| at.to_zoned(TimeZone::UTC).strftime("%a, %d %b %Y %H:%M:%S GMT").to_string());
     if let Some(Ok(date)) = date.map(HeaderValue::try_from) {
         response.headers_mut().insert(EXPIRES, date);
     }
@@ -245,7 +266,8 @@ fn state(code: StatusCode, file: &v1::File) -> Response<Body> {
 fn is_refused(file: &v1::File) -> Result<(), Response<Body>> {
     match &file.status {
         Some(status) if status.state() == v1::FileState::Refused => {
-            let words = Status::failed_precondition(format!("the file was refused: {}", status.reason));
+            let words =
+                Status::failed_precondition(format!("the file was refused: {}", status.reason));
             Err(errors::problem_as(StatusCode::UNPROCESSABLE_ENTITY, &words))
         }
         _ => Ok(()),
@@ -254,10 +276,13 @@ fn is_refused(file: &v1::File) -> Result<(), Response<Body>> {
 
 fn refused(status: &Status) -> Response<Body> {
     let details = status.get_error_details();
-    let is_size =
-        details.bad_request().is_some_and(|wrong| wrong.field_violations.iter().any(|it| it.field == "spec.size"));
+    let is_size = details
+        .bad_request()
+        .is_some_and(|wrong| wrong.field_violations.iter().any(|it| it.field == "spec.size"));
     match status.code() {
-        Code::InvalidArgument if is_size => errors::problem_as(StatusCode::PAYLOAD_TOO_LARGE, status),
+        Code::InvalidArgument if is_size => {
+            errors::problem_as(StatusCode::PAYLOAD_TOO_LARGE, status)
+        }
         _ => errors::problem(status),
     }
 }
@@ -273,12 +298,20 @@ fn number(headers: &HeaderMap, name: &HeaderName) -> Result<i64, Response<Body>>
 
 /// `filename cmVwb3J0LnBkZg==,is_draft`
 fn metadata(headers: &HeaderMap) -> Result<Vec<(String, String)>, Response<Body>> {
-    let wrong = || errors::problem(&invalid(METADATA.as_str(), "must be keys with values in base64 of UTF-8"));
+    let wrong = || {
+        errors::problem(&invalid(METADATA.as_str(), "must be keys with values in base64 of UTF-8"))
+    };
     let Some(value) = headers.get(METADATA) else { return Ok(Vec::new()) };
-    let pairs = value.to_str().map_err(|_| wrong())?.split(',').map(str::trim).filter(|pair| !pair.is_empty());
+    let pairs = value
+        .to_str()
+        .map_err(|_| wrong())?
+        .split(',')
+        .map(str::trim)
+        .filter(|pair| !pair.is_empty());
     let read = |pair: &str| {
         let (key, value) = pair.split_once(' ').unwrap_or((pair, ""));
-        let value = STANDARD.decode(value.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        let value =
+            STANDARD.decode(value.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
         value.map(|value| (key.to_owned(), value)).ok_or_else(wrong)
     };
     pairs.map(read).collect()

@@ -8,15 +8,15 @@ use rquickjs::{CString, Ctx, Error, Exception, Result, String, Value, qjs};
 use crate::host;
 
 thread_local! {
-    /// The number of the last call. Numbers are given when the script makes the call, so that a script that is run again
-    /// gives every call the number it had.
+    /// The number of the last call. Numbers are given when the script makes the call, so that a
+    /// script that is run again gives every call the number it had.
     static LAST_NUMBER: Cell<u32> = const { Cell::new(0) };
     /// Whether there may be something to tell beside the outcome.
     static NOTED: Cell<bool> = const { Cell::new(false) };
     /// The error of the last immediate call, until the prelude fetches it.
     static FAILURE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-    /// The names under which the host knows tools, in the order in which the prelude has declared them: a name would be copied for
-    /// each call.
+    /// The names under which the host knows tools, in the order in which the prelude has declared
+    /// them: a name would be copied for each call.
     static TOOLS: RefCell<Vec<Box<str>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -35,7 +35,8 @@ fn with_name<T>(ctx: &Ctx<'_>, tool: u32, f: impl FnOnce(&[u8]) -> T) -> Result<
     })
 }
 
-/// There may be something to tell beside the outcome: what was started may not end, and what was thrown may not be handled.
+/// There may be something to tell beside the outcome: what was started may not end, and what was
+/// thrown may not be handled.
 pub(crate) fn note() {
     NOTED.set(true);
 }
@@ -52,7 +53,8 @@ pub(crate) fn number() -> u32 {
     number
 }
 
-/// Calls a tool and waits: its result, or undefined, which no result is, after an error, which `failure` then gives.
+/// Calls a tool and waits: its result, or undefined, which no result is, after an error, which
+/// `failure` then gives.
 pub(super) fn call<'js>(ctx: Ctx<'js>, tool: u32, args: String<'js>) -> Result<Value<'js>> {
     let args = utf8(&ctx, args)?;
     match with_name(&ctx, tool, |name| host::call(number(), name, args.as_str().as_bytes()))? {
@@ -61,9 +63,10 @@ pub(super) fn call<'js>(ctx: Ctx<'js>, tool: u32, args: String<'js>) -> Result<V
             FAILURE.replace(error);
             Ok(Value::new_undefined(ctx))
         }
-        Err(host::TooLarge) => {
-            Err(Exception::throw_range(&ctx, "the tool's result does not fit into the sandbox's memory"))
-        }
+        Err(host::TooLarge) => Err(Exception::throw_range(
+            &ctx,
+            "the tool's result does not fit into the sandbox's memory",
+        )),
     }
 }
 
@@ -99,7 +102,8 @@ pub(super) fn promise_state(value: Value<'_>) -> &'static str {
     }
 }
 
-/// The text of a JavaScript string. Where memory is too short for it, that is the error; `to_cstring` alone gives an unknown one.
+/// The text of a JavaScript string. Where memory is too short for it, that is the error;
+/// `to_cstring` alone gives an unknown one.
 pub(crate) fn utf8<'js>(ctx: &Ctx<'js>, text: String<'js>) -> Result<CString<'js>> {
     text.to_cstring().map_err(|error| if ctx.has_exception() { Error::Exception } else { error })
 }
@@ -112,14 +116,20 @@ pub(crate) fn string_from<'js>(ctx: &Ctx<'js>, bytes: &[u8]) -> Result<String<'j
     }
 }
 
-/// The value of JSON that the host sent. The engine reads it where it lies, without making a string of it first.
+/// The value of JSON that the host sent. The engine reads it where it lies, without making a string
+/// of it first.
 pub(crate) fn parsed<'js>(ctx: &Ctx<'js>, mut json: Vec<u8>) -> Result<Value<'js>> {
     json.try_reserve_exact(1).map_err(|_| Exception::throw_internal(ctx, "out of memory"))?;
     json.push(0);
-    // SAFETY: the text ends with a zero byte that isn't counted, and the value that is returned is owned by the wrapper made of it.
+    // SAFETY: the text ends with a zero byte that isn't counted, and the value that is returned is
+    // owned by the wrapper made of it.
     unsafe {
         let (text, len) = (json.as_ptr().cast(), (json.len() - 1) as qjs::size_t);
         let value = qjs::JS_ParseJSON(ctx.as_raw().as_ptr(), text, len, c"result".as_ptr());
-        if qjs::JS_IsException(value) { Err(Error::Exception) } else { Ok(Value::from_raw(ctx.clone(), value)) }
+        if qjs::JS_IsException(value) {
+            Err(Error::Exception)
+        } else {
+            Ok(Value::from_raw(ctx.clone(), value))
+        }
     }
 }

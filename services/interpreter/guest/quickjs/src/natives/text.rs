@@ -13,7 +13,8 @@ const FORGIVING: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// A buffer of this capacity, or a JavaScript error: the usual allocation would abort the guest when memory is short.
+/// A buffer of this capacity, or a JavaScript error: the usual allocation would abort the guest
+/// when memory is short.
 fn buffer(ctx: &Ctx<'_>, capacity: usize) -> Result<Vec<u8>> {
     let mut buffer = Vec::new();
     match buffer.try_reserve_exact(capacity) {
@@ -35,8 +36,9 @@ pub(super) fn base64_encode<'js>(ctx: Ctx<'js>, text: String<'js>) -> Result<Val
     let len = bytes.len().div_ceil(3) * 4;
     let mut encoded = buffer(&ctx, len)?;
     encoded.resize(len, 0);
-    let written =
-        FORGIVING.encode_slice(&bytes, &mut encoded).map_err(|_| Exception::throw_internal(&ctx, "base64"))?;
+    let written = FORGIVING
+        .encode_slice(&bytes, &mut encoded)
+        .map_err(|_| Exception::throw_internal(&ctx, "base64"))?;
     Ok(super::string_from(&ctx, &encoded[..written])?.into_value())
 }
 
@@ -44,7 +46,11 @@ pub(super) fn base64_encode<'js>(ctx: Ctx<'js>, text: String<'js>) -> Result<Val
 pub(super) fn base64_decode<'js>(ctx: Ctx<'js>, text: String<'js>) -> Result<Value<'js>> {
     let text = super::utf8(&ctx, text)?;
     let mut input = buffer(&ctx, text.len())?;
-    input.extend(text.as_str().bytes().filter(|byte| !matches!(byte, b' ' | b'\t' | b'\n' | b'\x0c' | b'\r')));
+    input.extend(
+        text.as_str()
+            .bytes()
+            .filter(|byte| !matches!(byte, b' ' | b'\t' | b'\n' | b'\x0c' | b'\r')),
+    );
     let mut decoded = buffer(&ctx, input.len() / 4 * 3 + 3)?;
     decoded.resize(decoded.capacity(), 0);
     let Ok(len) = FORGIVING.decode_slice(&input, &mut decoded) else {
@@ -65,7 +71,11 @@ pub(super) fn utf8_encode<'js>(ctx: Ctx<'js>, text: String<'js>) -> Result<Typed
 }
 
 /// The text of UTF-8 bytes; what isn't UTF-8 becomes U+FFFD, or null is returned when `fatal`.
-pub(super) fn utf8_decode<'js>(ctx: Ctx<'js>, bytes: TypedArray<'js, u8>, fatal: bool) -> Result<Value<'js>> {
+pub(super) fn utf8_decode<'js>(
+    ctx: Ctx<'js>,
+    bytes: TypedArray<'js, u8>,
+    fatal: bool,
+) -> Result<Value<'js>> {
     let bytes = slice(&bytes);
     if std::str::from_utf8(bytes).is_ok() {
         return Ok(super::string_from(&ctx, bytes)?.into_value());
@@ -74,7 +84,10 @@ pub(super) fn utf8_decode<'js>(ctx: Ctx<'js>, bytes: TypedArray<'js, u8>, fatal:
         return Ok(Value::new_null(ctx));
     }
     let chunks = bytes.utf8_chunks();
-    let len = chunks.clone().map(|chunk| chunk.valid().len() + 3 * usize::from(!chunk.invalid().is_empty())).sum();
+    let len = chunks
+        .clone()
+        .map(|chunk| chunk.valid().len() + 3 * usize::from(!chunk.invalid().is_empty()))
+        .sum();
     let mut text = buffer(&ctx, len)?;
     for chunk in chunks {
         text.extend_from_slice(chunk.valid().as_bytes());
@@ -102,6 +115,7 @@ pub(super) fn utf8_whole(bytes: TypedArray<'_, u8>) -> usize {
 
 /// The bytes of an array; none when its buffer is detached.
 fn slice<'a>(bytes: &'a TypedArray<'_, u8>) -> &'a [u8] {
-    // SAFETY: nothing runs JavaScript, which alone could change or detach the buffer, while the slice is alive.
+    // SAFETY: nothing runs JavaScript, which alone could change or detach the buffer, while the
+    // slice is alive.
     unsafe { bytes.as_bytes() }.unwrap_or_default()
 }

@@ -3,7 +3,8 @@
 use rquickjs::{Array, CString, Ctx, Exception, Result, String, Value};
 use url::{Url, form_urlencoded, quirks};
 
-/// Longer input is refused: parsing allocates in ways that would abort the guest when memory is short.
+/// Longer input is refused: parsing allocates in ways that would abort the guest when memory is
+/// short.
 const MAX_LEN: usize = 1 << 20;
 
 fn text<'js>(ctx: &Ctx<'js>, text: String<'js>) -> Result<CString<'js>> {
@@ -15,7 +16,11 @@ fn text<'js>(ctx: &Ctx<'js>, text: String<'js>) -> Result<CString<'js>> {
 }
 
 /// The parts of a URL, perhaps relative to `base`; null when it isn't one.
-pub(super) fn parse<'js>(ctx: Ctx<'js>, input: String<'js>, base: Value<'js>) -> Result<Value<'js>> {
+pub(super) fn parse<'js>(
+    ctx: Ctx<'js>,
+    input: String<'js>,
+    base: Value<'js>,
+) -> Result<Value<'js>> {
     let input = text(&ctx, input)?;
     let base = match base.into_string() {
         None => None,
@@ -31,7 +36,12 @@ pub(super) fn parse<'js>(ctx: Ctx<'js>, input: String<'js>, base: Value<'js>) ->
 }
 
 /// The parts of a URL after one of them was set; null when it can't be.
-pub(super) fn set<'js>(ctx: Ctx<'js>, href: String<'js>, field: String<'js>, value: String<'js>) -> Result<Value<'js>> {
+pub(super) fn set<'js>(
+    ctx: Ctx<'js>,
+    href: String<'js>,
+    field: String<'js>,
+    value: String<'js>,
+) -> Result<Value<'js>> {
     let (href, value) = (text(&ctx, href)?, text(&ctx, value)?);
     let Ok(mut url) = Url::parse(href.as_str()) else {
         return Ok(Value::new_null(ctx));

@@ -22,7 +22,7 @@
     return text;
   }
 
-  // How many characters must be added, removed, replaced or swapped with their neighbour.
+  // How many characters must be added, removed, replaced or swapped with their neighbor.
   function distance(a, b) {
     let before = [];
     let last = [];

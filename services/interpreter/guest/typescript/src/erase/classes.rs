@@ -1,8 +1,8 @@
 //! Classes: modifiers, members that are only types, and parameter properties.
 
 use oxc_ast::ast::{
-    Class, ClassElement, Expression, Function, MethodDefinition, PropertyDefinition, PropertyDefinitionType,
-    PropertyKey, Statement,
+    Class, ClassElement, Expression, Function, MethodDefinition, PropertyDefinition,
+    PropertyDefinitionType, PropertyKey, Statement,
 };
 use oxc_ast_visit::{Visit, walk};
 use oxc_span::{GetSpan, Span};
@@ -101,8 +101,11 @@ impl Eraser<'_> {
         while self.tokens.get(index).is_some_and(|token| self.edits.is_blank(token.start())) {
             index += 1;
         }
-        let before = self.token_from(span.start).checked_sub(1).map_or("", |before| self.token_text(before));
-        if matches!(self.token_text(index), "[" | "*" | "in" | "instanceof") && !matches!(before, ";" | "{") {
+        let before =
+            self.token_from(span.start).checked_sub(1).map_or("", |before| self.token_text(before));
+        if matches!(self.token_text(index), "[" | "*" | "in" | "instanceof")
+            && !matches!(before, ";" | "{")
+        {
             self.edits.put(first, b';');
         }
     }
@@ -114,7 +117,13 @@ impl Eraser<'_> {
         while let Some(token) = self.tokens.get(index).filter(|token| token.start() < end) {
             let modifier = matches!(
                 self.token_text(index),
-                "public" | "private" | "protected" | "readonly" | "override" | "abstract" | "declare"
+                "public"
+                    | "private"
+                    | "protected"
+                    | "readonly"
+                    | "override"
+                    | "abstract"
+                    | "declare"
             );
             if modifier {
                 first = first.or(Some(token.start()));
@@ -125,7 +134,8 @@ impl Eraser<'_> {
         first
     }
 
-    /// `constructor(private x: T)`: declares the field, and assigns it where fields may be assigned first.
+    /// `constructor(private x: T)`: declares the field, and assigns it where fields may be assigned
+    /// first.
     fn parameter_properties(&mut self, class: &Class<'_>, constructor: &Function<'_>) {
         let mut names = Vec::new();
         for parameter in &constructor.params.items {
@@ -142,8 +152,7 @@ impl Eraser<'_> {
             match body.statements.iter().find(|statement| is_super_call(statement)) {
                 Some(statement) => statement.span().end,
                 None => {
-                    let message =
-                        "with parameter properties, a constructor must call `super(…)` as a statement of its own";
+                    let message = "with parameter properties, a constructor must call `super(…)` as a statement of its own";
                     return self.fail(constructor.span, message);
                 }
             }
@@ -151,7 +160,8 @@ impl Eraser<'_> {
             body.directives.last().map_or(body.span.start + 1, |directive| directive.span.end)
         };
         let fields: String = names.iter().map(|name| format!(" {name};")).collect();
-        let assignments: String = names.iter().map(|name| format!(" this.{name} = {name};")).collect();
+        let assignments: String =
+            names.iter().map(|name| format!(" this.{name} = {name};")).collect();
         let open = if self.source[..place as usize].ends_with([';', '{']) { "" } else { ";" };
         self.edits.insert(class.body.span.start + 1, fields);
         self.edits.insert(place, format!("{open}{assignments}"));

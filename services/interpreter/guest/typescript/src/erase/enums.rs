@@ -1,12 +1,13 @@
 //! Enums: the object they mean, built on the same lines.
 //!
-//! `enum E { A, B = A << 1 }` becomes `var E = ((E) => { E[E["A"] = 0] = "A"; E[E["B"] = 0] = "B"; return E; })(E || {});`
+//! `enum E { A, B = A << 1 }` becomes `var E = ((E) => { E[E["A"] = 0] = "A"; E[E["B"] = 0] = "B";
+//! return E; })(E || {});`
 
 use std::fmt::Write as _;
 
 use oxc_ast::ast::{
-    BinaryExpression, Expression, IdentifierReference, TSEnumDeclaration, TSEnumMember, TSEnumMemberName,
-    TemplateLiteral,
+    BinaryExpression, Expression, IdentifierReference, TSEnumDeclaration, TSEnumMember,
+    TSEnumMemberName, TemplateLiteral,
 };
 use oxc_ast_visit::Visit;
 use oxc_span::GetSpan;
@@ -30,7 +31,7 @@ pub(super) struct Known {
     members: Vec<Member>,
 }
 
-/// An enum whose initialisers are being read.
+/// An enum whose initializers are being read.
 pub(super) struct Scope {
     name: String,
     members: Vec<Member>,
@@ -52,15 +53,20 @@ impl Eraser<'_> {
         let export = if exported.is_some() && earlier.is_none() { "export " } else { "" };
         // Of several declarations with one name, the later ones add to the first.
         let (head, tail) = match (&earlier, top) {
-            (None, true) => {
-                (format!("{export}var {name} = (({name}) => {{"), format!("return {name}; }})({name} || {{}});"))
+            (None, true) => (
+                format!("{export}var {name} = (({name}) => {{"),
+                format!("return {name}; }})({name} || {{}});"),
+            ),
+            (None, false) => {
+                (format!("let {name} = (({name}) => {{"), format!("return {name}; }})({{}});"))
             }
-            (None, false) => (format!("let {name} = (({name}) => {{"), format!("return {name}; }})({{}});")),
             (Some(_), _) => (format!(";(({name}) => {{"), format!("}})({name});")),
         };
         self.edits.replace(start, it.body.span.start + 1, head);
-        self.enums
-            .push(Scope { name: name.to_owned(), members: earlier.map(|known| known.members).unwrap_or_default() });
+        self.enums.push(Scope {
+            name: name.to_owned(),
+            members: earlier.map(|known| known.members).unwrap_or_default(),
+        });
         let mut next = Some(0.0);
         for member in &it.body.members {
             next = self.member(name, member, next);
@@ -77,8 +83,12 @@ impl Eraser<'_> {
     fn member(&mut self, name: &str, member: &TSEnumMember<'_>, next: Option<f64>) -> Option<f64> {
         let (key, id) = match &member.id {
             TSEnumMemberName::Identifier(it) => (it.name.to_string(), it.span),
-            TSEnumMemberName::String(it) | TSEnumMemberName::ComputedString(it) => (it.value.to_string(), it.span),
-            TSEnumMemberName::ComputedTemplateString(it) => (plain_text(it).unwrap_or_default(), it.span),
+            TSEnumMemberName::String(it) | TSEnumMemberName::ComputedString(it) => {
+                (it.value.to_string(), it.span)
+            }
+            TSEnumMemberName::ComputedTemplateString(it) => {
+                (plain_text(it).unwrap_or_default(), it.span)
+            }
         };
         // A computed name has its brackets around it.
         let id_start = member.span.start;
@@ -138,17 +148,20 @@ impl Eraser<'_> {
         next
     }
 
-    /// In an initialiser, the name of a member means that member: `A` becomes `E.A`.
+    /// In an initializer, the name of a member means that member: `A` becomes `E.A`.
     pub(super) fn name_enum_of(&mut self, it: &IdentifierReference<'_>) {
-        let scope =
-            self.enums.iter().rev().find(|scope| scope.members.iter().any(|(name, _)| *name == it.name.as_str()));
+        let scope = self
+            .enums
+            .iter()
+            .rev()
+            .find(|scope| scope.members.iter().any(|(name, _)| *name == it.name.as_str()));
         if let Some(scope) = scope {
             let qualifier = format!("{}.", scope.name);
             self.edits.insert(it.span.start, qualifier);
         }
     }
 
-    /// The value of an initialiser that needs nothing run.
+    /// The value of an initializer that needs nothing run.
     fn evaluate(&self, expression: &Expression<'_>) -> Option<Constant> {
         use Constant::{Number, Text};
         match expression {
@@ -173,18 +186,26 @@ impl Eraser<'_> {
             Expression::UnaryExpression(it) => match (it.operator, self.evaluate(&it.argument)?) {
                 (UnaryOperator::UnaryPlus, Number(value)) => Some(Number(value)),
                 (UnaryOperator::UnaryNegation, Number(value)) => Some(Number(-value)),
-                (UnaryOperator::BitwiseNot, Number(value)) => Some(Number(f64::from(!to_int32(value)))),
+                (UnaryOperator::BitwiseNot, Number(value)) => {
+                    Some(Number(f64::from(!to_int32(value))))
+                }
                 _ => None,
             },
             Expression::BinaryExpression(it) => self.evaluate_binary(it),
             Expression::Identifier(it) => match it.name.as_str() {
                 "Infinity" => Some(Number(f64::INFINITY)),
                 "NaN" => Some(Number(f64::NAN)),
-                name => self.enums.iter().rev().find_map(|scope| find(&scope.members, name)).flatten(),
+                name => {
+                    self.enums.iter().rev().find_map(|scope| find(&scope.members, name)).flatten()
+                }
             },
-            Expression::StaticMemberExpression(it) => self.evaluate_member(&it.object, it.property.name.as_str()),
+            Expression::StaticMemberExpression(it) => {
+                self.evaluate_member(&it.object, it.property.name.as_str())
+            }
             Expression::ComputedMemberExpression(it) => match &it.expression {
-                Expression::StringLiteral(name) => self.evaluate_member(&it.object, name.value.as_str()),
+                Expression::StringLiteral(name) => {
+                    self.evaluate_member(&it.object, name.value.as_str())
+                }
                 _ => None,
             },
             _ => None,
@@ -195,8 +216,16 @@ impl Eraser<'_> {
     fn evaluate_member(&self, object: &Expression<'_>, member: &str) -> Option<Constant> {
         let Expression::Identifier(object) = object else { return None };
         let name = object.name.as_str();
-        let open = self.enums.iter().rev().find(|scope| scope.name == name).map(|scope| &scope.members);
-        let known = || self.lists.iter().rev().flatten().find(|known| known.name == name).map(|known| &known.members);
+        let open =
+            self.enums.iter().rev().find(|scope| scope.name == name).map(|scope| &scope.members);
+        let known = || {
+            self.lists
+                .iter()
+                .rev()
+                .flatten()
+                .find(|known| known.name == name)
+                .map(|known| &known.members)
+        };
         find(open.or_else(known)?, member).flatten()
     }
 
@@ -227,7 +256,9 @@ impl Eraser<'_> {
             BinaryOperator::BitwiseXOR => f64::from(to_int32(left) ^ to_int32(right)),
             BinaryOperator::ShiftLeft => f64::from(to_int32(left).wrapping_shl(shift)),
             BinaryOperator::ShiftRight => f64::from(to_int32(left).wrapping_shr(shift)),
-            BinaryOperator::ShiftRightZeroFill => f64::from((to_int32(left) as u32).wrapping_shr(shift)),
+            BinaryOperator::ShiftRightZeroFill => {
+                f64::from((to_int32(left) as u32).wrapping_shr(shift))
+            }
             _ => return None,
         }))
     }
@@ -237,7 +268,8 @@ fn find(members: &[Member], name: &str) -> Option<Option<Constant>> {
     members.iter().rev().find(|(member, _)| member == name).map(|(_, constant)| constant.clone())
 }
 
-/// Whether an expression whose value isn't known is a text all the same; such members have no reverse mapping.
+/// Whether an expression whose value isn't known is a text all the same; such members have no
+/// reverse mapping.
 fn is_text(expression: &Expression<'_>) -> bool {
     match expression {
         Expression::StringLiteral(_) | Expression::TemplateLiteral(_) => true,

@@ -2,26 +2,33 @@
 
 use oxc_allocator::Vec as ArenaVec;
 use oxc_ast::ast::{
-    ExportNamedDeclaration, ImportDeclaration, ImportDeclarationSpecifier, ImportOrExportKind, ModuleDeclaration,
-    Statement,
+    ExportNamedDeclaration, ImportDeclaration, ImportDeclarationSpecifier, ImportOrExportKind,
+    ModuleDeclaration, Statement,
 };
 use oxc_span::{GetSpan, Span};
 
 use super::Eraser;
 
 impl Eraser<'_> {
-    /// Drops from imports and exports what is only a type. Of names that don't say what they are, those that are used in
-    /// types and nowhere else: their module need not have anything of that name when it runs.
+    /// Drops from imports and exports what is only a type. Of names that don't say what they are,
+    /// those that are used in types and nowhere else: their module need not have anything of that
+    /// name when it runs.
     pub(super) fn drop_unused_types(&mut self, body: &ArenaVec<'_, Statement<'_>>) {
         for statement in body {
             match statement.as_module_declaration() {
-                Some(ModuleDeclaration::ImportDeclaration(it)) if it.import_kind == ImportOrExportKind::Value => {
+                Some(ModuleDeclaration::ImportDeclaration(it))
+                    if it.import_kind == ImportOrExportKind::Value =>
+                {
                     self.import(it);
                 }
-                Some(ModuleDeclaration::ExportNamedDeclaration(it)) if it.export_kind == ImportOrExportKind::Value => {
+                Some(ModuleDeclaration::ExportNamedDeclaration(it))
+                    if it.export_kind == ImportOrExportKind::Value =>
+                {
                     self.export(it);
                 }
-                Some(ModuleDeclaration::ExportFromDeclaration(it)) if it.export_kind == ImportOrExportKind::Value => {
+                Some(ModuleDeclaration::ExportFromDeclaration(it))
+                    if it.export_kind == ImportOrExportKind::Value =>
+                {
                     for specifier in &it.specifiers {
                         if specifier.export_kind == ImportOrExportKind::Type {
                             self.blank_with_comma(specifier.span);
@@ -35,7 +42,8 @@ impl Eraser<'_> {
 
     fn import(&mut self, it: &ImportDeclaration<'_>) {
         let Some(specifiers) = &it.specifiers else { return };
-        let dropped: Vec<Span> = specifiers.iter().filter(|it| self.is_type(it)).map(GetSpan::span).collect();
+        let dropped: Vec<Span> =
+            specifiers.iter().filter(|it| self.is_type(it)).map(GetSpan::span).collect();
         if dropped.is_empty() {
             return;
         }
@@ -45,7 +53,9 @@ impl Eraser<'_> {
         for span in dropped {
             match specifiers.last() {
                 // `import kept, * as dropped`: the comma goes too.
-                Some(ImportDeclarationSpecifier::ImportNamespaceSpecifier(last)) if last.span == span => {
+                Some(ImportDeclarationSpecifier::ImportNamespaceSpecifier(last))
+                    if last.span == span =>
+                {
                     let kept = specifiers.first().map_or(span.start, |first| first.span().end);
                     self.edits.blank(kept, span.end);
                 }
@@ -66,8 +76,9 @@ impl Eraser<'_> {
             ImportDeclarationSpecifier::ImportNamespaceSpecifier(it) => &it.local,
         };
         let in_a_type = |name: &str| {
-            (0..self.tokens.len())
-                .any(|index| self.token_text(index) == name && self.edits.is_blank(self.tokens[index].start()))
+            (0..self.tokens.len()).any(|index| {
+                self.token_text(index) == name && self.edits.is_blank(self.tokens[index].start())
+            })
         };
         !self.used.contains(local.name.as_str()) && in_a_type(local.name.as_str())
     }

@@ -63,13 +63,21 @@ impl Check {
                     seen.unknown_and_done += times;
                 }
                 (Fate::NotStarted, 0) => {}
-                _ => panic!("effect {number} is said to be {fate:?}, and happened {times} times\n{:?}", self.told),
+                _ => panic!(
+                    "effect {number} is said to be {fate:?}, and happened {times} times\n{:?}",
+                    self.told
+                ),
             }
             seen.effects += times;
         }
         // Each kill, and the stop, can interrupt as many as are under way.
         let most = u64::from((self.kills + 1) * self.shape.at_once());
-        assert!(seen.unknown <= most, "{} of at most {most} are unknown\n{:?}", seen.unknown, self.told);
+        assert!(
+            seen.unknown <= most,
+            "{} of at most {most} are unknown\n{:?}",
+            seen.unknown,
+            self.told
+        );
         seen
     }
 
@@ -94,12 +102,15 @@ impl Check {
 
     /// The script came to its end.
     fn completed(&self) -> Vec<Fate> {
-        let account: Account =
-            serde_json::from_str(&self.told.output).unwrap_or_else(|error| panic!("{error}: {:?}", self.told));
+        let account: Account = serde_json::from_str(&self.told.output)
+            .unwrap_or_else(|error| panic!("{error}: {:?}", self.told));
         for (number, effects) in &self.effects {
             for effect in effects {
                 // It was made by a process that is dead, perhaps: all of them knew the same.
-                assert_eq!(&effect.note, &account.notes[number], "another run of the script knew something else");
+                assert_eq!(
+                    &effect.note, &account.notes[number],
+                    "another run of the script knew something else"
+                );
                 if let Some(reply) = account.replies.get(number) {
                     assert_eq!(&effect.reply, reply, "the script was told something else");
                 }
@@ -107,7 +118,9 @@ impl Check {
         }
         for (number, reply) in &account.replies {
             match kind(*number) {
-                Kind::Request => assert!(self.effects.contains_key(number), "{number} was never asked for"),
+                Kind::Request => {
+                    assert!(self.effects.contains_key(number), "{number} was never asked for")
+                }
                 Kind::Command => assert_eq!(reply, &account.notes[number]),
                 Kind::File => assert_eq!(reply, "created", "{number} was written before"),
             }
@@ -117,10 +130,12 @@ impl Check {
         let failed = self.told.tool_uses.iter().filter(|tool| !tool.succeeded).count();
         assert_eq!(failed, account.unknown.len(), "{:?}", self.told.tool_uses);
         (1..=EFFECTS)
-            .map(|number| match (account.unknown.contains(&number), account.replies.contains_key(&number)) {
-                (true, false) => Fate::Unknown,
-                (false, true) => Fate::Done,
-                both => panic!("effect {number} is {both:?}: {account:?}"),
+            .map(|number| {
+                match (account.unknown.contains(&number), account.replies.contains_key(&number)) {
+                    (true, false) => Fate::Unknown,
+                    (false, true) => Fate::Done,
+                    both => panic!("effect {number} is {both:?}: {account:?}"),
+                }
             })
             .collect()
     }

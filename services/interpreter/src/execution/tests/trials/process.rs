@@ -22,9 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// How long what was killed may take to be gone.
 const GONE: Duration = Duration::from_secs(20);
 
-/// An executor with everything of a process that changes: its threads, its tasks, its connection. Killed, each task ends where
-/// it waits next, nothing more is sent, and its commands are killed. What had begun in another thread (a file that is written) and at
-/// others (a request that was sent) may still happen, and then looks like a process that was only believed dead.
+/// An executor with everything of a process that changes: its threads, its tasks, its connection.
+/// Killed, each task ends where it waits next, nothing more is sent, and its commands are killed.
+/// What had begun in another thread (a file that is written) and at others (a request that was
+/// sent) may still happen, and then looks like a process that was only believed dead.
 pub(super) struct Process {
     runtime: Option<Runtime>,
     executor: Arc<OnceLock<Arc<Executor>>>,
@@ -33,17 +34,24 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts one that carries a command out.
-    pub(super) fn start(surroundings: &Arc<Surroundings>, folder: &Path, command: CodeExecute, delivery: u32) -> Self {
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    pub(super) fn start(
+        surroundings: &Arc<Surroundings>,
+        folder: &Path,
+        command: CodeExecute,
+        delivery: u32,
+    ) -> Self {
+        let runtime =
+            Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let slot = Arc::new(OnceLock::new());
-        let (surroundings, folder, set_up) = (Arc::clone(surroundings), folder.to_owned(), Arc::clone(&slot));
+        let (surroundings, folder, set_up) =
+            (Arc::clone(surroundings), folder.to_owned(), Arc::clone(&slot));
         let run = runtime.spawn(async move {
             let options = ConnectOptions::new("trial").blobs(&surroundings.blobs);
             let bus = Bus::connect(&surroundings.url, options).await.expect("the server is there");
             let (egress, sandbox) = (surroundings.egress.clone(), surroundings.sandbox.clone());
             let mut executor = executor(bus, &folder, granting(), egress, sandbox);
-            // A script that a limit has ended goes on when its result is lost, and then says something else. However slow the
-            // machine is, that is not what is tried here.
+            // A script that a limit has ended goes on when its result is lost, and then says
+            // something else. However slow the machine is, that is not what is tried here.
             executor.tiers = tiers(PATIENCE);
             let executor = set_up.get_or_init(|| Arc::new(executor));
             executor.run(&command, delivery).await

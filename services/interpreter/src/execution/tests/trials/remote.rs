@@ -29,7 +29,8 @@ pub(super) struct Effect {
     pub(super) reply: String,
 }
 
-/// `POST /<number>` appends the number to the file of effects, sooner or later, and is answered, sooner or later.
+/// `POST /<number>` appends the number to the file of effects, sooner or later, and is answered,
+/// sooner or later.
 pub(super) struct Remote {
     url: String,
     shared: Arc<Shared>,
@@ -115,16 +116,25 @@ impl Shared {
         let (before, after, reply) = {
             let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
             let longest = u64::try_from(self.longest.as_micros()).unwrap_or(u64::MAX);
-            let mut pause = || Duration::from_micros(random.u64(..longest) * u64::from(random.bool()));
+            let mut pause =
+                || Duration::from_micros(random.u64(..longest) * u64::from(random.bool()));
             (pause(), pause(), random.u64(..).to_string())
         };
         pass(before).await;
         self.tick(all);
         append(&self.work, number);
         let effect = Effect { note, reply: reply.clone() };
-        self.effects.lock().unwrap_or_else(PoisonError::into_inner).entry(number).or_default().push(effect);
+        self.effects
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(number)
+            .or_default()
+            .push(effect);
         pass(after).await;
-        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", reply.len());
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            reply.len()
+        );
         // Whoever asked may be dead.
         let _ = stream.write_all(format!("{head}{reply}").as_bytes()).await;
         self.requests.send_modify(|(_, open)| *open -= 1);
@@ -132,7 +142,8 @@ impl Shared {
 
     /// Changes a file that the script reads: whoever read it again would read something else.
     fn tick(&self, number: u32) {
-        std::fs::write(self.work.join(script::TICK), number.to_string()).expect("the workspace can be written to");
+        std::fs::write(self.work.join(script::TICK), number.to_string())
+            .expect("the workspace can be written to");
     }
 }
 
@@ -157,7 +168,9 @@ async fn read(stream: &mut TcpStream) -> Option<(u32, String)> {
     loop {
         let text = String::from_utf8_lossy(&request);
         if let Some((head, body)) = text.split_once("\r\n\r\n") {
-            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+            let length = head
+                .lines()
+                .find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
             if body.len() >= length.unwrap_or(0) {
                 let number = head.split([' ', '/']).find_map(|word| word.parse().ok())?;
                 return Some((number, body.to_owned()));

@@ -2,7 +2,8 @@
 
 /// Side effects of a script, numbered from 1.
 pub(super) const EFFECTS: u32 = 50;
-/// How many of them a concurrent script has at a time, and after how many a sequential one reads a file.
+/// How many of them a concurrent script has at a time, and after how many a sequential one reads a
+/// file.
 const GROUP: u32 = 5;
 /// The file to which each effect appends its number, but those that make a file.
 pub(super) const LOG: &str = "effects.log";
@@ -40,8 +41,9 @@ pub(super) const fn kind(number: u32) -> Kind {
     }
 }
 
-/// What both scripts share. Each effect says with it what the script knows: random numbers, the time, a file that changes, the order
-/// in which earlier ones ended. Were any of that another when the script is run again, it would do something else.
+/// What both scripts share. Each effect says with it what the script knows: random numbers, the
+/// time, a file that changes, the order in which earlier ones ended. Were any of that another when
+/// the script is run again, it would do something else.
 const PRELUDE: &str = r"
 const remote = 'URL';
 const notes = {}, replies = {}, unknown = [], order = [];

@@ -5,16 +5,19 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 
 /// Expressions that are large for their length, and small enough to be searched for.
-const LARGE: [&str; 4] = ["(a{1,150}){1,150}b", "(?:(?:a?){100}){100}b", "[a-y]{0,9000}z", r"(\w{2}b?){8}!"];
+const LARGE: [&str; 4] =
+    ["(a{1,150}){1,150}b", "(?:(?:a?){100}){100}b", "[a-y]{0,9000}z", r"(\w{2}b?){8}!"];
 
 fn stop() -> Stop {
     Stop::new(CancellationToken::new(), Duration::from_secs(600))
 }
 
-/// The line of the first match, from 0, as the searcher looks for it; none where there is none, and an error where it cannot be said.
+/// The line of the first match, from 0, as the searcher looks for it; none where there is none, and
+/// an error where it cannot be said.
 fn first_line(expression: &Bounded<'_>, text: &str) -> io::Result<Option<usize>> {
-    let matches =
-        |line: &str| Ok::<_, io::Error>(expression.shortest_match(without_ending(line.as_bytes()))?.is_some());
+    let matches = |line: &str| {
+        Ok::<_, io::Error>(expression.shortest_match(without_ending(line.as_bytes()))?.is_some())
+    };
     if expression.line_terminator().is_none() {
         for (number, line) in text.split_inclusive('\n').enumerate() {
             if matches(line)? {
@@ -76,11 +79,18 @@ fn a_line_is_matched_alike_at_once_in_pieces_and_byte_by_byte() {
             for text in texts {
                 let expected = first_line(&at_once, text).expect("it is short");
                 for room in 1..20 {
-                    let pieces =
-                        Bounded { room, ..Bounded::new(query, false, case_sensitive, &stop).expect("the same") };
+                    let pieces = Bounded {
+                        room,
+                        ..Bounded::new(query, false, case_sensitive, &stop).expect("the same")
+                    };
                     match first_line(&pieces, text) {
-                        Ok(found) => assert_eq!(found, expected, "{query} in {text:?}, {room} bytes at once"),
-                        Err(why) => assert!(query == r"\bword\b" && !text.is_ascii(), "{query} in {text:?}: {why}"),
+                        Ok(found) => {
+                            assert_eq!(found, expected, "{query} in {text:?}, {room} bytes at once")
+                        }
+                        Err(why) => assert!(
+                            query == r"\bword\b" && !text.is_ascii(),
+                            "{query} in {text:?}: {why}"
+                        ),
                     }
                 }
             }
@@ -92,17 +102,26 @@ fn a_line_is_matched_alike_at_once_in_pieces_and_byte_by_byte() {
 fn what_is_too_large_is_told_from_what_is_no_expression() {
     let stop = stop();
     let fails = |query: &str| Bounded::new(query, false, true, &stop).err().map(|error| error.name);
-    for query in ["(a{1,500}){1,500}", r"\w{1000}", "(((a{100}){100}){100}){100}", "[a-z]{1000000}"] {
+    for query in ["(a{1,500}){1,500}", r"\w{1000}", "(((a{100}){100}){100}){100}", "[a-z]{1000000}"]
+    {
         assert_eq!(fails(query), Some("ExpressionTooLarge"), "{query}");
     }
     for query in ["(", "a{2,1}", r"(a)\1", "(?=a)", r"a\nb"] {
         assert_eq!(fails(query), Some("InvalidArguments"), "{query}");
     }
-    for query in LARGE.into_iter().chain([r"\w+\s*=\s*\d+", r"\w{20}", r"\p{Greek}{5,50}", "a{1,1000}", "[0-9a-f]{40}"])
-    {
+    for query in LARGE.into_iter().chain([
+        r"\w+\s*=\s*\d+",
+        r"\w{20}",
+        r"\p{Greek}{5,50}",
+        "a{1,1000}",
+        "[0-9a-f]{40}",
+    ]) {
         assert_eq!(fails(query), None, "{query}");
     }
-    assert!(Bounded::new("((((a{1000}){1000}", true, false, &stop).is_ok(), "as plain text it is small");
+    assert!(
+        Bounded::new("((((a{1000}){1000}", true, false, &stop).is_ok(),
+        "as plain text it is small"
+    );
 }
 
 #[test]
@@ -111,7 +130,9 @@ fn no_expression_is_compiled_for_long() {
     let classes = r"\pL".repeat(2730);
     let names = (0..1300).map(|n| format!("{n:x}x|")).collect::<String>();
     let began = Instant::now();
-    for query in LARGE.into_iter().chain([classes.as_str(), &names, "(a{1,500}){1,500}", r"\w{1000}"]) {
+    for query in
+        LARGE.into_iter().chain([classes.as_str(), &names, "(a{1,500}){1,500}", r"\w{1000}"])
+    {
         for case_sensitive in [true, false] {
             let one = Instant::now();
             let made = Bounded::new(query, false, case_sensitive, &stop);
@@ -135,7 +156,8 @@ fn a_search_is_stopped_soon_whatever_it_looks_for() {
             let stop = Stop::new(cancel.clone(), Duration::from_secs(600));
             let took = std::thread::scope(|scope| {
                 let searching = scope.spawn(|| {
-                    let expression = Bounded::new(query, false, true, &stop).expect("it is small enough");
+                    let expression =
+                        Bounded::new(query, false, true, &stop).expect("it is small enough");
                     // As the searcher goes on after a match.
                     let mut from = 0;
                     while let Ok(Some(found)) = expression.find_candidate_line(&text[from..]) {

@@ -12,7 +12,10 @@ pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
         if line.contains("cobra.Command{") {
             let below = lines[index..].iter().take(25);
             let say = |word: &str| {
-                below.clone().find(|line| line.trim().starts_with(word)).and_then(|line| text::after(line, &[word]))
+                below
+                    .clone()
+                    .find(|line| line.trim().starts_with(word))
+                    .and_then(|line| text::after(line, &[word]))
             };
             let usage = say("Use:").unwrap_or_else(|| called(source).to_owned());
             let mut command = entry(source, EntryKind::Command, &usage, index, "cobra");
@@ -20,7 +23,8 @@ pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
             found.push(command);
         } else if line.contains("Flags().") {
             let (statement, _) = text::statement(lines, index);
-            let words: Vec<String> = text::literals(&statement).into_iter().map(|(_, _, text)| text).collect();
+            let words: Vec<String> =
+                text::literals(&statement).into_iter().map(|(_, _, text)| text).collect();
             if let (Some(command), Some(name)) = (found.last_mut(), words.first()) {
                 let about = words.last().filter(|_| words.len() > 1).cloned();
                 takes(command, argument(format!("--{name}"), about, index));
@@ -46,7 +50,8 @@ pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
 
 /// `flag.String("name", …)` and its kin.
 fn standard(line: &str) -> Option<String> {
-    const KINDS: [&str; 8] = ["String", "Int", "Int64", "Uint", "Bool", "Float64", "Duration", "Var"];
+    const KINDS: [&str; 8] =
+        ["String", "Int", "Int64", "Uint", "Bool", "Float64", "Duration", "Var"];
     let rest = line.split("flag.").nth(1)?;
     let kind = rest.split('(').next()?.trim_end_matches("Var");
     if !(KINDS.contains(&kind) || kind.is_empty()) {

@@ -23,7 +23,8 @@ pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
             count
         } else if line.contains("ArgumentParser(") {
             let (statement, count) = text::statement(lines, index);
-            let name = text::after(&statement, &["prog="]).unwrap_or_else(|| called(source).to_owned());
+            let name =
+                text::after(&statement, &["prog="]).unwrap_or_else(|| called(source).to_owned());
             let mut entry = entry(source, EntryKind::Command, &name, index, "argparse");
             entry.about = text::after(&statement, &["description="]);
             parser = Some(found.len());
@@ -65,12 +66,18 @@ pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
 fn of_argparse(statement: &str, index: usize) -> Argument {
     if statement.contains(".add_parser(") {
         let name = text::leading(statement, ".add_parser(").into_iter().next().unwrap_or_default();
-        return argument(format!("subcommand {name}"), text::after(statement, &["help=", "description="]), index);
+        return argument(
+            format!("subcommand {name}"),
+            text::after(statement, &["help=", "description="]),
+            index,
+        );
     }
     let mut names = text::leading(statement, ".add_argument(").join(", ");
-    for (word, said) in
-        [("required=True", "required"), ("action=\"store_true\"", "flag"), ("action='store_true'", "flag")]
-    {
+    for (word, said) in [
+        ("required=True", "required"),
+        ("action=\"store_true\"", "flag"),
+        ("action='store_true'", "flag"),
+    ] {
         if statement.contains(word) {
             names.push_str(&format!(" ({said})"));
         }
@@ -86,18 +93,27 @@ fn command(
     index: usize,
     typer: bool,
 ) -> Option<EntryPoint> {
-    let is_command =
-        |text: &String| text.contains(".command") || text.contains(".group(") || text.starts_with("@command");
+    let is_command = |text: &String| {
+        text.contains(".command") || text.contains(".group(") || text.starts_with("@command")
+    };
     let (_, decorator) = decorators.iter().find(|(_, text)| is_command(text))?;
     // Bots and the like have commands too.
     let click = source.text.contains("click");
     if !typer && !click {
         return None;
     }
-    let function =
-        definition.trim_start_matches("async ").trim_start_matches("def ").split('(').next().unwrap_or_default();
-    let name = text::leading(decorator, "(").into_iter().next().unwrap_or_else(|| function.trim().replace('_', "-"));
-    let mut found = entry(source, EntryKind::Command, &name, index, if typer { "typer" } else { "click" });
+    let function = definition
+        .trim_start_matches("async ")
+        .trim_start_matches("def ")
+        .split('(')
+        .next()
+        .unwrap_or_default();
+    let name = text::leading(decorator, "(")
+        .into_iter()
+        .next()
+        .unwrap_or_else(|| function.trim().replace('_', "-"));
+    let mut found =
+        entry(source, EntryKind::Command, &name, index, if typer { "typer" } else { "click" });
     found.about = text::after(decorator, &["help="]).or_else(|| {
         let below = index + text::statement(&source.lines, index).1;
         docstring(source.lines.get(below..).unwrap_or_default())
@@ -124,10 +140,13 @@ fn command(
 
 /// The first line of a text that stands before any code.
 fn docstring(lines: &[&str]) -> Option<String> {
-    let first = lines.iter().position(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#'))?;
+    let first = lines
+        .iter()
+        .position(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#'))?;
     let line = lines[first].trim().trim_start_matches(['r', 'u', 'b']);
     let rest = line.strip_prefix("\"\"\"").or_else(|| line.strip_prefix("'''"))?;
     let rest = rest.trim_end_matches("\"\"\"").trim_end_matches("'''").trim();
-    let text = if rest.is_empty() { lines.get(first + 1).map_or("", |line| line.trim()) } else { rest };
+    let text =
+        if rest.is_empty() { lines.get(first + 1).map_or("", |line| line.trim()) } else { rest };
     (!text.is_empty()).then(|| text.to_owned())
 }

@@ -5,7 +5,10 @@ use crate::repository::survey::{EntryKind, EntryPoint, Source, text};
 
 pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
     let mut found = Vec::new();
-    if source.text.contains("clap") || source.text.contains("structopt") || source.text.contains("argh") {
+    if source.text.contains("clap")
+        || source.text.contains("structopt")
+        || source.text.contains("argh")
+    {
         derived(source, &mut found);
         built(source, &mut found);
     }
@@ -15,7 +18,11 @@ pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
         // The crate is called as its folder, most of the time; the manifest says so otherwise.
         let mut program = entry(source, EntryKind::Binary, called(source), line, "cargo");
         program.about = text::comment_above(&source.lines, 1, &["//!"]).or_else(|| {
-            source.lines.first().and_then(|line| line.strip_prefix("//!")).map(|line| line.trim().to_owned())
+            source
+                .lines
+                .first()
+                .and_then(|line| line.strip_prefix("//!"))
+                .map(|line| line.trim().to_owned())
         });
         found.push(program);
     }
@@ -29,18 +36,23 @@ fn derived(source: &Source<'_>, found: &mut Vec<EntryPoint>) {
         if found.len() >= MAX_OF_FILE {
             return;
         }
-        let derives = |word: &str| line.trim_start().starts_with("#[derive(") && line.contains(word);
-        if !["Parser", "Subcommand", "Args", "StructOpt", "FromArgs"].iter().any(|word| derives(word)) {
+        let derives =
+            |word: &str| line.trim_start().starts_with("#[derive(") && line.contains(word);
+        if !["Parser", "Subcommand", "Args", "StructOpt", "FromArgs"]
+            .iter()
+            .any(|word| derives(word))
+        {
             continue;
         }
         let is_item = |line: &str| line.contains("struct ") || line.contains("enum ");
-        let Some(item) =
-            (index + 1..lines.len().min(index + 30)).find(|at| is_item(lines[*at]) && !lines[*at].contains("//"))
+        let Some(item) = (index + 1..lines.len().min(index + 30))
+            .find(|at| is_item(lines[*at]) && !lines[*at].contains("//"))
         else {
             continue;
         };
         let words = lines[item].split(|c: char| !(c.is_alphanumeric() || c == '_'));
-        let name = words.skip_while(|word| !["struct", "enum"].contains(word)).nth(1).unwrap_or_default();
+        let name =
+            words.skip_while(|word| !["struct", "enum"].contains(word)).nth(1).unwrap_or_default();
         let mut entry = entry(source, EntryKind::Command, name, item, "clap");
         let attributes = lines[index..item].join(" ");
         entry.about = text::comment_above(lines, index, &["///"])
@@ -71,7 +83,10 @@ fn derived(source: &Source<'_>, found: &mut Vec<EntryPoint>) {
                 let about = about.or_else(|| text::after(&attribute, &["help ="]));
                 let field = field.trim_end_matches(['{', ' ']);
                 let name = if is_enum {
-                    format!("subcommand {}", field.split(['(', '{', ' ']).next().unwrap_or_default())
+                    format!(
+                        "subcommand {}",
+                        field.split(['(', '{', ' ']).next().unwrap_or_default()
+                    )
                 } else if attribute.contains("long") || attribute.contains("short") {
                     format!("--{}", field.replace('_', "-"))
                 } else {
@@ -94,7 +109,8 @@ fn built(source: &Source<'_>, found: &mut Vec<EntryPoint>) {
             return;
         }
         // `std::process` has a `Command::new` too, which nobody gives an `Arg`.
-        if let Some(call) = ["Command::new(", "App::new("].iter().find(|call| line.contains(**call)) {
+        if let Some(call) = ["Command::new(", "App::new("].iter().find(|call| line.contains(**call))
+        {
             found.extend(current.take().filter(|entry| !entry.arguments.is_empty()));
             let name = text::leading(line, call).into_iter().next();
             let name = name.unwrap_or_else(|| called(source).to_owned());
@@ -103,12 +119,16 @@ fn built(source: &Source<'_>, found: &mut Vec<EntryPoint>) {
         let Some(entry) = &mut current else { continue };
         if let Some(name) = text::leading(line, "Arg::new(").into_iter().next() {
             let below = source.lines.iter().skip(index).take(25).enumerate();
-            let whole =
-                below.take_while(|(at, line)| *at == 0 || !line.contains("Arg::new(")).map(|(_, line)| line.trim());
+            let whole = below
+                .take_while(|(at, line)| *at == 0 || !line.contains("Arg::new("))
+                .map(|(_, line)| line.trim());
             let about = text::after(&whole.collect::<Vec<_>>().join(" "), &[".help("]);
             takes(entry, argument(name, about, index));
         } else if let Some(name) = line.split("arg!(").nth(1) {
-            takes(entry, argument(name.split(')').next().unwrap_or_default().to_owned(), None, index));
+            takes(
+                entry,
+                argument(name.split(')').next().unwrap_or_default().to_owned(), None, index),
+            );
         } else if entry.about.is_none() && entry.arguments.is_empty() {
             entry.about = text::after(line, &[".about("]);
         }

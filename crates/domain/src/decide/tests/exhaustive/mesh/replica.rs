@@ -5,10 +5,14 @@ use super::*;
 impl Mesh {
     pub(super) fn load(&self, result: Option<StepResult>) -> Loaded {
         let mut task = self.task.clone();
-        let of_step = self.approval.iter().filter(|(step, _)| task.step.as_ref().is_some_and(|now| now.id == *step));
+        let of_step = self
+            .approval
+            .iter()
+            .filter(|(step, _)| task.step.as_ref().is_some_and(|now| now.id == *step));
         task.approvals = of_step.map(|(_, approval)| approval.clone()).collect();
         let queued = self.queue.iter().map(|(queued, _)| *queued);
-        let queued = queued.clone().find(|queued| queued.interrupts).or_else(|| queued.clone().next());
+        let queued =
+            queued.clone().find(|queued| queued.interrupts).or_else(|| queued.clone().next());
         let (version, asked_for, drop_before) = (self.version, self.asked_for, self.drop_before);
         let awaits = |step: &Step| matches!(&step.state, StepState::Parked { awaits, .. } if !awaits.is_empty());
         let at_work = if self.child == Child::AtWork { vec![child()] } else { Vec::new() };
@@ -18,7 +22,15 @@ impl Mesh {
             _ => None,
         });
         task.retry = newest.filter(|_| self.retry > self.seen);
-        Loaded { task, version, queued, asked_for, drop_before, child_noted: self.child_noted, result }
+        Loaded {
+            task,
+            version,
+            queued,
+            asked_for,
+            drop_before,
+            child_noted: self.child_noted,
+            result,
+        }
     }
 
     pub(super) fn replica(&self, who: usize, next: &mut Next) {
@@ -46,11 +58,13 @@ impl Mesh {
             Replica::Loaded(loaded) => {
                 let decision = Self::decide(loaded);
                 let ends = |effect: &Effect| matches!(effect, Effect::EndCode(_));
-                let of_result = loaded
-                    .result
-                    .as_ref()
-                    .is_some_and(|result| loaded.task.step.as_ref().is_some_and(|step| step.awaits(result)));
-                if decision.effects.iter().any(ends) && !of_result && self.without != Some(Guard::CloseFirst) {
+                let of_result = loaded.result.as_ref().is_some_and(|result| {
+                    loaded.task.step.as_ref().is_some_and(|step| step.awaits(result))
+                });
+                if decision.effects.iter().any(ends)
+                    && !of_result
+                    && self.without != Some(Guard::CloseFirst)
+                {
                     self.then(next, "a journal is closed", who, |mesh| {
                         for effect in &decision.effects {
                             mesh.end(effect);
@@ -95,7 +109,8 @@ impl Mesh {
     }
 
     fn decide(loaded: &Loaded) -> Decision {
-        // Two that decide from the same state may well have the same ids: one of them does not get to commit.
+        // Two that decide from the same state may well have the same ids: one of them does not get
+        // to commit.
         let id = |n: u128| Uuid::from_u128(10_000 + u128::from(loaded.task.steps) * 10 + n);
         let fresh = Fresh {
             step: StepId::from_uuid(id(0)),
@@ -124,7 +139,8 @@ impl Mesh {
 
     /// What one statement of the store does.
     fn store(&mut self, loaded: &Loaded, decision: &Decision) -> Result<(), String> {
-        // What was noted when it was loaded was looked at. A subtask that ends again is noted again, but this one ends once.
+        // What was noted when it was loaded was looked at. A subtask that ends again is noted
+        // again, but this one ends once.
         self.child_noted &= !loaded.child_noted;
         if !decision.changes(&loaded.task) {
             self.seen = self.seen.max(loaded.asked_for);
@@ -132,9 +148,13 @@ impl Mesh {
         }
         self.version += 1;
         // What another one has seen, it has seen of the state before.
-        self.seen =
-            if self.without == Some(Guard::SeenAnew) { self.seen.max(loaded.asked_for) } else { loaded.asked_for };
-        let (suspend, cancel, rewind) = (self.task.suspend, self.task.cancel.take(), self.task.rewind.take());
+        self.seen = if self.without == Some(Guard::SeenAnew) {
+            self.seen.max(loaded.asked_for)
+        } else {
+            loaded.asked_for
+        };
+        let (suspend, cancel, rewind) =
+            (self.task.suspend, self.task.cancel.take(), self.task.rewind.take());
         let had_ended = self.task.turn.is_none();
         self.task = decision.task.clone();
         self.task.retry = None;
@@ -148,7 +168,8 @@ impl Mesh {
         }
         self.task.suspend = suspend;
         // A cancel is cleared when it was seen, and stays when it came meanwhile.
-        self.task.cancel = if loaded.task.cancel.is_some() { decision.task.cancel.clone() } else { cancel };
+        self.task.cancel =
+            if loaded.task.cancel.is_some() { decision.task.cancel.clone() } else { cancel };
         self.task.rewind = if loaded.task.rewind.is_some() { decision.task.rewind } else { rewind };
         self.task.last_error.take();
         if let Some((message, _)) = decision.admitted {
@@ -173,7 +194,8 @@ impl Mesh {
             self.account_for(ended.message)?;
         }
         if decision.drop_queued.is_some() {
-            let (dropped, stay) = self.queue.drain(..).partition(|(_, asked)| *asked <= loaded.drop_before);
+            let (dropped, stay) =
+                self.queue.drain(..).partition(|(_, asked)| *asked <= loaded.drop_before);
             self.queue = stay;
             let dropped: Vec<(Queued, u32)> = dropped;
             for (queued, _) in dropped {
@@ -186,7 +208,10 @@ impl Mesh {
         for asked in &decision.asked {
             let step = loaded.task.step.as_ref().expect("only a step asks").id;
             let id = ApprovalId::from_uuid(Uuid::from_u128(7));
-            self.approval = Some((step, Approval { id, call: asked.call.clone(), state: ApprovalState::Pending }));
+            self.approval = Some((
+                step,
+                Approval { id, call: asked.call.clone(), state: ApprovalState::Pending },
+            ));
         }
         for closed in &decision.closed {
             if let Some((_, approval)) = &mut self.approval {
@@ -242,7 +267,11 @@ impl Mesh {
             ("stopped before it began" | "it waits", _) => effects == 0,
             other => return Err(format!("nobody knows these words: {other:?}")),
         };
-        if is_true { Ok(()) } else { Err(format!("the model is told {result:?} when {effects} effects have happened")) }
+        if is_true {
+            Ok(())
+        } else {
+            Err(format!("the model is told {result:?} when {effects} effects have happened"))
+        }
     }
 
     /// What is left to do after a commit, or else the message is acknowledged that it was about.
@@ -284,15 +313,22 @@ impl Mesh {
             Effect::MakeTitle(_) | Effect::Compact(_) => return,
         };
         // The bus lets one command of a kind wait for a task.
-        if !self.commands.iter().any(|item| item.body.script.is_some() == command.script.is_some()) {
+        if !self.commands.iter().any(|item| item.body.script.is_some() == command.script.is_some())
+        {
             self.commands.push(Item { body: command, taken: false });
         }
     }
 
     /// Closes the journal of a script that was told to stop and that nobody has begun, and says so.
     fn end_unbegun(&mut self, step: StepId) {
-        let Some(Stage::Code { calls }) = self.task.turn.as_ref().map(|turn| turn.stage.clone()) else { return };
-        let Some(round) = self.task.step.as_ref().filter(|now| now.id == step).map(|now| now.round) else { return };
+        let Some(Stage::Code { calls }) = self.task.turn.as_ref().map(|turn| turn.stage.clone())
+        else {
+            return;
+        };
+        let Some(round) = self.task.step.as_ref().filter(|now| now.id == step).map(|now| now.round)
+        else {
+            return;
+        };
         let journal = self.journals.entry(step).or_default();
         let begun = journal.last > 0 && self.without != Some(Guard::Unbegun);
         if begun || journal.closed || round > 0 {

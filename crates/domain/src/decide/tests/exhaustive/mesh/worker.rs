@@ -1,4 +1,5 @@
-//! What a worker does: it takes a command, calls a model or runs a script by its journal, tells the result, and acknowledges.
+//! What a worker does: it takes a command, calls a model or runs a script by its journal, tells the
+//! result, and acknowledges.
 
 use super::*;
 
@@ -42,10 +43,18 @@ impl Mesh {
         }
     }
 
-    /// A worker takes a command; of a script it reads the journal, and writes that it is the one who runs it now.
+    /// A worker takes a command; of a script it reads the journal, and writes that it is the one
+    /// who runs it now.
     fn take_over(&mut self, who: usize, command: Command) {
-        let mut run =
-            Run { command, last: 0, call: Call::NotBegun, begun: false, acted: false, told: false, stopped: false };
+        let mut run = Run {
+            command,
+            last: 0,
+            call: Call::NotBegun,
+            begun: false,
+            acted: false,
+            told: false,
+            stopped: false,
+        };
         if run.command.script.is_some() {
             let journal = self.journals.entry(run.command.step).or_default();
             if journal.closed {
@@ -74,7 +83,9 @@ impl Mesh {
     fn calls_a_model(&self, who: usize, command: &Command, told: bool, next: &mut Next) {
         if told {
             let stopped = Outcome::Cancelled(Vec::new());
-            return self.then(next, "a model call is stopped", who, |mesh| mesh.tell(who, command, stopped));
+            return self.then(next, "a model call is stopped", who, |mesh| {
+                mesh.tell(who, command, stopped)
+            });
         }
         self.then(next, "a model answers", who, |mesh| mesh.tell(who, command, text("answer")));
         if self.left.scripts > 0 {
@@ -99,11 +110,13 @@ impl Mesh {
         }
     }
 
-    /// Writes an entry of a worker that knows of all those before it; any other one lets go of the script.
+    /// Writes an entry of a worker that knows of all those before it; any other one lets go of the
+    /// script.
     fn write(&mut self, who: usize, entry: impl FnOnce(&mut Journal)) -> bool {
         let Worker::Runs(run) = &mut self.workers[who] else { return false };
         let journal = self.journals.entry(run.command.step).or_default();
-        let chained = journal.last == run.last || matches!(self.without, Some(Guard::Chain | Guard::Journal));
+        let chained =
+            journal.last == run.last || matches!(self.without, Some(Guard::Chain | Guard::Journal));
         if chained && !journal.closed {
             entry(journal);
             journal.last += 1;
@@ -142,10 +155,12 @@ impl Mesh {
         match call {
             Call::NotBegun if *told => {}
             Call::NotBegun if self.child == Child::AtWork && command.round == 0 => {
-                // It has asked while the subtask is at work. What comes of that comes later; when it is gone on with, the wait is over.
+                // It has asked while the subtask is at work. What comes of that comes later; when
+                // it is gone on with, the wait is over.
                 return self.then(next, "a script waits for its subtask", who, |mesh| {
                     let until = NOW + Duration::from_secs(600);
-                    let awaits = vec![AwaitedCall { script: 0, number: 2, tasks: vec![child()], until }];
+                    let awaits =
+                        vec![AwaitedCall { script: 0, number: 2, tasks: vec![child()], until }];
                     let results = vec![result("", "it waits")];
                     mesh.tell(who, command, Outcome::Parked { asked: Vec::new(), awaits, results });
                 });
@@ -153,7 +168,10 @@ impl Mesh {
             Call::NotBegun if self.left.awaits > 0 => {
                 // Refused when the step is not the task's any more, or is to be stopped.
                 let runs = self.task.step.as_ref().is_some_and(|step| step.id == command.step);
-                let begins = runs && self.task.cancel.is_none() && self.task.rewind.is_none() && !self.task.suspend;
+                let begins = runs
+                    && self.task.cancel.is_none()
+                    && self.task.rewind.is_none()
+                    && !self.task.suspend;
                 return self.then(next, "a script begins a subtask", who, |mesh| {
                     mesh.left.awaits -= 1;
                     if begins {
@@ -173,13 +191,19 @@ impl Mesh {
                         mesh.left.parks -= 1;
                         let Outcome::Parked { asked, .. } = park(&[1]) else { return };
                         let results = vec![result("", "it waits")];
-                        mesh.tell(who, command, Outcome::Parked { asked, awaits: Vec::new(), results });
+                        mesh.tell(
+                            who,
+                            command,
+                            Outcome::Parked { asked, awaits: Vec::new(), results },
+                        );
                     });
                 }
                 return;
             }
             Call::Begun if *acted => {
-                return self.then(next, "a script ends its call", who, |mesh| _ = mesh.note(who, Call::Ended));
+                return self.then(next, "a script ends its call", who, |mesh| {
+                    _ = mesh.note(who, Call::Ended)
+                });
             }
             Call::Begun if run.begun => {
                 return self.then(next, "a script does what it is for", who, |mesh| {
@@ -190,14 +214,18 @@ impl Mesh {
                 });
             }
             Call::Begun => {
-                return self.then(next, "a script finds a call that nobody knows about", who, |mesh| {
-                    _ = mesh.note(who, Call::Unknown)
-                });
+                return self.then(
+                    next,
+                    "a script finds a call that nobody knows about",
+                    who,
+                    |mesh| _ = mesh.note(who, Call::Unknown),
+                );
             }
             Call::Ended | Call::Unknown => {}
         }
         if *told && !stopped {
-            // It shows that it is still the one who runs the script, and that nobody is to run it any more.
+            // It shows that it is still the one who runs the script, and that nobody is to run it
+            // any more.
             return self.then(next, "a script has its last word", who, |mesh| {
                 if mesh.write(who, |journal| journal.stopped = true)
                     && let Worker::Runs(run) = &mut mesh.workers[who]
@@ -207,7 +235,8 @@ impl Mesh {
             });
         }
         self.then(next, "a script is over", who, |mesh| {
-            let outcome = if *told { Outcome::Cancelled(vec![said]) } else { Outcome::Code(vec![said]) };
+            let outcome =
+                if *told { Outcome::Cancelled(vec![said]) } else { Outcome::Code(vec![said]) };
             mesh.tell(who, command, outcome);
         });
     }

@@ -1,5 +1,5 @@
-//! What interpreters say about their tools and about workspaces, kept for a while: every model call needs it, and it
-//! changes only with a deploy or when a project's notes change.
+//! What interpreters say about their tools and about workspaces, kept for a while: every model call
+//! needs it, and it changes only with a deploy or when a project's notes change.
 
 use std::{
     collections::HashMap,
@@ -8,13 +8,14 @@ use std::{
 };
 
 use construct_bus::{Bus, Pool, request};
-use construct_proto::mesh::v1::{ToolCatalogue, ToolCatalogueRequest};
+use construct_proto::mesh::v1::{ToolCatalog, ToolCatalogRequest};
 
 /// How long an answer is used.
 const FRESH: Duration = Duration::from_secs(60);
 /// How long an interpreter has to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Workspaces in pools remembered at most; when full everything is asked again, which costs one round trip each.
+/// Workspaces in pools remembered at most; when full everything is asked again, which costs one
+/// round trip each.
 const LIMIT: usize = 1024;
 
 /// Who was asked, and about which workspace.
@@ -22,12 +23,12 @@ type Key = (Pool, String);
 
 /// A cache in front of the interpreters' answers.
 #[derive(Debug)]
-pub(crate) struct Catalogue {
+pub(crate) struct Catalog {
     bus: Bus,
-    known: Mutex<HashMap<Key, (Instant, Arc<ToolCatalogue>)>>,
+    known: Mutex<HashMap<Key, (Instant, Arc<ToolCatalog>)>>,
 }
 
-impl Catalogue {
+impl Catalog {
     pub(crate) fn new(bus: Bus) -> Self {
         Self { bus, known: Mutex::default() }
     }
@@ -35,33 +36,38 @@ impl Catalogue {
     /// Bytes of what is known already about `workspace` in a pool; nobody is asked.
     pub(crate) fn known_bytes(&self, pool: &Pool, workspace: &str) -> Option<usize> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, catalogue) = known.get(&(pool.clone(), workspace.to_owned()))?;
-        Some(catalogue.declarations.len() + catalogue.facts.len())
+        let (_, catalog) = known.get(&(pool.clone(), workspace.to_owned()))?;
+        Some(catalog.declarations.len() + catalog.facts.len())
     }
 
-    /// What the interpreters of a pool say about `workspace`. While none answers, an older answer is better than none.
-    pub(crate) async fn get(&self, pool: &Pool, workspace: &str) -> Result<Arc<ToolCatalogue>, request::Error> {
+    /// What the interpreters of a pool say about `workspace`. While none answers, an older answer
+    /// is better than none.
+    pub(crate) async fn get(
+        &self,
+        pool: &Pool,
+        workspace: &str,
+    ) -> Result<Arc<ToolCatalog>, request::Error> {
         let key = (pool.clone(), workspace.to_owned());
         let old = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
-        if let Some((asked, catalogue)) = &old
+        if let Some((asked, catalog)) = &old
             && asked.elapsed() < FRESH
         {
-            return Ok(Arc::clone(catalogue));
+            return Ok(Arc::clone(catalog));
         }
-        let request = ToolCatalogueRequest { workspace: workspace.to_owned() };
+        let request = ToolCatalogRequest { workspace: workspace.to_owned() };
         match (self.bus.request_tools(pool, &request, PATIENCE).await, old) {
-            (Ok(catalogue), _) => {
-                let catalogue = Arc::new(catalogue);
+            (Ok(catalog), _) => {
+                let catalog = Arc::new(catalog);
                 let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
                 if known.len() >= LIMIT {
                     known.clear();
                 }
-                known.insert(key, (Instant::now(), Arc::clone(&catalogue)));
-                Ok(catalogue)
+                known.insert(key, (Instant::now(), Arc::clone(&catalog)));
+                Ok(catalog)
             }
-            (Err(error), Some((_, catalogue))) => {
+            (Err(error), Some((_, catalog))) => {
                 tracing::warn!(%error, "no interpreter describes its tools; going on with what it said before");
-                Ok(catalogue)
+                Ok(catalog)
             }
             (Err(error), None) => Err(error),
         }

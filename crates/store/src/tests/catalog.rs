@@ -3,7 +3,9 @@
 use secrecy::ExposeSecret as _;
 
 use super::*;
-use crate::{AgentChanges, Fallback, KeyLimits, Keyring, ModelChanges, ModelProviderChanges, NewTask, Stream};
+use crate::{
+    AgentChanges, Fallback, KeyLimits, Keyring, ModelChanges, ModelProviderChanges, NewTask, Stream,
+};
 
 #[tokio::test]
 async fn a_chain_is_created_found_changed_and_deleted() {
@@ -21,9 +23,15 @@ async fn a_chain_is_created_found_changed_and_deleted() {
         ..AgentChanges::default()
     };
     let (changed, event) = applied_with_event(
-        f.store.agent_update(&write(), f.agent, Some(1), changes, rendered("agent.updated")).await.expect("changed"),
+        f.store
+            .agent_update(&write(), f.agent, Some(1), changes, rendered("agent.updated"))
+            .await
+            .expect("changed"),
     );
-    assert_eq!((changed.name.as_str(), changed.max_turns, changed.revision, changed.task_count), ("b", 7, 2, 1));
+    assert_eq!(
+        (changed.name.as_str(), changed.max_turns, changed.revision, changed.task_count),
+        ("b", 7, 2, 1)
+    );
     assert_eq!(changed.parameters.temperature, Some(0.5));
     assert_eq!(changed.instructions, agent.instructions);
     assert_eq!(event.expect("there is an event").sequence, 4);
@@ -36,7 +44,11 @@ async fn a_chain_is_created_found_changed_and_deleted() {
                 &write(),
                 f.model,
                 None,
-                ModelChanges { prices: Some(prices), tool_calling: Some(false), ..ModelChanges::default() },
+                ModelChanges {
+                    prices: Some(prices),
+                    tool_calling: Some(false),
+                    ..ModelChanges::default()
+                },
                 rendered("model.updated"),
             )
             .await
@@ -48,15 +60,25 @@ async fn a_chain_is_created_found_changed_and_deleted() {
 #[tokio::test]
 async fn a_taken_name_an_old_revision_and_a_missing_reference_are_refused() {
     let f = Fixture::new().await;
-    let taken = f.store.agent_create(&write(), new_agent(f.model, "a"), rendered("agent.created")).await;
-    assert!(matches!(taken, Err(Error::AlreadyExists { what: "agent", field: "name" })), "{taken:?}");
+    let taken =
+        f.store.agent_create(&write(), new_agent(f.model, "a"), rendered("agent.created")).await;
+    assert!(
+        matches!(taken, Err(Error::AlreadyExists { what: "agent", field: "name" })),
+        "{taken:?}"
+    );
     let changes = AgentChanges { description: Some("x".into()), ..AgentChanges::default() };
-    let old = f.store.agent_update(&write(), f.agent, Some(9), changes.clone(), rendered("agent.updated")).await;
+    let old = f
+        .store
+        .agent_update(&write(), f.agent, Some(9), changes.clone(), rendered("agent.updated"))
+        .await;
     assert!(matches!(old, Err(Error::Conflict)), "{old:?}");
     let missing = AgentId::from_uuid(Uuid::now_v7());
-    assert_not_found(f.store.agent_update(&write(), missing, Some(1), changes, rendered("agent.updated")).await);
+    assert_not_found(
+        f.store.agent_update(&write(), missing, Some(1), changes, rendered("agent.updated")).await,
+    );
     let model = ModelId::from_uuid(Uuid::now_v7());
-    let created = f.store.agent_create(&write(), new_agent(model, "b"), rendered("agent.created")).await;
+    let created =
+        f.store.agent_create(&write(), new_agent(model, "b"), rendered("agent.created")).await;
     assert!(matches!(created, Err(Error::NotFound { what: "model" })), "{created:?}");
     let head = f.store.event_head(Stream::organization(ORG)).await.expect("read");
     assert_eq!(head, 3, "what was refused left no event");
@@ -66,22 +88,35 @@ async fn a_taken_name_an_old_revision_and_a_missing_reference_are_refused() {
 async fn what_is_in_use_cannot_be_deleted_and_what_is_not_can() {
     let f = Fixture::new().await;
     let task = f.task().await;
-    let provider = f.store.model_provider_delete(&write(), f.provider, rendered("provider.deleted")).await;
-    assert!(matches!(provider, Err(Error::InUse { what: "model provider", by: "model" })), "{provider:?}");
+    let provider =
+        f.store.model_provider_delete(&write(), f.provider, rendered("provider.deleted")).await;
+    assert!(
+        matches!(provider, Err(Error::InUse { what: "model provider", by: "model" })),
+        "{provider:?}"
+    );
     let model = f.store.model_delete(&write(), f.model, rendered("model.deleted")).await;
     assert!(matches!(model, Err(Error::InUse { what: "model", by: "agent" })), "{model:?}");
     let agent = f.store.agent_delete(&write(), f.agent, rendered("agent.deleted")).await;
     assert!(matches!(agent, Err(Error::InUse { what: "agent", by: "task" })), "{agent:?}");
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
     assert!(f.store.task_purge(task, gone, now()).await.expect("purged").is_some());
-    applied(f.store.agent_delete(&write(), f.agent, rendered("agent.deleted")).await.expect("deleted"));
-    applied(f.store.model_delete(&write(), f.model, rendered("model.deleted")).await.expect("deleted"));
-    applied(f.store.model_provider_delete(&write(), f.provider, rendered("provider.deleted")).await.expect("deleted"));
+    applied(
+        f.store.agent_delete(&write(), f.agent, rendered("agent.deleted")).await.expect("deleted"),
+    );
+    applied(
+        f.store.model_delete(&write(), f.model, rendered("model.deleted")).await.expect("deleted"),
+    );
+    applied(
+        f.store
+            .model_provider_delete(&write(), f.provider, rendered("provider.deleted"))
+            .await
+            .expect("deleted"),
+    );
     assert_not_found(f.store.model_provider_get(ORG, f.provider).await);
 }
 
 #[tokio::test]
-async fn another_organisations_rows_are_not_found() {
+async fn another_organizations_rows_are_not_found() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let message = f.message(task, "hello").await.id;
@@ -96,20 +131,28 @@ async fn another_organisations_rows_are_not_found() {
     assert_eq!(f.store.event_head(Stream::task(other, task)).await.expect("read"), 0);
     assert!(f.store.events_after(Stream::task(other, task), 0, 9).await.expect("read").is_empty());
     let theirs = Write { organization: other, ..write() };
-    assert_not_found(f.store.model_create(&theirs, new_model(f.provider, "m"), rendered("x")).await);
+    assert_not_found(
+        f.store.model_create(&theirs, new_model(f.provider, "m"), rendered("x")).await,
+    );
     assert_not_found(f.store.agent_create(&theirs, new_agent(f.model, "a"), rendered("x")).await);
     assert_not_found(f.store.task_create(&theirs, new_task(f.agent), rendered("x")).await);
-    assert_not_found(f.store.agent_update(&theirs, f.agent, None, AgentChanges::default(), rendered("x")).await);
+    assert_not_found(
+        f.store.agent_update(&theirs, f.agent, None, AgentChanges::default(), rendered("x")).await,
+    );
     assert_not_found(f.store.agent_delete(&theirs, f.agent, rendered("x")).await);
     assert_not_found(f.store.task_cancel(&theirs, task, "no", rendered("x")).await);
     assert_not_found(f.store.task_suspend(&theirs, task, rendered("x")).await);
     assert_not_found(f.store.task_delete(&theirs, task, rendered("x")).await);
     assert_not_found(f.store.message_delete(&theirs, message, rendered("x")).await);
-    assert_not_found(f.store.message_update(&theirs, message, None, text("x"), rendered("x")).await);
+    assert_not_found(
+        f.store.message_update(&theirs, message, None, text("x"), rendered("x")).await,
+    );
     let new = NewUserMessage { id: message_id(), task, content: text("x"), interrupts: false };
     assert_not_found(f.store.message_create(&theirs, new, rendered("x")).await);
     let unknown = Write { organization: OrganizationId::from_uuid(Uuid::now_v7()), ..write() };
-    assert_not_found(f.store.model_provider_create(&unknown, new_provider("q"), rendered("x")).await);
+    assert_not_found(
+        f.store.model_provider_create(&unknown, new_provider("q"), rendered("x")).await,
+    );
 }
 
 #[tokio::test]
@@ -117,15 +160,20 @@ async fn rotation_seals_every_key_anew_and_reports_what_it_cannot_open() {
     let f = Fixture::new().await;
     let old = Keyring::new("old", [("old".to_owned(), [1; 32])]).expect("valid");
     let lost = Keyring::new("lost", [("lost".to_owned(), [9; 32])]).expect("valid");
-    let new = Keyring::new("new", [("old".to_owned(), [1; 32]), ("new".to_owned(), [2; 32])]).expect("valid");
+    let new = Keyring::new("new", [("old".to_owned(), [1; 32]), ("new".to_owned(), [2; 32])])
+        .expect("valid");
     let mut ids = Vec::new();
     for (name, keyring) in [("x", &old), ("y", &old), ("z", &lost)] {
         let mut provider = new_provider(name);
         provider.key = Some(keyring.seal(&provider.id.to_string(), b"sk-1").expect("sealed"));
-        provider.further_keys = vec![keyring.seal(&provider.id.to_string(), b"sk-2").expect("sealed")];
+        provider.further_keys =
+            vec![keyring.seal(&provider.id.to_string(), b"sk-2").expect("sealed")];
         ids.push(
             applied(
-                f.store.model_provider_create(&write(), provider, rendered("provider.created")).await.expect("created"),
+                f.store
+                    .model_provider_create(&write(), provider, rendered("provider.created"))
+                    .await
+                    .expect("created"),
             )
             .id,
         );
@@ -136,7 +184,10 @@ async fn rotation_seals_every_key_anew_and_reports_what_it_cannot_open() {
     let key = provider.key.expect("there is a key");
     assert_eq!(key.key_id, "new");
     assert_eq!(new.open(&ids[0].to_string(), &key).expect("opened").expose_secret(), b"sk-1");
-    assert_eq!(new.open(&ids[0].to_string(), &provider.further_keys[0]).expect("opened").expose_secret(), b"sk-2");
+    assert_eq!(
+        new.open(&ids[0].to_string(), &provider.further_keys[0]).expect("opened").expose_secret(),
+        b"sk-2"
+    );
     assert!(new.open(&ids[1].to_string(), &key).is_err(), "it opens for its own record only");
     let again = f.store.model_provider_reseal_all(&new, now()).await.expect("rotated");
     assert_eq!(again.resealed, 0);
@@ -164,19 +215,33 @@ async fn fallbacks_keep_their_order_and_hold_their_models() {
     let mut made = Vec::new();
     for name in ["x", "y"] {
         let new = new_model(f.provider, name);
-        made.push(applied(f.store.model_create(&write(), new, rendered("model.created")).await.expect("created")).id);
+        made.push(
+            applied(
+                f.store
+                    .model_create(&write(), new, rendered("model.created"))
+                    .await
+                    .expect("created"),
+            )
+            .id,
+        );
     }
     let fallback = |model: ModelId, weight| Fallback { model, name: String::new(), weight };
     let change = async |fallbacks: Vec<Fallback>| {
-        let changes =
-            ModelChanges { fallbacks: Some(fallbacks), hedge_after_ms: Some(1500), ..ModelChanges::default() };
+        let changes = ModelChanges {
+            fallbacks: Some(fallbacks),
+            hedge_after_ms: Some(1500),
+            ..ModelChanges::default()
+        };
         f.store.model_update(&write(), f.model, None, changes, rendered("model.updated")).await
     };
-    let model = applied(change(vec![fallback(made[1], 0), fallback(made[0], 7)]).await.expect("changed"));
-    let named: Vec<_> = model.fallbacks.iter().map(|fallback| (fallback.name.as_str(), fallback.weight)).collect();
+    let model =
+        applied(change(vec![fallback(made[1], 0), fallback(made[0], 7)]).await.expect("changed"));
+    let named: Vec<_> =
+        model.fallbacks.iter().map(|fallback| (fallback.name.as_str(), fallback.weight)).collect();
     assert_eq!((named, model.hedge_after_ms), (vec![("y", 0), ("x", 7)], 1500));
     let invocation = f.store.invocation(task).await.expect("read").expect("there");
-    let routes: Vec<_> = invocation.fallbacks.iter().map(|route| (route.model.id, route.weight)).collect();
+    let routes: Vec<_> =
+        invocation.fallbacks.iter().map(|route| (route.model.id, route.weight)).collect();
     assert_eq!((routes, invocation.hedge_after_ms), (vec![(made[1], 0), (made[0], 7)], 1500));
     assert_eq!(invocation.fallbacks[0].provider, invocation.provider);
 
@@ -185,7 +250,9 @@ async fn fallbacks_keep_their_order_and_hold_their_models() {
     let missing = change(vec![fallback(ModelId::from_uuid(Uuid::now_v7()), 0)]).await;
     assert!(matches!(missing, Err(Error::NotFound { what: "model" })), "{missing:?}");
     applied(change(Vec::new()).await.expect("changed"));
-    applied(f.store.model_delete(&write(), made[0], rendered("model.deleted")).await.expect("deleted"));
+    applied(
+        f.store.model_delete(&write(), made[0], rendered("model.deleted")).await.expect("deleted"),
+    );
 }
 
 #[tokio::test]
@@ -195,7 +262,10 @@ async fn an_invocation_holds_all_that_a_model_call_needs() {
     let invocation = f.store.invocation(task).await.expect("read").expect("there");
     assert_eq!((invocation.agent.id, invocation.agent.instructions.as_str()), (f.agent, "be good"));
     assert_eq!((invocation.model.id, invocation.model.prices.cache_write), (f.model, 4));
-    assert_eq!((invocation.provider.id, invocation.provider.script.as_deref()), (f.provider, Some("{}")));
+    assert_eq!(
+        (invocation.provider.id, invocation.provider.script.as_deref()),
+        (f.provider, Some("{}"))
+    );
     assert!(f.store.invocation(TaskId::from_uuid(Uuid::now_v7())).await.expect("read").is_none());
 }
 
@@ -208,8 +278,12 @@ async fn a_task_keeps_the_pool_that_it_or_its_agent_named_when_it_was_made() {
     };
     let (first, own) = (made(None).await, made(Some("cpu-8")).await);
     let changes = AgentChanges { compute: Some("cpu-4".into()), ..AgentChanges::default() };
-    let agent =
-        applied(f.store.agent_update(&write(), f.agent, None, changes, rendered("agent.updated")).await.expect("ok"));
+    let agent = applied(
+        f.store
+            .agent_update(&write(), f.agent, None, changes, rendered("agent.updated"))
+            .await
+            .expect("ok"),
+    );
     assert_eq!(agent.compute, "cpu-4");
     let second = made(None).await;
     for (task, pool) in [(first, "cpu-2"), (own, "cpu-8"), (second, "cpu-4")] {

@@ -1,12 +1,13 @@
 //! Models of the vendors as they come with the product: `models.json`, read once.
 //!
-//! It is data with a date, and not the truth: vendors change prices whenever they like. What is taken from it is written into the
-//! model, with where it is from, and changes only when somebody changes the model.
+//! It is data with a date, and not the truth: vendors change prices whenever they like. What is
+//! taken from it is written into the model, with where it is from, and changes only when somebody
+//! changes the model.
 
 use std::sync::LazyLock;
 
 use construct_domain::money::{LongContext, Prices, Rates};
-use construct_proto::v1::{CatalogueModel, ModelProviderType};
+use construct_proto::v1::{CatalogModel, ModelProviderType};
 use serde::Deserialize;
 
 use crate::convert;
@@ -69,22 +70,24 @@ fn yes() -> bool {
     true
 }
 
-/// The catalogue, by type and name.
-static MODELS: LazyLock<Vec<CatalogueModel>> =
+/// The catalog, by type and name.
+static MODELS: LazyLock<Vec<CatalogModel>> =
     LazyLock::new(|| read(include_str!("../models.json")).expect("a test reads the same file"));
 
 /// Every model.
-pub(crate) fn all() -> &'static [CatalogueModel] {
+pub(crate) fn all() -> &'static [CatalogModel] {
     &MODELS
 }
 
-/// The model that a vendor calls so. Where the same protocol serves OpenAI's models, the type does not matter.
-pub(crate) fn find(kind: ModelProviderType, vendor_model: &str) -> Option<&'static CatalogueModel> {
-    let kind = if kind == ModelProviderType::OpenaiResponses { ModelProviderType::Openai } else { kind };
+/// The model that a vendor calls so. Where the same protocol serves OpenAI's models, the type does
+/// not matter.
+pub(crate) fn find(kind: ModelProviderType, vendor_model: &str) -> Option<&'static CatalogModel> {
+    let kind =
+        if kind == ModelProviderType::OpenaiResponses { ModelProviderType::Openai } else { kind };
     all().iter().find(|model| model.r#type() == kind && model.vendor_model == vendor_model)
 }
 
-fn read(text: &str) -> Result<Vec<CatalogueModel>, String> {
+fn read(text: &str) -> Result<Vec<CatalogModel>, String> {
     let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let mut models = Vec::new();
     for vendor in file.vendors {
@@ -92,7 +95,7 @@ fn read(text: &str) -> Result<Vec<CatalogueModel>, String> {
         let kind = ModelProviderType::from_str_name(&name).ok_or(name)?;
         for entry in vendor.models {
             let prices = convert::prices(&prices(&entry.prices));
-            models.extend(entry.names.iter().map(|name| CatalogueModel {
+            models.extend(entry.names.iter().map(|name| CatalogModel {
                 r#type: kind.into(),
                 vendor_model: name.clone(),
                 context_window: entry.context_window,
@@ -144,22 +147,38 @@ mod tests {
         assert!(models.len() >= 60, "{}", models.len());
         let mut seen = BTreeSet::new();
         for model in &models {
-            assert!(seen.insert((model.r#type, model.vendor_model.as_str())), "twice: {}", model.vendor_model);
+            assert!(
+                seen.insert((model.r#type, model.vendor_model.as_str())),
+                "twice: {}",
+                model.vendor_model
+            );
             let prices = model.prices.expect("set");
-            assert!(prices.input > 0 && prices.output >= prices.input / 2, "{}: {prices:?}", model.vendor_model);
+            assert!(
+                prices.input > 0 && prices.output >= prices.input / 2,
+                "{}: {prices:?}",
+                model.vendor_model
+            );
             assert!(
                 prices.cache_read <= prices.input && prices.cache_write >= prices.cache_read,
                 "{}",
                 model.vendor_model
             );
             if let Some(long) = prices.long_context {
-                assert!(long.above_input_tokens >= 100_000 && long.input > prices.input, "{}", model.vendor_model);
+                assert!(
+                    long.above_input_tokens >= 100_000 && long.input > prices.input,
+                    "{}",
+                    model.vendor_model
+                );
             }
             assert!(model.context_window == 0 || model.context_window >= model.max_output_tokens);
             assert!(model.source.starts_with("https://"), "{}", model.vendor_model);
             assert!(model.date.parse::<jiff::civil::Date>().is_ok(), "{}", model.date);
             let known = ["text", "image", "pdf"];
-            assert!(model.modalities.iter().all(|what| known.contains(&what.as_str())), "{:?}", model.modalities);
+            assert!(
+                model.modalities.iter().all(|what| known.contains(&what.as_str())),
+                "{:?}",
+                model.modalities
+            );
         }
         let vendors: BTreeSet<i32> = models.iter().map(|model| model.r#type).collect();
         assert!(vendors.len() >= 7, "{vendors:?}");
