@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_passes_by_itself_is_retryable() {
+    fn transient_database_errors_are_retryable() {
         assert!(Error::from(sqlx::Error::PoolTimedOut).is_retryable());
         assert!(
             Error::from(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())).is_retryable()
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_reference_means_one_thing_to_a_writer_and_another_to_a_deleter() {
+    fn foreign_key_violation_is_not_found_on_write_in_use_on_delete() {
         assert!(matches!(
             constraint("models_provider_fkey", false),
             Some(Error::NotFound { what: "model provider" })

@@ -521,7 +521,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn days_and_months_are_those_of_utc() {
+    fn quota_periods_are_utc_days_and_months() {
         let at = |text: &str| text.parse::<Timestamp>().expect("a time");
         let periods = Periods::of(at("2026-12-31T23:59:59.999999Z"));
         assert_eq!(
@@ -538,7 +538,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_said_of_an_organization_stands_in_the_place_of_its_tiers() {
+    fn quota_overrides_replace_limits_of_the_tier() {
         let tier = Limits { tasks_per_day: Some(5), runs_per_day: Some(7), ..Limits::default() };
         let overrides =
             Limits { tasks_per_day: Some(0), storage_bytes: Some(1), ..Limits::default() };
@@ -551,7 +551,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_id_is_compared_by_its_time() {
+    fn least_id_bounds_ids_by_time() {
         let at = |millis| Timestamp::from_millisecond(millis).expect("a time");
         let id = uuid::Builder::from_unix_timestamp_millis(1_800_000_000_000, &[7; 10]).into_uuid();
         assert!(id >= least_id(at(1_800_000_000_000)) && id < least_id(at(1_800_000_000_001)));

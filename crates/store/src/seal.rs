@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_secret_opens_for_its_record() {
+    fn sealed_secret_opens_for_its_record() {
         let sealed = keyring("old").seal("provider_1", b"sk-1234").expect("it seals");
         assert_eq!(
             keyring("new").open("provider_1", &sealed).expect("it opens").expose_secret(),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_can_be_kept_as_one_piece() {
+    fn sealed_secret_round_trips_as_bytes() {
         let sealed = keyring("old").seal("org_1", b"an archive").expect("it seals");
         let bytes = sealed.to_bytes();
         assert_eq!(SealedSecret::from_bytes(&bytes), Some(sealed));
@@ -211,14 +211,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_secret_does_not_open_for_another_record() {
+    fn sealed_secret_does_not_open_for_another_record() {
         let sealed = keyring("old").seal("provider_1", b"sk-1234").expect("it seals");
         let error = keyring("old").open("provider_2", &sealed).expect_err("it must not open");
         assert_eq!(error, Error::Unopenable { record: "provider_2".into(), key_id: "old".into() });
     }
 
     #[test]
-    fn a_changed_secret_does_not_open() {
+    fn tampered_secret_does_not_open() {
         let sealed = keyring("old").seal("provider_1", b"sk-1234").expect("it seals");
         for change in [
             SealedSecret { ciphertext: sealed.ciphertext[1..].to_vec(), ..sealed.clone() },
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_secret_is_never_sealed_alike() {
+    fn same_secret_is_sealed_differently_each_time() {
         let keyring = keyring("old");
         let (a, b) = (
             keyring.seal("r", b"x").expect("it seals"),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_secret_is_printed() {
+    fn debug_output_has_no_secret() {
         let keyring =
             Keyring::new("k", [("k".to_owned(), [77; 32])]).expect("the active key is there");
         let sealed = keyring.seal("r", b"x").expect("it seals");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn an_active_key_that_is_missing_is_refused() {
+    fn keyring_without_its_active_key_is_rejected() {
         assert!(Keyring::new("none", [("k".to_owned(), [0; 32])]).is_err());
     }
 }

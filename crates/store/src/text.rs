@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nul_is_replaced_wherever_it_stands() {
+    fn nul_in_json_keys_and_strings_is_replaced() {
         let value = json(&serde_json::json!({"a\0": ["x\0y", {"b": "\0"}], "c": "\\u0000"}))
             .expect("it is JSON");
         assert_eq!(

@@ -107,7 +107,7 @@ impl Parked {
 }
 
 #[tokio::test]
-async fn what_is_asked_is_stored_with_the_commit_and_loaded_with_the_task() {
+async fn approval_request_is_stored_by_commit_and_loaded_with_task() {
     let parked = Parked::new(&[asked(2, "h2"), asked(5, "h5")]).await;
     let all = parked.all().await;
     assert_eq!(all.iter().map(|approval| approval.call.number).collect::<Vec<_>>(), [2, 5]);
@@ -123,7 +123,7 @@ async fn what_is_asked_is_stored_with_the_commit_and_loaded_with_the_task() {
 }
 
 #[tokio::test]
-async fn a_decision_is_an_intent_that_no_commit_overlooks() {
+async fn approval_decision_is_an_intent_and_invalidates_open_commits() {
     let parked = Parked::new(&[asked(2, "h2")]).await;
     let id = parked.all().await[0].id;
     let before = parked.load().await;
@@ -145,7 +145,7 @@ async fn a_decision_is_an_intent_that_no_commit_overlooks() {
 }
 
 #[tokio::test]
-async fn what_is_over_cannot_be_decided_and_says_what_became_of_it() {
+async fn closed_approval_refuses_decisions_with_its_outcome() {
     let parked = Parked::new(&[asked(2, "h2"), asked(3, "h3")]).await;
     let (first, second) = (parked.all().await[0].id, parked.all().await[1].id);
     let other = parked.decide(first, true, Some("another")).await;
@@ -175,7 +175,7 @@ async fn what_is_over_cannot_be_decided_and_says_what_became_of_it() {
 }
 
 #[tokio::test]
-async fn a_question_with_other_arguments_replaces_the_one_before_and_the_same_one_does_not() {
+async fn approval_request_is_replaced_only_by_other_arguments() {
     let parked = Parked::new(&[asked(2, "h2"), asked(3, "h3")]).await;
     let before = parked.all().await;
     for approval in &before {
@@ -191,7 +191,7 @@ async fn a_question_with_other_arguments_replaces_the_one_before_and_the_same_on
 }
 
 #[tokio::test]
-async fn approvals_are_listed_by_task_and_state_and_end_with_their_task() {
+async fn approvals_are_listed_by_task_and_state_and_end_with_the_task() {
     let parked = Parked::new(&[asked(2, "h2"), asked(3, "h3")]).await;
     let store = &parked.f.store;
     let id = parked.all().await[0].id;
@@ -217,7 +217,7 @@ async fn approvals_are_listed_by_task_and_state_and_end_with_their_task() {
 }
 
 #[tokio::test]
-async fn another_organization_neither_sees_nor_decides() {
+async fn approvals_of_another_organization_are_not_found() {
     let parked = Parked::new(&[asked(2, "h2")]).await;
     let (store, id) = (&parked.f.store, parked.all().await[0].id);
     let other = other_organization(store).await;
@@ -241,7 +241,7 @@ async fn another_organization_neither_sees_nor_decides() {
 }
 
 #[tokio::test]
-async fn policies_are_kept_with_agents_and_tasks() {
+async fn policies_are_stored_with_agents_and_tasks() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let rule = |action| Rule {

@@ -53,7 +53,7 @@ fn audit(method: &str) -> (Audit, Arc<AtomicBool>) {
 }
 
 #[tokio::test]
-async fn what_is_appended_is_read_as_it_was_once_and_in_its_own_organization_only() {
+async fn audit_entry_is_listed_once_and_only_in_its_organization() {
     let database = Database::new().await;
     let store = database.store();
     let (one, two) = (entry("A/One"), days_ago(2, "A/Two"));
@@ -118,7 +118,7 @@ async fn what_is_appended_is_read_as_it_was_once_and_in_its_own_organization_onl
 }
 
 #[tokio::test]
-async fn nothing_in_the_trail_is_changed_or_removed_but_what_is_old() {
+async fn audit_entries_are_immutable_until_they_expire() {
     let database = Database::new().await;
     let store = database.store();
     let entries =
@@ -146,7 +146,7 @@ async fn nothing_in_the_trail_is_changed_or_removed_but_what_is_old() {
 }
 
 #[tokio::test]
-async fn a_write_and_its_entry_are_both_there_or_neither() {
+async fn write_and_audit_entry_are_stored_atomically() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let list = async || {

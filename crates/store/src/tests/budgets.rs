@@ -90,7 +90,7 @@ async fn beginning(f: &Fixture, task: TaskId) -> (LoadedTask, Task, StepReservat
 }
 
 #[tokio::test]
-async fn of_fifty_calls_at_once_a_budget_for_ten_lets_ten_through() {
+async fn concurrent_call_reservations_never_exceed_the_budget() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let organization = budget(&f, Scope::Organization, Period::Month, 20 * DOLLAR).await;
@@ -117,7 +117,7 @@ async fn of_fifty_calls_at_once_a_budget_for_ten_lets_ten_through() {
 }
 
 #[tokio::test]
-async fn of_steps_of_many_tasks_that_begin_at_once_no_more_begin_than_there_is_money_for() {
+async fn concurrent_step_reservations_never_exceed_the_budget() {
     let f = Fixture::new().await;
     let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let mut begun = Vec::new();
@@ -156,7 +156,7 @@ async fn of_steps_of_many_tasks_that_begin_at_once_no_more_begin_than_there_is_m
 }
 
 #[tokio::test]
-async fn a_commit_that_loses_its_race_sets_nothing_aside() {
+async fn losing_commit_reserves_nothing() {
     let f = Fixture::new().await;
     let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let task = f.task().await;
@@ -171,7 +171,7 @@ async fn a_commit_that_loses_its_race_sets_nothing_aside() {
 }
 
 #[tokio::test]
-async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_aside_at_once() {
+async fn step_cost_replaces_its_reservation_in_the_same_commit() {
     let f = Fixture::new().await;
     let whole = budget(&f, Scope::Organization, Period::Total, DOLLAR).await;
     let task = f.task().await;
@@ -253,7 +253,7 @@ async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_a
 }
 
 #[tokio::test]
-async fn what_a_call_of_a_deleted_task_cost_is_booked_to_whom_it_was_set_aside_for() {
+async fn cost_of_a_purged_task_is_booked_to_the_reserving_scopes() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let agents = budget(&f, Scope::Agent(f.agent), Period::Total, 5 * DOLLAR).await;
@@ -278,7 +278,7 @@ async fn what_a_call_of_a_deleted_task_cost_is_booked_to_whom_it_was_set_aside_f
 }
 
 #[tokio::test]
-async fn what_nobody_accounts_for_counts_as_spent_until_a_late_report_takes_its_place() {
+async fn expired_reservation_counts_as_spent_until_a_late_report() {
     let f = Fixture::new().await;
     let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let lost = call(None, 4 * DOLLAR);
@@ -303,7 +303,7 @@ async fn what_nobody_accounts_for_counts_as_spent_until_a_late_report_takes_its_
 }
 
 #[tokio::test]
-async fn a_dropped_step_gives_its_money_back_after_its_grace_unless_its_worker_reports() {
+async fn abandoned_step_releases_its_reservation_after_grace_period() {
     let f = Fixture::new().await;
     let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let task = f.task().await;
@@ -320,7 +320,7 @@ async fn a_dropped_step_gives_its_money_back_after_its_grace_unless_its_worker_r
 }
 
 #[tokio::test]
-async fn a_token_has_a_budget_of_its_own_that_is_never_overrun() {
+async fn token_budget_is_never_exceeded() {
     let f = Fixture::new().await;
     let token =
         |amount| CallReservation { token: Some(("tok".into(), 3 * DOLLAR)), ..call(None, amount) };
@@ -344,7 +344,7 @@ async fn a_token_has_a_budget_of_its_own_that_is_never_overrun() {
 }
 
 #[tokio::test]
-async fn a_budget_for_single_calls_refuses_the_dear_and_counts_nothing() {
+async fn call_budget_refuses_expensive_calls_and_sums_nothing() {
     let f = Fixture::new().await;
     let single = budget(&f, Scope::Agent(f.agent), Period::Call, DOLLAR).await;
     let task = f.task().await;
@@ -360,7 +360,7 @@ async fn a_budget_for_single_calls_refuses_the_dear_and_counts_nothing() {
 }
 
 #[tokio::test]
-async fn a_period_begins_anew_with_what_is_still_set_aside() {
+async fn new_budget_period_carries_over_open_reservations() {
     let f = Fixture::new().await;
     let at = |text: &str| text.parse::<Timestamp>().expect("a time");
     let november = at("2026-11-30T23:59:00Z");
@@ -385,7 +385,7 @@ async fn a_period_begins_anew_with_what_is_still_set_aside() {
 }
 
 #[tokio::test]
-async fn a_new_budget_knows_what_was_spent_before_it_and_what_was_booked_while_it_was_made() {
+async fn new_budget_counts_earlier_and_concurrent_spending() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let usage = Usage { cost_pico_usd: DOLLAR, ..Usage::default() };
@@ -420,7 +420,7 @@ async fn a_new_budget_knows_what_was_spent_before_it_and_what_was_booked_while_i
 }
 
 #[tokio::test]
-async fn there_is_one_budget_for_a_scope_and_period_and_only_its_limit_changes() {
+async fn budget_is_unique_per_scope_and_period_and_limit_is_mutable() {
     let f = Fixture::new().await;
     let first = budget(&f, Scope::Organization, Period::Month, DOLLAR).await;
     budget(&f, Scope::Organization, Period::Total, DOLLAR).await;
@@ -467,7 +467,7 @@ async fn there_is_one_budget_for_a_scope_and_period_and_only_its_limit_changes()
 }
 
 #[tokio::test]
-async fn costs_are_summed_up_by_whatever_is_asked_for() {
+async fn costs_are_summed_by_every_group_and_filter() {
     let f = Fixture::new().await;
     let (one, two) = (f.task().await, f.task().await);
     let at = |text: &str| text.parse::<Timestamp>().expect("a time");
@@ -524,7 +524,7 @@ async fn costs_are_summed_up_by_whatever_is_asked_for() {
 }
 
 #[tokio::test]
-async fn the_length_of_a_transcript_is_known_without_reading_it() {
+async fn transcript_tokens_are_maintained_by_writes() {
     let f = Fixture::new().await;
     budget(&f, Scope::Organization, Period::Total, DOLLAR).await;
     let task = f.task().await;

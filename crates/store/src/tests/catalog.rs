@@ -8,7 +8,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_chain_is_created_found_changed_and_deleted() {
+async fn provider_model_and_agent_are_created_updated_and_deleted() {
     let f = Fixture::new().await;
     let agent = f.store.agent_find(ORG, "a").await.expect("found by name");
     assert_eq!(agent, f.store.agent_find(ORG, &f.agent.to_string()).await.expect("found by id"));
@@ -58,7 +58,7 @@ async fn a_chain_is_created_found_changed_and_deleted() {
 }
 
 #[tokio::test]
-async fn a_taken_name_an_old_revision_and_a_missing_reference_are_refused() {
+async fn duplicate_name_stale_revision_missing_reference_are_refused() {
     let f = Fixture::new().await;
     let taken =
         f.store.agent_create(&write(), new_agent(f.model, "a"), rendered("agent.created")).await;
@@ -85,7 +85,7 @@ async fn a_taken_name_an_old_revision_and_a_missing_reference_are_refused() {
 }
 
 #[tokio::test]
-async fn what_is_in_use_cannot_be_deleted_and_what_is_not_can() {
+async fn referenced_entity_cannot_be_deleted() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let provider =
@@ -116,7 +116,7 @@ async fn what_is_in_use_cannot_be_deleted_and_what_is_not_can() {
 }
 
 #[tokio::test]
-async fn another_organizations_rows_are_not_found() {
+async fn catalog_rows_of_another_organization_are_not_found() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let message = f.message(task, "hello").await.id;
@@ -156,7 +156,7 @@ async fn another_organizations_rows_are_not_found() {
 }
 
 #[tokio::test]
-async fn rotation_seals_every_key_anew_and_reports_what_it_cannot_open() {
+async fn key_rotation_reseals_provider_keys_and_reports_failures() {
     let f = Fixture::new().await;
     let old = Keyring::new("old", [("old".to_owned(), [1; 32])]).expect("valid");
     let lost = Keyring::new("lost", [("lost".to_owned(), [9; 32])]).expect("valid");
@@ -209,7 +209,7 @@ async fn rotation_seals_every_key_anew_and_reports_what_it_cannot_open() {
 }
 
 #[tokio::test]
-async fn fallbacks_keep_their_order_and_hold_their_models() {
+async fn fallbacks_keep_order_and_prevent_model_deletion() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let mut made = Vec::new();
@@ -256,7 +256,7 @@ async fn fallbacks_keep_their_order_and_hold_their_models() {
 }
 
 #[tokio::test]
-async fn an_invocation_holds_all_that_a_model_call_needs() {
+async fn invocation_has_agent_model_provider_and_fallbacks() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let invocation = f.store.invocation(task).await.expect("read").expect("there");
@@ -270,7 +270,7 @@ async fn an_invocation_holds_all_that_a_model_call_needs() {
 }
 
 #[tokio::test]
-async fn a_task_keeps_the_pool_that_it_or_its_agent_named_when_it_was_made() {
+async fn task_keeps_the_compute_pool_of_its_creation() {
     let f = Fixture::new().await;
     let made = async |compute: Option<&str>| {
         let new = NewTask { compute: compute.map(str::to_owned), ..new_task(f.agent) };

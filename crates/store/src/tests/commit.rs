@@ -49,7 +49,7 @@ pub(super) async fn admit(f: &Fixture, task: TaskId) -> Committed {
 }
 
 #[tokio::test]
-async fn what_is_committed_is_what_is_loaded() {
+async fn committed_task_is_loaded_unchanged() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let message = f.message(task, "hello").await;
@@ -147,7 +147,7 @@ async fn what_is_committed_is_what_is_loaded() {
 }
 
 #[tokio::test]
-async fn of_two_racing_commits_exactly_one_wins() {
+async fn racing_commits_have_exactly_one_winner() {
     let f = Fixture::new().await;
     let task = f.task().await;
     for round in 0..20 {
@@ -180,7 +180,7 @@ async fn of_two_racing_commits_exactly_one_wins() {
 }
 
 #[tokio::test]
-async fn an_intent_is_not_lost_to_a_concurrent_commit() {
+async fn intent_survives_a_concurrent_commit() {
     let f = Fixture::new().await;
     let task = f.task().await;
     f.message(task, "hello").await;
@@ -238,7 +238,7 @@ async fn an_intent_is_not_lost_to_a_concurrent_commit() {
 }
 
 #[tokio::test]
-async fn commits_and_messages_at_the_same_time_lose_nothing() {
+async fn concurrent_commits_and_messages_lose_nothing() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let total = 60;
@@ -300,7 +300,7 @@ async fn commits_and_messages_at_the_same_time_lose_nothing() {
 }
 
 #[tokio::test]
-async fn a_commit_fails_when_its_message_was_taken_back() {
+async fn commit_conflicts_when_its_message_was_deleted() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let message = f.message(task, "hello").await;
@@ -321,7 +321,7 @@ async fn a_commit_fails_when_its_message_was_taken_back() {
 }
 
 #[tokio::test]
-async fn a_change_of_a_queued_message_is_kept_by_a_commit_that_admits_it() {
+async fn edit_of_a_queued_message_survives_its_admission() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let message = f.message(task, "hello").await;
@@ -359,7 +359,7 @@ async fn a_change_of_a_queued_message_is_kept_by_a_commit_that_admits_it() {
 }
 
 #[tokio::test]
-async fn a_cancel_drops_what_was_queued_before_it_and_not_what_came_after() {
+async fn cancel_drops_only_messages_queued_before_it() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let before = f.message(task, "before").await;
@@ -401,7 +401,7 @@ async fn a_cancel_drops_what_was_queued_before_it_and_not_what_came_after() {
 }
 
 #[tokio::test]
-async fn a_second_cancel_is_not_cleared_by_the_commit_that_answers_the_first() {
+async fn second_cancel_survives_the_commit_of_the_first() {
     let f = Fixture::new().await;
     let task = f.task().await;
     applied(
@@ -429,7 +429,7 @@ async fn a_second_cancel_is_not_cleared_by_the_commit_that_answers_the_first() {
 }
 
 #[tokio::test]
-async fn a_step_is_booked_once_however_often_its_result_comes() {
+async fn duplicate_step_results_are_booked_once() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let entry = StepUsage {
@@ -466,7 +466,7 @@ async fn a_step_is_booked_once_however_often_its_result_comes() {
 }
 
 #[tokio::test]
-async fn sums_stop_at_the_greatest_number() {
+async fn usage_sums_saturate() {
     let f = Fixture::new().await;
     let task = f.task().await;
     for _ in 0..2 {
@@ -491,7 +491,7 @@ async fn sums_stop_at_the_greatest_number() {
 }
 
 #[tokio::test]
-async fn text_with_nul_is_stored_with_a_replacement() {
+async fn nul_in_text_is_stored_as_replacement_character() {
     let f = Fixture::new().await;
     let task = f.task().await;
     f.message(task, "a\0b").await;
@@ -522,7 +522,7 @@ async fn text_with_nul_is_stored_with_a_replacement() {
 }
 
 #[tokio::test]
-async fn tool_counts_add_up() {
+async fn tool_call_counts_accumulate() {
     let f = Fixture::new().await;
     let task = f.task().await;
     for (tool, calls) in [("grep", 1), ("read_file", 2), ("grep", 4)] {
@@ -538,7 +538,7 @@ async fn tool_counts_add_up() {
 }
 
 #[tokio::test]
-async fn the_transcripts_places_are_unique() {
+async fn transcript_positions_are_unique() {
     let f = Fixture::new().await;
     let task = f.task().await;
     f.message(task, "one").await;

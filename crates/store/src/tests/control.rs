@@ -105,7 +105,7 @@ async fn transcript_tokens(f: &Fixture, task: TaskId) -> i64 {
 }
 
 #[tokio::test]
-async fn messages_that_interrupt_come_first_and_otherwise_the_order_is_that_of_their_arrival() {
+async fn interrupting_messages_come_first_then_by_arrival() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let calm = f.message(task, "calm").await;
@@ -117,7 +117,7 @@ async fn messages_that_interrupt_come_first_and_otherwise_the_order_is_that_of_t
 }
 
 #[tokio::test]
-async fn what_is_put_aside_keeps_its_place_and_is_shown_only_to_who_asks() {
+async fn superseded_messages_keep_position_and_are_listed_on_request() {
     let f = Fixture::new().await;
     let (task, all) = conversation(&f).await;
     f.message(task, "waits").await;
@@ -157,7 +157,7 @@ async fn what_is_put_aside_keeps_its_place_and_is_shown_only_to_who_asks() {
 }
 
 #[tokio::test]
-async fn scripts_and_their_results_stay_or_go_together() {
+async fn rewind_keeps_scripts_with_their_results() {
     for (at, keep, shown) in [(1, false, 1), (1, true, 3), (2, false, 1), (2, true, 3)] {
         let f = Fixture::new().await;
         let (task, all) = conversation(&f).await;
@@ -175,7 +175,7 @@ async fn scripts_and_their_results_stay_or_go_together() {
 }
 
 #[tokio::test]
-async fn a_transcript_is_not_cut_where_it_was_cut_already() {
+async fn rewind_to_a_superseded_or_queued_message_is_refused() {
     let f = Fixture::new().await;
     let (task, all) = conversation(&f).await;
     let asked = async |at: usize, keep| {
@@ -198,7 +198,7 @@ async fn a_transcript_is_not_cut_where_it_was_cut_already() {
 }
 
 #[tokio::test]
-async fn an_edited_message_outlives_the_rewind_it_comes_with_and_is_accepted_once() {
+async fn edited_message_survives_its_rewind_and_is_accepted_once() {
     let f = Fixture::new().await;
     let (task, all) = conversation(&f).await;
     let before = f.message(task, "waits").await;
@@ -233,7 +233,7 @@ async fn an_edited_message_outlives_the_rewind_it_comes_with_and_is_accepted_onc
 }
 
 #[tokio::test]
-async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
+async fn fork_copies_transcript_without_costs() {
     let f = Fixture::new().await;
     let (task, all) = conversation(&f).await;
     let budget = NewBudget {
@@ -332,7 +332,7 @@ async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
 }
 
 #[tokio::test]
-async fn a_fork_at_a_script_that_runs_says_that_it_is_unknown_what_it_did() {
+async fn fork_at_a_running_script_has_an_outcome_unknown_result() {
     let f = Fixture::new().await;
     let task = f.task().await;
     f.message(task, "hello").await;
@@ -363,7 +363,7 @@ async fn a_fork_at_a_script_that_runs_says_that_it_is_unknown_what_it_did() {
 }
 
 #[tokio::test]
-async fn another_try_is_for_turns_that_failed_before_the_model_had_the_last_word() {
+async fn retry_applies_to_failed_turns_without_a_final_answer() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let asked =
@@ -398,7 +398,7 @@ async fn another_try_is_for_turns_that_failed_before_the_model_had_the_last_word
 }
 
 #[tokio::test]
-async fn what_is_compacted_stays_listed_and_is_shown_as_a_text_until_a_rewind_to_before_its_end() {
+async fn compaction_replaces_messages_until_a_rewind_before_its_end() {
     let f = Fixture::new().await;
     let (task, all) = conversation(&f).await;
     let outline = f.store.outline(task).await.expect("read");

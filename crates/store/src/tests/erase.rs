@@ -194,7 +194,7 @@ async fn part(store: &Store, at_once: u32, now: Timestamp) -> Option<Erasing> {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_an_organization_and_nothing_of_others_is_touched() {
+async fn erasure_removes_all_rows_of_one_organization_only() {
     let database = Database::new().await;
     let store = database.store();
     let emptied: BTreeSet<String> = ERASED.iter().map(|(table, _)| (*table).to_owned()).collect();
@@ -277,7 +277,7 @@ async fn nothing_is_left_of_an_organization_and_nothing_of_others_is_touched() {
 }
 
 #[tokio::test]
-async fn two_that_delete_an_organization_at_once_do_not_wait_for_each_other_for_ever() {
+async fn concurrent_organization_deletes_do_not_deadlock() {
     let database = Database::new().await;
     let store = database.store();
     for _ in 0..20 {
@@ -297,7 +297,7 @@ async fn two_that_delete_an_organization_at_once_do_not_wait_for_each_other_for_
 }
 
 #[tokio::test]
-async fn several_that_erase_at_once_share_the_work_and_it_is_written_down_once() {
+async fn concurrent_erasures_share_work_and_audit_once() {
     let database = Database::new().await;
     let store = database.store();
     let teams = [team(&store).await, team(&store).await, team(&store).await];
@@ -327,7 +327,7 @@ async fn several_that_erase_at_once_share_the_work_and_it_is_written_down_once()
 }
 
 #[tokio::test]
-async fn what_nobody_can_look_at_does_not_keep_an_organization_for_ever() {
+async fn quarantined_task_and_abandoned_scan_do_not_block_erasure() {
     let database = Database::new().await;
     let store = database.store();
     let team = team(&store).await;
@@ -357,7 +357,7 @@ async fn what_nobody_can_look_at_does_not_keep_an_organization_for_ever() {
 }
 
 #[tokio::test]
-async fn what_is_erased_is_found_by_an_index() {
+async fn erasure_statements_use_indexes() {
     let database = Database::new().await;
     let store = database.store();
     let tables: Vec<String> = ERASED

@@ -59,7 +59,7 @@ async fn gone(store: &Store) -> Vec<Removed> {
 }
 
 #[tokio::test]
-async fn of_parts_at_one_place_one_is_taken() {
+async fn concurrent_parts_at_one_offset_have_one_winner() {
     let database = Database::new().await;
     let store = database.store();
     let file = create(&store, file(100)).await;
@@ -101,7 +101,7 @@ async fn of_parts_at_one_place_one_is_taken() {
 }
 
 #[tokio::test]
-async fn who_is_killed_while_at_a_file_leaves_it_to_others() {
+async fn expired_file_claim_is_taken_over() {
     let database = Database::new().await;
     let store = database.store();
     let file = upload(&store, file(10), 1).await;
@@ -127,7 +127,7 @@ async fn who_is_killed_while_at_a_file_leaves_it_to_others() {
 }
 
 #[tokio::test]
-async fn a_content_that_is_there_makes_a_file_ready_and_goes_with_the_last_of_them() {
+async fn known_content_makes_file_ready_and_is_removed_with_last_file() {
     let database = Database::new().await;
     let store = database.store();
     let first = upload(&store, file(10), 1).await;
@@ -173,7 +173,7 @@ async fn a_content_that_is_there_makes_a_file_ready_and_goes_with_the_last_of_th
 }
 
 #[tokio::test]
-async fn what_is_not_finished_in_time_goes_and_what_is_ready_stays() {
+async fn unfinished_upload_expires_and_ready_file_stays() {
     let database = Database::new().await;
     let store = database.store();
     let [kept, refused, cut] = [
@@ -206,7 +206,7 @@ async fn what_is_not_finished_in_time_goes_and_what_is_ready_stays() {
 }
 
 #[tokio::test]
-async fn so_many_uploads_are_unfinished_and_no_more() {
+async fn unfinished_uploads_are_limited() {
     let database = Database::new().await;
     let store = database.store();
     let begun = (0..UNFINISHED + 5)
@@ -222,7 +222,7 @@ async fn so_many_uploads_are_unfinished_and_no_more() {
 }
 
 #[tokio::test]
-async fn files_are_listed_by_what_is_asked_for() {
+async fn files_are_listed_by_every_filter() {
     let database = Database::new().await;
     let store = database.store();
     let pdf = upload(&store, file(10), 1).await;

@@ -98,7 +98,7 @@ fn secret(number: u8) -> Secret {
 }
 
 #[tokio::test]
-async fn of_two_owners_who_remove_each_other_at_once_one_stays() {
+async fn owners_removing_each_other_leave_one_owner() {
     let database = Database::new().await;
     let store = database.store();
     let ada = person(&store, "ada").await;
@@ -133,7 +133,7 @@ async fn of_two_owners_who_remove_each_other_at_once_one_stays() {
 }
 
 #[tokio::test]
-async fn an_invitation_counts_once_for_a_verified_address_until_it_expires() {
+async fn invitation_is_accepted_once_by_a_verified_address_in_time() {
     let database = Database::new().await;
     let store = database.store();
     let organization = team(&store, person(&store, "ada").await).await;
@@ -159,7 +159,7 @@ async fn an_invitation_counts_once_for_a_verified_address_until_it_expires() {
 }
 
 #[tokio::test]
-async fn what_a_token_leaves_out_is_what_was_known() {
+async fn sign_in_keeps_profile_fields_missing_from_the_token() {
     let database = Database::new().await;
     let store = database.store();
     let ada = person(&store, "ada").await;
@@ -177,7 +177,7 @@ async fn what_a_token_leaves_out_is_what_was_known() {
 }
 
 #[tokio::test]
-async fn everybody_has_one_personal_organization_however_often_they_come_at_once() {
+async fn concurrent_sign_ins_create_one_personal_organization() {
     let database = Database::new().await;
     let store = database.store();
     let profile = profile("ada", true);
@@ -195,7 +195,7 @@ async fn everybody_has_one_personal_organization_however_often_they_come_at_once
 }
 
 #[tokio::test]
-async fn the_use_of_a_key_is_noted_once_a_minute_and_a_dead_one_opens_nothing() {
+async fn key_use_is_recorded_once_a_minute_and_invalid_key_refused() {
     let database = Database::new().await;
     let store = database.store();
     let ada = person(&store, "ada").await;
@@ -242,7 +242,7 @@ async fn the_use_of_a_key_is_noted_once_a_minute_and_a_dead_one_opens_nothing() 
 }
 
 #[tokio::test]
-async fn a_setup_code_makes_one_key_in_time() {
+async fn setup_code_is_exchanged_once_before_it_expires() {
     let database = Database::new().await;
     let store = database.store();
     let code = |number, expires_at| NewSetupCode {
@@ -304,7 +304,7 @@ async fn a_setup_code_makes_one_key_in_time() {
 }
 
 #[tokio::test]
-async fn nothing_is_written_in_an_organization_that_is_closed() {
+async fn deleted_organization_refuses_writes() {
     let database = Database::new().await;
     let store = database.store();
     let ada = person(&store, "ada").await;

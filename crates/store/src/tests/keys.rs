@@ -59,7 +59,7 @@ fn done(tasks: i64, runs: i64, tokens: i64, spend_pico_usd: i64) -> Counts {
 }
 
 #[tokio::test]
-async fn beginning_is_counted_for_who_begins_and_work_for_who_asked_last() {
+async fn tasks_count_for_their_creator_and_work_for_the_last_sender() {
     let f = Fixture::new().await;
     let (now, a, b) = (now(), key(), key());
     let periods = around(now);
@@ -121,7 +121,7 @@ async fn beginning_is_counted_for_who_begins_and_work_for_who_asked_last() {
 }
 
 #[tokio::test]
-async fn a_task_that_is_gone_was_begun_all_the_same() {
+async fn deleted_task_still_counts_for_its_key() {
     let f = Fixture::new().await;
     let (periods, a) = (around(now()), key());
     let task = begin(&f, &with(a)).await;
@@ -136,7 +136,7 @@ async fn a_task_that_is_gone_was_begun_all_the_same() {
 }
 
 #[tokio::test]
-async fn copies_subtasks_and_runs_of_schedules_are_counted_for_who_asked_for_them() {
+async fn forks_subtasks_and_schedule_runs_count_for_their_key() {
     let f = Fixture::new().await;
     let (now, a, b, c) = (now(), key(), key(), key());
     let periods = around(now);
@@ -215,7 +215,7 @@ async fn put(f: &Fixture, write: &Write, text: &str) {
 }
 
 #[tokio::test]
-async fn what_is_kept_is_counted_for_the_key_that_stored_it() {
+async fn storage_counts_for_the_key_that_stored_it() {
     let f = Fixture::new().await;
     let (a, b) = (key(), key());
     let create = async |write: &Write, size| {
@@ -260,7 +260,7 @@ async fn what_is_kept_is_counted_for_the_key_that_stored_it() {
 }
 
 #[tokio::test]
-async fn a_version_that_goes_makes_room_for_the_key_that_had_put_it() {
+async fn dropped_version_frees_storage_of_the_key_that_put_it() {
     let f = Fixture::new().await;
     let keys = [key(), key()];
     let (mut own, mut of_others) = (0, 0);
@@ -287,7 +287,7 @@ async fn a_version_that_goes_makes_room_for_the_key_that_had_put_it() {
 }
 
 #[tokio::test]
-async fn usage_is_told_apart_and_filtered_by_key() {
+async fn usage_is_grouped_and_filtered_by_key() {
     let f = Fixture::new().await;
     let (now, a) = (now(), key());
     let made = f.store.api_key_create(&write(), new_key(a, Limits::default())).await.expect("made");
@@ -361,7 +361,7 @@ pub(super) fn new_key(id: ApiKeyId, limits: Limits) -> NewApiKey {
 }
 
 #[tokio::test]
-async fn limits_of_a_key_change_with_a_revision_and_are_known_with_its_next_use() {
+async fn key_limits_update_checks_revision_and_applies_to_next_use() {
     let f = Fixture::new().await;
     let (id, first) = (key(), Limits { tasks_per_day: Some(0), ..Limits::default() });
     let new = new_key(id, first);

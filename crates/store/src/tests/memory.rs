@@ -28,7 +28,7 @@ async fn left_and_loaded(
 }
 
 #[tokio::test]
-async fn what_a_commit_left_is_what_would_be_loaded() {
+async fn cached_task_of_a_commit_equals_the_loaded_task() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let first = f.message(task, "hello").await;
@@ -109,7 +109,7 @@ async fn commit_again(f: &Fixture, remembered: &LoadedTask) -> Result<Committed,
 
 /// Whatever changes between two decisions, the second one is not made from what was known before.
 #[tokio::test]
-async fn what_is_remembered_does_not_outlive_a_change() {
+async fn commit_from_a_stale_cached_task_conflicts() {
     let f = Fixture::new().await;
     let unchanged = remembered(&f).await;
     commit_again(&f, &unchanged).await.expect("nothing has changed");
@@ -154,7 +154,7 @@ async fn what_is_remembered_does_not_outlive_a_change() {
 }
 
 #[tokio::test]
-async fn a_task_with_a_budget_or_with_news_is_not_remembered() {
+async fn task_with_a_budget_or_new_intents_is_not_cached() {
     let f = Fixture::new().await;
     let task = f.task().await;
     f.message(task, "hello").await;
@@ -179,7 +179,7 @@ async fn a_task_with_a_budget_or_with_news_is_not_remembered() {
 
 /// What a message says is read beside the commit that admits it.
 #[tokio::test]
-async fn a_decision_does_not_outlive_the_words_it_was_made_for() {
+async fn commit_conflicts_when_the_queued_message_was_edited() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let message = f.message(task, "hello").await;
@@ -200,7 +200,7 @@ async fn a_decision_does_not_outlive_the_words_it_was_made_for() {
 }
 
 #[tokio::test]
-async fn a_task_is_put_aside_until_something_is_asked_for_or_a_look_goes_well() {
+async fn quarantine_ends_with_a_new_intent_or_a_commit() {
     let f = Fixture::new().await;
     let task = f.task().await;
     f.message(task, "hello").await;
@@ -231,7 +231,7 @@ async fn a_task_is_put_aside_until_something_is_asked_for_or_a_look_goes_well() 
 }
 
 #[tokio::test]
-async fn a_task_that_nobody_will_look_at_is_found_by_tests() {
+async fn stuck_tasks_are_reported_to_tests() {
     let f = Fixture::new().await;
     let (task, idle) = (f.task().await, f.task().await);
     f.message(task, "hello").await;
@@ -264,7 +264,7 @@ async fn a_task_that_nobody_will_look_at_is_found_by_tests() {
 }
 
 #[tokio::test]
-async fn people_see_of_a_task_what_can_be_read() {
+async fn unreadable_columns_are_reported_and_the_rest_is_shown() {
     let f = Fixture::new().await;
     let (task, whole) = (f.task().await, f.task().await);
     f.message(task, "hello").await;

@@ -212,7 +212,7 @@ fn objection(version: i64, sql: &str) -> Option<String> {
 }
 
 #[test]
-fn a_migration_leaves_what_the_version_before_needs() {
+fn migrations_keep_the_previous_version_working() {
     let newer = || MIGRATOR.iter().filter(|migration| migration.version >= WHILE_OTHERS_WORK);
     assert!(newer().next().is_some());
     for migration in newer() {
@@ -222,7 +222,7 @@ fn a_migration_leaves_what_the_version_before_needs() {
 }
 
 #[test]
-fn what_nobody_uses_any_more_is_taken_away_by_a_migration_that_says_since_when() {
+fn contracting_migration_names_the_migration_it_follows() {
     let drop = "ALTER TABLE tasks DROP COLUMN title;";
     let says = |since: &str| {
         objection(40, &format!("-- Titles are elsewhere.\n-- contracts: {since}\n{drop}"))
@@ -240,7 +240,7 @@ fn what_nobody_uses_any_more_is_taken_away_by_a_migration_that_says_since_when()
 }
 
 #[tokio::test]
-async fn a_database_that_a_newer_version_has_migrated_is_opened() {
+async fn database_of_a_newer_version_is_accepted() {
     let database = Database::new().await;
     let apply = async |version: i64| {
         let row = format!("({version}, 'of another version', true, '\\x00', 0)");
@@ -269,7 +269,7 @@ async fn a_database_that_a_newer_version_has_migrated_is_opened() {
 }
 
 #[test]
-fn what_would_break_the_version_before_is_found() {
+fn statements_that_break_the_previous_version_are_detected() {
     let broken = [
         "ALTER TABLE tasks\n  DROP COLUMN title;",
         "ALTER TABLE IF EXISTS tasks DROP title",
@@ -299,7 +299,7 @@ fn what_would_break_the_version_before_is_found() {
 }
 
 #[test]
-fn an_index_on_a_table_that_is_there_is_made_concurrently_and_alone() {
+fn index_on_existing_table_must_be_concurrent_and_alone() {
     let concurrently = "CREATE INDEX CONCURRENTLY i ON tasks (title);";
     let both = format!("-- no-transaction\n{concurrently}\nCREATE TABLE y (z INT);");
     for wrong in [
@@ -320,7 +320,7 @@ fn an_index_on_a_table_that_is_there_is_made_concurrently_and_alone() {
 }
 
 #[test]
-fn nobody_is_kept_from_writing_while_every_row_is_looked_at() {
+fn migrations_that_block_writes_for_a_table_scan_are_detected() {
     for wrong in [
         "ALTER TABLE tasks ADD COLUMN a INT UNIQUE;",
         "ALTER TABLE tasks ADD a INT, ADD b INT CHECK (b > 3)",
@@ -354,7 +354,7 @@ fn with(sql: &'static str) -> Migrator {
 }
 
 #[tokio::test]
-async fn a_migration_that_waits_for_a_table_lets_others_pass_again_and_again() {
+async fn migration_lock_timeout_lets_other_statements_pass() {
     let database = Database::new().await;
     let mut other =
         sqlx::PgConnection::connect_with(&connect_options(database.url()).expect("an address"))
@@ -383,7 +383,7 @@ async fn a_migration_that_waits_for_a_table_lets_others_pass_again_and_again() {
 }
 
 #[tokio::test]
-async fn an_index_that_is_made_concurrently_waits_for_who_came_before() {
+async fn concurrent_index_build_waits_for_open_transactions() {
     let database = Database::new().await;
     let mut other =
         sqlx::PgConnection::connect_with(&connect_options(database.url()).expect("an address"))

@@ -21,7 +21,7 @@ fn page(key: Key, descending: bool) -> Page {
 }
 
 #[tokio::test]
-async fn pages_are_stable_while_rows_are_inserted() {
+async fn pages_are_stable_during_inserts() {
     let f = Fixture::new().await;
     for n in 0..10 {
         let new = new_agent(f.model, &format!("a{n}"));
@@ -71,7 +71,7 @@ async fn pages_are_stable_while_rows_are_inserted() {
 }
 
 #[tokio::test]
-async fn every_list_knows_every_order() {
+async fn every_list_supports_every_order() {
     let f = Fixture::new().await;
     f.task().await;
     f.task().await;
@@ -104,7 +104,7 @@ async fn every_list_knows_every_order() {
 }
 
 #[tokio::test]
-async fn filters_hold() {
+async fn list_filters_restrict_the_rows() {
     let f = Fixture::new().await;
     let task = f.stored_task().await;
     let page = page(Key::CreatedAt, true);
@@ -136,7 +136,7 @@ async fn filters_hold() {
 }
 
 #[tokio::test]
-async fn a_cursor_of_another_order_is_refused() {
+async fn cursor_of_another_order_is_refused() {
     let f = Fixture::new().await;
     let mut page = page(Key::Name, true);
     page.after = Some(crate::Cursor { value: CursorValue::Time(now()), id: Uuid::nil() });

@@ -90,7 +90,7 @@ fn has_scan(node: &Value, table: &str) -> bool {
 /// Prepared statements, those of foreign keys too, are planned once: also when that is before the
 /// first task was made.
 #[tokio::test]
-async fn a_task_is_found_by_its_key_also_by_a_plan_made_when_there_was_none() {
+async fn plan_cached_on_an_empty_table_still_uses_the_primary_key() {
     let f = Fixture::new().await;
     // As `RI_FKey_check` of PostgreSQL asks.
     let check =
@@ -100,7 +100,7 @@ async fn a_task_is_found_by_its_key_also_by_a_plan_made_when_there_was_none() {
 }
 
 #[tokio::test]
-async fn what_is_asked_about_one_task_is_read_by_an_index() {
+async fn task_queries_use_indexes() {
     let (f, root, child) = filled().await;
     for task in [root, child] {
         let arguments = format!("'{}', NULL, '{task}', NULL, NULL, NULL, 'all', 1", ORG.uuid());
@@ -139,7 +139,7 @@ async fn what_is_asked_about_one_task_is_read_by_an_index() {
 }
 
 #[tokio::test]
-async fn the_approvals_of_a_tree_are_read_by_its_tasks() {
+async fn approvals_of_a_tree_are_read_by_task_index() {
     let (f, root, child) = filled().await;
     let mut connection = f.store.pool.acquire().await.expect("a connection");
     for statement in [
@@ -183,7 +183,7 @@ async fn the_approvals_of_a_tree_are_read_by_its_tasks() {
 
 /// The ledger and the results of a year, of which a day or a month is asked for.
 #[tokio::test]
-async fn what_was_used_in_a_time_is_read_by_an_index() {
+async fn usage_of_a_period_uses_an_index() {
     let (f, ..) = filled().await;
     let mut connection = f.store.pool.acquire().await.expect("a connection");
     for statement in [

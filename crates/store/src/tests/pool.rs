@@ -10,7 +10,7 @@ async fn pid(store: &Store) -> i32 {
 }
 
 #[tokio::test]
-async fn what_is_kept_for_statements_is_there_for_transactions_and_for_nobody_else() {
+async fn cached_connections_are_available_to_transactions() {
     let f = Fixture::new().await;
     let options = PoolOptions {
         max_connections: 2,

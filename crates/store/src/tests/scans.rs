@@ -55,7 +55,7 @@ fn write_at(at: Timestamp) -> Write {
 }
 
 #[tokio::test]
-async fn a_scan_is_held_by_one_and_what_happens_has_no_gap() {
+async fn scan_has_one_lease_holder_and_gapless_events() {
     let database = Database::new().await;
     let store = database.store();
     let scan = made(&store).await;
@@ -187,7 +187,7 @@ async fn candidates_are_reviewed_by_revision_and_handed_over_once() {
 }
 
 #[tokio::test]
-async fn an_organization_has_so_many_scans_at_a_time_and_no_more() {
+async fn open_scans_per_organization_are_limited() {
     let database = Database::new().await;
     let store = database.store();
     let made = join_all((0..25).map(|_| async {
@@ -200,7 +200,7 @@ async fn an_organization_has_so_many_scans_at_a_time_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_scan_whose_task_explores_is_looked_at_and_nobody_is_at_it_meanwhile() {
+async fn exploring_scan_is_polled_without_holding_a_lease() {
     let database = Database::new().await;
     let store = database.store();
     let scan = made(&store).await;
@@ -234,7 +234,7 @@ async fn a_scan_whose_task_explores_is_looked_at_and_nobody_is_at_it_meanwhile()
 }
 
 #[tokio::test]
-async fn organizations_take_turns_however_many_scans_one_of_them_has() {
+async fn organizations_take_turns_for_scan_slots() {
     let database = Database::new().await;
     let store = database.store();
     let (crowd, quiet, third) =
@@ -299,7 +299,7 @@ async fn connected(store: &Store, name: &str, keyring: &Keyring, value: &[u8]) -
 }
 
 #[tokio::test]
-async fn rotation_seals_what_opens_every_connection_anew_and_reports_what_it_cannot_open() {
+async fn key_rotation_reseals_scan_connections_and_reports_failures() {
     let database = Database::new().await;
     let store = database.store();
     let old = Keyring::new("old", [("old".to_owned(), [1; 32])]).expect("valid");

@@ -62,7 +62,7 @@ async fn again(f: &Fixture, schedule: &Schedule) -> Schedule {
 }
 
 #[tokio::test]
-async fn a_run_is_made_once_by_however_many_replicas() {
+async fn schedule_run_is_created_once_by_concurrent_replicas() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let now = now();
@@ -97,7 +97,7 @@ async fn a_run_is_made_once_by_however_many_replicas() {
 }
 
 #[tokio::test]
-async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted() {
+async fn agent_schedule_creates_tasks_and_honors_the_missed_policy() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
     let target = Target::Agent(f.agent);
@@ -139,7 +139,7 @@ async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted
 }
 
 #[tokio::test]
-async fn a_run_that_cannot_be_accepted_is_remembered_and_the_next_one_comes() {
+async fn failed_run_is_recorded_and_the_next_one_runs() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
@@ -163,7 +163,7 @@ async fn a_run_that_cannot_be_accepted_is_remembered_and_the_next_one_comes() {
 }
 
 #[tokio::test]
-async fn one_that_cannot_be_seen_to_keeps_no_other_from_its_run() {
+async fn blocked_schedule_does_not_delay_others() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
     let first =
@@ -204,7 +204,7 @@ async fn one_that_cannot_be_seen_to_keeps_no_other_from_its_run() {
 }
 
 #[tokio::test]
-async fn the_memory_of_runs_is_bounded() {
+async fn run_history_is_bounded() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
     let one = schedule(&f, "s", Target::Agent(f.agent), every_minute(), Missed::All, start).await;
@@ -220,7 +220,7 @@ async fn the_memory_of_runs_is_bounded() {
 }
 
 #[tokio::test]
-async fn a_run_beyond_a_quota_fails_and_says_which() {
+async fn run_over_quota_fails_and_names_the_quota() {
     let f = Fixture::new().await;
     let noon: Timestamp = "2027-03-10T12:00:00Z".parse().expect("a time");
     let tier = |limits: Limits| BTreeMap::from([("free".to_owned(), limits)]);
@@ -284,7 +284,7 @@ async fn a_run_beyond_a_quota_fails_and_says_which() {
 }
 
 #[tokio::test]
-async fn a_run_beyond_a_quota_of_the_schedules_key_fails_too() {
+async fn run_over_the_api_keys_quota_fails() {
     let f = Fixture::new().await;
     let noon: Timestamp = "2027-03-10T12:00:00Z".parse().expect("a time");
     let key = ApiKeyId::from_uuid(Uuid::now_v7());

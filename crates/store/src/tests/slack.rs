@@ -51,7 +51,7 @@ fn installation() -> NewInstallation {
 }
 
 #[tokio::test]
-async fn a_mention_is_written_down_once_and_held_by_one_at_a_time() {
+async fn mention_is_stored_once_and_has_one_lease_holder() {
     let database = Database::new().await;
     let store = database.store();
     let now = now();
@@ -111,7 +111,7 @@ async fn a_mention_is_written_down_once_and_held_by_one_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_thread_keeps_its_task_until_that_is_gone() {
+async fn thread_keeps_its_task_until_it_is_deleted() {
     let database = Database::new().await;
     let store = database.store();
     let place = Place { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() };
@@ -132,7 +132,7 @@ async fn a_thread_keeps_its_task_until_that_is_gone() {
 }
 
 #[tokio::test]
-async fn a_post_may_have_been_made_as_soon_as_it_was_begun() {
+async fn begun_post_has_an_unknown_outcome() {
     let database = Database::new().await;
     let store = database.store();
     let place = Place { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() };
@@ -171,7 +171,7 @@ async fn a_post_may_have_been_made_as_soon_as_it_was_begun() {
 }
 
 #[tokio::test]
-async fn a_state_is_used_once_and_in_time_and_an_app_that_is_removed_has_no_tokens() {
+async fn install_state_is_used_once_and_removed_app_has_no_tokens() {
     let database = Database::new().await;
     let store = database.store();
     let now = now();
@@ -231,7 +231,7 @@ async fn a_state_is_used_once_and_in_time_and_an_app_that_is_removed_has_no_toke
 }
 
 #[tokio::test]
-async fn a_workspace_stays_its_organizations_until_the_app_is_removed() {
+async fn workspace_changes_organization_only_after_uninstall() {
     let database = Database::new().await;
     let store = database.store();
     let (now, other) = (now(), OrganizationId::from_uuid(Uuid::now_v7()));
@@ -275,7 +275,7 @@ async fn a_workspace_stays_its_organizations_until_the_app_is_removed() {
 }
 
 #[tokio::test]
-async fn a_task_works_for_the_first_of_those_who_wait_and_only_if_they_asked_before() {
+async fn approvals_are_shown_at_the_first_open_mention_of_a_task() {
     let database = Database::new().await;
     let store = database.store();
     let now = now();
@@ -322,7 +322,7 @@ async fn a_task_works_for_the_first_of_those_who_wait_and_only_if_they_asked_bef
 }
 
 #[tokio::test]
-async fn what_is_long_over_is_forgotten_but_for_that_it_was() {
+async fn old_mentions_lose_content_and_stay_deduplicated() {
     let database = Database::new().await;
     let store = database.store();
     let now = now();
@@ -357,7 +357,7 @@ fn place() -> Place {
 }
 
 #[tokio::test]
-async fn who_somebody_is_goes_with_the_workspace_and_is_sealed_anew_once() {
+async fn slack_member_is_removed_on_uninstall_and_resealed_once() {
     let database = Database::new().await;
     let store = database.store();
     let now = now();

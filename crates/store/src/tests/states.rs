@@ -70,7 +70,7 @@ fn outdated(result: Result<State, Error>) -> i64 {
 }
 
 #[tokio::test]
-async fn a_document_is_given_back_as_it_was_put_and_each_change_is_a_version() {
+async fn document_is_returned_verbatim_and_each_change_is_a_version() {
     let database = Database::new().await;
     let store = database.store();
     assert_not_found(store.state_get(ORG, OWN, None).await);
@@ -97,7 +97,7 @@ async fn a_document_is_given_back_as_it_was_put_and_each_change_is_a_version() {
 }
 
 #[tokio::test]
-async fn who_expects_another_version_changes_nothing_and_is_told_which_it_is() {
+async fn put_with_stale_version_fails_with_the_current_one() {
     let database = Database::new().await;
     let store = database.store();
     assert_eq!(outdated(put(&store, SHARED, "{}", Some(1)).await), 0);
@@ -127,7 +127,7 @@ async fn who_expects_another_version_changes_nothing_and_is_told_which_it_is() {
 }
 
 #[tokio::test]
-async fn the_newest_versions_are_kept_and_no_more() {
+async fn only_the_newest_versions_are_kept() {
     let database = Database::new().await;
     let store = database.store();
     let kept = i64::from(VERSIONS_KEPT);
@@ -144,7 +144,7 @@ async fn the_newest_versions_are_kept_and_no_more() {
 }
 
 #[tokio::test]
-async fn what_is_deleted_can_be_put_back_until_it_is_forgotten_and_its_number_is_never_given_again()
+async fn deleted_document_is_restorable_and_versions_never_repeat()
 {
     let database = Database::new().await;
     let store = database.store();
@@ -172,7 +172,7 @@ async fn what_is_deleted_can_be_put_back_until_it_is_forgotten_and_its_number_is
 }
 
 #[tokio::test]
-async fn everybody_has_their_own_and_what_is_theirs_goes_with_them() {
+async fn personal_documents_are_private_and_go_with_their_member() {
     let database = Database::new().await;
     let store = database.store();
     let profile = Profile {
@@ -230,7 +230,7 @@ async fn everybody_has_their_own_and_what_is_theirs_goes_with_them() {
 }
 
 #[tokio::test]
-async fn what_has_changed_is_found_by_the_versions_that_somebody_has() {
+async fn state_changes_returns_documents_with_other_versions() {
     let database = Database::new().await;
     let store = database.store();
     let changes = async |known: &[(&'static str, i64)]| {
@@ -255,7 +255,7 @@ async fn what_has_changed_is_found_by_the_versions_that_somebody_has() {
 }
 
 #[tokio::test]
-async fn a_repeated_write_is_answered_again_and_not_done() {
+async fn repeated_put_returns_the_first_response() {
     let database = Database::new().await;
     let store = database.store();
     let put = async |text: &str| {
@@ -278,7 +278,7 @@ async fn a_repeated_write_is_answered_again_and_not_done() {
 }
 
 #[tokio::test]
-async fn who_knows_a_version_of_what_is_gone_altogether_is_told_so() {
+async fn state_changes_reports_removed_documents_as_version_zero() {
     let database = Database::new().await;
     let store = database.store();
     put(&store, SHARED, "{}", None).await.expect("it is put");
@@ -306,7 +306,7 @@ async fn who_knows_a_version_of_what_is_gone_altogether_is_told_so() {
 }
 
 #[tokio::test]
-async fn an_earlier_version_is_put_back_once_however_often_it_is_asked_for() {
+async fn restoring_an_earlier_version_is_idempotent() {
     let database = Database::new().await;
     let store = database.store();
     for text in ["{\"n\": 1}", "{\"n\": 2}"] {
@@ -346,7 +346,7 @@ async fn an_earlier_version_is_put_back_once_however_often_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_put_adds_what_it_says_without_what_is_kept_no_more() {
+async fn state_growth_subtracts_the_dropped_version() {
     let database = Database::new().await;
     let store = database.store();
     let kept = async || {

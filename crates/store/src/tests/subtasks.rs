@@ -137,7 +137,7 @@ async fn is_due(f: &Fixture, task: TaskId) -> bool {
 }
 
 #[tokio::test]
-async fn the_same_call_begins_one_subtask_however_often_it_is_made() {
+async fn repeated_spawn_call_creates_one_subtask() {
     let f = Fixture::new().await;
     let asking = parent(&f).await;
     let child = spawn(&f, asking, 1).await;
@@ -166,7 +166,7 @@ async fn the_same_call_begins_one_subtask_however_often_it_is_made() {
 }
 
 #[tokio::test]
-async fn only_a_script_that_runs_begins_subtasks_and_writes_to_its_own() {
+async fn only_a_running_script_spawns_and_messages_its_subtasks() {
     let f = Fixture::new().await;
     let asking = parent(&f).await;
     let child = spawn(&f, asking, 1).await;
@@ -211,7 +211,7 @@ async fn only_a_script_that_runs_begins_subtasks_and_writes_to_its_own() {
 }
 
 #[tokio::test]
-async fn a_tree_is_bounded_in_depth_and_width() {
+async fn task_tree_is_bounded_in_depth_and_width() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
     let mut asking = root;
@@ -237,7 +237,7 @@ async fn a_tree_is_bounded_in_depth_and_width() {
 }
 
 #[tokio::test]
-async fn a_parent_that_waits_is_found_when_its_subtask_comes_to_rest() {
+async fn waiting_parent_is_due_when_its_subtask_ends() {
     let f = Fixture::new().await;
     let asking = parent(&f).await;
     let child = spawn(&f, asking, 1).await;
@@ -262,7 +262,7 @@ async fn a_parent_that_waits_is_found_when_its_subtask_comes_to_rest() {
 }
 
 #[tokio::test]
-async fn what_a_tree_has_cost_is_told_of_each_subtask_with_what_is_below_it() {
+async fn subtask_cost_includes_its_descendants() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
     let (first, second) = (spawn(&f, root, 1).await, spawn(&f, root, 2).await);
@@ -296,7 +296,7 @@ async fn what_a_tree_has_cost_is_told_of_each_subtask_with_what_is_below_it() {
 }
 
 #[tokio::test]
-async fn a_wait_goes_on_while_one_of_its_subtasks_is_at_work() {
+async fn wait_continues_while_a_subtask_is_at_work() {
     let f = Fixture::new().await;
     let asking = parent(&f).await;
     let (one, other) = (spawn(&f, asking, 1).await, spawn(&f, asking, 2).await);
@@ -314,7 +314,7 @@ async fn a_wait_goes_on_while_one_of_its_subtasks_is_at_work() {
 }
 
 #[tokio::test]
-async fn a_cancel_goes_down_the_tree_to_what_is_at_work() {
+async fn cancel_reaches_active_descendants() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
     let (busy, idle) = (spawn(&f, root, 1).await, spawn(&f, root, 2).await);
@@ -337,7 +337,7 @@ async fn a_cancel_goes_down_the_tree_to_what_is_at_work() {
 }
 
 #[tokio::test]
-async fn what_is_below_a_deleted_task_goes_with_it_level_by_level() {
+async fn deleted_task_deletes_descendants_level_by_level() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
     let child = spawn(&f, root, 1).await;
@@ -367,7 +367,7 @@ async fn what_is_below_a_deleted_task_goes_with_it_level_by_level() {
 }
 
 #[tokio::test]
-async fn subtasks_at_the_same_time_overrun_neither_the_trees_budget_nor_their_own() {
+async fn concurrent_subtasks_exceed_neither_tree_nor_own_budget() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
     let new = crate::NewBudget {
@@ -449,7 +449,7 @@ async fn subtasks_at_the_same_time_overrun_neither_the_trees_budget_nor_their_ow
 }
 
 #[tokio::test]
-async fn a_task_is_handed_to_another_agent_by_its_script() {
+async fn script_hands_off_its_task_to_another_agent() {
     let f = Fixture::new().await;
     let asking = parent(&f).await;
     let new = new_agent(f.model, "other");

@@ -18,7 +18,7 @@ async fn due(f: &Fixture, at: Timestamp) -> Vec<TaskId> {
 }
 
 #[tokio::test]
-async fn what_a_write_returns_is_what_is_read() {
+async fn written_task_equals_the_read_task() {
     let f = Fixture::new().await;
     let task = f.stored_task().await;
     let id = task.state.id;
@@ -50,7 +50,7 @@ async fn what_a_write_returns_is_what_is_read() {
 }
 
 #[tokio::test]
-async fn the_nearest_limit_of_turns_holds() {
+async fn max_turns_of_task_override_agent_and_default() {
     let f = Fixture::new().await;
     let id = f.task().await;
     let limit = async || f.store.task_load(id).await.expect("read").expect("there").task.max_turns;
@@ -74,7 +74,7 @@ async fn the_nearest_limit_of_turns_holds() {
 }
 
 #[tokio::test]
-async fn what_is_told_of_a_new_task_is_what_is_stored() {
+async fn created_task_equals_the_stored_task() {
     let f = Fixture::new().await;
     let changes = AgentChanges { max_turns: Some(7), ..AgentChanges::default() };
     applied(
@@ -117,7 +117,7 @@ async fn what_is_told_of_a_new_task_is_what_is_stored() {
 }
 
 #[tokio::test]
-async fn what_is_pinned_is_kept_until_it_is_replaced_and_counted_like_instructions() {
+async fn pinned_facts_persist_and_count_like_instructions() {
     let f = Fixture::new().await;
     let new =
         NewTask { pinned: vec!["It rains.".to_owned(), "a\0b".to_owned()], ..new_task(f.agent) };
@@ -160,7 +160,7 @@ async fn what_is_pinned_is_kept_until_it_is_replaced_and_counted_like_instructio
 }
 
 #[tokio::test]
-async fn the_sweep_finds_what_nobody_was_told_of() {
+async fn sweep_finds_tasks_with_lost_wakes() {
     let f = Fixture::new().await;
     let (idle, waiting, asked) = (f.task().await, f.task().await, f.task().await);
     let loaded = f.store.task_load(waiting).await.expect("read").expect("there");
@@ -189,7 +189,7 @@ async fn the_sweep_finds_what_nobody_was_told_of() {
 }
 
 #[tokio::test]
-async fn what_asked_for_nothing_of_a_state_is_looked_at_anew_with_the_next() {
+async fn seen_intents_count_only_for_the_loaded_version() {
     let f = Fixture::new().await;
     let id = f.task().await;
     let before = f.store.task_load(id).await.expect("read").expect("there");
@@ -208,7 +208,7 @@ async fn what_asked_for_nothing_of_a_state_is_looked_at_anew_with_the_next() {
 }
 
 #[tokio::test]
-async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
+async fn deleted_task_is_hidden_and_swept_until_purged() {
     let f = Fixture::new().await;
     let id = f.task().await;
     let message = f.message(id, "hello").await;

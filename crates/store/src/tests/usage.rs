@@ -104,7 +104,7 @@ async fn sql(f: &Fixture, statement: &str) {
 }
 
 #[tokio::test]
-async fn what_was_done_is_counted_from_the_tables_that_hold_it() {
+async fn quota_counts_are_computed_from_source_tables() {
     let f = Fixture::new().await;
     let (now, other) = (now(), other_organization(&f.store).await);
     let periods = around(now);
@@ -142,7 +142,7 @@ async fn what_was_done_is_counted_from_the_tables_that_hold_it() {
 }
 
 #[tokio::test]
-async fn uploads_count_as_long_as_they_are_kept() {
+async fn uploads_count_as_storage_while_kept() {
     let f = Fixture::new().await;
     let archive = |size: u64| format!("sha256:{};size={size}", "a".repeat(64));
     for (size, cleaned) in [(700, "NULL"), (50, "NULL"), (9000, "now()")] {
@@ -180,7 +180,7 @@ async fn uploads_count_as_long_as_they_are_kept() {
 }
 
 #[tokio::test]
-async fn what_the_operator_says_of_an_organization_stays_said() {
+async fn quota_set_by_the_operator_persists() {
     let f = Fixture::new().await;
     let other = other_organization(&f.store).await;
     let nothing = f.store.quota_get(other).await.expect("read");
@@ -273,7 +273,7 @@ async fn worked() -> (Fixture, AgentId) {
 }
 
 #[tokio::test]
-async fn what_models_used_is_summed_up_by_day_agent_and_model() {
+async fn model_usage_is_summed_by_day_agent_and_model() {
     let (f, other) = worked().await;
     let everything = list(&f, &filter(), Dimensions::default()).await;
     let [all] = everything.as_slice() else { panic!("{everything:?}") };
@@ -310,7 +310,7 @@ async fn what_models_used_is_summed_up_by_day_agent_and_model() {
 }
 
 #[tokio::test]
-async fn calls_of_tools_are_summed_up_from_the_results_of_runs() {
+async fn tool_calls_are_summed_from_script_results() {
     let (f, _) = worked().await;
     let of = Dimensions { tool: true, ..Dimensions::default() };
     let shown = |rows: &[UsageRow]| -> Vec<(String, String, String, Used)> {
@@ -345,7 +345,7 @@ async fn calls_of_tools_are_summed_up_from_the_results_of_runs() {
 }
 
 #[tokio::test]
-async fn every_sum_is_on_exactly_one_page_in_both_directions() {
+async fn usage_pages_cover_every_row_once_in_both_directions() {
     let f = Fixture::new().await;
     let task = f.task().await;
     for day in 1..=7 {
