@@ -1,22 +1,22 @@
-//! Secrets that scripts may use without seeing them: what a name, a value and its bindings may be.
+//! Limits of secrets, which scripts use without seeing them: names, values and bindings.
 
-/// Fewest bytes of a value, white space around it not counted: what is shorter cannot be told from
-/// ordinary text, and so cannot be taken out of what comes back.
+/// Minimum size of a value in bytes, surrounding white space not counted. A shorter value cannot be
+/// told from ordinary text, so it could not be scrubbed from output.
 pub const MIN_BYTES: usize = 8;
-/// Most bytes of a value.
+/// Maximum size of a value in bytes.
 pub const MAX_BYTES: usize = 64 * 1024;
-/// Most secrets that one agent may use.
+/// Maximum number of secrets of one agent.
 pub const PER_AGENT: usize = 50;
-/// Most hosts, and most commands, that one secret is bound to.
+/// Maximum number of hosts, and of commands, that a secret is bound to.
 pub const BINDINGS: usize = 50;
-/// Most characters of a name.
+/// Maximum length of a name in characters.
 pub const NAME_CHARS: usize = 64;
-/// Most bytes of a host.
+/// Maximum length of a host in bytes.
 const HOST_BYTES: usize = 253;
-/// Most bytes of a program's name.
+/// Maximum length of a program's name in bytes.
 const COMMAND_BYTES: usize = 64;
 
-/// Whether this can be the name of a secret: `[A-Z][A-Z0-9_]{0,63}`.
+/// Whether this is a valid name of a secret: `[A-Z][A-Z0-9_]{0,63}`.
 pub fn is_name(text: &str) -> bool {
     text.len() <= NAME_CHARS
         && text.starts_with(|c: char| c.is_ascii_uppercase())
@@ -26,8 +26,8 @@ pub fn is_name(text: &str) -> bool {
 }
 
 /// Whether a secret can be bound to this host: a name, an IP address (IPv6 without brackets), or
-/// every name below one (`*.example.com`). Not every host: a secret that may be sent anywhere is
-/// none.
+/// every name below a domain (`*.example.com`). Not `*`: a secret that may be sent anywhere is no
+/// secret.
 pub fn is_host(text: &str) -> bool {
     if text.parse::<std::net::IpAddr>().is_ok() {
         return true;
@@ -39,7 +39,7 @@ pub fn is_host(text: &str) -> bool {
                 byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_')
             })
     };
-    // The last label is no number, for that would be an IP address in one of its odd spellings.
+    // The last label is not a number. That would be an unusual spelling of an IP address.
     let is_top = |label: &str| label.starts_with(|c: char| c.is_ascii_lowercase());
     text.len() <= HOST_BYTES
         && name.split('.').all(is_label)
@@ -55,15 +55,15 @@ pub fn is_command(text: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'+'))
 }
 
-/// Whether this can be a value.
+/// Whether this is a valid value.
 pub fn is_value(text: &str) -> bool {
     text.len() <= MAX_BYTES && text.trim().len() >= MIN_BYTES && !text.contains('\0')
 }
 
-/// The program that a line of shell runs, when it is certain that the shell runs nothing else for
-/// it: one bare word, then nothing that a shell may take for another command.
+/// The program that a shell command line runs, if the shell certainly runs no other: one bare word,
+/// followed by nothing that a shell may take for another command.
 pub fn program(line: &str) -> Option<&str> {
-    // Arithmetic expands variables in turn, and what stands in those may be a command.
+    // Arithmetic expansion expands variables recursively, and their values may contain commands.
     let certain = !crate::policy::is_compound(line) && !line.contains("$[");
     line.split_ascii_whitespace().next().filter(|word| certain && is_command(word))
 }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_hosts_and_commands_follow_their_patterns() {
+    fn names_hosts_and_commands_are_validated() {
         for (name, good) in [
             ("A", true),
             ("GITHUB_TOKEN_2", true),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_neither_too_short_nor_too_long() {
+    fn value_length_is_bounded() {
         assert!(is_value("12345678") && is_value(&"x".repeat(MAX_BYTES)));
         assert!(
             !is_value("1234567")
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_of_a_line_is_known_only_when_nothing_else_can_run() {
+    fn program_is_returned_only_for_a_single_simple_command() {
         for (line, expected) in [
             ("curl -H \"Authorization: Bearer $TOKEN\" https://a.com", Some("curl")),
             ("  gh api /user ", Some("gh")),

@@ -1,16 +1,9 @@
-<<<<<<< HEAD
 //! A process that ends between any two things that it says or hears. All that it does to others
 //! goes over its connections: where it is killed before the nth piece that it sent has arrived,
 //! what that says was not done; where it is killed before the nth piece that it is sent has
 //! arrived, it was done, and the process did not come to know. `CONSTRUCT_BOUNDARIES` says at how
 //! many places of each kind, spread over a whole job. The places that matter most have names, and
-//! are met exactly: docs/reliability.md lists them.
-=======
-//! A process that ends between any two things that it says or hears. All that it does to others goes over its connections: where it is killed
-//! before the nth piece that it sent has arrived, what that says was not done; where it is killed before the nth piece that it is sent has
-//! arrived, it was done, and the process did not come to know. `CONSTRUCT_BOUNDARIES` says at how many places of each kind, spread over
-//! a whole job. The places that matter most have names, and are met exactly: docs/testing.md lists them.
->>>>>>> main
+//! are met exactly: docs/testing.md lists them.
 
 mod subtasks;
 
