@@ -7,28 +7,28 @@
 use crate::{MessageId, message::Source};
 
 /// Scale before any vendor has counted, in thousandths: four bytes per token.
-pub const FIRST_SCALE: u32 = 500;
+pub const INITIAL_SCALE: u32 = 500;
 /// Valid values of [`Context::scale`]. Beyond them the vendor has counted something else.
-const SCALES: std::ops::RangeInclusive<i64> = 100..=2_000;
+const SCALE_RANGE: std::ops::RangeInclusive<i64> = 100..=2_000;
 /// Fill level, in percent of a model's input limit, at which a conversation is compacted when its
 /// agent sets none.
-pub const COMPACT_AT: u32 = 80;
+pub const DEFAULT_COMPACT_AT_PERCENT: u32 = 80;
 /// Minimum that an early summary must replace besides the summary before it, in percent of the
 /// available tokens.
-const WORTH: i64 = 20;
+const MIN_SUMMARY_PERCENT: i64 = 20;
 /// Share of the newest messages that is kept when the rest is summarized, in percent of the
 /// available tokens.
-const TAIL: i64 = 30;
+const TAIL_PERCENT: i64 = 30;
 /// The same when the rest is dropped. Larger, so that less is lost.
-const TAIL_OF_DROPPED: i64 = 50;
+const DROPPED_TAIL_PERCENT: i64 = 50;
 /// The same when that was not enough.
-const TAIL_OF_LAST_RESORT: i64 = 15;
+const LAST_RESORT_TAIL_PERCENT: i64 = 15;
 
 /// How far a task's conversation fills its model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Context {
     /// Input limit of the agent's model in tokens; 0 when unknown.
-    pub room: i64,
+    pub input_limit: i64,
     /// Fill level at which the conversation is compacted, in percent of the input limit.
     pub compact_at: u32,
     /// Estimated tokens of a call besides the transcript.
@@ -52,12 +52,12 @@ pub struct Context {
 impl Default for Context {
     fn default() -> Self {
         Self {
-            room: 0,
-            compact_at: COMPACT_AT,
+            input_limit: 0,
+            compact_at: DEFAULT_COMPACT_AT_PERCENT,
             base: 0,
             transcript: 0,
             queued: 0,
-            scale: FIRST_SCALE,
+            scale: INITIAL_SCALE,
             counted: None,
             tokens: 0,
             through: 0,
@@ -72,12 +72,12 @@ pub struct Outline {
     /// Estimated tokens of the summary at its start; 0 without a summary.
     pub summary: i64,
     /// Its messages, in order.
-    pub shown: Vec<Entry>,
+    pub shown: Vec<OutlineEntry>,
 }
 
 /// A message of an outline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct OutlineEntry {
     /// The message's id.
     pub message: MessageId,
     /// Its position.
@@ -92,7 +92,7 @@ pub struct Entry {
 
 /// Where a transcript is cut.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cut {
+pub struct CutPoint {
     /// Position of the last message that is no longer shown in full.
     pub through: i64,
     /// Positions before that which are still shown.
@@ -105,7 +105,7 @@ pub struct Cut {
 
 /// How much of a transcript is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
+pub enum KeepPolicy {
     /// The rest is summarized.
     Summary,
     /// The rest is dropped: whole exchanges if possible.
@@ -117,12 +117,12 @@ pub enum Keep {
 impl Context {
     /// The input limit of a model: its context window without the output limit. When a model may
     /// answer with its whole window, half is for the input.
-    pub fn room_of(window: i64, max_output: i64) -> i64 {
+    pub fn input_limit_for(window: i64, max_output: i64) -> i64 {
         (window - max_output.max(0)).max(window / 2).max(0)
     }
 
     /// Tokens that a call needs with `more` estimated tokens in addition.
-    pub fn need(&self, more: i64) -> i64 {
+    pub fn tokens_needed(&self, more: i64) -> i64 {
         let estimate = self.base.saturating_add(self.transcript).saturating_add(more);
         estimate.saturating_mul(i64::from(self.scale)) / 1_000
     }
@@ -134,9 +134,10 @@ impl Context {
     /// summary, or a summary could not help at all.
     pub fn is_full(&self, need: i64) -> bool {
         let fixed = self.base.saturating_mul(i64::from(self.scale)) / 1_000;
-        let (said, left) = (need.saturating_sub(fixed), self.room.saturating_sub(fixed));
+        let (said, left) = (need.saturating_sub(fixed), self.input_limit.saturating_sub(fixed));
         left > 0
-            && need.saturating_mul(100) >= self.room.saturating_mul(i64::from(self.compact_at))
+            && need.saturating_mul(100)
+                >= self.input_limit.saturating_mul(i64::from(self.compact_at))
             && said.saturating_mul(100) >= left.saturating_mul(2 * self.tail())
     }
 
@@ -144,23 +145,23 @@ impl Context {
     /// conversation has for itself. Smaller where conversations are compacted early: what is kept
     /// must not fill the limit again at once.
     fn tail(&self) -> i64 {
-        TAIL.min(i64::from(self.compact_at) / 2)
+        TAIL_PERCENT.min(i64::from(self.compact_at) / 2)
     }
 
     /// Whether a summary replaces enough new messages to be worth a call when the conversation
     /// would still fit without it.
-    pub(crate) fn is_worth_a_summary(&self, cut: &Cut, outline: &Outline) -> bool {
+    pub(crate) fn is_worth_a_summary(&self, cut: &CutPoint, outline: &Outline) -> bool {
         cut.replaced.saturating_sub(outline.summary).saturating_mul(100)
-            >= self.left().saturating_mul(WORTH)
+            >= self.available_tokens().saturating_mul(MIN_SUMMARY_PERCENT)
     }
 
     /// Estimated tokens available beside what is always sent.
-    fn left(&self) -> i64 {
-        self.room.saturating_mul(1_000) / i64::from(self.scale.max(1)) - self.base
+    fn available_tokens(&self) -> i64 {
+        self.input_limit.saturating_mul(1_000) / i64::from(self.scale.max(1)) - self.base
     }
 
     /// Adjusts the scale to what the vendor counted for the estimated call.
-    pub(crate) fn learn(&mut self) {
+    pub(crate) fn calibrate(&mut self) {
         let estimate = self.base.saturating_add(self.transcript);
         if let Some(counted) = self.counted.take().filter(|&counted| counted > 0)
             && estimate > 0
@@ -171,25 +172,32 @@ impl Context {
 
     /// Adjusts the scale after a call was rejected as too long: it had more tokens than the input
     /// limit.
-    pub(crate) fn learn_too_long(&mut self) {
+    pub(crate) fn calibrate_too_long(&mut self) {
         let estimate = self.base.saturating_add(self.transcript).max(1);
-        self.set_scale((self.room.saturating_mul(1_000) / estimate).max(i64::from(self.scale)));
+        self.set_scale(
+            (self.input_limit.saturating_mul(1_000) / estimate).max(i64::from(self.scale)),
+        );
     }
 
     fn set_scale(&mut self, scale: i64) {
-        let scale = scale.clamp(*SCALES.start(), *SCALES.end());
-        self.scale = u32::try_from(scale).unwrap_or(FIRST_SCALE);
+        let scale = scale.clamp(*SCALE_RANGE.start(), *SCALE_RANGE.end());
+        self.scale = u32::try_from(scale).unwrap_or(INITIAL_SCALE);
     }
 
     /// Finds where to cut. Keeps the user's first message, and the message that is being
     /// `answered`. `None` when nothing could be removed.
-    pub(crate) fn cut(&self, outline: &Outline, answered: MessageId, keep: Keep) -> Option<Cut> {
+    pub(crate) fn find_cut(
+        &self,
+        outline: &Outline,
+        answered: MessageId,
+        keep: KeepPolicy,
+    ) -> Option<CutPoint> {
         let shown = &outline.shown;
-        let room = self.left();
+        let room = self.available_tokens();
         let percent = match keep {
-            Keep::Summary => self.tail(),
-            Keep::Newest => TAIL_OF_DROPPED,
-            Keep::Least => TAIL_OF_LAST_RESORT,
+            KeepPolicy::Summary => self.tail(),
+            KeepPolicy::Newest => DROPPED_TAIL_PERCENT,
+            KeepPolicy::Least => LAST_RESORT_TAIL_PERCENT,
         };
         // A model may accept less than its known limit, and reject what seems to fit. So the share
         // is taken of what there is.
@@ -204,7 +212,7 @@ impl Context {
             .filter(|&at| !shown[at].results && shown[at - 1].position > self.through);
         let fitting = places.clone().filter(|&at| tail(at) <= budget);
         let begins_exchange = |at: &usize| shown[*at].source == Source::User;
-        let exchange = fitting.clone().find(begins_exchange).filter(|_| keep == Keep::Newest);
+        let exchange = fitting.clone().find(begins_exchange).filter(|_| keep == KeepPolicy::Newest);
         let at =
             exchange.or_else(|| fitting.clone().next()).or_else(|| places.clone().next_back())?;
 
@@ -212,13 +220,19 @@ impl Context {
         let first = before.iter().find(|entry| entry.source == Source::User);
         // A first message that fills half of the budget is not kept.
         let first = first.filter(|entry| entry.tokens <= budget / 2).map(|entry| entry.position);
-        let stays = |entry: &&Entry| entry.message == answered || Some(entry.position) == first;
+        let stays =
+            |entry: &&OutlineEntry| entry.message == answered || Some(entry.position) == first;
         let kept = before.iter().filter(stays).map(|entry| entry.position).collect();
         let left_out = before.iter().filter(|entry| !stays(entry));
         let messages = left_out.clone().count();
         let replaced =
             left_out.map(|entry| entry.tokens).fold(outline.summary, i64::saturating_add);
-        (messages > 0).then(|| Cut { through: before[at - 1].position, kept, replaced, messages })
+        (messages > 0).then(|| CutPoint {
+            through: before[at - 1].position,
+            kept,
+            replaced,
+            messages,
+        })
     }
 }
 

@@ -6,9 +6,9 @@ use crate::FileId;
 
 /// Maximum size of a file that is sent to a model as an image or a document. Few vendors accept
 /// larger files.
-pub const SHOWN_BYTES: u64 = 20 << 20;
+pub const MAX_MEDIA_BYTES: u64 = 20 << 20;
 /// Maximum size of a file that is sent to a model as text. More would fill most context windows.
-pub const SHOWN_TEXT_BYTES: u64 = 256 << 10;
+pub const MAX_TEXT_BYTES: u64 = 256 << 10;
 
 /// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,7 +107,7 @@ pub struct AttachedFile {
 
 /// How a file is presented to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
+pub enum Presentation {
     /// As an image.
     Image,
     /// As a document, with its images.
@@ -115,22 +115,24 @@ pub enum Shown {
     /// As text.
     Text,
     /// By name only, because the model cannot process this type. A script can read the file.
-    Named,
+    NameOnly,
     /// By name only, because the file is too large.
     TooLarge,
 }
 
-impl Shown {
+impl Presentation {
     /// The presentation of a file of this type and size.
     pub fn of(media_type: &str, size: u64) -> Self {
         let (shown, most) = match media_type {
-            "image/png" | "image/jpeg" | "image/gif" | "image/webp" => (Self::Image, SHOWN_BYTES),
-            "application/pdf" => (Self::Document, SHOWN_BYTES),
-            "application/json" | "application/xml" | "application/yaml" => {
-                (Self::Text, SHOWN_TEXT_BYTES)
+            "image/png" | "image/jpeg" | "image/gif" | "image/webp" => {
+                (Self::Image, MAX_MEDIA_BYTES)
             }
-            other if other.starts_with("text/") => (Self::Text, SHOWN_TEXT_BYTES),
-            _ => return Self::Named,
+            "application/pdf" => (Self::Document, MAX_MEDIA_BYTES),
+            "application/json" | "application/xml" | "application/yaml" => {
+                (Self::Text, MAX_TEXT_BYTES)
+            }
+            other if other.starts_with("text/") => (Self::Text, MAX_TEXT_BYTES),
+            _ => return Self::NameOnly,
         };
         if size > most { Self::TooLarge } else { shown }
     }
@@ -184,7 +186,7 @@ pub struct ToolUse {
 ///
 /// Scripts and their results, which have the next position, are not separated. They are kept with a
 /// message that is kept, and removed with one that is removed.
-pub fn cut(position: i64, blocks: &[Block], keep: bool) -> i64 {
+pub fn cut_position(position: i64, blocks: &[Block], keep: bool) -> i64 {
     let is_result = |block: &Block| matches!(block, Block::CodeInterpreterResult(_));
     if keep {
         position + 1 + i64::from(code_calls(blocks).next().is_some())
@@ -262,17 +264,17 @@ mod tests {
     #[test]
     fn files_are_presented_by_type_unless_too_large() {
         for (media_type, size, shown) in [
-            ("image/png", SHOWN_BYTES, Shown::Image),
-            ("image/webp", SHOWN_BYTES + 1, Shown::TooLarge),
-            ("application/pdf", SHOWN_BYTES, Shown::Document),
-            ("text/csv", SHOWN_TEXT_BYTES, Shown::Text),
-            ("application/json", SHOWN_TEXT_BYTES + 1, Shown::TooLarge),
-            ("image/svg+xml", 1, Shown::Named),
-            ("image/tiff", SHOWN_BYTES + 1, Shown::Named),
-            ("application/zip", 1, Shown::Named),
-            ("", 0, Shown::Named),
+            ("image/png", MAX_MEDIA_BYTES, Presentation::Image),
+            ("image/webp", MAX_MEDIA_BYTES + 1, Presentation::TooLarge),
+            ("application/pdf", MAX_MEDIA_BYTES, Presentation::Document),
+            ("text/csv", MAX_TEXT_BYTES, Presentation::Text),
+            ("application/json", MAX_TEXT_BYTES + 1, Presentation::TooLarge),
+            ("image/svg+xml", 1, Presentation::NameOnly),
+            ("image/tiff", MAX_MEDIA_BYTES + 1, Presentation::NameOnly),
+            ("application/zip", 1, Presentation::NameOnly),
+            ("", 0, Presentation::NameOnly),
         ] {
-            assert_eq!(Shown::of(media_type, size), shown, "{media_type} {size}");
+            assert_eq!(Presentation::of(media_type, size), shown, "{media_type} {size}");
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::TaskId;
 pub const COUNT: u16 = 16;
 
 /// The partition of a task. UUIDv7 ids begin with the time, so only their random tail is hashed.
-pub fn of(task: TaskId) -> u16 {
+pub fn for_task(task: TaskId) -> u16 {
     let tail = (task.uuid().as_u128() & u128::from(u64::MAX)) as u64;
     // Fibonacci hashing spreads sequential ids (as in tests) as well as random ones.
     let mixed = tail.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
@@ -62,7 +62,7 @@ mod tests {
     fn tasks_spread_over_all_partitions() {
         let mut seen = [0_u32; COUNT as usize];
         for n in 0..1600 {
-            seen[usize::from(of(TaskId::from_uuid(Uuid::from_u128(n))))] += 1;
+            seen[usize::from(for_task(TaskId::from_uuid(Uuid::from_u128(n))))] += 1;
         }
         assert!(seen.iter().all(|&count| (50..200).contains(&count)), "{seen:?}");
     }

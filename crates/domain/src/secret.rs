@@ -2,23 +2,23 @@
 
 /// Minimum size of a value in bytes, surrounding white space not counted. A shorter value cannot be
 /// told from ordinary text, so it could not be scrubbed from output.
-pub const MIN_BYTES: usize = 8;
+pub const MIN_VALUE_BYTES: usize = 8;
 /// Maximum size of a value in bytes.
-pub const MAX_BYTES: usize = 64 * 1024;
+pub const MAX_VALUE_BYTES: usize = 64 * 1024;
 /// Maximum number of secrets of one agent.
-pub const PER_AGENT: usize = 50;
+pub const MAX_PER_AGENT: usize = 50;
 /// Maximum number of hosts, and of commands, that a secret is bound to.
-pub const BINDINGS: usize = 50;
+pub const MAX_BINDINGS: usize = 50;
 /// Maximum length of a name in characters.
-pub const NAME_CHARS: usize = 64;
+pub const MAX_NAME_CHARS: usize = 64;
 /// Maximum length of a host in bytes.
-const HOST_BYTES: usize = 253;
+const MAX_HOST_BYTES: usize = 253;
 /// Maximum length of a program's name in bytes.
-const COMMAND_BYTES: usize = 64;
+const MAX_COMMAND_BYTES: usize = 64;
 
 /// Whether this is a valid name of a secret: `[A-Z][A-Z0-9_]{0,63}`.
 pub fn is_name(text: &str) -> bool {
-    text.len() <= NAME_CHARS
+    text.len() <= MAX_NAME_CHARS
         && text.starts_with(|c: char| c.is_ascii_uppercase())
         && text
             .bytes()
@@ -41,14 +41,14 @@ pub fn is_host(text: &str) -> bool {
     };
     // The last label is not a number. That would be an unusual spelling of an IP address.
     let is_top = |label: &str| label.starts_with(|c: char| c.is_ascii_lowercase());
-    text.len() <= HOST_BYTES
+    text.len() <= MAX_HOST_BYTES
         && name.split('.').all(is_label)
         && name.rsplit('.').next().is_some_and(is_top)
 }
 
 /// Whether a secret can be bound to this command: the name of a program, without a directory.
 pub fn is_command(text: &str) -> bool {
-    (1..=COMMAND_BYTES).contains(&text.len())
+    (1..=MAX_COMMAND_BYTES).contains(&text.len())
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text
             .bytes()
@@ -57,7 +57,7 @@ pub fn is_command(text: &str) -> bool {
 
 /// Whether this is a valid value.
 pub fn is_value(text: &str) -> bool {
-    text.len() <= MAX_BYTES && text.trim().len() >= MIN_BYTES && !text.contains('\0')
+    text.len() <= MAX_VALUE_BYTES && text.trim().len() >= MIN_VALUE_BYTES && !text.contains('\0')
 }
 
 /// The program that a shell command line runs, if the shell certainly runs no other: one bare word,
@@ -122,11 +122,11 @@ mod tests {
 
     #[test]
     fn value_length_is_bounded() {
-        assert!(is_value("12345678") && is_value(&"x".repeat(MAX_BYTES)));
+        assert!(is_value("12345678") && is_value(&"x".repeat(MAX_VALUE_BYTES)));
         assert!(
             !is_value("1234567")
                 && !is_value("  1234567 ")
-                && !is_value(&"x".repeat(MAX_BYTES + 1))
+                && !is_value(&"x".repeat(MAX_VALUE_BYTES + 1))
         );
         assert!(!is_value("1234\u{0}5678"));
     }

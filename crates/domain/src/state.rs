@@ -21,12 +21,12 @@ pub const MAX_DEPTH: usize = 64;
 pub const VERSIONS_KEPT: u32 = 10;
 
 /// Returns the name if a document can have it.
-pub fn name(text: &str) -> Option<&'static str> {
+pub fn parse_name(text: &str) -> Option<&'static str> {
     NAMES.into_iter().find(|name| *name == text)
 }
 
 /// The nesting depth of a JSON text: 2 for `{"a": [1]}`. Objects and arrays count.
-pub fn depth(json: &str) -> usize {
+pub fn json_depth(json: &str) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     let (mut quoted, mut escaped) = (false, false);
     for byte in json.bytes() {
@@ -52,9 +52,9 @@ mod tests {
     #[test]
     fn only_listed_names_are_valid() {
         assert!(NAMES.is_sorted());
-        assert_eq!(name("settings"), Some("settings"));
+        assert_eq!(parse_name("settings"), Some("settings"));
         for wrong in ["", "Settings", "settings.json", "sessions"] {
-            assert_eq!(name(wrong), None, "{wrong}");
+            assert_eq!(parse_name(wrong), None, "{wrong}");
         }
     }
 
@@ -67,7 +67,7 @@ mod tests {
             (r#"{"[[{": "}]\"[[", "b\\": [[]]}"#, 3),
             (r#"[{"a": {}}, {"a": {}}]"#, 3),
         ] {
-            assert_eq!(depth(json), expected, "{json}");
+            assert_eq!(json_depth(json), expected, "{json}");
         }
     }
 }

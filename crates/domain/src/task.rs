@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentId, MessageId, OrganizationId, StepId, TaskId,
-    approval::{APPROVAL_LIMIT, Approval, Asked, AskedCall},
+    approval::{APPROVAL_TIMEOUT, Approval, ApprovalCall, ApprovalRequest},
     context::Context,
     message::{Block, CodeResult, Source},
     subtask::AwaitedCall,
@@ -36,14 +36,14 @@ pub const OUTPUT_LIMIT: &str = "OUTPUT_LIMIT";
 pub const UNREADABLE: &str = "UNREADABLE";
 
 /// Error code of a task whose reconcile failed and is retried.
-pub const LOOK_FAILED: &str = "LOOK_FAILED";
+pub const RECONCILE_FAILED: &str = "LOOK_FAILED";
 
 /// Error code of a quarantined task: its reconciles failed repeatedly.
-pub const PUT_ASIDE: &str = "PUT_ASIDE";
+pub const QUARANTINED: &str = "PUT_ASIDE";
 
 /// The next queued message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Queued {
+pub struct QueuedMessage {
     /// Which.
     pub message: MessageId,
     /// Whether it interrupts the running turn instead of waiting for its end.
@@ -162,19 +162,19 @@ pub struct Turn {
     /// What is running, or comes next.
     pub stage: Stage,
     /// Whether the model's last answer was truncated, and the model has been told.
-    #[serde(default)]
-    pub cut: bool,
+    #[serde(default, rename = "cut")]
+    pub truncated: bool,
     /// Detects a model that repeats itself.
     #[serde(default, skip_serializing_if = "Repeats::is_none")]
     pub repeats: Repeats,
     /// Attempts since the model's last answer to make the next call fit.
-    #[serde(default, skip_serializing_if = "Room::is_none")]
-    pub room: Room,
+    #[serde(default, rename = "room", skip_serializing_if = "CompactionAttempts::is_none")]
+    pub compaction: CompactionAttempts,
 }
 
 /// Attempts between two answers of a model to make the conversation fit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Room {
+pub struct CompactionAttempts {
     /// How often the transcript was compacted.
     pub cuts: u32,
     /// How many summaries failed.
@@ -183,7 +183,7 @@ pub struct Room {
     pub too_long: bool,
 }
 
-impl Room {
+impl CompactionAttempts {
     fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -196,9 +196,9 @@ impl Turn {
             message,
             calls: 0,
             stage,
-            cut: false,
+            truncated: false,
             repeats: Repeats::default(),
-            room: Room::default(),
+            compaction: CompactionAttempts::default(),
         }
     }
 }
@@ -213,7 +213,8 @@ pub struct Repeats {
     /// How often in a row that happened.
     pub count: u32,
     /// Whether the model was warned in this turn.
-    pub told: bool,
+    #[serde(rename = "told")]
+    pub warned: bool,
 }
 
 impl Repeats {
@@ -273,15 +274,15 @@ fn is_zero(round: &u32) -> bool {
 
 impl Step {
     /// When the command of the current round was requested.
-    pub fn wanted(&self) -> Timestamp {
+    pub fn requested_at(&self) -> Timestamp {
         self.resumed.unwrap_or(self.since)
     }
 
     /// When its approvals expire. Counted from the step's start and not from the request for the
     /// approval, because the journal that its scripts resume from is kept for a fixed time from the
     /// start.
-    pub fn approvals_expire(&self) -> Timestamp {
-        self.since + APPROVAL_LIMIT
+    pub fn approvals_expire_at(&self) -> Timestamp {
+        self.since + APPROVAL_TIMEOUT
     }
 
     /// Whether the step waits for this result. Results of another step, of an earlier round, or of
@@ -289,7 +290,7 @@ impl Step {
     pub fn awaits(&self, result: &StepResult) -> bool {
         self.id == result.step
             && self.round == result.round
-            && !matches!(self.state, StepState::Parked { .. })
+            && !matches!(self.state, StepState::Suspended { .. })
     }
 }
 
@@ -315,9 +316,10 @@ pub enum StepState {
     },
     /// Its scripts are suspended until a person has decided, or subtasks have ended. No worker
     /// holds them, and nothing of them is in memory.
-    Parked {
+    #[serde(rename = "parked")]
+    Suspended {
         /// The calls that wait for a person's decision.
-        waits: Vec<AskedCall>,
+        waits: Vec<ApprovalCall>,
         /// The calls that wait for subtasks.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         awaits: Vec<AwaitedCall>,
@@ -434,7 +436,7 @@ pub struct Failure {
     /// When to retry, if the vendor says so.
     pub retry_at: Option<Timestamp>,
     /// Failed vendor calls; 0 when the vendor was never called.
-    pub tries: u32,
+    pub attempts: u32,
 }
 
 /// A worker's result of a step.
@@ -450,12 +452,12 @@ pub struct StepResult {
 
 /// Why a model stopped generating.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
+pub enum StopReason {
     /// The answer is complete.
-    Done,
+    Complete,
     /// The output limit was reached. Text may end in the middle, and an incomplete script is
     /// missing.
-    Cut,
+    OutputLimit,
     /// The vendor stopped the answer because of its content.
     Refused,
 }
@@ -464,7 +466,7 @@ pub enum Stop {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// The model answered with these blocks.
-    Model(Vec<Block>, Stop),
+    Model(Vec<Block>, StopReason),
     /// The scripts ran; each has one result.
     Code(Vec<CodeResult>),
     /// The step failed.
@@ -473,11 +475,11 @@ pub enum Outcome {
     Cancelled(Vec<CodeResult>),
     /// The model call stopped on request, with its partial answer. Scripts in it are incomplete and
     /// left out.
-    Stopped(Vec<Block>),
+    Interrupted(Vec<Block>),
     /// The scripts wait for people or subtasks, and the worker no longer holds them.
-    Parked {
+    Suspended {
         /// The approvals that people are asked for.
-        asked: Vec<Asked>,
+        asked: Vec<ApprovalRequest>,
         /// The calls that wait for subtasks.
         awaits: Vec<AwaitedCall>,
         /// The results for the model if the scripts are never resumed.

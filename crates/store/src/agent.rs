@@ -8,13 +8,13 @@ use uuid::Uuid;
 use construct_domain::{AgentId, ModelId, OrganizationId, SecretId, TaskId, policy::Rule};
 
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome,
     secret::agent_secrets_set,
     text,
     write::{Writer, begin},
 };
 
-pub(crate) const WHAT: &str = "agent";
+pub(crate) const ENTITY: &str = "agent";
 
 /// How a model samples. What is unset leaves the vendor's default.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -267,7 +267,7 @@ macro_rules! list {
 
 /// What a task's scripts have to do with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Means {
+pub struct ScriptCapabilities {
     /// Names of the models they may call: the agent's own, and then those the agent lists.
     pub models: Vec<String>,
     /// Whether there are secrets: [`Store::task_secrets`].
@@ -290,7 +290,7 @@ impl Store {
         select!(["WHERE a.organization_id = $1 AND a.id = $2"], organization.uuid(), id.uuid())
             .fetch_optional(&self.pool)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?
+            .ok_or(Error::NotFound { what: ENTITY })?
             .try_into()
     }
 
@@ -313,7 +313,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -337,7 +337,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .map(AgentId::from_uuid)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// A page of agents.
@@ -402,8 +402,8 @@ impl Store {
         &self,
         write: &Write,
         new: NewAgent,
-        render: impl FnOnce(&Agent) -> Rendered + Send,
-    ) -> Result<Written<Agent>, Error> {
+        render: impl FnOnce(&Agent) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Agent>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "INSERT INTO agents
@@ -425,7 +425,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if !new.secrets.is_empty() {
             agent_secrets_set(&mut writer, new.id.uuid(), &new.secrets).await?;
         }
@@ -448,8 +448,8 @@ impl Store {
         id: AgentId,
         expected_revision: Option<i64>,
         changes: AgentChanges,
-        render: impl FnOnce(&Agent) -> Rendered + Send,
-    ) -> Result<Written<Agent>, Error> {
+        render: impl FnOnce(&Agent) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Agent>, Error> {
         let mut writer = begin!(self, write);
         let parameters = changes.parameters.as_ref().map(text::json).transpose()?;
         let policy = changes.policy.as_ref().map(text::json).transpose()?;
@@ -483,7 +483,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if let Some(secrets) = &changes.secrets
             && done.rows_affected() > 0
         {
@@ -506,7 +506,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_means(&self, task: TaskId) -> Result<Means, Error> {
+    pub async fn task_script_capabilities(&self, task: TaskId) -> Result<ScriptCapabilities, Error> {
         let row = sqlx::query!(
             r#"SELECT m.name,
                     ARRAY(SELECT y.name FROM agent_script_models x JOIN models y ON y.organization_id = x.organization_id AND y.id = x.model_id
@@ -523,7 +523,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
-        Ok(row.map_or_else(Means::default, |row| Means {
+        Ok(row.map_or_else(ScriptCapabilities::default, |row| ScriptCapabilities {
             models: std::iter::once(row.name).chain(row.others).collect(),
             secrets: row.secrets,
             files: row.files,
@@ -539,8 +539,8 @@ impl Store {
         &self,
         write: &Write,
         id: AgentId,
-        render: impl FnOnce(&Agent) -> Rendered + Send,
-    ) -> Result<Written<Agent>, Error> {
+        render: impl FnOnce(&Agent) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Agent>, Error> {
         let mut writer = begin!(self, write);
         let entity = agent_reload(&mut writer, id).await?;
         let done = sqlx::query!(
@@ -550,9 +550,9 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_delete)?;
+        .map_err(Error::from_delete)?;
         if done.rows_affected() == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         writer.finish(entity, render).await
     }
@@ -583,7 +583,7 @@ async fn agent_script_models_set(
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }
 
@@ -591,6 +591,6 @@ async fn agent_reload(writer: &mut Writer<'_>, id: AgentId) -> Result<Agent, Err
     select!(["WHERE a.organization_id = $1 AND a.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

@@ -8,18 +8,18 @@ use uuid::Uuid;
 
 use construct_domain::{
     ApprovalId, OrganizationId, StepId, TaskId,
-    approval::{ApprovalState, AskedCall},
+    approval::{ApprovalState, ApprovalCall},
 };
 
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
-    event::unsigned,
+    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome,
+    event::to_u64,
     text,
-    time::option,
+    time::from_sql_option,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "approval";
+const ENTITY: &str = "approval";
 
 /// A question about a call, as it is stored.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,7 +33,7 @@ pub struct StoredApproval {
     /// Of which execution.
     pub step: StepId,
     /// About which call.
-    pub call: AskedCall,
+    pub call: ApprovalCall,
     /// The tool.
     pub tool: String,
     /// The canonical arguments as JSON, or their beginning.
@@ -47,7 +47,7 @@ pub struct StoredApproval {
     /// Who decided; empty when nobody did.
     pub decided_by: String,
     /// What they said, or why it is over.
-    pub words: String,
+    pub comment: String,
     /// When it was decided or came to its end.
     pub decided_at: Option<Timestamp>,
     /// Until when it can be decided.
@@ -87,7 +87,7 @@ pub struct ApprovalDecision {
     /// Who says so.
     pub decided_by: String,
     /// What they say about it.
-    pub words: String,
+    pub comment: String,
     /// The hash of what they were shown; none: whatever is asked.
     pub arguments_hash: Option<String>,
 }
@@ -124,20 +124,20 @@ impl TryFrom<Row> for StoredApproval {
             organization: OrganizationId::from_uuid(row.organization_id),
             task: TaskId::from_uuid(row.task_id),
             step: StepId::from_uuid(row.step_id),
-            call: AskedCall {
+            call: ApprovalCall {
                 script: number(row.script)?,
                 number: number(row.number)?,
                 hash: row.arguments_hash,
             },
             tool: row.tool,
             arguments: row.arguments,
-            arguments_size: unsigned(row.arguments_size),
+            arguments_size: to_u64(row.arguments_size),
             reason: row.reason,
             state: ApprovalState::parse(&row.state)
                 .ok_or_else(|| Error::internal(format!("unknown state `{}`", row.state)))?,
             decided_by: row.decided_by,
-            words: row.words,
-            decided_at: option(row.decided_at),
+            comment: row.words,
+            decided_at: from_sql_option(row.decided_at),
             expires_at: row.expires_at,
             revision: row.revision,
             created_at: row.created_at,
@@ -235,7 +235,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -328,8 +328,8 @@ impl Store {
         write: &Write,
         id: ApprovalId,
         decision: ApprovalDecision,
-        render: impl FnOnce(&StoredApproval) -> Rendered + Send,
-    ) -> Result<Written<StoredApproval>, Error> {
+        render: impl FnOnce(&StoredApproval) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredApproval>, Error> {
         let mut writer = begin!(self, write);
         // The version rises too: a commit that is on its way may be about to end the question.
         let task = sqlx::query!(
@@ -349,7 +349,7 @@ impl Store {
         )
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?;
+        .ok_or(Error::NotFound { what: ENTITY })?;
         let state =
             if decision.approved { ApprovalState::Approved } else { ApprovalState::Rejected };
         let done = sqlx::query!(
@@ -361,7 +361,7 @@ impl Store {
             id.uuid(),
             state.as_str(),
             &*text::clean(&decision.decided_by),
-            &*text::clean(&decision.words),
+            &*text::clean(&decision.comment),
             writer.now(),
             decision.arguments_hash,
         )
@@ -373,20 +373,20 @@ impl Store {
             return Err(match entity.state {
                 // Nobody has written yet that it is over.
                 ApprovalState::Pending if entity.expires_at <= Timestamp::from(writer.now()) => {
-                    Error::Decided {
+                    Error::ApprovalClosed {
                         state: ApprovalState::Expired,
                         by: String::new(),
                         at: Some(entity.expires_at),
                     }
                 }
                 ApprovalState::Pending => Error::Conflict,
-                state => Error::Decided { state, by: entity.decided_by, at: entity.decided_at },
+                state => Error::ApprovalClosed { state, by: entity.decided_by, at: entity.decided_at },
             });
         }
         writer
             .finish_on_task(
                 TaskId::from_uuid(task.id),
-                unsigned(task.event_sequence),
+                to_u64(task.event_sequence),
                 entity,
                 render,
             )
@@ -398,7 +398,7 @@ async fn approval_reload(writer: &mut Writer<'_>, id: ApprovalId) -> Result<Stor
     select!(["WHERE p.organization_id = $1 AND p.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }
 

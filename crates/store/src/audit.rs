@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     Cursor, Error, Key, Page, Store,
-    identity::by_time,
+    identity::list_by_time,
     text,
     time::{self, sql_option},
 };
@@ -34,7 +34,7 @@ pub struct AuditEntry {
     /// What was called, as `TaskService/CreateTask`; empty: several.
     pub method: String,
     /// How it came.
-    pub face: String,
+    pub protocol: String,
     /// Where it came from.
     pub peer: String,
     /// What the client calls itself.
@@ -68,16 +68,16 @@ pub struct Audit {
     pub entry: AuditEntry,
     /// What the call's answer names, by the method that was called: it is added to the entry's
     /// objects.
-    pub answered: fn(&str, &[u8]) -> Vec<String>,
+    pub response_objects: fn(&str, &[u8]) -> Vec<String>,
     /// Set when the entry is stored.
     pub written: Arc<AtomicBool>,
 }
 
 impl Audit {
     /// The entry, as it is when the call is answered like this.
-    fn ended(&self, response: &[u8]) -> AuditEntry {
+    fn with_response(&self, response: &[u8]) -> AuditEntry {
         let mut entry = self.entry.clone();
-        for object in (self.answered)(&entry.method, response) {
+        for object in (self.response_objects)(&entry.method, response) {
             if !entry.objects.contains(&object) {
                 entry.objects.push(object);
             }
@@ -86,10 +86,10 @@ impl Audit {
     }
 
     pub(crate) fn rows(&self, response: &[u8]) -> Result<Value, Error> {
-        rows(&[self.ended(response)])
+        rows(&[self.with_response(response)])
     }
 
-    pub(crate) fn is_written(&self) {
+    pub(crate) fn mark_written(&self) {
         self.written.store(true, Ordering::Release);
     }
 }
@@ -116,7 +116,7 @@ pub struct AuditFilter {
 /// An entry as the database reads it out of JSON: one parameter, however many entries there are, so
 /// that a statement that does something else as well can take none or one.
 #[derive(Serialize)]
-struct Stored<'a> {
+struct InsertRow<'a> {
     id: Uuid,
     organization_id: Uuid,
     user_id: Option<Uuid>,
@@ -133,7 +133,7 @@ struct Stored<'a> {
     created_at: Timestamp,
 }
 
-impl<'a> From<&'a AuditEntry> for Stored<'a> {
+impl<'a> From<&'a AuditEntry> for InsertRow<'a> {
     fn from(entry: &'a AuditEntry) -> Self {
         Self {
             id: entry.id.uuid(),
@@ -141,7 +141,7 @@ impl<'a> From<&'a AuditEntry> for Stored<'a> {
             user_id: entry.user.map(UserId::uuid),
             api_key_id: entry.api_key.map(ApiKeyId::uuid),
             method: &entry.method,
-            face: &entry.face,
+            face: &entry.protocol,
             peer: &entry.peer,
             user_agent: &entry.user_agent,
             objects: &entry.objects,
@@ -156,7 +156,7 @@ impl<'a> From<&'a AuditEntry> for Stored<'a> {
 
 /// Entries, as statements take them.
 pub(crate) fn rows(entries: &[AuditEntry]) -> Result<Value, Error> {
-    text::json(&entries.iter().map(Stored::from).collect::<Vec<_>>())
+    text::json(&entries.iter().map(InsertRow::from).collect::<Vec<_>>())
 }
 
 struct Row {
@@ -184,7 +184,7 @@ impl From<Row> for AuditEntry {
             user: row.user_id.map(UserId::from_uuid),
             api_key: row.api_key_id.map(ApiKeyId::from_uuid),
             method: row.method,
-            face: row.face,
+            protocol: row.face,
             peer: row.peer,
             user_agent: row.user_agent,
             objects: row.objects,
@@ -231,7 +231,7 @@ impl Store {
         filter: &AuditFilter,
         page: &Page,
     ) -> Result<Vec<AuditEntry>, Error> {
-        let rows = by_time!(
+        let rows = list_by_time!(
             self,
             select,
             "a.organization_id = $1 AND ($2::timestamptz IS NULL OR a.created_at >= $2) AND ($3::timestamptz IS NULL OR a.created_at < $3)
@@ -255,18 +255,18 @@ impl Store {
         Ok(rows.into_iter().map(AuditEntry::from).collect())
     }
 
-    /// Removes entries of before a time, `at_once` at most. Gives how many; as many as that: there
+    /// Removes entries of before a time, `limit` at most. Gives how many; as many as that: there
     /// may be more. What is younger than 30 days is not removed, whatever the time.
     ///
     /// # Errors
     /// [`Error::Unavailable`]; [`Error::Internal`] when the time is younger than that and there is
     /// something.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn audit_expire(&self, before: Timestamp, at_once: u32) -> Result<u64, Error> {
+    pub async fn audit_expire(&self, before: Timestamp, limit: u32) -> Result<u64, Error> {
         let removed = sqlx::query_scalar!(
             r#"SELECT audit_entries_expire($1, $2) AS "removed!""#,
             time::sql(before) as _,
-            i64::from(at_once),
+            i64::from(limit),
         )
         .fetch_one(&self.pool)
         .await?;

@@ -10,11 +10,11 @@ use construct_domain::{
 };
 
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written, time,
+    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome, time,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "budget";
+const ENTITY: &str = "budget";
 
 /// How much may be spent. Amounts are in 10⁻¹² US dollars.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -178,7 +178,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -221,8 +221,8 @@ impl Store {
         &self,
         write: &Write,
         new: NewBudget,
-        render: impl FnOnce(&Budget) -> Rendered + Send,
-    ) -> Result<Written<Budget>, Error> {
+        render: impl FnOnce(&Budget) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Budget>, Error> {
         let mut writer = begin!(self, write);
         let (agent, task, token) = match &new.scope {
             Scope::Organization => (None, None, None),
@@ -245,7 +245,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         sqlx::query!(
             r#"SELECT budgets_count($1, $2)::text AS "done""#,
             new.id.uuid(),
@@ -268,8 +268,8 @@ impl Store {
         id: BudgetId,
         expected_revision: Option<i64>,
         limit: i64,
-        render: impl FnOnce(&Budget) -> Rendered + Send,
-    ) -> Result<Written<Budget>, Error> {
+        render: impl FnOnce(&Budget) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Budget>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE budgets SET limit_pico_usd = $5, revision = revision + 1, updated_at = $4
@@ -282,7 +282,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = budget_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);
@@ -299,8 +299,8 @@ impl Store {
         &self,
         write: &Write,
         id: BudgetId,
-        render: impl FnOnce(&Budget) -> Rendered + Send,
-    ) -> Result<Written<Budget>, Error> {
+        render: impl FnOnce(&Budget) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Budget>, Error> {
         let mut writer = begin!(self, write);
         let entity = budget_reload(&mut writer, id).await?;
         let done = sqlx::query!(
@@ -311,7 +311,7 @@ impl Store {
         .execute(&mut *writer.transaction)
         .await?;
         if done.rows_affected() == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         writer.finish(entity, render).await
     }
@@ -326,6 +326,6 @@ async fn budget_reload(writer: &mut Writer<'_>, id: BudgetId) -> Result<Budget, 
     )
     .fetch_optional(&mut *writer.transaction)
     .await?
-    .ok_or(Error::NotFound { what: WHAT })?
+    .ok_or(Error::NotFound { what: ENTITY })?
     .try_into()
 }

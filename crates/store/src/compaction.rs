@@ -2,7 +2,7 @@
 
 use construct_domain::{
     MessageId, TaskId,
-    context::{Entry, Outline},
+    context::{OutlineEntry, Outline},
     message::Source,
 };
 
@@ -67,7 +67,7 @@ impl Store {
                 .ok_or_else(|| Error::internal(format!("unknown source `{source}`")))
         };
         let shown = rows.iter().map(|row| {
-            Ok(Entry {
+            Ok(OutlineEntry {
                 message: MessageId::from_uuid(row.id),
                 position: row.position,
                 source: entry(&row.source)?,

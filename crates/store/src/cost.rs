@@ -52,7 +52,7 @@ impl CostGroup {
     }
 
     /// The key as it is known outside.
-    fn key(self, stored: Option<String>) -> String {
+    fn external_key(self, stored: Option<String>) -> String {
         let stored = stored.unwrap_or_default();
         let Ok(id) = Uuid::parse_str(&stored) else { return stored };
         match self {
@@ -176,7 +176,7 @@ impl Store {
         Ok(rows
             .into_iter()
             .map(|row| CostRow {
-                key: group.key(row.key),
+                key: group.external_key(row.key),
                 name: row.name.unwrap_or_default(),
                 calls: row.calls,
                 usage: Usage {

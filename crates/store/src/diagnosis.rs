@@ -19,16 +19,16 @@ pub struct DatabaseState {
     /// It only follows another server, and takes no writes.
     pub is_standby: bool,
     /// The last migration that was applied.
-    pub applied: i64,
+    pub applied_migration: i64,
     /// The last one that this version knows of.
-    pub known: i64,
+    pub latest_migration: i64,
     /// Bytes on disk.
     pub size: i64,
 }
 
 /// Tasks that need somebody.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ParkedTasks {
+pub struct QuarantinedTasks {
     /// How many are put aside because looking at them failed again and again.
     pub count: i64,
     /// Since when the first of them.
@@ -37,7 +37,7 @@ pub struct ParkedTasks {
 
 /// What calls of models have used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Spent {
+pub struct ModelSpending {
     /// How many calls.
     pub calls: i64,
     /// Tokens in and out, those read from and written to a cache included.
@@ -48,7 +48,7 @@ pub struct Spent {
 
 /// What an agent has used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spender {
+pub struct AgentSpending {
     /// Whose it is.
     pub organization: OrganizationId,
     /// What that is called.
@@ -58,12 +58,12 @@ pub struct Spender {
     /// What it is called; empty when it is gone.
     pub agent_name: String,
     /// What it has used.
-    pub spent: Spent,
+    pub spending: ModelSpending,
 }
 
 /// What is encrypted with one keyring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sealing {
+pub enum KeyringKind {
     /// With master keys: what opens vendors, repositories and Slack, and the tokens of scans.
     Credentials,
     /// With keys of their own: secrets of scripts.
@@ -72,7 +72,7 @@ pub enum Sealing {
 
 /// What one key encrypts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SealedBy {
+pub struct SealedRows {
     /// Its name.
     pub key: String,
     /// The table.
@@ -88,7 +88,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn tasks_at_work(&self) -> Result<Vec<(Phase, i64)>, Error> {
+    pub async fn active_task_counts(&self) -> Result<Vec<(Phase, i64)>, Error> {
         // Idle and suspended tasks have no next wake, and are not read for this.
         let rows = sqlx::query!(
             r#"SELECT phase, count(*) AS "count!" FROM tasks
@@ -105,11 +105,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn spenders(
+    pub async fn top_spenders(
         &self,
         since: Timestamp,
         limit: usize,
-    ) -> Result<(Spent, Vec<Spender>), Error> {
+    ) -> Result<(ModelSpending, Vec<AgentSpending>), Error> {
         let rows = sqlx::query!(
             r#"SELECT o.id AS organization, o.name AS organization_name, u.agent_id AS agent, coalesce(a.name, '') AS "agent_name!",
                       u.calls AS "calls!", u.tokens AS "tokens!", u.cost AS "cost!"
@@ -126,15 +126,15 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        let mut all = Spent::default();
+        let mut all = ModelSpending::default();
         let mut spenders = Vec::new();
         for row in rows {
-            let spent = Spent { calls: row.calls, tokens: row.tokens, cost_pico_usd: row.cost };
+            let spent = ModelSpending { calls: row.calls, tokens: row.tokens, cost_pico_usd: row.cost };
             all.calls += spent.calls;
             all.tokens = all.tokens.saturating_add(spent.tokens);
             all.cost_pico_usd = all.cost_pico_usd.saturating_add(spent.cost_pico_usd);
             if spenders.len() < limit {
-                spenders.push(Spender {
+                spenders.push(AgentSpending {
                     organization: OrganizationId::from_uuid(row.organization),
                     organization_name: row.organization_name,
                     agent: row.agent.map(AgentId::from_uuid),
@@ -184,14 +184,14 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn tasks_parked(&self) -> Result<ParkedTasks, Error> {
+    pub async fn tasks_quarantined(&self) -> Result<QuarantinedTasks, Error> {
         let row = sqlx::query!(
             r#"SELECT count(*) AS "count!", min(parked_at) AS "since: jiff_sqlx::Timestamp"
                FROM tasks WHERE parked_at IS NOT NULL AND parked_intents = intents"#
         )
         .fetch_one(&self.pool)
         .await?;
-        Ok(ParkedTasks { count: row.count, since: row.since.map(Into::into) })
+        Ok(QuarantinedTasks { count: row.count, since: row.since.map(Into::into) })
     }
 
     /// How many credentials cannot be read with the keys of this installation: those of model
@@ -202,7 +202,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn sealed_otherwise(
+    pub async fn sealed_with_other_keys(
         &self,
         active: &str,
         secrets: Option<&str>,
@@ -225,7 +225,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn sealed_by(&self, sealing: Sealing) -> Result<Vec<SealedBy>, Error> {
+    pub async fn sealed_rows(&self, sealing: KeyringKind) -> Result<Vec<SealedRows>, Error> {
         let rows = sqlx::query!(
             r#"SELECT key AS "key!", what AS "what!", count(*) AS "count!" FROM (
                    SELECT 'credentials' AS sealing, key_id AS key, 'model_providers' AS what FROM model_providers
@@ -239,15 +239,15 @@ impl Store {
                WHERE sealing = $1 AND key IS NOT NULL
                GROUP BY key, what ORDER BY key, what"#,
             match sealing {
-                Sealing::Credentials => "credentials",
-                Sealing::Secrets => "secrets",
+                KeyringKind::Credentials => "credentials",
+                KeyringKind::Secrets => "secrets",
             },
         )
         .fetch_all(&self.pool)
         .await?;
         Ok(rows
             .into_iter()
-            .map(|row| SealedBy { key: row.key, what: row.what, count: row.count })
+            .map(|row| SealedRows { key: row.key, what: row.what, count: row.count })
             .collect())
     }
 
@@ -257,7 +257,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scripts_with_older_secrets(&self) -> Result<i64, Error> {
+    pub async fn scripts_with_stale_secrets(&self) -> Result<i64, Error> {
         let count = sqlx::query_scalar!(
             r#"SELECT count(*) AS "count!" FROM tasks t
                WHERE t.next_wake IS NOT NULL AND t.phase = 'execute_tools'

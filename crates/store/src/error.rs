@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 
-use construct_domain::{approval::ApprovalState, budget::Exhausted};
+use construct_domain::{approval::ApprovalState, budget::ExhaustedBudget};
 use jiff::Timestamp;
 use sqlx::postgres::PgDatabaseError;
 
@@ -38,8 +38,8 @@ pub enum Error {
     #[error("it was changed by somebody else meanwhile")]
     Conflict,
     /// A document has another version than expected. Nothing was written.
-    #[error("{}", outdated(*current))]
-    Outdated {
+    #[error("{}", version_mismatch_text(*current))]
+    VersionMismatch {
         /// Which version it has; 0: there is none.
         current: i64,
     },
@@ -51,10 +51,10 @@ pub enum Error {
     LastOwner,
     /// What is to be given or taken is above the caller's own role.
     #[error("nobody may give or take a role above their own")]
-    Above,
+    InsufficientRole,
     /// The organization is one that stays: a personal one, or the operator's.
     #[error("a personal organization and the operator's cannot be deleted")]
-    Kept,
+    PermanentOrganization,
     /// Too many messages of the task wait for their turn.
     #[error("the task has {limit} messages waiting already")]
     QueueFull {
@@ -114,10 +114,10 @@ pub enum Error {
     NotInTranscript,
     /// A budget has not got what is to be set aside. Nothing was written.
     #[error(transparent)]
-    Exhausted(Box<Exhausted>),
+    Exhausted(Box<ExhaustedBudget>),
     /// The approval is over.
-    #[error("the approval is over: {}", over(*state, by, *at))]
-    Decided {
+    #[error("the approval is over: {}", closed_text(*state, by, *at))]
+    ApprovalClosed {
         /// What became of it.
         state: ApprovalState,
         /// Who decided; empty when nobody did.
@@ -135,7 +135,7 @@ pub enum Error {
 }
 
 /// What version a document has, in words.
-fn outdated(current: i64) -> String {
+fn version_mismatch_text(current: i64) -> String {
     match current {
         0 => "there is no such document, or not any more".to_owned(),
         current => format!("the document has version {current}"),
@@ -143,7 +143,7 @@ fn outdated(current: i64) -> String {
 }
 
 /// What became of an approval, in words.
-fn over(state: ApprovalState, by: &str, at: Option<Timestamp>) -> String {
+fn closed_text(state: ApprovalState, by: &str, at: Option<Timestamp>) -> String {
     let by = if by.is_empty() { String::new() } else { format!(" by {by}") };
     let at = at.map(|at| format!(" at {at:.0}")).unwrap_or_default();
     match state {
@@ -166,18 +166,18 @@ impl Error {
     }
 
     /// Of an insert or update: a reference that does not hold means that its target is not there.
-    pub(crate) fn of_write(error: sqlx::Error) -> Self {
-        violated(&error).and_then(|name| constraint(name, false)).unwrap_or_else(|| error.into())
+    pub(crate) fn from_write(error: sqlx::Error) -> Self {
+        violated_constraint(&error).and_then(|name| constraint_error(name, false)).unwrap_or_else(|| error.into())
     }
 
     /// Of a statement that sets money aside: the functions in `migrations/0012_money.sql` say which
     /// budget has not got it.
-    pub(crate) fn of_spending(error: sqlx::Error) -> Self {
+    pub(crate) fn from_reservation(error: sqlx::Error) -> Self {
         let told =
             error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
         match told
-            .filter(|told| told.code() == reservation::EXHAUSTED)
-            .map(|told| reservation::exhausted(told.detail()))
+            .filter(|told| told.code() == reservation::EXHAUSTED_SQLSTATE)
+            .map(|told| reservation::parse_exhausted(told.detail()))
         {
             Some(Ok(exhausted)) => Self::Exhausted(Box::new(exhausted)),
             Some(Err(unreadable)) => Self::internal(unreadable),
@@ -186,18 +186,18 @@ impl Error {
     }
 
     /// Of a delete: a reference that does not hold any more means that the row is needed.
-    pub(crate) fn of_delete(error: sqlx::Error) -> Self {
-        violated(&error).and_then(|name| constraint(name, true)).unwrap_or_else(|| error.into())
+    pub(crate) fn from_delete(error: sqlx::Error) -> Self {
+        violated_constraint(&error).and_then(|name| constraint_error(name, true)).unwrap_or_else(|| error.into())
     }
 }
 
 /// The constraint an error is about.
-pub(crate) fn violated(error: &sqlx::Error) -> Option<&str> {
+pub(crate) fn violated_constraint(error: &sqlx::Error) -> Option<&str> {
     error.as_database_error()?.constraint()
 }
 
 /// What the violation of a constraint means. The names stand in the migrations.
-fn constraint(name: &str, deleting: bool) -> Option<Error> {
+fn constraint_error(name: &str, deleting: bool) -> Option<Error> {
     let taken = |what, field| Some(Error::AlreadyExists { what, field });
     let reference = |what, by| {
         Some(if deleting { Error::InUse { what, by } } else { Error::NotFound { what } })
@@ -266,7 +266,7 @@ impl From<sqlx::Error> for Error {
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed
             | sqlx::Error::BeginFailed => true,
-            sqlx::Error::Database(database) => database.code().is_some_and(|code| passes(&code)),
+            sqlx::Error::Database(database) => database.code().is_some_and(|code| is_transient(&code)),
             _ => false,
         };
         if unavailable {
@@ -278,7 +278,7 @@ impl From<sqlx::Error> for Error {
 }
 
 /// Whether what an SQLSTATE says passes by itself.
-fn passes(code: &str) -> bool {
+fn is_transient(code: &str) -> bool {
     // Connection exceptions, insufficient resources, operator intervention (shutdown, starting up,
     // statement timeout), system errors of the server.
     ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class))
@@ -317,18 +317,18 @@ mod tests {
             ("23505", false),
             ("42601", false),
         ] {
-            assert_eq!(passes(code), expected, "{code}");
+            assert_eq!(is_transient(code), expected, "{code}");
         }
     }
 
     #[test]
     fn foreign_key_violation_is_not_found_on_write_in_use_on_delete() {
         assert!(matches!(
-            constraint("models_provider_fkey", false),
+            constraint_error("models_provider_fkey", false),
             Some(Error::NotFound { what: "model provider" })
         ));
         assert!(matches!(
-            constraint("models_provider_fkey", true),
+            constraint_error("models_provider_fkey", true),
             Some(Error::InUse { what: "model provider", by: "model" })
         ));
     }

@@ -62,12 +62,12 @@ impl Stream {
 }
 
 /// A count that is never negative, from a column that PostgreSQL knows as signed only.
-pub(crate) fn unsigned(value: i64) -> u64 {
+pub(crate) fn to_u64(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
 
 /// The reverse of [`unsigned`], for values that count up from 0 and never come near the end.
-pub(crate) fn signed(value: u64) -> i64 {
+pub(crate) fn to_i64(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
@@ -91,7 +91,7 @@ impl Store {
                LIMIT $4"#,
             stream.id,
             stream.organization.uuid(),
-            signed(sequence),
+            to_i64(sequence),
             i64::from(limit),
         )
         .fetch_all(&self.pool)
@@ -101,10 +101,10 @@ impl Store {
             .map(|row| StoredEvent {
                 organization: stream.organization,
                 stream: stream.id,
-                sequence: unsigned(row.sequence),
+                sequence: to_u64(row.sequence),
                 kind: row.kind,
                 payload: row.payload,
-                step: row.step.map(unsigned),
+                step: row.step.map(to_u64),
                 created_at: row.created_at.into(),
             })
             .collect())
@@ -125,7 +125,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
-        Ok(head.map_or(0, unsigned))
+        Ok(head.map_or(0, to_u64))
     }
 
     /// The sequence of the newest event of each stream, in the given order, with one query.
@@ -151,6 +151,6 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        Ok(streams.iter().copied().zip(heads.into_iter().map(unsigned)).collect())
+        Ok(streams.iter().copied().zip(heads.into_iter().map(to_u64)).collect())
     }
 }

@@ -14,22 +14,22 @@ use uuid::Uuid;
 use construct_domain::{FileId, OrganizationId};
 
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome,
     write::{Writer, begin},
 };
 
-pub(crate) use removal::note_everything;
-pub use removal::{FileContent, Removal, Removed};
-pub use upload::{Claimed, NewPart, Part, Taken};
+pub(crate) use removal::record_organization_removal;
+pub use removal::{FileContent, Removal, RemovalTarget};
+pub use upload::{ClaimedFile, NewPart, Part, PartOutcome};
 
-const WHAT: &str = "file";
+const ENTITY: &str = "file";
 
 /// Uploads of an organization that may be unfinished at a time.
-pub const UNFINISHED: u32 = 100;
+pub const MAX_UNFINISHED_UPLOADS: u32 = 100;
 /// How long an upload may take, and a refusal can be read.
-pub const EXPIRES: SignedDuration = SignedDuration::from_hours(24);
+pub const UPLOAD_TIMEOUT: SignedDuration = SignedDuration::from_hours(24);
 /// Parts of a file.
-pub const PARTS: u32 = 10_000;
+pub const MAX_PARTS: u32 = 10_000;
 
 /// What becomes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl FileState {
         }
     }
 
-    fn read(text: &str) -> Result<Self, Error> {
+    fn from_column(text: &str) -> Result<Self, Error> {
         [Self::Uploading, Self::Checking, Self::Ready, Self::Refused]
             .into_iter()
             .find(|state| state.as_str() == text)
@@ -174,12 +174,12 @@ impl TryFrom<Row> for File {
             media_type: row.media_type,
             size: row.size,
             expected: digest(row.expected)?,
-            state: FileState::read(&row.state)?,
+            state: FileState::from_column(&row.state)?,
             received: row.received,
             sha256: digest(row.sha256)?,
             reason: row.reason,
             created_by: row.created_by,
-            expires_at: crate::time::option(row.expires_at),
+            expires_at: crate::time::from_sql_option(row.expires_at),
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -234,7 +234,7 @@ impl Store {
     pub async fn file_get(&self, organization: OrganizationId, id: FileId) -> Result<File, Error> {
         let row =
             select!(["WHERE f.organization_id = $1 AND f.id = $2"], organization.uuid(), id.uuid());
-        row.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: WHAT })?.try_into()
+        row.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: ENTITY })?.try_into()
     }
 
     /// A page of files. Their names are in no order that a list can have.
@@ -270,7 +270,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_is_known(
+    pub async fn file_content_exists(
         &self,
         organization: OrganizationId,
         sha256: &[u8; 32],
@@ -295,8 +295,8 @@ impl Store {
         &self,
         write: &Write,
         new: NewFile,
-        render: impl FnOnce(&File) -> Rendered + Send,
-    ) -> Result<Written<File>, Error> {
+        render: impl FnOnce(&File) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<File>, Error> {
         let mut writer = begin!(self, write);
         let organization = writer.organization();
         let known = match &new.expected {
@@ -320,7 +320,7 @@ impl Store {
         let known = known.filter(|known| new.media_type.is_empty() || *known == new.media_type);
         let is_ready = known.is_some();
         if !is_ready {
-            self.may_upload(&mut writer).await?;
+            self.check_upload_limit(&mut writer).await?;
         }
         let state = match () {
             () if is_ready => FileState::Ready,
@@ -328,7 +328,7 @@ impl Store {
             () => FileState::Uploading,
         };
         let media_type = known.unwrap_or(new.media_type);
-        let expires_at = (!is_ready).then(|| crate::time::sql(write.now + EXPIRES));
+        let expires_at = (!is_ready).then(|| crate::time::sql(write.now + UPLOAD_TIMEOUT));
         sqlx::query!(
             "INSERT INTO files
                  (id, organization_id, name, media_type, size, expected, state, received, sha256, created_by, expires_at, claimed_until,
@@ -351,13 +351,13 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = reload(&mut writer, new.id).await?;
         writer.finish_unchanged(entity, render).await
     }
 
     /// Of two that begin at once, one waits here for the other, so that neither counts past it.
-    async fn may_upload(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
+    async fn check_upload_limit(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
         sqlx::query_scalar!(
             r#"SELECT pg_advisory_xact_lock(hashtextextended($1::text, 34))::text AS "done""#,
             writer.organization().to_string(),
@@ -370,8 +370,8 @@ impl Store {
         )
         .fetch_one(&mut *writer.transaction)
         .await?;
-        if unfinished >= i64::from(UNFINISHED) {
-            return Err(Error::TooManyUploads { limit: UNFINISHED });
+        if unfinished >= i64::from(MAX_UNFINISHED_UPLOADS) {
+            return Err(Error::TooManyUploads { limit: MAX_UNFINISHED_UPLOADS });
         }
         Ok(())
     }
@@ -387,8 +387,8 @@ impl Store {
         id: FileId,
         expected_revision: Option<i64>,
         name: Option<&str>,
-        render: impl FnOnce(&File) -> Rendered + Send,
-    ) -> Result<Written<File>, Error> {
+        render: impl FnOnce(&File) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<File>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE files SET name = coalesce($5, name), revision = revision + 1, updated_at = $4
@@ -418,8 +418,8 @@ impl Store {
         &self,
         write: &Write,
         id: FileId,
-        render: impl FnOnce(&File) -> Rendered + Send,
-    ) -> Result<Written<File>, Error> {
+        render: impl FnOnce(&File) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<File>, Error> {
         let mut writer = begin!(self, write);
         let row = select!(
             ["WHERE f.organization_id = $1 AND f.id = $2 FOR UPDATE"],
@@ -429,9 +429,9 @@ impl Store {
         let row = row
             .fetch_optional(&mut *writer.transaction)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?;
+            .ok_or(Error::NotFound { what: ENTITY })?;
         let entity = File::try_from(row)?;
-        removal::note(&mut writer.transaction, &entity, write.now).await?;
+        removal::record_removal(&mut writer.transaction, &entity, write.now).await?;
         sqlx::query!("DELETE FROM files WHERE id = $1", id.uuid())
             .execute(&mut *writer.transaction)
             .await?;
@@ -445,6 +445,6 @@ async fn reload(writer: &mut Writer<'_>, id: FileId) -> Result<File, Error> {
         select!(["WHERE f.organization_id = $1 AND f.id = $2"], writer.organization(), id.uuid());
     row.fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

@@ -14,11 +14,11 @@ mod user;
 
 use construct_domain::access::{Role, Scope};
 
-pub use erase::Erasing;
+pub use erase::ErasureProgress;
 #[cfg(test)]
 pub(crate) use erase::TABLES as ERASED;
 pub use invitation::{Invitation, InvitationState, NewInvitation};
-pub use key::{ApiKey, KeyHolder, NewApiKey, NewSetupCode, Secret};
+pub use key::{ApiKey, KeyHolder, NewApiKey, NewSetupCode, SecretHash};
 pub use member::Member;
 pub use organization::{NewOrganization, Organization, OrganizationChanges, OrganizationKind};
 pub use user::{Profile, User};
@@ -26,29 +26,29 @@ pub use user::{Profile, User};
 use crate::Error;
 
 /// A role of a row.
-fn role(word: &str) -> Result<Role, Error> {
+fn parse_role(word: &str) -> Result<Role, Error> {
     Role::parse(word).ok_or_else(|| Error::internal(format!("unknown role `{word}`")))
 }
 
 /// The scopes of a row. One that is not known any more is worth nothing.
-fn scopes(words: &[String]) -> Vec<Scope> {
+fn parse_scopes(words: &[String]) -> Vec<Scope> {
     words.iter().filter_map(|word| Scope::parse(word)).collect()
 }
 
 /// Scopes for a row.
-fn scope_words(scopes: &[Scope]) -> Vec<String> {
+fn scope_names(scopes: &[Scope]) -> Vec<String> {
     scopes.iter().map(|scope| scope.as_str().to_owned()).collect()
 }
 
 /// One list, by time of creation in either direction. `$select` is the module's macro of the
 /// columns; `$table` what the row is called there.
-macro_rules! by_time {
+macro_rules! list_by_time {
     ($store:expr, $select:ident, $condition:literal, $created:literal, $id:literal, $page:expr, [$($argument:expr),*], $numbers:tt) => {{
         let (time, id) = $page.after_time()?;
         if $page.order.descending {
-            crate::identity::by_time!(@rows $store, $select, $condition, $created, $id, "<", " DESC", $page, [$($argument),*], time, id, $numbers)
+            crate::identity::list_by_time!(@rows $store, $select, $condition, $created, $id, "<", " DESC", $page, [$($argument),*], time, id, $numbers)
         } else {
-            crate::identity::by_time!(@rows $store, $select, $condition, $created, $id, ">", "", $page, [$($argument),*], time, id, $numbers)
+            crate::identity::list_by_time!(@rows $store, $select, $condition, $created, $id, ">", "", $page, [$($argument),*], time, id, $numbers)
         }
     }};
     (@rows $store:expr, $select:ident, $condition:literal, $created:literal, $id:literal, $comparison:literal, $direction:literal, $page:expr,
@@ -65,4 +65,4 @@ macro_rules! by_time {
         .await?
     };
 }
-pub(crate) use by_time;
+pub(crate) use list_by_time;

@@ -4,7 +4,7 @@ use construct_domain::{AgentId, ModelId, ModelProviderId, OrganizationId, TaskId
 
 use crate::{
     Error, KeyLimits, ModelParameters, ModelProviderKind, SealedSecret, Store, model::long_context,
-    model_provider::sealed, routing::further_keys,
+    model_provider::sealed_secret, routing::additional_keys,
 };
 
 /// What a model call of a task needs to know besides the transcript.
@@ -83,14 +83,14 @@ pub struct InvocationProvider {
     /// The API key, sealed for the provider's id.
     pub key: Option<SealedSecret>,
     /// Further keys, sealed like the first.
-    pub further_keys: Vec<SealedSecret>,
+    pub additional_keys: Vec<SealedSecret>,
     /// Of each key.
     pub limits: KeyLimits,
 }
 
 /// Selects what [`model_and_provider`] reads, of the model `m` and the provider `p`, with `more`
 /// columns before.
-macro_rules! select_reached {
+macro_rules! select_with_provider {
     ([$more:literal], [$from:literal], $($parameter:expr),*) => {
         sqlx::query!(
             r#"SELECT "#
@@ -137,11 +137,11 @@ macro_rules! model_and_provider {
             InvocationProvider {
                 id: ModelProviderId::from_uuid($row.provider_id),
                 name: $row.provider_name,
-                kind: ModelProviderKind::stored(&$row.kind)?,
+                kind: ModelProviderKind::from_column(&$row.kind)?,
                 base_url: $row.base_url,
                 script: $row.script,
                 key: sealed($row.key_id, $row.key_nonce, $row.key_ciphertext),
-                further_keys: further_keys(
+                additional_keys: additional_keys(
                     $row.further_ids,
                     $row.further_nonces,
                     $row.further_ciphertexts,
@@ -158,7 +158,7 @@ macro_rules! model_and_provider {
 
 /// A model with the account it is reached over.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Callable {
+pub struct ModelRoute {
     /// The model.
     pub model: InvocationModel,
     /// The account.
@@ -177,7 +177,7 @@ impl Store {
     /// [`Error::Unavailable`], [`Error::Internal`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn invocation(&self, task: TaskId) -> Result<Option<Invocation>, Error> {
-        let row = select_reached!(
+        let row = select_with_provider!(
             [r#"a.id AS agent_id, a.name AS agent_name, a.instructions, a.parameters, m.hedge_after_ms,
                 EXISTS (SELECT FROM model_fallbacks f WHERE f.model_id = m.id) AS "has_fallbacks!",
                 EXISTS (SELECT FROM agent_secrets s WHERE s.organization_id = a.organization_id AND s.agent_id = a.id) AS "has_secrets!", "#],
@@ -216,7 +216,7 @@ impl Store {
         &self,
         model: ModelId,
     ) -> Result<Vec<InvocationFallback>, Error> {
-        let rows = select_reached!(
+        let rows = select_with_provider!(
             [r#"f.weight, "#],
             ["FROM model_fallbacks f
              JOIN models m ON m.organization_id = f.organization_id AND m.id = f.fallback_id
@@ -241,13 +241,13 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn callable(
+    pub async fn model_route(
         &self,
         organization: OrganizationId,
         name_or_id: &str,
-    ) -> Result<Option<Callable>, Error> {
+    ) -> Result<Option<ModelRoute>, Error> {
         let id = name_or_id.parse::<ModelId>().ok().map(ModelId::uuid);
-        let row = select_reached!(
+        let row = select_with_provider!(
             [r#"m.hedge_after_ms,
                 EXISTS (SELECT FROM model_fallbacks f WHERE f.model_id = m.id) AS "has_fallbacks!", "#],
             ["FROM models m
@@ -269,6 +269,6 @@ impl Store {
         };
         let hedge_after_ms = row.hedge_after_ms;
         let (model, provider) = model_and_provider!(row);
-        Ok(Some(Callable { model, provider, fallbacks, hedge_after_ms }))
+        Ok(Some(ModelRoute { model, provider, fallbacks, hedge_after_ms }))
     }
 }

@@ -47,7 +47,7 @@ pub struct Dimensions {
 
 /// A place in a list of sums.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UsagePlace {
+pub struct UsageCursor {
     /// `2026-11-22`.
     pub day: String,
     /// Its id as a UUID.
@@ -67,14 +67,14 @@ pub struct UsagePage {
     /// The newest day first.
     pub descending: bool,
     /// The last row of the page before.
-    pub after: Option<UsagePlace>,
+    pub after: Option<UsageCursor>,
 }
 
 /// One sum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageRow {
     /// Where it stands in the list.
-    pub place: UsagePlace,
+    pub cursor: UsageCursor,
     /// Whose it is, when that is asked for; none: nobody's.
     pub agent: Option<AgentId>,
     /// What the agent is called, while it is there.
@@ -88,12 +88,12 @@ pub struct UsageRow {
     /// What the model is called, while it is there.
     pub model_name: String,
     /// What was used.
-    pub used: Used,
+    pub totals: UsageTotals,
 }
 
 /// What was used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Used {
+pub enum UsageTotals {
     /// Of models.
     Models {
         /// How many calls.
@@ -141,12 +141,12 @@ struct ToolRow {
     micros: i64,
 }
 
-fn id(text: &str) -> Option<Uuid> {
+fn parse_id(text: &str) -> Option<Uuid> {
     Uuid::parse_str(text).ok()
 }
 
-macro_rules! of_models {
-    ($organization:expr, $filter:expr, $of:expr, $page:expr, $after:expr) => {
+macro_rules! model_usage {
+    ($organization:expr, $filter:expr, $dimensions:expr, $page:expr, $after:expr) => {
         sqlx::query_as!(
             ModelRow,
             r#"WITH sums AS (
@@ -186,23 +186,23 @@ macro_rules! of_models {
             $filter.agent.map(AgentId::uuid) as _,
             $filter.model.map(ModelId::uuid) as _,
             $filter.time_zone,
-            $of.day,
-            $of.agent,
-            $of.model,
+            $dimensions.day,
+            $dimensions.agent,
+            $dimensions.model,
             $page.descending,
-            $after.map(|place| place.day.as_str()) as _,
-            $after.map(|place| place.agent.as_str()) as _,
-            $after.map(|place| place.what.as_str()) as _,
+            $after.map(|cursor| cursor.day.as_str()) as _,
+            $after.map(|cursor| cursor.agent.as_str()) as _,
+            $after.map(|cursor| cursor.what.as_str()) as _,
             i64::from($page.limit),
-            $of.key,
+            $dimensions.key,
             $filter.key.map(ApiKeyId::uuid) as _,
-            $after.map(|place| place.key.as_str()) as _,
+            $after.map(|cursor| cursor.key.as_str()) as _,
         )
     };
 }
 
-macro_rules! of_tools {
-    ($organization:expr, $filter:expr, $of:expr, $page:expr, $after:expr) => {
+macro_rules! tool_usage {
+    ($organization:expr, $filter:expr, $dimensions:expr, $page:expr, $after:expr) => {
         sqlx::query_as!(
             ToolRow,
             r#"WITH calls AS (
@@ -246,17 +246,17 @@ macro_rules! of_tools {
             time::sql($filter.until) as _,
             $filter.agent.map(AgentId::uuid) as _,
             $filter.time_zone,
-            $of.day,
-            $of.agent,
+            $dimensions.day,
+            $dimensions.agent,
             $page.descending,
-            $after.map(|place| place.day.as_str()) as _,
-            $after.map(|place| place.agent.as_str()) as _,
-            $after.map(|place| place.what.as_str()) as _,
+            $after.map(|cursor| cursor.day.as_str()) as _,
+            $after.map(|cursor| cursor.agent.as_str()) as _,
+            $after.map(|cursor| cursor.what.as_str()) as _,
             i64::from($page.limit),
             $filter.tool.as_deref() as _,
-            $of.key,
+            $dimensions.key,
             $filter.key.map(ApiKeyId::uuid) as _,
-            $after.map(|place| place.key.as_str()) as _,
+            $after.map(|cursor| cursor.key.as_str()) as _,
         )
     };
 }
@@ -271,16 +271,16 @@ impl Store {
         &self,
         organization: OrganizationId,
         filter: &UsageFilter,
-        of: Dimensions,
+        dimensions: Dimensions,
         page: &UsagePage,
     ) -> Result<Vec<UsageRow>, Error> {
         let after = page.after.as_ref();
-        if of.tool {
+        if dimensions.tool {
             let rows =
-                of_tools!(organization, filter, of, page, after).fetch_all(&self.pool).await?;
+                tool_usage!(organization, filter, dimensions, page, after).fetch_all(&self.pool).await?;
             return Ok(rows.into_iter().map(UsageRow::from).collect());
         }
-        let rows = of_models!(organization, filter, of, page, after).fetch_all(&self.pool).await?;
+        let rows = model_usage!(organization, filter, dimensions, page, after).fetch_all(&self.pool).await?;
         Ok(rows.into_iter().map(UsageRow::from).collect())
     }
 }
@@ -288,14 +288,14 @@ impl Store {
 impl From<ModelRow> for UsageRow {
     fn from(row: ModelRow) -> Self {
         Self {
-            agent: id(&row.agent).map(AgentId::from_uuid),
+            agent: parse_id(&row.agent).map(AgentId::from_uuid),
             agent_name: row.agent_name.unwrap_or_default(),
-            key: id(&row.key).map(ApiKeyId::from_uuid),
+            key: parse_id(&row.key).map(ApiKeyId::from_uuid),
             key_name: row.key_name.unwrap_or_default(),
-            model: id(&row.what).map(ModelId::from_uuid),
+            model: parse_id(&row.what).map(ModelId::from_uuid),
             model_name: row.model_name.unwrap_or_default(),
-            place: UsagePlace { day: row.day, agent: row.agent, key: row.key, what: row.what },
-            used: Used::Models {
+            cursor: UsageCursor { day: row.day, agent: row.agent, key: row.key, what: row.what },
+            totals: UsageTotals::Models {
                 calls: row.calls,
                 usage: Usage {
                     input_tokens: row.input_tokens,
@@ -313,14 +313,14 @@ impl From<ModelRow> for UsageRow {
 impl From<ToolRow> for UsageRow {
     fn from(row: ToolRow) -> Self {
         Self {
-            agent: id(&row.agent).map(AgentId::from_uuid),
+            agent: parse_id(&row.agent).map(AgentId::from_uuid),
             agent_name: row.agent_name.unwrap_or_default(),
-            key: id(&row.key).map(ApiKeyId::from_uuid),
+            key: parse_id(&row.key).map(ApiKeyId::from_uuid),
             key_name: row.key_name.unwrap_or_default(),
             model: None,
             model_name: String::new(),
-            place: UsagePlace { day: row.day, agent: row.agent, key: row.key, what: row.what },
-            used: Used::Tools { calls: row.calls, failed: row.failed, micros: row.micros },
+            cursor: UsageCursor { day: row.day, agent: row.agent, key: row.key, what: row.what },
+            totals: UsageTotals::Tools { calls: row.calls, failed: row.failed, micros: row.micros },
         }
     }
 }
@@ -333,8 +333,8 @@ pub(crate) mod tests {
 
     /// The statements of [`Store::usage_list`], for tests of their plans: of models, of tools.
     pub(crate) fn statements() -> [String; 2] {
-        let (organization, of, after) =
-            (OrganizationId::LOCAL, Dimensions::default(), None::<&UsagePlace>);
+        let (organization, dimensions, after) =
+            (OrganizationId::LOCAL, Dimensions::default(), None::<&UsageCursor>);
         let page = UsagePage { limit: 1, descending: false, after: None };
         let (since, until) = (Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH);
         let time_zone = "UTC".into();
@@ -348,8 +348,8 @@ pub(crate) mod tests {
             time_zone,
         };
         [
-            of_models!(organization, filter, of, page, after).sql().as_str().to_owned(),
-            of_tools!(organization, filter, of, page, after).sql().as_str().to_owned(),
+            model_usage!(organization, filter, dimensions, page, after).sql().as_str().to_owned(),
+            tool_usage!(organization, filter, dimensions, page, after).sql().as_str().to_owned(),
         ]
     }
 }

@@ -53,48 +53,48 @@ mod usage;
 mod write;
 
 pub use agent::{
-    Agent, AgentChanges, AgentFilter, Means, ModelParameters, NewAgent, ThinkingEffort,
+    Agent, AgentChanges, AgentFilter, ScriptCapabilities, ModelParameters, NewAgent, ThinkingEffort,
 };
 pub use approval::{ApprovalDecision, ApprovalFilter, StoredApproval};
 pub use audit::{Audit, AuditEntry, AuditFilter};
 pub use budget::{Budget, BudgetFilter, NewBudget};
 pub use compaction::Compaction;
 pub use cost::{CostFilter, CostGroup, CostRow};
-pub use diagnosis::{DatabaseState, ParkedTasks, SealedBy, Sealing, Spender, Spent};
+pub use diagnosis::{DatabaseState, QuarantinedTasks, SealedRows, KeyringKind, AgentSpending, ModelSpending};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};
 pub use file::{
-    Claimed, EXPIRES, File, FileContent, FileFilter, FileState, NewFile, NewPart, PARTS, Part,
-    Removal, Removed, Taken, UNFINISHED,
+    ClaimedFile, UPLOAD_TIMEOUT, File, FileContent, FileFilter, FileState, NewFile, NewPart, MAX_PARTS, Part,
+    Removal, RemovalTarget, PartOutcome, MAX_UNFINISHED_UPLOADS,
 };
 pub use invocation::{
-    Callable, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider,
+    ModelRoute, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider,
 };
-pub use ledger::{Dimensions, UsageFilter, UsagePage, UsagePlace, UsageRow, Used};
+pub use ledger::{Dimensions, UsageFilter, UsagePage, UsageCursor, UsageRow, UsageTotals};
 pub use message::{
     MessageCursor, MessageFilter, MessagePage, NewUserMessage, QUEUE_LIMIT, StoredMessage,
 };
 pub use model::{Model, ModelChanges, ModelFilter, NewModel, PricesSource};
 pub use model_provider::{
     ModelProvider, ModelProviderChanges, ModelProviderFilter, ModelProviderKind, NewModelProvider,
-    Resealed,
+    ResealReport,
 };
 pub use page::{Cursor, CursorValue, Key, Order, Page};
-pub use quota::{Counted, Counts, Limits, Periods, Quota};
-pub use reservation::{CallReport, CallReservation, StepReservation, Tidied};
+pub use quota::{CountSelection, Counts, Limits, Periods, Quota};
+pub use reservation::{CallReport, CallReservation, StepReservation, CleanupReport};
 pub use routing::{Fallback, KeyLimits};
 pub use schedule::{
-    Due, Fired, NewSchedule, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, ScheduleFilter,
-    ScheduleRun, Target, Told,
+    DueSchedule, FiredSchedule, NewSchedule, RUN_HISTORY_LIMIT, RunOutcome, Schedule, ScheduleChanges, ScheduleFilter,
+    ScheduleRun, ScheduleTarget, RunEvents,
 };
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
 pub use state::{State, StateContent, StateGrowth, StateRef};
 pub use store::{PoolOptions, STATEMENT_TIMEOUT, Store};
 pub use task::{
-    AppendedMessage, AskedApproval, Asking, Below, Committed, DueTask, EndedMessage, LoadedTask,
-    NewFork, NewSubtask, NewTask, Parked, Rewind, Spending, StoredTask, SubtaskChange,
-    SubtaskState, SubtaskStatus, SubtaskTold, TaskChanges, TaskCommit, TaskFilter,
+    AppendedMessage, NewApproval, ScriptCaller, DescendantTotals, CommittedTask, DueTask, EndedMessage, LoadedTask,
+    NewFork, NewSubtask, NewTask, Quarantine, Rewind, CostInputs, StoredTask, SubtaskChange,
+    SubtaskState, SubtaskStatus, SubtaskEvents, TaskChanges, TaskCommit, TaskFilter,
 };
 pub use usage::{Purpose, StepUsage};
-pub use write::{Idempotency, Rendered, Write, Written};
+pub use write::{Idempotency, WriteOutput, Write, WriteOutcome};

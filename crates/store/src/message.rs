@@ -14,11 +14,11 @@ use construct_domain::{
     money::Usage,
 };
 
-use crate::{Error, Store, time::option};
+use crate::{Error, Store, time::from_sql_option};
 
 pub(crate) use write::message_by_id;
 
-pub(crate) const WHAT: &str = "message";
+pub(crate) const ENTITY: &str = "message";
 
 /// Messages of one task that may wait for their turn: who sends one more is refused with
 /// [`Error::QueueFull`]. A task answers one message at a time, so a longer queue would only be a
@@ -158,10 +158,10 @@ impl TryFrom<Row> for StoredMessage {
                 .ok_or_else(|| Error::internal(format!("unknown source `{}`", row.source)))?,
             content: serde_json::from_value(row.content).map_err(Error::internal)?,
             agent: row.agent_id.map(AgentId::from_uuid),
-            processed_at: option(row.processed_at),
+            processed_at: from_sql_option(row.processed_at),
             error: row.error,
             interrupts: row.interrupts,
-            superseded_at: option(row.superseded_at),
+            superseded_at: from_sql_option(row.superseded_at),
             replaces: row.replaces.map(MessageId::from_uuid),
             usage: Usage {
                 input_tokens: row.input_tokens,
@@ -250,7 +250,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -273,7 +273,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: crate::task::WHAT })?;
+        .ok_or(Error::NotFound { what: crate::task::ENTITY })?;
         let rows = if page.descending {
             list!(self, organization, task, filter, page, "<", " DESC")
         } else {

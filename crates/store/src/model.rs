@@ -10,13 +10,13 @@ use construct_domain::{
 use serde_json::Value;
 
 use crate::{
-    Cursor, Error, Fallback, Key, Page, Rendered, Store, Write, Written,
+    Cursor, Error, Fallback, Key, Page, WriteOutput, Store, Write, WriteOutcome,
     routing::{FallbackRow, fallbacks, fallbacks_replace},
     text,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "model";
+const ENTITY: &str = "model";
 
 /// What a provider offers, at which price.
 #[derive(Debug, Clone, PartialEq)]
@@ -143,7 +143,7 @@ impl PricesSource {
         }
     }
 
-    fn stored(text: &str) -> Result<Self, Error> {
+    fn from_column(text: &str) -> Result<Self, Error> {
         [Self::Given, Self::Catalog, Self::Free, Self::Unknown]
             .into_iter()
             .find(|source| source.as_str() == text)
@@ -203,7 +203,7 @@ impl TryFrom<Row> for Model {
                 request: row.request_price,
                 long_context: long_context(row.long_context_prices)?,
             },
-            prices_source: PricesSource::stored(&row.prices_source)?,
+            prices_source: PricesSource::from_column(&row.prices_source)?,
             tool_calling: row.tool_calling,
             fallbacks: fallbacks(row.fallbacks),
             hedge_after_ms: row.hedge_after_ms,
@@ -267,7 +267,7 @@ impl Store {
         select!(["WHERE m.organization_id = $1 AND m.id = $2"], organization.uuid(), id.uuid())
             .fetch_optional(&self.pool)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?
+            .ok_or(Error::NotFound { what: ENTITY })?
             .try_into()
     }
 
@@ -290,7 +290,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -314,7 +314,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .map(ModelId::from_uuid)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// A page of models.
@@ -379,8 +379,8 @@ impl Store {
         &self,
         write: &Write,
         new: NewModel,
-        render: impl FnOnce(&Model) -> Rendered + Send,
-    ) -> Result<Written<Model>, Error> {
+        render: impl FnOnce(&Model) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Model>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "INSERT INTO models
@@ -409,7 +409,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if !new.fallbacks.is_empty() {
             let organization = writer.organization();
             fallbacks_replace(&mut writer.transaction, organization, new.id, &new.fallbacks)
@@ -431,8 +431,8 @@ impl Store {
         id: ModelId,
         expected_revision: Option<i64>,
         changes: ModelChanges,
-        render: impl FnOnce(&Model) -> Rendered + Send,
-    ) -> Result<Written<Model>, Error> {
+        render: impl FnOnce(&Model) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Model>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE models SET
@@ -473,7 +473,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if done.rows_affected() > 0
             && let Some(fallbacks) = &changes.fallbacks
         {
@@ -496,8 +496,8 @@ impl Store {
         &self,
         write: &Write,
         id: ModelId,
-        render: impl FnOnce(&Model) -> Rendered + Send,
-    ) -> Result<Written<Model>, Error> {
+        render: impl FnOnce(&Model) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Model>, Error> {
         let mut writer = begin!(self, write);
         let entity = model_reload(&mut writer, id).await?;
         let done = sqlx::query!(
@@ -507,9 +507,9 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_delete)?;
+        .map_err(Error::from_delete)?;
         if done.rows_affected() == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         writer.finish(entity, render).await
     }
@@ -519,6 +519,6 @@ async fn model_reload(writer: &mut Writer<'_>, id: ModelId) -> Result<Model, Err
     select!(["WHERE m.organization_id = $1 AND m.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

@@ -6,14 +6,14 @@ use uuid::Uuid;
 use construct_domain::{ModelProviderId, OrganizationId};
 
 use crate::{
-    Cursor, Error, Key, KeyLimits, Keyring, Page, Rendered, SealError, SealedSecret, Store, Write,
-    Written,
-    routing::{further_keys, further_keys_replace},
+    Cursor, Error, Key, KeyLimits, Keyring, Page, WriteOutput, SealError, SealedSecret, Store, Write,
+    WriteOutcome,
+    routing::{additional_keys, additional_keys_replace},
     time,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "model provider";
+const ENTITY: &str = "model provider";
 
 /// Which protocol a vendor speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl ModelProviderKind {
         Self::ALL.into_iter().find(|kind| kind.as_str() == text)
     }
 
-    pub(crate) fn stored(text: &str) -> Result<Self, Error> {
+    pub(crate) fn from_column(text: &str) -> Result<Self, Error> {
         Self::parse(text)
             .ok_or_else(|| Error::internal(format!("unknown kind of model provider `{text}`")))
     }
@@ -104,7 +104,7 @@ pub struct ModelProvider {
     /// The API key, sealed for the provider's id.
     pub key: Option<SealedSecret>,
     /// Further keys, sealed like the first.
-    pub further_keys: Vec<SealedSecret>,
+    pub additional_keys: Vec<SealedSecret>,
     /// Of each key.
     pub limits: KeyLimits,
     /// Rises with every change.
@@ -138,7 +138,7 @@ pub struct NewModelProvider {
     /// The API key, sealed for the provider's id.
     pub key: Option<SealedSecret>,
     /// Further keys, sealed like the first.
-    pub further_keys: Vec<SealedSecret>,
+    pub additional_keys: Vec<SealedSecret>,
     /// Of each key.
     pub limits: KeyLimits,
 }
@@ -155,7 +155,7 @@ pub struct ModelProviderChanges {
     /// The API key, sealed for the provider's id.
     pub key: Option<Option<SealedSecret>>,
     /// All of the further keys.
-    pub further_keys: Option<Vec<SealedSecret>>,
+    pub additional_keys: Option<Vec<SealedSecret>>,
     /// Calls at a time.
     pub max_concurrency: Option<i64>,
     /// Calls a minute.
@@ -175,7 +175,7 @@ pub struct ModelProviderFilter {
 
 /// What a key rotation did.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resealed<I> {
+pub struct ResealReport<I> {
     /// How many records are under the active key now and were not before.
     pub resealed: u64,
     /// Records that could not be opened: their key is not in the keyring.
@@ -211,11 +211,11 @@ impl TryFrom<Row> for ModelProvider {
             id: ModelProviderId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
             name: row.name,
-            kind: ModelProviderKind::stored(&row.kind)?,
+            kind: ModelProviderKind::from_column(&row.kind)?,
             base_url: row.base_url,
             script: row.script,
-            key: sealed(row.key_id, row.key_nonce, row.key_ciphertext),
-            further_keys: further_keys(
+            key: sealed_secret(row.key_id, row.key_nonce, row.key_ciphertext),
+            additional_keys: additional_keys(
                 row.further_ids,
                 row.further_nonces,
                 row.further_ciphertexts,
@@ -233,7 +233,7 @@ impl TryFrom<Row> for ModelProvider {
 }
 
 /// The three columns of a sealed secret, which are null together.
-pub(crate) fn sealed(
+pub(crate) fn sealed_secret(
     key_id: Option<String>,
     nonce: Option<Vec<u8>>,
     ciphertext: Option<Vec<u8>>,
@@ -293,7 +293,7 @@ impl Store {
         select!(["WHERE p.organization_id = $1 AND p.id = $2"], organization.uuid(), id.uuid())
             .fetch_optional(&self.pool)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?
+            .ok_or(Error::NotFound { what: ENTITY })?
             .try_into()
     }
 
@@ -316,7 +316,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -393,8 +393,8 @@ impl Store {
         &self,
         write: &Write,
         new: NewModelProvider,
-        render: impl FnOnce(&ModelProvider) -> Rendered + Send,
-    ) -> Result<Written<ModelProvider>, Error> {
+        render: impl FnOnce(&ModelProvider) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ModelProvider>, Error> {
         let mut writer = begin!(self, write);
         let key = new.key.as_ref();
         sqlx::query!(
@@ -418,10 +418,10 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
-        if !new.further_keys.is_empty() {
+        .map_err(Error::from_write)?;
+        if !new.additional_keys.is_empty() {
             let organization = writer.organization();
-            further_keys_replace(&mut writer.transaction, organization, new.id, &new.further_keys)
+            additional_keys_replace(&mut writer.transaction, organization, new.id, &new.additional_keys)
                 .await?;
         }
         let entity = model_provider_reload(&mut writer, new.id).await?;
@@ -440,8 +440,8 @@ impl Store {
         id: ModelProviderId,
         expected_revision: Option<i64>,
         changes: ModelProviderChanges,
-        render: impl FnOnce(&ModelProvider) -> Rendered + Send,
-    ) -> Result<Written<ModelProvider>, Error> {
+        render: impl FnOnce(&ModelProvider) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ModelProvider>, Error> {
         let mut writer = begin!(self, write);
         let key = changes.key.as_ref().and_then(Option::as_ref);
         let done = sqlx::query!(
@@ -476,12 +476,12 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if done.rows_affected() > 0
             && let Some(keys) = &changes.further_keys
         {
             let organization = writer.organization();
-            further_keys_replace(&mut writer.transaction, organization, id, keys).await?;
+            additional_keys_replace(&mut writer.transaction, organization, id, keys).await?;
         }
         let entity = model_provider_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
@@ -499,8 +499,8 @@ impl Store {
         &self,
         write: &Write,
         id: ModelProviderId,
-        render: impl FnOnce(&ModelProvider) -> Rendered + Send,
-    ) -> Result<Written<ModelProvider>, Error> {
+        render: impl FnOnce(&ModelProvider) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ModelProvider>, Error> {
         let mut writer = begin!(self, write);
         let entity = model_provider_reload(&mut writer, id).await?;
         let done = sqlx::query!(
@@ -510,9 +510,9 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_delete)?;
+        .map_err(Error::from_delete)?;
         if done.rows_affected() == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         writer.finish(entity, render).await
     }
@@ -528,11 +528,11 @@ impl Store {
         &self,
         keyring: &Keyring,
         now: Timestamp,
-    ) -> Result<Resealed<ModelProviderId>, Error> {
+    ) -> Result<ResealReport<ModelProviderId>, Error> {
         let rows = select!(["WHERE p.key_id <> $1 ORDER BY p.id"], keyring.active())
             .fetch_all(&self.pool)
             .await?;
-        let mut report = Resealed { resealed: 0, failed: Vec::new() };
+        let mut report = ResealReport { resealed: 0, failed: Vec::new() };
         for row in rows {
             let provider = ModelProvider::try_from(row)?;
             let Some(old) = provider.key else { continue };
@@ -559,16 +559,16 @@ impl Store {
             .await?;
             report.resealed += done.rows_affected();
         }
-        self.further_keys_reseal_all(keyring, &mut report).await?;
+        self.additional_keys_reseal_all(keyring, &mut report).await?;
         Ok(report)
     }
 
     /// The same for the keys behind the first. They are no change of their provider that anybody
     /// could see.
-    async fn further_keys_reseal_all(
+    async fn additional_keys_reseal_all(
         &self,
         keyring: &Keyring,
-        report: &mut Resealed<ModelProviderId>,
+        report: &mut ResealReport<ModelProviderId>,
     ) -> Result<(), Error> {
         let rows = sqlx::query!(
             "SELECT provider_id, position, key_id, key_nonce, key_ciphertext FROM model_provider_keys
@@ -628,6 +628,6 @@ async fn model_provider_reload(
     select!(["WHERE p.organization_id = $1 AND p.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

@@ -100,7 +100,7 @@ impl Page {
     pub(crate) fn after_time(&self) -> Result<(jiff_sqlx::Timestamp, Uuid), Error> {
         let (time, id) = match &self.after {
             Some(Cursor { value: CursorValue::Time(time), id }) => (*time, *id),
-            Some(Cursor { value: CursorValue::Name(_), .. }) => return Err(wrong_kind()),
+            Some(Cursor { value: CursorValue::Name(_), .. }) => return Err(wrong_order()),
             None if self.order.descending => (LAST_TIME, Uuid::max()),
             None => (FIRST_TIME, Uuid::nil()),
         };
@@ -111,13 +111,13 @@ impl Page {
     pub(crate) fn after_name(&self) -> Result<(&str, Uuid), Error> {
         match &self.after {
             Some(Cursor { value: CursorValue::Name(name), id }) => Ok((name, *id)),
-            Some(Cursor { value: CursorValue::Time(_), .. }) => Err(wrong_kind()),
+            Some(Cursor { value: CursorValue::Time(_), .. }) => Err(wrong_order()),
             None if self.order.descending => Ok((LAST_NAME, Uuid::max())),
             None => Ok(("", Uuid::nil())),
         }
     }
 }
 
-fn wrong_kind() -> Error {
+fn wrong_order() -> Error {
     Error::internal("the cursor belongs to another order")
 }

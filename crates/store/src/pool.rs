@@ -32,19 +32,19 @@ pub(crate) const TRUSTED_IDLE: Duration = Duration::from_millis(500);
 
 /// After how long one goes back to sqlx although it is wanted, so that it is replaced when it is
 /// old.
-const HELD: Duration = Duration::from_secs(60);
+const MAX_CACHED_AGE: Duration = Duration::from_secs(60);
 
 /// The pool. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
-    all: PgPool,
-    hand: Arc<Hand>,
+    inner: PgPool,
+    cache: Arc<ConnectionCache>,
 }
 
 #[derive(Debug)]
-struct Hand {
+struct ConnectionCache {
     /// The latest used is the last.
-    kept: Mutex<Vec<Kept>>,
+    kept: Mutex<Vec<CachedConnection>>,
     /// The rest is for transactions, which take theirs from sqlx.
     limit: usize,
     /// Who waits for sqlx to hand one out: nothing is kept meanwhile.
@@ -52,84 +52,84 @@ struct Hand {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedConnection {
     connection: PoolConnection<Postgres>,
-    taken: Instant,
-    used: Instant,
+    acquired_at: Instant,
+    used_at: Instant,
 }
 
 impl Pool {
-    pub(crate) fn new(all: PgPool) -> Self {
-        let limit = all.options().get_max_connections() as usize / 2;
+    pub(crate) fn new(inner: PgPool) -> Self {
+        let limit = inner.options().get_max_connections() as usize / 2;
         Self {
-            all,
-            hand: Arc::new(Hand { kept: Mutex::default(), limit, waiting: AtomicUsize::new(0) }),
+            inner,
+            cache: Arc::new(ConnectionCache { kept: Mutex::default(), limit, waiting: AtomicUsize::new(0) }),
         }
     }
 
     /// A connection of sqlx's.
     pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
-        let _waiting = self.hand.wait();
-        self.all.acquire().await
+        let _waiting = self.cache.register_waiter();
+        self.inner.acquire().await
     }
 
     /// A transaction on a connection of sqlx's.
     pub(crate) async fn begin(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-        let _waiting = self.hand.wait();
-        self.all.begin().await
+        let _waiting = self.cache.register_waiter();
+        self.inner.begin().await
     }
 
     pub(crate) fn connect_options(&self) -> Arc<PgConnectOptions> {
-        self.all.connect_options()
+        self.inner.connect_options()
     }
 
     /// Ends when all connections are closed. Statements that come later fail.
     pub(crate) async fn close(&self) {
-        let closing = self.all.close();
-        self.hand.kept().clear();
+        let closing = self.inner.close();
+        self.cache.kept().clear();
         closing.await;
     }
 
     /// For one statement.
-    async fn take(&self) -> Result<Kept, sqlx::Error> {
-        if let Some(kept) = self.hand.pop()
-            && kept.used.elapsed() < TRUSTED_IDLE
+    async fn checkout(&self) -> Result<CachedConnection, sqlx::Error> {
+        if let Some(kept) = self.cache.pop()
+            && kept.used_at.elapsed() < TRUSTED_IDLE
         {
             return Ok(kept);
         }
         let connection = self.acquire().await?;
         let now = Instant::now();
-        Ok(Kept { connection, taken: now, used: now })
+        Ok(CachedConnection { connection, acquired_at: now, used_at: now })
     }
 
     /// After a statement that went well.
-    fn keep(&self, mut kept: Kept) {
-        kept.used = Instant::now();
-        if kept.used.duration_since(kept.taken) < HELD && !self.all.is_closed() {
-            self.hand.push(kept);
+    fn checkin(&self, mut kept: CachedConnection) {
+        kept.used_at = Instant::now();
+        if kept.used_at.duration_since(kept.acquired_at) < MAX_CACHED_AGE && !self.inner.is_closed() {
+            self.cache.push(kept);
         }
     }
 }
 
-impl Hand {
-    fn kept(&self) -> std::sync::MutexGuard<'_, Vec<Kept>> {
+impl ConnectionCache {
+    fn kept(&self) -> std::sync::MutexGuard<'_, Vec<CachedConnection>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pop(&self) -> Option<Kept> {
+    fn pop(&self) -> Option<CachedConnection> {
         self.kept().pop()
     }
 
     /// Before one is asked of sqlx: gives back one that is kept, and until then nothing is. Who
     /// keeps one asks under the same lock whether somebody waits, so that none is kept behind the
     /// back of who does.
-    fn wait(&self) -> Waiting<'_> {
+    fn register_waiter(&self) -> Waiter<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         drop(self.pop());
-        Waiting(self)
+        Waiter(self)
     }
 
-    fn push(&self, one: Kept) {
+    fn push(&self, one: CachedConnection) {
         let mut kept = self.kept();
         if kept.len() < self.limit && self.waiting.load(Ordering::Relaxed) == 0 {
             kept.push(one);
@@ -138,9 +138,9 @@ impl Hand {
 }
 
 /// Counts who waits, also when they give up.
-struct Waiting<'a>(&'a Hand);
+struct Waiter<'a>(&'a ConnectionCache);
 
-impl Drop for Waiting<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
@@ -161,9 +161,9 @@ impl<'p> Executor<'p> for &'_ Pool {
     {
         let pool = self.clone();
         let read = async move {
-            let mut kept = pool.take().await?;
+            let mut kept = pool.checkout().await?;
             let rows: Vec<_> = kept.connection.fetch_many(query).try_collect().await?;
-            pool.keep(kept);
+            pool.checkin(kept);
             Ok::<_, sqlx::Error>(stream::iter(rows.into_iter().map(Ok)))
         };
         stream::once(read).try_flatten().boxed()
@@ -178,9 +178,9 @@ impl<'p> Executor<'p> for &'_ Pool {
     {
         let pool = self.clone();
         Box::pin(async move {
-            let mut kept = pool.take().await?;
+            let mut kept = pool.checkout().await?;
             let row = kept.connection.fetch_optional(query).await?;
-            pool.keep(kept);
+            pool.checkin(kept);
             Ok(row)
         })
     }

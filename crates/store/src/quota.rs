@@ -12,9 +12,9 @@ use uuid::Uuid;
 
 use construct_domain::{ApiKeyId, OrganizationId};
 
-use crate::{Error, Rendered, Store, Write, Written, text, time, write::begin};
+use crate::{Error, WriteOutput, Store, Write, WriteOutcome, text, time, write::begin};
 
-const WHAT: &str = "organization";
+const ENTITY: &str = "organization";
 
 /// How much may be done. None: as much as anybody likes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ impl Limits {
     }
 
     /// As a column has them.
-    pub(crate) fn stored(stored: Value) -> Result<Self, Error> {
+    pub(crate) fn from_column(stored: Value) -> Result<Self, Error> {
         serde_json::from_value(stored).map_err(Error::internal)
     }
 
@@ -139,7 +139,7 @@ pub struct Counts {
 
 /// What is to be counted; what is not is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct CountSelection {
     /// [`Counts::tasks`].
     pub tasks: bool,
     /// [`Counts::runs`].
@@ -152,10 +152,10 @@ pub struct Counted {
     pub storage: bool,
 }
 
-impl Counted {
+impl CountSelection {
     /// These, and those.
     #[must_use]
-    pub const fn and(self, other: Self) -> Self {
+    pub const fn union(self, other: Self) -> Self {
         Self {
             tasks: self.tasks || other.tasks,
             runs: self.runs || other.runs,
@@ -317,17 +317,17 @@ macro_rules! counts_of_keys {
 pub(crate) async fn counts(
     executor: impl PgExecutor<'_>,
     organization: OrganizationId,
-    counted: Counted,
+    counted: CountSelection,
     periods: &Periods,
 ) -> Result<Counts, Error> {
     Ok(counts!(organization, counted, periods).fetch_one(executor).await?)
 }
 
-/// [`Store::quota_counts_of_keys`], also within a transaction.
-pub(crate) async fn counts_of_keys(
+/// [`Store::quota_key_counts`], also within a transaction.
+pub(crate) async fn key_counts(
     executor: impl PgExecutor<'_>,
     organization: OrganizationId,
-    counted: Counted,
+    counted: CountSelection,
     periods: &Periods,
 ) -> Result<HashMap<ApiKeyId, Counts>, Error> {
     let rows = counts_of_keys!(organization, counted, periods).fetch_all(executor).await?;
@@ -394,7 +394,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?;
+        .ok_or(Error::NotFound { what: ENTITY })?;
         Ok(Quota {
             organization,
             tier: row.tier.unwrap_or_default(),
@@ -408,7 +408,7 @@ impl Store {
                 storage_bytes: row.storage_bytes,
             },
             revision: row.revision.unwrap_or_default(),
-            updated_at: time::option(row.updated_at),
+            updated_at: time::from_sql_option(row.updated_at),
         })
     }
 
@@ -426,8 +426,8 @@ impl Store {
         tier: &str,
         overrides: Limits,
         expected_revision: Option<i64>,
-        render: impl FnOnce(&Quota) -> Rendered + Send,
-    ) -> Result<Written<Quota>, Error> {
+        render: impl FnOnce(&Quota) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Quota>, Error> {
         let mut writer = begin!(self, write);
         let there = sqlx::query_scalar!(
             "SELECT id FROM organizations WHERE id = $1 AND deleted_at IS NULL FOR KEY SHARE",
@@ -436,7 +436,7 @@ impl Store {
         there
             .fetch_optional(&mut *writer.transaction)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?;
+            .ok_or(Error::NotFound { what: ENTITY })?;
         // Of two that make the row at once one updates what the other has made.
         let revision = sqlx::query_scalar!(
             "INSERT INTO quotas AS q
@@ -465,7 +465,7 @@ impl Store {
         )
         .fetch_optional(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?
+        .map_err(Error::from_write)?
         .ok_or(Error::Conflict)?;
         let updated_at = Some(time::micros(write.now));
         let quota = Quota { organization, tier: tier.to_owned(), overrides, revision, updated_at };
@@ -480,7 +480,7 @@ impl Store {
     pub async fn quota_counts(
         &self,
         organization: OrganizationId,
-        counted: Counted,
+        counted: CountSelection,
         periods: &Periods,
     ) -> Result<Counts, Error> {
         counts(&self.pool, organization, counted, periods).await
@@ -492,13 +492,13 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn quota_counts_of_keys(
+    pub async fn quota_key_counts(
         &self,
         organization: OrganizationId,
-        counted: Counted,
+        counted: CountSelection,
         periods: &Periods,
     ) -> Result<HashMap<ApiKeyId, Counts>, Error> {
-        counts_of_keys(&self.pool, organization, counted, periods).await
+        key_counts(&self.pool, organization, counted, periods).await
     }
 }
 
@@ -511,13 +511,13 @@ pub(crate) mod tests {
     /// The statement of [`Store::quota_counts`], for tests of its plan.
     pub(crate) fn statement() -> String {
         let (organization, periods) = (OrganizationId::LOCAL, Periods::of(Timestamp::UNIX_EPOCH));
-        counts!(organization, Counted::ALL, periods).sql().as_str().to_owned()
+        counts!(organization, CountSelection::ALL, periods).sql().as_str().to_owned()
     }
 
-    /// That of [`Store::quota_counts_of_keys`].
-    pub(crate) fn statement_of_keys() -> String {
+    /// That of [`Store::quota_key_counts`].
+    pub(crate) fn key_statement() -> String {
         let (organization, periods) = (OrganizationId::LOCAL, Periods::of(Timestamp::UNIX_EPOCH));
-        counts_of_keys!(organization, Counted::ALL, periods).sql().as_str().to_owned()
+        counts_of_keys!(organization, CountSelection::ALL, periods).sql().as_str().to_owned()
     }
 
     #[test]

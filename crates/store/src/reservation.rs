@@ -7,23 +7,23 @@ use uuid::Uuid;
 
 use construct_domain::{
     ApiKeyId, ModelId, OrganizationId, StepId, TaskId,
-    budget::{Exhausted, Period, Scope},
+    budget::{ExhaustedBudget, Period, Scope},
     money::Usage,
 };
 
 use crate::{Error, Store, text, time, usage::Booking};
 
 /// The SQLSTATE by which `budgets_reserve_tree` says that a budget has not got the money.
-pub(crate) const EXHAUSTED: &str = "CB001";
+pub(crate) const EXHAUSTED_SQLSTATE: &str = "CB001";
 /// Reservations that one look ends at most.
-const EXPIRED_AT_ONCE: i64 = 500;
+const EXPIRE_BATCH: i64 = 500;
 /// A budget is counted again when everything has ended that began before it was there: statements
 /// may take 5 s, and an idle transaction twice that.
-const COUNTED_AGAIN: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
+const RECOUNT_DELAY: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
 /// How long a reservation that was counted as spent can still be replaced by a report.
-const EXPIRED_KEPT: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 90);
+const EXPIRED_RETENTION: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 90);
 /// How long it is remembered what was spent with a token. Longer than a token is valid.
-const TOKENS_KEPT: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 366);
+const TOKEN_RETENTION: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 366);
 
 /// What has to be set aside for a step, in the commit that begins it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,15 +78,15 @@ pub struct CallReport {
 
 /// What a look at reservations and budgets did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tidied {
+pub struct CleanupReport {
     /// Reservations whose time was over.
     pub expired: u64,
     /// Budgets that were summed up again.
-    pub counted: u64,
+    pub recounted: u64,
 }
 
 #[derive(Deserialize)]
-struct Detail {
+struct ExhaustedDetail {
     agent: Option<String>,
     task_id: Option<Uuid>,
     token_id: Option<String>,
@@ -99,8 +99,8 @@ struct Detail {
 }
 
 /// Which budget is exhausted, out of what the function says.
-pub(crate) fn exhausted(detail: Option<&str>) -> Result<Exhausted, String> {
-    let detail: Detail =
+pub(crate) fn parse_exhausted(detail: Option<&str>) -> Result<ExhaustedBudget, String> {
+    let detail: ExhaustedDetail =
         serde_json::from_str(detail.unwrap_or_default()).map_err(|error| error.to_string())?;
     let period = Period::parse(&detail.period)
         .ok_or_else(|| format!("unknown period `{}`", detail.period))?;
@@ -110,8 +110,8 @@ pub(crate) fn exhausted(detail: Option<&str>) -> Result<Exhausted, String> {
         (_, _, Some(token)) => Scope::Token(token),
         (None, None, None) => Scope::Organization,
     };
-    let Detail { limit, spent, reserved, needed, .. } = detail;
-    Ok(Exhausted {
+    let ExhaustedDetail { limit, spent, reserved, needed, .. } = detail;
+    Ok(ExhaustedBudget {
         scope,
         agent_name: detail.agent.unwrap_or_default(),
         period,
@@ -150,7 +150,7 @@ impl Store {
             )
             .execute(&mut *transaction)
             .await
-            .map_err(Error::of_write)?;
+            .map_err(Error::from_write)?;
         }
         sqlx::query!(
             r#"SELECT budgets_reserve_tree(
@@ -168,7 +168,7 @@ impl Store {
         )
         .fetch_one(&mut *transaction)
         .await
-        .map_err(Error::of_spending)?;
+        .map_err(Error::from_reservation)?;
         transaction.commit().await?;
         Ok(())
     }
@@ -223,7 +223,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn step_dropped(&self, step: StepId, until: Timestamp) -> Result<(), Error> {
+    pub async fn step_abandon(&self, step: StepId, until: Timestamp) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE reservations SET expires_at = least(expires_at, $2) WHERE id = $1",
             step.uuid(),
@@ -240,12 +240,12 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn budgets_tidy(&self, now: Timestamp) -> Result<Tidied, Error> {
-        let mut tidied = Tidied::default();
+    pub async fn budgets_cleanup(&self, now: Timestamp) -> Result<CleanupReport, Error> {
+        let mut tidied = CleanupReport::default();
         let over = sqlx::query_scalar!(
             "SELECT id FROM reservations WHERE expires_at <= $1 AND expired_at IS NULL ORDER BY expires_at LIMIT $2",
             time::sql(now),
-            EXPIRED_AT_ONCE,
+            EXPIRE_BATCH,
         )
         .fetch_all(&self.pool)
         .await?;
@@ -263,8 +263,8 @@ impl Store {
         let new = sqlx::query_scalar!(
             "SELECT id FROM budgets
              WHERE token_id IS NULL AND created_at <= $1 AND (counted_at IS NULL OR counted_at < created_at + $2::float8 * interval '1 second')",
-            time::sql(now - COUNTED_AGAIN),
-            COUNTED_AGAIN.as_secs_f64(),
+            time::sql(now - RECOUNT_DELAY),
+            RECOUNT_DELAY.as_secs_f64(),
         )
         .fetch_all(&self.pool)
         .await?;
@@ -276,17 +276,17 @@ impl Store {
             )
             .fetch_one(&self.pool)
             .await?;
-            tidied.counted += 1;
+            tidied.recounted += 1;
         }
         sqlx::query!(
             "DELETE FROM reservations WHERE expired_at < $1",
-            time::sql(now - EXPIRED_KEPT)
+            time::sql(now - EXPIRED_RETENTION)
         )
         .execute(&self.pool)
         .await?;
         sqlx::query!(
             "DELETE FROM budgets WHERE token_id IS NOT NULL AND created_at < $1 AND reserved_pico_usd = 0",
-            time::sql(now - TOKENS_KEPT)
+            time::sql(now - TOKEN_RETENTION)
         )
         .execute(&self.pool)
         .await?;

@@ -79,12 +79,12 @@ pub(crate) async fn fallbacks_replace(
     )
     .execute(connection)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }
 
 /// Keys as read, column by column.
-pub(crate) fn further_keys(
+pub(crate) fn additional_keys(
     ids: Vec<String>,
     nonces: Vec<Vec<u8>>,
     ciphertexts: Vec<Vec<u8>>,
@@ -97,7 +97,7 @@ pub(crate) fn further_keys(
 }
 
 /// Replaces a provider's further keys.
-pub(crate) async fn further_keys_replace(
+pub(crate) async fn additional_keys_replace(
     connection: &mut PgConnection,
     organization: Uuid,
     provider: ModelProviderId,
@@ -128,6 +128,6 @@ pub(crate) async fn further_keys_replace(
     )
     .execute(connection)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }

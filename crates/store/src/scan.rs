@@ -14,16 +14,16 @@ use construct_domain::{OrganizationId, ScanConnectionId, ScanId};
 use jiff::Timestamp;
 use uuid::Uuid;
 
-pub use candidate::{Candidate, HandOver, HandedOver, NewCandidate, Review};
+pub use candidate::{Candidate, HandOver, HandOverResult, NewCandidate, Review};
 pub use connection::{NewScanConnection, ScanConnection};
-pub use intent::{NewScan, OPEN_SCANS, ScanFilter};
-pub use work::{Held, NewScanEvent, ScanChanges};
+pub use intent::{NewScan, MAX_OPEN_SCANS, ScanFilter};
+pub use work::{LeaseState, NewScanEvent, ScanChanges};
 
-use crate::{Cursor, Error, Key, SealedSecret, model_provider::sealed, time};
+use crate::{Cursor, Error, Key, SealedSecret, model_provider::sealed_secret, time};
 
-const WHAT: &str = "scan";
+const ENTITY: &str = "scan";
 
-macro_rules! words {
+macro_rules! text_enum {
     ($(#[$doc:meta])* $name:ident, $what:literal { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)* }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,15 +42,15 @@ macro_rules! words {
                 }
             }
 
-            fn stored(text: &str) -> Result<Self, Error> {
-                let found = Self::ALL.iter().copied().find(|known| known.as_str() == text);
-                found.ok_or_else(|| Error::internal(format!(concat!("unknown ", $what, " `{}`"), text)))
+            fn from_column(text: &str) -> Result<Self, Error> {
+                let variant = Self::ALL.iter().copied().find(|variant| variant.as_str() == text);
+                variant.ok_or_else(|| Error::internal(format!(concat!("unknown ", $what, " `{}`"), text)))
             }
         }
     };
 }
 
-words! {
+text_enum! {
     /// Where a scan's files come from.
     ScanKind, "kind of scan" {
         /// GitHub, or a GitHub Enterprise server.
@@ -64,7 +64,7 @@ words! {
     }
 }
 
-words! {
+text_enum! {
     /// How far a scan has come.
     ScanPhase, "phase of a scan" {
         /// Nobody has begun.
@@ -86,7 +86,7 @@ words! {
     }
 }
 
-words! {
+text_enum! {
     /// What has become of a candidate.
     CandidateState, "state of a candidate" {
         /// Nobody has decided.
@@ -100,7 +100,7 @@ words! {
     }
 }
 
-words! {
+text_enum! {
     /// Hosts of repositories.
     ScanHost, "host of repositories" {
         /// GitHub, or a GitHub Enterprise server.
@@ -110,7 +110,7 @@ words! {
     }
 }
 
-words! {
+text_enum! {
     /// What opens a connection.
     ScanCredential, "kind of credential" {
         /// A personal token.
@@ -307,7 +307,7 @@ impl TryFrom<Row> for Scan {
         Ok(Self {
             id: ScanId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
-            kind: ScanKind::stored(&row.kind)?,
+            kind: ScanKind::from_column(&row.kind)?,
             location: row.location,
             repository: row.repository,
             connection: row.connection_id.map(ScanConnectionId::from_uuid),
@@ -324,14 +324,14 @@ impl TryFrom<Row> for Scan {
             },
             created_by: row.created_by,
             task: row.task,
-            token: sealed(row.token_key_id, row.token_nonce, row.token_ciphertext),
+            token: sealed_secret(row.token_key_id, row.token_nonce, row.token_ciphertext),
             deadline: row.deadline,
-            cancel_requested: time::option(row.cancel_requested_at),
+            cancel_requested: time::from_sql_option(row.cancel_requested_at),
             cancel_reason: row.cancel_reason,
-            phase: ScanPhase::stored(&row.phase)?,
+            phase: ScanPhase::from_column(&row.phase)?,
             phase_since: row.phase_since,
             reason: row.reason,
-            next_wake: time::option(row.next_wake),
+            next_wake: time::from_sql_option(row.next_wake),
             lease: row.lease,
             failures: row.failures,
             commit: row.commit_id,
@@ -345,7 +345,7 @@ impl TryFrom<Row> for Scan {
             refused: row.refused,
             cost_pico_usd: row.cost_pico_usd,
             event_sequence: row.event_sequence,
-            ended_at: time::option(row.ended_at),
+            ended_at: time::from_sql_option(row.ended_at),
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,

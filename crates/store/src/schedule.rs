@@ -11,17 +11,17 @@ use uuid::Uuid;
 use construct_domain::{
     AgentId, ApiKeyId, MessageId, OrganizationId, ScheduleId, TaskId,
     message::Content,
-    schedule::{Missed, Timing},
+    schedule::{MissedRunPolicy, Timing},
 };
 
-use crate::{Cursor, Error, Key, Page, Store, time::option};
+use crate::{Cursor, Error, Key, Page, Store, time::from_sql_option};
 
-pub use fire::{Due, Fired, Told};
+pub use fire::{DueSchedule, FiredSchedule, RunEvents};
 
-const WHAT: &str = "schedule";
+const ENTITY: &str = "schedule";
 
 /// Runs of a schedule that are remembered; older ones are forgotten.
-pub const RUNS_KEPT: u32 = 100;
+pub const RUN_HISTORY_LIMIT: u32 = 100;
 
 /// A schedule.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,7 +33,7 @@ pub struct Schedule {
     /// Unique in the organization.
     pub name: String,
     /// Whom the message is for.
-    pub target: Target,
+    pub target: ScheduleTarget,
     /// The name of the agent, when it is for one.
     pub agent_name: String,
     /// What is sent.
@@ -47,7 +47,7 @@ pub struct Schedule {
     /// When it is due.
     pub timing: Timing,
     /// What becomes of runs that were missed.
-    pub missed: Missed,
+    pub missed: MissedRunPolicy,
     /// Whether a person has paused it.
     pub paused: bool,
     /// The next run; none: it is over.
@@ -68,7 +68,7 @@ pub struct Schedule {
 
 /// Whom a schedule is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
+pub enum ScheduleTarget {
     /// A task, which gets each message.
     Task(TaskId),
     /// An agent, for which each run begins a task.
@@ -83,7 +83,7 @@ pub struct NewSchedule {
     /// Unique in the organization.
     pub name: String,
     /// Whom it is for.
-    pub target: Target,
+    pub target: ScheduleTarget,
     /// What is sent.
     pub content: Content,
     /// Whether the message ends the turn that runs instead of waiting for its end.
@@ -95,7 +95,7 @@ pub struct NewSchedule {
     /// When it is due.
     pub timing: Timing,
     /// What becomes of runs that were missed.
-    pub missed: Missed,
+    pub missed: MissedRunPolicy,
     /// The first run.
     pub next_run: Option<Timestamp>,
 }
@@ -110,7 +110,7 @@ pub struct ScheduleChanges {
     /// When it is due, and the next run by that.
     pub timing: Option<(Timing, Option<Timestamp>)>,
     /// What becomes of runs that were missed.
-    pub missed: Option<Missed>,
+    pub missed: Option<MissedRunPolicy>,
 }
 
 /// Which schedules a list shows.
@@ -204,11 +204,11 @@ impl TryFrom<Row> for Schedule {
 
     fn try_from(row: Row) -> Result<Self, Error> {
         let target = match (row.task_id, row.agent_id) {
-            (Some(task), _) => Target::Task(TaskId::from_uuid(task)),
-            (None, Some(agent)) => Target::Agent(AgentId::from_uuid(agent)),
+            (Some(task), _) => ScheduleTarget::Task(TaskId::from_uuid(task)),
+            (None, Some(agent)) => ScheduleTarget::Agent(AgentId::from_uuid(agent)),
             (None, None) => return Err(Error::internal("a schedule is for nobody")),
         };
-        let timing = match (option(row.run_at), row.cron) {
+        let timing = match (from_sql_option(row.run_at), row.cron) {
             (Some(at), _) => Timing::At(at),
             (None, Some(pattern)) => Timing::Cron { pattern, time_zone: row.time_zone },
             (None, None) => return Err(Error::internal("a schedule is for never")),
@@ -224,11 +224,11 @@ impl TryFrom<Row> for Schedule {
             title: row.title,
             workspace: row.workspace,
             timing,
-            missed: Missed::parse(&row.missed)
+            missed: MissedRunPolicy::parse(&row.missed)
                 .ok_or_else(|| Error::internal(format!("unknown policy `{}`", row.missed)))?,
             paused: row.paused,
-            next_run: option(row.next_run),
-            last_run: option(row.last_run),
+            next_run: from_sql_option(row.next_run),
+            last_run: from_sql_option(row.last_run),
             last_error: row.last_error,
             key: row.api_key_id.map(ApiKeyId::from_uuid),
             revision: row.revision,
@@ -292,7 +292,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -364,7 +364,7 @@ impl Store {
                FROM schedule_runs r JOIN schedules s ON s.id = r.schedule_id
                WHERE s.organization_id = $3 AND r.schedule_id = $1 ORDER BY r.due DESC LIMIT $2"#,
             schedule.uuid(),
-            i64::from(RUNS_KEPT),
+            i64::from(RUN_HISTORY_LIMIT),
             organization.uuid(),
         )
         .fetch_all(&self.pool)

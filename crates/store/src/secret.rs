@@ -3,17 +3,17 @@
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use construct_domain::{OrganizationId, SecretId, TaskId, secret::PER_AGENT};
+use construct_domain::{OrganizationId, SecretId, TaskId, secret::MAX_PER_AGENT};
 
 use crate::{
-    Cursor, Error, Key, Keyring, Page, Rendered, Resealed, SealError, SealedSecret, Store, Write,
-    Written,
+    Cursor, Error, Key, Keyring, Page, WriteOutput, ResealReport, SealError, SealedSecret, Store, Write,
+    WriteOutcome,
     model_provider::reseal,
     text, time,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "secret";
+const ENTITY: &str = "secret";
 
 /// A secret.
 #[derive(Debug, Clone, PartialEq)]
@@ -181,7 +181,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .map(Secret::from)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// The id of a secret by id or name.
@@ -204,7 +204,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .map(SecretId::from_uuid)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// A page of secrets whose names begin with `prefix`.
@@ -284,8 +284,8 @@ impl Store {
         &self,
         write: &Write,
         new: NewSecret,
-        render: impl FnOnce(&Secret) -> Rendered + Send,
-    ) -> Result<Written<Secret>, Error> {
+        render: impl FnOnce(&Secret) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Secret>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "INSERT INTO secrets
@@ -304,7 +304,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = secret_reload(&mut writer, new.id).await?;
         writer.finish(entity, render).await
     }
@@ -321,8 +321,8 @@ impl Store {
         id: SecretId,
         expected_revision: Option<i64>,
         changes: SecretChanges,
-        render: impl FnOnce(&Secret) -> Rendered + Send,
-    ) -> Result<Written<Secret>, Error> {
+        render: impl FnOnce(&Secret) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Secret>, Error> {
         let mut writer = begin!(self, write);
         let (bindings, value) = (changes.bindings.as_ref(), changes.value.as_ref());
         let done = sqlx::query!(
@@ -351,7 +351,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = secret_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);
@@ -368,8 +368,8 @@ impl Store {
         &self,
         write: &Write,
         id: SecretId,
-        render: impl FnOnce(&Secret) -> Rendered + Send,
-    ) -> Result<Written<Secret>, Error> {
+        render: impl FnOnce(&Secret) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Secret>, Error> {
         let mut writer = begin!(self, write);
         let entity = secret_reload(&mut writer, id).await?;
         let done = sqlx::query!(
@@ -379,9 +379,9 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_delete)?;
+        .map_err(Error::from_delete)?;
         if done.rows_affected() == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         writer.finish(entity, render).await
     }
@@ -396,11 +396,11 @@ impl Store {
         &self,
         keyring: &Keyring,
         now: Timestamp,
-    ) -> Result<Resealed<SecretId>, Error> {
+    ) -> Result<ResealReport<SecretId>, Error> {
         let rows = select!(["WHERE s.key_id <> $1 ORDER BY s.id"], keyring.active())
             .fetch_all(&self.pool)
             .await?;
-        let mut report = Resealed { resealed: 0, failed: Vec::new() };
+        let mut report = ResealReport { resealed: 0, failed: Vec::new() };
         for Secret { id, value: old, .. } in rows.into_iter().map(Secret::from) {
             let new = match reseal(keyring, id, &old) {
                 Ok(new) => new,
@@ -453,7 +453,7 @@ pub(crate) async fn agent_secrets_set(
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }
 
@@ -462,5 +462,5 @@ async fn secret_reload(writer: &mut Writer<'_>, id: SecretId) -> Result<Secret, 
         .fetch_optional(&mut *writer.transaction)
         .await?
         .map(Secret::from)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
 }

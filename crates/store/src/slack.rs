@@ -10,8 +10,8 @@ mod member;
 mod mention;
 mod post;
 
-pub use grant::{Grant, May};
-pub use installation::{Installation, NewInstallation, NewState};
+pub use grant::{Grant, GrantKind};
+pub use installation::{Installation, NewInstallation, NewInstallState};
 pub use member::Member;
 pub use mention::{Mention, MentionKey, MentionState, NewMention, Thread};
-pub use post::{Place, Posted};
+pub use post::{ThreadKey, PostState};

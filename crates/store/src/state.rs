@@ -9,12 +9,12 @@ use uuid::Uuid;
 use construct_domain::{ApiKeyId, OrganizationId, UserId, state::VERSIONS_KEPT};
 
 use crate::{
-    Error, Rendered, Store, Write, Written,
-    time::option,
+    Error, WriteOutput, Store, Write, WriteOutcome,
+    time::from_sql_option,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "state";
+const ENTITY: &str = "state";
 
 /// One version of a document.
 #[derive(Clone, PartialEq, Eq)]
@@ -101,7 +101,7 @@ struct Row {
 }
 
 impl Row {
-    fn state(self, owner: Option<UserId>) -> State {
+    fn into_state(self, owner: Option<UserId>) -> State {
         State {
             owner,
             name: self.name,
@@ -110,13 +110,13 @@ impl Row {
             bytes: self.bytes.unwrap_or_default().into(),
             is_deleted: self.bytes.is_none(),
             updated_by: self.updated_by,
-            updated_at: option(self.updated_at),
+            updated_at: from_sql_option(self.updated_at),
         }
     }
 }
 
 /// The present version of documents. `$json` is what is read of what it says.
-macro_rules! present {
+macro_rules! current {
     ($json:literal, [$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
             Row,
@@ -146,7 +146,7 @@ macro_rules! versions {
 }
 
 /// Whose, as the column has it.
-fn owner(owner: Option<UserId>) -> Uuid {
+fn owner_column(owner: Option<UserId>) -> Uuid {
     owner.map_or(Uuid::nil(), UserId::uuid)
 }
 
@@ -162,10 +162,10 @@ impl Store {
         state: StateRef<'_>,
         version: Option<i64>,
     ) -> Result<State, Error> {
-        let owned = owner(state.owner);
+        let owned = owner_column(state.owner);
         let row = match version {
             None => {
-                present!(
+                current!(
                     "s.json",
                     ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.name = $3 AND s.json IS NOT NULL"],
                     organization.uuid(),
@@ -181,7 +181,7 @@ impl Store {
                     .await?
             }
         };
-        row.map(|row| row.state(state.owner)).ok_or(Error::NotFound { what: WHAT })
+        row.map(|row| row.state(state.owner)).ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// The documents that there are, by name, without what they say.
@@ -194,7 +194,7 @@ impl Store {
         organization: OrganizationId,
         of: Option<UserId>,
     ) -> Result<Vec<State>, Error> {
-        let rows = present!(
+        let rows = current!(
             "NULL::text",
             ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.json IS NOT NULL ORDER BY s.name"],
             organization.uuid(),
@@ -226,7 +226,7 @@ impl Store {
         .fetch_all(&self.pool)
         .await?;
         if rows.is_empty() {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         Ok(rows.into_iter().map(|row| row.state(state.owner)).collect())
     }
@@ -255,13 +255,13 @@ impl Store {
                WHERE s.version IS DISTINCT FROM k.version AND (s.json IS NOT NULL OR k.version > 0)
                ORDER BY k.name"#,
             organization.uuid(),
-            owner(of),
+            owner_column(of),
             &names,
             &versions,
         )
         .fetch_all(&self.pool)
         .await?;
-        Ok(rows.into_iter().map(|row| row.state(of)).collect())
+        Ok(rows.into_iter().map(|row| row.into_state(of)).collect())
     }
 
     /// How many bytes more would be kept after a put with this key: what is put, without the
@@ -295,7 +295,7 @@ impl Store {
                        SELECT e.json, e.api_key_id FROM state_versions e
                        WHERE e.state_id = s.id AND s.json IS NOT NULL ORDER BY e.version DESC OFFSET $6) AS v) AS dropped"#,
             organization.uuid(),
-            owner(state.owner),
+            owner_column(state.owner),
             state.name,
             json as _,
             version as _,
@@ -319,8 +319,8 @@ impl Store {
         state: StateRef<'_>,
         (content, by): (StateContent<'_>, &str),
         expected: Option<i64>,
-        render: impl FnOnce(&State) -> Rendered + Send,
-    ) -> Result<Written<State>, Error> {
+        render: impl FnOnce(&State) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<State>, Error> {
         let mut writer = begin!(self, write);
         // Of two that make it at once, one waits here for the other.
         sqlx::query!(
@@ -329,16 +329,16 @@ impl Store {
              ON CONFLICT ON CONSTRAINT states_name_key DO NOTHING",
             Uuid::now_v7(),
             writer.organization(),
-            owner(state.owner),
+            owner_column(state.owner),
             state.name,
             by,
             writer.now() as _,
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
-        let locked = lock(&mut writer, state).await?.ok_or(Error::NotFound { what: WHAT })?;
-        locked.expect(expected)?;
+        .map_err(Error::from_write)?;
+        let locked = lock(&mut writer, state).await?.ok_or(Error::NotFound { what: ENTITY })?;
+        locked.check_version(expected)?;
         let earlier;
         let json = match content {
             StateContent::Text(json) => json,
@@ -349,9 +349,9 @@ impl Store {
             }
             StateContent::Version(version) => {
                 earlier = locked
-                    .earlier(&mut writer, version)
+                    .archived_json(&mut writer, version)
                     .await?
-                    .ok_or(Error::NotFound { what: WHAT })?;
+                    .ok_or(Error::NotFound { what: ENTITY })?;
                 &earlier
             }
         };
@@ -359,8 +359,8 @@ impl Store {
             let entity = reload(&mut writer, state).await?;
             return writer.finish_unchanged(entity, render).await;
         }
-        locked.keep(&mut writer).await?;
-        locked.change(&mut writer, Some(json), by).await?;
+        locked.archive(&mut writer).await?;
+        locked.write_version(&mut writer, Some(json), by).await?;
         let entity = reload(&mut writer, state).await?;
         writer.finish_unchanged(entity, render).await
     }
@@ -378,19 +378,19 @@ impl Store {
         state: StateRef<'_>,
         (expected, forget): (Option<i64>, bool),
         by: &str,
-        render: impl FnOnce(&State) -> Rendered + Send,
-    ) -> Result<Written<State>, Error> {
+        render: impl FnOnce(&State) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<State>, Error> {
         let mut writer = begin!(self, write);
-        let locked = lock(&mut writer, state).await?.ok_or(Error::NotFound { what: WHAT })?;
-        locked.expect(expected)?;
-        let forgotten = if forget { locked.forget(&mut writer).await? } else { 0 };
+        let locked = lock(&mut writer, state).await?.ok_or(Error::NotFound { what: ENTITY })?;
+        locked.check_version(expected)?;
+        let forgotten = if forget { locked.delete_versions(&mut writer).await? } else { 0 };
         if locked.json.is_some() {
             if !forget {
-                locked.keep(&mut writer).await?;
+                locked.archive(&mut writer).await?;
             }
-            locked.change(&mut writer, None, by).await?;
+            locked.write_version(&mut writer, None, by).await?;
         } else if forgotten == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         let entity = reload(&mut writer, state).await?;
         writer.finish_unchanged(entity, render).await
@@ -398,37 +398,37 @@ impl Store {
 }
 
 /// A document that nobody else changes until the end of the write.
-struct Locked {
+struct LockedDocument {
     id: Uuid,
     version: i64,
     json: Option<String>,
 }
 
-async fn lock(writer: &mut Writer<'_>, state: StateRef<'_>) -> Result<Option<Locked>, Error> {
+async fn lock(writer: &mut Writer<'_>, state: StateRef<'_>) -> Result<Option<LockedDocument>, Error> {
     Ok(sqlx::query_as!(
-        Locked,
+        LockedDocument,
         "SELECT id, version, json FROM states WHERE organization_id = $1 AND owner = $2 AND name = $3 FOR UPDATE",
         writer.organization(),
-        owner(state.owner),
+        owner_column(state.owner),
         state.name,
     )
     .fetch_optional(&mut *writer.transaction)
     .await?)
 }
 
-impl Locked {
+impl LockedDocument {
     /// Refuses what expects another version. One that is deleted has version 0.
-    fn expect(&self, expected: Option<i64>) -> Result<(), Error> {
+    fn check_version(&self, expected: Option<i64>) -> Result<(), Error> {
         let current = if self.json.is_some() { self.version } else { 0 };
         if expected.is_some_and(|expected| expected != current) {
-            Err(Error::Outdated { current })
+            Err(Error::VersionMismatch { current })
         } else {
             Ok(())
         }
     }
 
     /// Keeps what it says, and of what was kept the newest.
-    async fn keep(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
+    async fn archive(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
         sqlx::query!(
             "INSERT INTO state_versions (organization_id, state_id, version, json, updated_by, updated_at, api_key_id)
              SELECT organization_id, id, version, json, updated_by, updated_at, api_key_id FROM states
@@ -449,7 +449,7 @@ impl Locked {
     }
 
     /// What a version said that is kept.
-    async fn earlier(
+    async fn archived_json(
         &self,
         writer: &mut Writer<'_>,
         version: i64,
@@ -463,14 +463,14 @@ impl Locked {
     }
 
     /// Removes what was kept; gives how much that was.
-    async fn forget(&self, writer: &mut Writer<'_>) -> Result<u64, Error> {
+    async fn delete_versions(&self, writer: &mut Writer<'_>) -> Result<u64, Error> {
         let done = sqlx::query!("DELETE FROM state_versions WHERE state_id = $1", self.id)
             .execute(&mut *writer.transaction)
             .await?;
         Ok(done.rows_affected())
     }
 
-    async fn change(
+    async fn write_version(
         &self,
         writer: &mut Writer<'_>,
         json: Option<&str>,
@@ -492,7 +492,7 @@ impl Locked {
 
 /// The row as it is, deleted or not, without what it says.
 async fn reload(writer: &mut Writer<'_>, state: StateRef<'_>) -> Result<State, Error> {
-    let row = present!(
+    let row = current!(
         "NULL::text",
         ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.name = $3"],
         writer.organization(),

@@ -23,10 +23,10 @@ const MIGRATION_TIMEOUT: Duration = Duration::from_secs(300);
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often it is tried, other services' turn included: five minutes in all.
-const LOCK_TRIES: u32 = 100;
+const LOCK_ATTEMPTS: u32 = 100;
 
 /// The pause before it is tried again.
-const LOCK_PAUSE: Duration = Duration::from_secs(1);
+const LOCK_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// How long one statement may take, unless [`PoolOptions`] say otherwise: whatever was sent to the
 /// server has ended after it, one way or the other.
@@ -47,7 +47,7 @@ pub struct PoolOptions {
     /// Whether a statement is planned once per connection instead of by what it is given each time.
     /// For a process that repeats a few statements which find rows by their keys, planning takes
     /// longer than doing; lists with optional filters want it otherwise.
-    pub plans_once: bool,
+    pub generic_plans: bool,
 }
 
 impl Default for PoolOptions {
@@ -57,7 +57,7 @@ impl Default for PoolOptions {
             max_connections: 20,
             acquire_timeout: Duration::from_secs(5),
             statement_timeout: STATEMENT_TIMEOUT,
-            plans_once: false,
+            generic_plans: false,
         }
     }
 }
@@ -84,7 +84,7 @@ impl Store {
                 ("idle_in_transaction_session_timeout", millis(idle)),
                 (
                     "plan_cache_mode",
-                    (if options.plans_once { "force_generic_plan" } else { "auto" }).to_owned(),
+                    (if options.generic_plans { "force_generic_plan" } else { "auto" }).to_owned(),
                 ),
             ]);
         let pool = PgPoolOptions::new()
@@ -118,17 +118,17 @@ impl Store {
     /// [`Error::Internal`] when a migration fails, or is not the one that was applied under its
     /// number.
     pub async fn migrate(&self) -> Result<(), Error> {
-        self.migrate_by(&MIGRATOR).await
+        self.migrate_with(&MIGRATOR).await
     }
 
-    pub(crate) async fn migrate_by(&self, migrator: &Migrator) -> Result<(), Error> {
-        for _ in 1..LOCK_TRIES {
+    pub(crate) async fn migrate_with(&self, migrator: &Migrator) -> Result<(), Error> {
+        for _ in 1..LOCK_ATTEMPTS {
             match self.migrate_once(migrator).await {
-                Err(error) if is_locked(&error) => {
+                Err(error) if is_lock_timeout(&error) => {
                     tracing::info!(
                         "the schema cannot be changed, or is changed by another process; it is tried again"
                     );
-                    tokio::time::sleep(LOCK_PAUSE).await;
+                    tokio::time::sleep(LOCK_RETRY_DELAY).await;
                 }
                 done => return Ok(done?),
             }
@@ -145,7 +145,7 @@ impl Store {
             ("lock_timeout", millis(LOCK_TIMEOUT)),
         ];
         let mut connection = options.options(limits).connect().await?;
-        match apply(migrator, &mut connection).await {
+        match apply_migrations(migrator, &mut connection).await {
             // The first that is not known: what a newer version adds comes after everything that
             // is.
             Err(MigrateError::VersionMissing(applied))
@@ -157,7 +157,7 @@ impl Store {
                 );
                 let mut known = Migrator::with_migrations(migrator.iter().cloned().collect());
                 known.set_ignore_missing(true);
-                apply(&known, &mut connection).await?;
+                apply_migrations(&known, &mut connection).await?;
             }
             done => done?,
         }
@@ -191,7 +191,7 @@ impl Store {
 }
 
 /// Applies what is missing.
-async fn apply(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), MigrateError> {
+async fn apply_migrations(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), MigrateError> {
     for alone in migrator.iter().filter(|migration| migration.no_tx) {
         migrator.run_direct(Some(alone.version - 1), connection, false).await?;
         // An index that is made concurrently keeps nobody waiting while it waits, and would be left
@@ -204,7 +204,7 @@ async fn apply(migrator: &Migrator, connection: &mut PgConnection) -> Result<(),
 }
 
 /// Whether somebody else had what a migration wanted to lock.
-fn is_locked(error: &MigrateError) -> bool {
+fn is_lock_timeout(error: &MigrateError) -> bool {
     let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
         return false;
     };

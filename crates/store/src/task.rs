@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use construct_domain::{
     AgentId, ApprovalId, MessageId, OrganizationId, StepId, TaskId,
-    approval::{Approval, ApprovalState, AskedCall},
+    approval::{Approval, ApprovalState, ApprovalCall},
     context::Context,
     money::{Usage, tokens_of_bytes},
     policy::Rule,
@@ -30,24 +30,24 @@ use construct_domain::{
 use crate::{
     Cursor, Error, Key, Page, Store,
     agent::turns_from_sql,
-    event::unsigned,
-    task::flaws::Flaws,
-    time::{option, sql_option},
+    event::to_u64,
+    task::flaws::UnreadableColumns,
+    time::{from_sql_option, sql_option},
 };
 
-pub use commit::{AppendedMessage, AskedApproval, Committed, EndedMessage, TaskCommit};
-pub use drive::{DueTask, LoadedTask, Spending};
+pub use commit::{AppendedMessage, NewApproval, CommittedTask, EndedMessage, TaskCommit};
+pub use drive::{DueTask, LoadedTask, CostInputs};
 pub use fork::NewFork;
-pub use park::Parked;
+pub use park::Quarantine;
 pub use rewind::Rewind;
 pub use subtask::{
-    Asking, Below, NewSubtask, SubtaskChange, SubtaskState, SubtaskStatus, SubtaskTold,
+    ScriptCaller, DescendantTotals, NewSubtask, SubtaskChange, SubtaskState, SubtaskStatus, SubtaskEvents,
 };
 
-pub(crate) const WHAT: &str = "task";
+pub(crate) const ENTITY: &str = "task";
 
 /// The column that says where a task stands.
-const PHASE: &str = "phase";
+const PHASE_COLUMN: &str = "phase";
 
 /// A task as it is stored.
 #[derive(Debug, Clone, PartialEq)]
@@ -102,7 +102,7 @@ pub struct StoredTask {
 impl StoredTask {
     /// Where it stands. None when this version does not know what is stored.
     pub fn phase(&self) -> Option<Phase> {
-        (!self.unreadable.contains(&PHASE)).then_some(self.state.phase)
+        (!self.unreadable.contains(&PHASE_COLUMN)).then_some(self.state.phase)
     }
 
     /// Its place in a list.
@@ -255,7 +255,7 @@ struct ApprovalRow {
 impl From<ApprovalRow> for Approval {
     fn from(row: ApprovalRow) -> Self {
         let ApprovalRow { id, script, number, hash, state } = row;
-        Self { id: ApprovalId::from_uuid(id), call: AskedCall { script, number, hash }, state }
+        Self { id: ApprovalId::from_uuid(id), call: ApprovalCall { script, number, hash }, state }
     }
 }
 
@@ -266,9 +266,9 @@ impl Row {
     }
 
     /// Takes the state out of the row, without what cannot be read.
-    fn state(&mut self, flaws: &mut Flaws) -> Task {
+    fn state(&mut self, flaws: &mut UnreadableColumns) -> Task {
         let last_error =
-            match (self.error_code.take(), self.error_message.take(), option(self.error_time)) {
+            match (self.error_code.take(), self.error_message.take(), from_sql_option(self.error_time)) {
                 (Some(code), Some(message), Some(time)) => Some(TaskError { code, message, time }),
                 _ => None,
             };
@@ -276,7 +276,7 @@ impl Row {
         let subtasks: Option<Vec<Uuid>> = flaws.option("subtasks", self.subtasks.take());
         let outcome = self.last_outcome.take();
         let context = Context {
-            room: room(self.context_window, self.max_output_tokens, self.max_tokens),
+            input_limit: max_input_tokens(self.context_window, self.max_output_tokens, self.max_tokens),
             compact_at: u32::try_from(self.compact_at_percent).unwrap_or_default(),
             base: tokens_of_bytes(
                 usize::try_from(self.instructions_bytes).unwrap_or_default() + self.pinned_bytes(),
@@ -299,15 +299,15 @@ impl Row {
             retry: self.retry.map(MessageId::from_uuid),
             max_turns: max_turns([self.max_turns_override, self.agent_max_turns]),
             titled: self.titled,
-            phase: flaws.word(PHASE, &self.phase, Phase::parse).unwrap_or(Phase::AwaitInput),
+            phase: flaws.text(PHASE_COLUMN, &self.phase, Phase::parse).unwrap_or(Phase::AwaitInput),
             turn: flaws.option("turn", self.turn.take()),
             step: flaws.option("step", self.step.take()),
             title_step: self.title_step.map(StepId::from_uuid),
-            steps: unsigned(self.steps),
+            steps: to_u64(self.steps),
             last_position: self.last_position,
-            next_wake: option(self.next_wake),
+            next_wake: from_sql_option(self.next_wake),
             last_outcome: outcome
-                .and_then(|outcome| flaws.word("last_outcome", &outcome, TurnOutcome::parse)),
+                .and_then(|outcome| flaws.text("last_outcome", &outcome, TurnOutcome::parse)),
             last_error,
             approvals: approvals.unwrap_or_default().into_iter().map(Approval::from).collect(),
             subtasks: subtasks.map(|tasks| tasks.into_iter().map(TaskId::from_uuid).collect()),
@@ -323,20 +323,20 @@ fn max_turns(said: [i32; 2]) -> u32 {
 
 /// Tokens of input that a model takes, for an agent that may ask for shorter answers than it can
 /// give.
-fn room(context_window: i64, max_output_tokens: i64, max_tokens: Option<i64>) -> i64 {
+fn max_input_tokens(context_window: i64, max_output_tokens: i64, max_tokens: Option<i64>) -> i64 {
     let shorter = max_tokens.filter(|&asked| asked > 0).unwrap_or(i64::MAX);
-    Context::room_of(context_window, max_output_tokens.min(shorter))
+    Context::input_limit_for(context_window, max_output_tokens.min(shorter))
 }
 
 /// People see what can be read: they have to be told of a task that nobody can go on with, and to
 /// be able to do something about it.
 impl From<Row> for StoredTask {
     fn from(mut row: Row) -> Self {
-        let mut flaws = Flaws::default();
+        let mut flaws = UnreadableColumns::default();
         let mut state = row.state(&mut flaws);
         let policy = flaws.json("policy", row.policy);
         let tool_uses = flaws.json("tool_uses", row.tool_uses);
-        if let Some(words) = flaws.words() {
+        if let Some(words) = flaws.describe() {
             let message = format!("not everything that is stored of the task can be read: {words}");
             state.last_error =
                 Some(TaskError { code: UNREADABLE.to_owned(), message, time: row.updated_at });
@@ -361,7 +361,7 @@ impl From<Row> for StoredTask {
             },
             tool_uses,
             queued_count: row.queued_count,
-            event_sequence: unsigned(row.event_sequence),
+            event_sequence: to_u64(row.event_sequence),
             trace_id: row.trace_id,
             forked_from: row
                 .forked_from
@@ -496,7 +496,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .map(StoredTask::from)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// A page of tasks. They have no name: [`Key::Name`] is taken as [`Key::CreatedAt`].

@@ -26,10 +26,10 @@ const URL: &str = "CONSTRUCT_TEST_DATABASE_URL";
 /// Keeps processes from making the template at the same time. Any number that nobody else uses.
 const TEMPLATE_LOCK: i64 = 0x636F_6E73_7472_7563;
 /// Longest that the server may take to recover from a crash.
-const RECOVERY: Duration = Duration::from_secs(30);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Tasks that one statement makes.
-const FILLED_AT_ONCE: u32 = 5_000;
+const FILL_BATCH: u32 = 5_000;
 
 /// A database that is there for one test. Dropped with this value, whatever is connected to it.
 #[derive(Debug)]
@@ -44,9 +44,9 @@ pub struct Database {
 
 /// A row that is locked.
 #[derive(Debug)]
-pub struct Locked(PgConnection);
+pub struct LockedRow(PgConnection);
 
-impl Locked {
+impl LockedRow {
     /// Lets it go.
     ///
     /// # Panics
@@ -64,15 +64,15 @@ impl Database {
     /// When `CONSTRUCT_TEST_DATABASE_URL` is not set or its server does not do as asked: a test
     /// cannot go on without.
     pub async fn new() -> Self {
-        Self::of(&shared(), true, false).await
+        Self::create(&shared_server_url(), true, false).await
     }
 
     /// A fresh, migrated database on a server that is the test's own.
     ///
     /// # Panics
     /// When the server does not do as asked.
-    pub async fn on(url: &str) -> Self {
-        Self::of(url, true, true).await
+    pub async fn new_on(url: &str) -> Self {
+        Self::create(url, true, true).await
     }
 
     /// A fresh database without any schema.
@@ -80,16 +80,16 @@ impl Database {
     /// # Panics
     /// As [`Database::new`].
     pub async fn empty() -> Self {
-        Self::of(&shared(), false, false).await
+        Self::create(&shared_server_url(), false, false).await
     }
 
-    async fn of(url: &str, migrated: bool, owned: bool) -> Self {
+    async fn create(url: &str, migrated: bool, owned: bool) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let admin = connect_options(url).expect("the test database's address is valid");
         let mut connection =
             admin.clone().connect().await.expect("the test database server answers");
         let template =
-            if migrated { template(&admin, &mut connection).await } else { "template1".to_owned() };
+            if migrated { ensure_template(&admin, &mut connection).await } else { "template1".to_owned() };
         // The time keeps apart processes that had the same id, one of which was killed before it
         // could tidy up.
         let time = jiff::Timestamp::now().as_microsecond();
@@ -98,7 +98,7 @@ impl Database {
             std::process::id(),
             COUNT.fetch_add(1, Ordering::Relaxed)
         );
-        run(&mut connection, format!("CREATE DATABASE {name} TEMPLATE {template}")).await;
+        run_statement(&mut connection, format!("CREATE DATABASE {name} TEMPLATE {template}")).await;
         connection.close().await.expect("the connection closes");
         let url = admin.clone().database(&name).to_url_lossy().to_string();
         let options =
@@ -155,7 +155,7 @@ impl Database {
     ///
     /// # Panics
     /// When the server does not answer.
-    pub async fn tenant(&self, name: &str) -> OrganizationId {
+    pub async fn create_tenant(&self, name: &str) -> OrganizationId {
         let organization = Uuid::now_v7();
         let copy = "
             WITH organization AS (
@@ -194,7 +194,7 @@ impl Database {
     ///
     /// # Panics
     /// When the server does not answer.
-    pub async fn fill(
+    pub async fn fill_tasks(
         &self,
         organization: OrganizationId,
         agent: &str,
@@ -220,7 +220,7 @@ impl Database {
         let mut left = count;
         while left > 0 {
             // One statement must not take longer than any may.
-            let some = left.min(FILLED_AT_ONCE);
+            let some = left.min(FILL_BATCH);
             left -= some;
             sqlx::query(fill)
                 .bind(organization.uuid())
@@ -238,7 +238,7 @@ impl Database {
     ///
     /// # Panics
     /// When the server does not answer.
-    pub async fn answered(&self, organization: OrganizationId) -> (Vec<f64>, i64) {
+    pub async fn answer_times(&self, organization: OrganizationId) -> (Vec<f64>, i64) {
         let answered = "SELECT extract(epoch FROM phase_since - intent_at)::float8 FROM tasks
              WHERE organization_id = $1 AND phase = 'await_input' AND last_outcome = 'completed' ORDER BY 1";
         let left = "SELECT count(*) FROM tasks
@@ -269,7 +269,7 @@ impl Database {
     ///
     /// # Panics
     /// When the server does not answer, or there is no such task.
-    pub async fn lock_task(&self, task: TaskId) -> Locked {
+    pub async fn lock_task(&self, task: TaskId) -> LockedRow {
         let mut connection = self
             .admin
             .clone()
@@ -283,7 +283,7 @@ impl Database {
             .fetch_one(&mut connection)
             .await
             .expect("the task is there");
-        Locked(connection)
+        LockedRow(connection)
     }
 
     /// How many statements wait for this, which is one of PostgreSQL's wait events (`PgSleep`) or
@@ -291,7 +291,7 @@ impl Database {
     ///
     /// # Panics
     /// When the server does not answer.
-    pub async fn waiting(&self, event: &str) -> i64 {
+    pub async fn waiting_statements(&self, event: &str) -> i64 {
         let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND $2 IN (wait_event, wait_event_type)";
         let waiting = sqlx::query_scalar(waiting).bind(&self.name).bind(event);
         waiting.fetch_one(&self.store.pool).await.expect("the server answers")
@@ -313,15 +313,15 @@ impl Database {
     ///
     /// # Panics
     /// When the server does not answer.
-    pub async fn spoil(&self, task: TaskId, spoilt: bool) {
+    pub async fn corrupt_task(&self, task: TaskId, corrupt: bool) {
         // Another revision, as of every change: nobody commits what they remember of the row.
         let spoil = "UPDATE tasks SET
-                 turn = CASE WHEN $2 THEN jsonb_build_object('spoilt', turn) ELSE nullif(turn -> 'spoilt', 'null'::jsonb) END,
+                 turn = CASE WHEN $2 THEN jsonb_build_object('corrupt', turn) ELSE nullif(turn -> 'corrupt', 'null'::jsonb) END,
                  revision = revision + 1
-             WHERE id = $1 AND $2 IS DISTINCT FROM coalesce(turn ? 'spoilt', false)";
+             WHERE id = $1 AND $2 IS DISTINCT FROM coalesce(turn ? 'corrupt', false)";
         sqlx::query(spoil)
             .bind(task.uuid())
-            .bind(spoilt)
+            .bind(corrupt)
             .execute(&self.store.pool)
             .await
             .expect("the task can be changed");
@@ -333,7 +333,7 @@ impl Database {
     ///
     /// # Errors
     /// When the server does not answer.
-    pub async fn forgotten(&self) -> Result<Vec<String>, Error> {
+    pub async fn stuck_tasks(&self) -> Result<Vec<String>, Error> {
         let forgotten = "
             SELECT format('%s (%s, parent %s): intents %s, seen %s, turn %s, step %s',
                 t.id, t.phase, t.parent_id, t.intents, t.intents_seen, t.turn, t.step)
@@ -361,7 +361,7 @@ impl Database {
                 Ok(connection) => break connection,
                 // It may still recover from the crash before this one.
                 Err(sqlx::Error::Database(_) | sqlx::Error::Io(_))
-                    if began.elapsed() < RECOVERY =>
+                    if began.elapsed() < RECOVERY_TIMEOUT =>
                 {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
@@ -394,7 +394,7 @@ impl Database {
     ///
     /// # Panics
     /// When the server does not answer.
-    pub async fn task_scans(&self) -> i64 {
+    pub async fn task_table_scans(&self) -> i64 {
         sqlx::query_scalar("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'tasks'")
             .fetch_one(&self.store.pool)
             .await
@@ -433,14 +433,14 @@ impl Drop for Database {
 }
 
 /// The server that tests share.
-fn shared() -> String {
+fn shared_server_url() -> String {
     std::env::var(URL).unwrap_or_else(|_| {
         panic!("{URL} is not set: it is the address of a server on which databases may be made; `./dev test` sets it")
     })
 }
 
 /// The name of a database with the current schema, made unless it is there.
-async fn template(admin: &PgConnectOptions, connection: &mut PgConnection) -> String {
+async fn ensure_template(admin: &PgConnectOptions, connection: &mut PgConnection) -> String {
     let mut hasher = DefaultHasher::new();
     for migration in MIGRATOR.iter() {
         (migration.version, &migration.checksum).hash(&mut hasher);
@@ -459,13 +459,13 @@ async fn template(admin: &PgConnectOptions, connection: &mut PgConnection) -> St
     if there.is_none() {
         // Under another name until it is whole: a process killed here leaves no half a template.
         let unfinished = format!("{name}_unfinished");
-        run(connection, format!("DROP DATABASE IF EXISTS {unfinished} WITH (FORCE)")).await;
-        run(connection, format!("CREATE DATABASE {unfinished}")).await;
+        run_statement(connection, format!("DROP DATABASE IF EXISTS {unfinished} WITH (FORCE)")).await;
+        run_statement(connection, format!("CREATE DATABASE {unfinished}")).await;
         let mut inside =
             admin.clone().database(&unfinished).connect().await.expect("the template answers");
         MIGRATOR.run(&mut inside).await.expect("the migrations apply to an empty database");
         inside.close().await.expect("the connection closes");
-        run(connection, format!("ALTER DATABASE {unfinished} RENAME TO {name}")).await;
+        run_statement(connection, format!("ALTER DATABASE {unfinished} RENAME TO {name}")).await;
     }
     sqlx::query("SELECT pg_advisory_unlock($1)")
         .bind(TEMPLATE_LOCK)
@@ -476,7 +476,7 @@ async fn template(admin: &PgConnectOptions, connection: &mut PgConnection) -> St
 }
 
 /// Runs a statement whose names were made here.
-async fn run(connection: &mut PgConnection, statement: String) {
+async fn run_statement(connection: &mut PgConnection, statement: String) {
     let words = statement.clone();
     connection
         .execute(sqlx::AssertSqlSafe(statement))

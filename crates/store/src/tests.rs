@@ -37,8 +37,8 @@ use construct_domain::{
 
 use crate::{
     Error, Idempotency, Model, ModelParameters, ModelProviderKind, NewAgent, NewEvent, NewModel,
-    NewModelProvider, NewTask, NewUserMessage, PricesSource, Rendered, Store, StoredEvent,
-    StoredMessage, StoredTask, Write, Written, testing::Database,
+    NewModelProvider, NewTask, NewUserMessage, PricesSource, WriteOutput, Store, StoredEvent,
+    StoredMessage, StoredTask, Write, WriteOutcome, testing::Database,
 };
 
 const ORG: OrganizationId = OrganizationId::LOCAL;
@@ -62,24 +62,24 @@ fn event(kind: &str) -> NewEvent {
 }
 
 /// The event of a task that goes with the one above it.
-fn gone(_: TaskId) -> NewEvent {
+fn deleted_event(_: TaskId) -> NewEvent {
     event("task.deleted")
 }
 
 /// Makes an event of this kind, and the entity's `Debug` the response.
-fn rendered<T: std::fmt::Debug>(kind: &str) -> impl FnOnce(&T) -> Rendered + Send + use<T> {
+fn rendered<T: std::fmt::Debug>(kind: &str) -> impl FnOnce(&T) -> WriteOutput + Send + use<T> {
     let event = event(kind);
-    move |entity| Rendered { event, response: format!("{entity:?}").into_bytes() }
+    move |entity| WriteOutput { event, response: format!("{entity:?}").into_bytes() }
 }
 
-fn applied<T: std::fmt::Debug>(written: Written<T>) -> T {
+fn applied<T: std::fmt::Debug>(written: WriteOutcome<T>) -> T {
     applied_with_event(written).0
 }
 
-fn applied_with_event<T: std::fmt::Debug>(written: Written<T>) -> (T, Option<StoredEvent>) {
+fn applied_with_event<T: std::fmt::Debug>(written: WriteOutcome<T>) -> (T, Option<StoredEvent>) {
     match written {
-        Written::Applied { entity, event } => (entity, event),
-        Written::Repeated { response } => {
+        WriteOutcome::Applied { entity, event } => (entity, event),
+        WriteOutcome::Repeated { response } => {
             panic!("it was repeated: {}", String::from_utf8_lossy(&response))
         }
     }
@@ -180,7 +180,7 @@ fn new_provider(name: &str) -> NewModelProvider {
         base_url: String::new(),
         script: Some("{}".to_owned()),
         key: None,
-        further_keys: Vec::new(),
+        additional_keys: Vec::new(),
         limits: crate::KeyLimits::default(),
     }
 }
@@ -225,7 +225,7 @@ fn new_agent(model: ModelId, name: &str) -> NewAgent {
         compute: "cpu-2".to_owned(),
         secrets: Vec::new(),
         script_models: Vec::new(),
-        compact_at: construct_domain::context::COMPACT_AT,
+        compact_at: construct_domain::context::DEFAULT_COMPACT_AT_PERCENT,
     }
 }
 

@@ -19,6 +19,6 @@ pub(crate) fn sql_option(time: Option<Timestamp>) -> Option<jiff_sqlx::Timestamp
 }
 
 /// A nullable time of a row.
-pub(crate) fn option(time: Option<jiff_sqlx::Timestamp>) -> Option<Timestamp> {
+pub(crate) fn from_sql_option(time: Option<jiff_sqlx::Timestamp>) -> Option<Timestamp> {
     time.map(Into::into)
 }

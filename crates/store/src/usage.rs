@@ -85,7 +85,7 @@ pub(crate) struct Booking<'a> {
     pub(crate) usage: &'a Usage,
     pub(crate) reservation: Option<Uuid>,
     /// Whether nothing further is reported of the reservation.
-    pub(crate) forget: bool,
+    pub(crate) is_final: bool,
 }
 
 impl Store {
@@ -114,7 +114,7 @@ impl Store {
             purpose: entry.purpose.as_str(),
             usage: &entry.usage,
             reservation: Some(entry.step.uuid()),
-            forget: true,
+            is_final: true,
         };
         self.book(&booking, now).await
     }
@@ -131,7 +131,7 @@ impl Store {
             purpose,
             usage,
             reservation,
-            forget,
+            is_final,
         } = booking;
         let (organization, task) = (organization.uuid(), task.map(TaskId::uuid));
         let booked = sqlx::query!(
@@ -165,7 +165,7 @@ impl Store {
         )
         .fetch_optional(&mut *transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if let Some(booked) = &booked {
             // Sums stop at the greatest number instead of failing, like `Usage` itself.
             sqlx::query!(
@@ -198,7 +198,7 @@ impl Store {
                 booked.agent_id as _,
                 booked.tree.as_deref() as _,
                 usage.cost_pico_usd,
-                forget,
+                is_final,
                 time::sql(now) as _,
             )
             .fetch_one(&mut *transaction)

@@ -10,7 +10,7 @@ use construct_domain::{ApiKeyId, OrganizationId, TaskId};
 
 use crate::{
     Audit, Error, NewEvent, Store, StoredEvent, audit,
-    event::{signed, unsigned},
+    event::{to_i64, to_u64},
     time,
 };
 
@@ -51,7 +51,7 @@ impl Write {
     }
 
     /// The event of this write, as it is stored.
-    pub(crate) fn stored(&self, stream: Uuid, sequence: u64, event: NewEvent) -> StoredEvent {
+    pub(crate) fn to_stored_event(&self, stream: Uuid, sequence: u64, event: NewEvent) -> StoredEvent {
         StoredEvent {
             organization: self.organization,
             stream,
@@ -66,7 +66,7 @@ impl Write {
 
 /// What the caller makes of a changed entity: how others are told, and what is answered.
 #[derive(Debug, Clone)]
-pub struct Rendered {
+pub struct WriteOutput {
     /// The event that is stored with the change. Dropped when nothing changed.
     pub event: NewEvent,
     /// The answer, kept for repeated requests. Dropped when the request has no idempotency key.
@@ -75,7 +75,7 @@ pub struct Rendered {
 
 /// What became of a write.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Written<T> {
+pub enum WriteOutcome<T> {
     /// It is done, by this call.
     Applied {
         /// The entity as it is now; as it was, when it was deleted.
@@ -91,13 +91,13 @@ pub enum Written<T> {
 }
 
 /// No entries of the audit trail, for statements that can take some.
-pub(crate) fn none() -> Value {
+pub(crate) fn no_entries() -> Value {
     Value::Array(Vec::new())
 }
 
 /// A write that has begun.
-pub(crate) enum Begun<'w> {
-    Fresh(Writer<'w>),
+pub(crate) enum WriteStart<'w> {
+    New(Writer<'w>),
     Repeated(Vec<u8>),
 }
 
@@ -107,7 +107,7 @@ macro_rules! begin {
         match $store.write_begin($write).await? {
             crate::write::Begun::Fresh(writer) => writer,
             crate::write::Begun::Repeated(response) => {
-                return Ok(crate::Written::Repeated { response })
+                return Ok(crate::WriteOutcome::Repeated { response })
             }
         }
     };
@@ -128,7 +128,7 @@ impl Store {
     /// it, and takes the idempotency key. Of two requests with the same key the second waits here
     /// until the first has ended, and then repeats its answer, or is carried out when the first
     /// failed.
-    pub(crate) async fn write_begin<'w>(&self, write: &'w Write) -> Result<Begun<'w>, Error> {
+    pub(crate) async fn write_begin<'w>(&self, write: &'w Write) -> Result<WriteStart<'w>, Error> {
         write_begin_in(self.pool.begin().await?, write).await
     }
 
@@ -139,7 +139,7 @@ impl Store {
     /// # Errors
     /// [`Error::IdempotencyMismatch`] when the key stands for another request.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn write_repeated(&self, write: &Write) -> Result<Option<Vec<u8>>, Error> {
+    pub async fn idempotent_response(&self, write: &Write) -> Result<Option<Vec<u8>>, Error> {
         let Some(Idempotency { key, method, request_hash }) = &write.idempotency else {
             return Ok(None);
         };
@@ -175,7 +175,7 @@ impl Store {
 pub(crate) async fn write_begin_in<'w>(
     mut transaction: Transaction<'static, Postgres>,
     write: &'w Write,
-) -> Result<Begun<'w>, Error> {
+) -> Result<WriteStart<'w>, Error> {
     let Some(Idempotency { key, method, request_hash }) = &write.idempotency else {
         sqlx::query_scalar!(
             "SELECT id FROM organizations WHERE id = $1 AND deleted_at IS NULL FOR KEY SHARE",
@@ -184,7 +184,7 @@ pub(crate) async fn write_begin_in<'w>(
         .fetch_optional(&mut *transaction)
         .await?
         .ok_or(Error::NotFound { what: ORGANIZATION })?;
-        return Ok(Begun::Fresh(Writer { transaction, write, audited: false }));
+        return Ok(WriteStart::New(Writer { transaction, write, audited: false }));
     };
     let taken = sqlx::query!(
         "INSERT INTO idempotency_keys (organization_id, key, method, request_hash, response, created_at)
@@ -198,9 +198,9 @@ pub(crate) async fn write_begin_in<'w>(
     )
     .execute(&mut *transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     if taken.rows_affected() == 1 {
-        return Ok(Begun::Fresh(Writer { transaction, write, audited: false }));
+        return Ok(WriteStart::New(Writer { transaction, write, audited: false }));
     }
     let first = sqlx::query!(
         "SELECT method, request_hash, response FROM idempotency_keys WHERE organization_id = $1 AND key = $2",
@@ -225,7 +225,7 @@ pub(crate) async fn write_begin_in<'w>(
     };
     transaction.rollback().await?;
     if first.method == *method && first.request_hash == request_hash {
-        Ok(Begun::Repeated(first.response))
+        Ok(WriteStart::Repeated(first.response))
     } else {
         Err(Error::IdempotencyMismatch)
     }
@@ -251,9 +251,9 @@ impl Writer<'_> {
     pub(crate) async fn finish<T>(
         mut self,
         entity: T,
-        render: impl FnOnce(&T) -> Rendered,
-    ) -> Result<Written<T>, Error> {
-        let Rendered { event, response } = render(&entity);
+        render: impl FnOnce(&T) -> WriteOutput,
+    ) -> Result<WriteOutcome<T>, Error> {
+        let WriteOutput { event, response } = render(&entity);
         // With a statement that is made anyway: no round trip more.
         let audit = self.audit(&response)?;
         let sequence = sqlx::query_scalar!(
@@ -269,16 +269,16 @@ impl Writer<'_> {
             self.organization(),
             event.kind,
             event.payload,
-            event.step.map(signed),
+            event.step.map(to_i64),
             self.now() as _,
             audit,
         )
         .fetch_optional(&mut *self.transaction)
         .await?
         .ok_or(Error::NotFound { what: ORGANIZATION })?;
-        let event = self.write.stored(self.organization(), unsigned(sequence), event);
+        let event = self.write.to_stored_event(self.organization(), to_u64(sequence), event);
         self.commit(&response).await?;
-        Ok(Written::Applied { entity, event: Some(event) })
+        Ok(WriteOutcome::Applied { entity, event: Some(event) })
     }
 
     /// Ends a write whose event is `sequence` of the task's stream, a number that the caller took
@@ -288,11 +288,11 @@ impl Writer<'_> {
         task: TaskId,
         sequence: u64,
         entity: T,
-        render: impl FnOnce(&T) -> Rendered,
-    ) -> Result<Written<T>, Error> {
-        let Rendered { event, response } = render(&entity);
+        render: impl FnOnce(&T) -> WriteOutput,
+    ) -> Result<WriteOutcome<T>, Error> {
+        let WriteOutput { event, response } = render(&entity);
         let audit = self.audit(&response)?;
-        let event = self.write.stored(task.uuid(), sequence, event);
+        let event = self.write.to_stored_event(task.uuid(), sequence, event);
         sqlx::query!(
             "WITH audit AS (
                  INSERT INTO audit_entries SELECT * FROM jsonb_populate_recordset(NULL::audit_entries, $8)
@@ -302,28 +302,28 @@ impl Writer<'_> {
              VALUES ($1, $2, $3, $4, $5, $6, $7)",
             self.organization(),
             event.stream,
-            signed(event.sequence),
+            to_i64(event.sequence),
             event.kind,
             event.payload,
-            event.step.map(signed),
+            event.step.map(to_i64),
             self.now(),
             audit,
         )
         .execute(&mut *self.transaction)
         .await?;
         self.commit(&response).await?;
-        Ok(Written::Applied { entity, event: Some(event) })
+        Ok(WriteOutcome::Applied { entity, event: Some(event) })
     }
 
     /// Ends a write that found nothing to change.
     pub(crate) async fn finish_unchanged<T>(
         self,
         entity: T,
-        render: impl FnOnce(&T) -> Rendered,
-    ) -> Result<Written<T>, Error> {
+        render: impl FnOnce(&T) -> WriteOutput,
+    ) -> Result<WriteOutcome<T>, Error> {
         let response = render(&entity).response;
         self.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
     /// The write's entry for the audit trail, as the statement takes it that is to store it.
@@ -331,13 +331,13 @@ impl Writer<'_> {
         self.audited = true;
         match &self.write.audit {
             Some(audit) => audit.rows(response),
-            None => Ok(none()),
+            None => Ok(no_entries()),
         }
     }
 
     /// Commits, and keeps the answer for repeated requests.
     pub(crate) async fn commit(mut self, response: &[u8]) -> Result<(), Error> {
-        let audit = if self.audited { none() } else { self.audit(response)? };
+        let audit = if self.audited { no_entries() } else { self.audit(response)? };
         if let Some(Idempotency { key, .. }) = &self.write.idempotency {
             sqlx::query!(
                 "WITH audit AS (
@@ -352,12 +352,12 @@ impl Writer<'_> {
             )
             .execute(&mut *self.transaction)
             .await?;
-        } else if audit != none() {
+        } else if audit != no_entries() {
             audit::insert(&mut self.transaction, audit).await?;
         }
         self.transaction.commit().await?;
         if let Some(audit) = &self.write.audit {
-            audit.is_written();
+            audit.mark_written();
         }
         Ok(())
     }

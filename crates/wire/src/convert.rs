@@ -9,12 +9,12 @@ use construct_domain::{
     message::{self, Block, Source},
     money::{LongContext, Prices, Rates, Usage},
     policy::{Action, Rule},
-    schedule::{Missed, Timing},
+    schedule::{MissedRunPolicy, Timing},
     task::{Phase, TaskError, TurnOutcome},
 };
 use construct_proto::v1;
 use construct_store::{
-    Agent, Below, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider,
+    Agent, DescendantTotals, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider,
     ModelProviderKind, PricesSource, RunOutcome, Schedule, ScheduleRun, Secret, StoredApproval,
     StoredMessage, StoredTask, Target, ThinkingEffort,
 };
@@ -409,9 +409,9 @@ pub fn schedule(schedule: &Schedule) -> v1::Schedule {
             cron,
             time_zone,
             missed_runs: match schedule.missed {
-                Missed::Skip => v1::MissedRuns::Skip,
-                Missed::Once => v1::MissedRuns::Once,
-                Missed::All => v1::MissedRuns::All,
+                MissedRunPolicy::Skip => v1::MissedRuns::Skip,
+                MissedRunPolicy::Once => v1::MissedRuns::Once,
+                MissedRunPolicy::All => v1::MissedRuns::All,
             }
             .into(),
         }),
@@ -426,12 +426,12 @@ pub fn schedule(schedule: &Schedule) -> v1::Schedule {
 }
 
 /// None for `UNSPECIFIED`.
-pub fn to_missed(missed: v1::MissedRuns) -> Option<Missed> {
+pub fn to_missed(missed: v1::MissedRuns) -> Option<MissedRunPolicy> {
     match missed {
         v1::MissedRuns::Unspecified => None,
-        v1::MissedRuns::Skip => Some(Missed::Skip),
-        v1::MissedRuns::Once => Some(Missed::Once),
-        v1::MissedRuns::All => Some(Missed::All),
+        v1::MissedRuns::Skip => Some(MissedRunPolicy::Skip),
+        v1::MissedRuns::Once => Some(MissedRunPolicy::Once),
+        v1::MissedRuns::All => Some(MissedRunPolicy::All),
     }
 }
 
@@ -548,7 +548,7 @@ pub fn task(task: &StoredTask) -> v1::Task {
                 message: message.to_string(),
             }),
             context_tokens: state.context.tokens,
-            context_room: state.context.room,
+            context_room: state.context.input_limit,
             compacted_through: state.context.through,
             parent: task.ancestors.last().map(ToString::to_string).unwrap_or_default(),
             depth: u32::try_from(task.ancestors.len()).unwrap_or(u32::MAX),
@@ -559,7 +559,7 @@ pub fn task(task: &StoredTask) -> v1::Task {
 }
 
 /// What everything below a task comes to.
-pub fn below(below: &Below) -> v1::TasksBelow {
+pub fn below(below: &DescendantTotals) -> v1::TasksBelow {
     v1::TasksBelow {
         count: below.count,
         at_work: below.at_work,

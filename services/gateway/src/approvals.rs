@@ -5,12 +5,12 @@ use construct_proto::v1::{
     self, DecideApprovalRequest, GetApprovalRequest, ListApprovalsRequest, ListApprovalsResponse,
     approval_service_server::ApprovalService, decide_approval_request::Decision, event::Payload,
 };
-use construct_store::{ApprovalDecision, Rendered, StoredApproval};
+use construct_store::{ApprovalDecision, WriteOutput, StoredApproval};
 use tonic::{Request, Response, Status};
 
 use crate::{api::Api, convert, events, status, validate::requests};
 
-fn render(approval: &StoredApproval) -> Rendered {
+fn render(approval: &StoredApproval) -> WriteOutput {
     let approval = convert::approval(approval);
     events::rendered("approval.decided", Payload::Approval(approval.clone()), &approval)
 }
@@ -52,7 +52,7 @@ impl ApprovalService for Api {
         let decision = ApprovalDecision {
             approved: request.decision() == Decision::Approve,
             decided_by: entry.name(),
-            words: request.words,
+            comment: request.words,
             arguments_hash: (!request.arguments_hash.is_empty()).then_some(request.arguments_hash),
         };
         let decided = entry.store().approval_decide(&write, id, decision, render).await;

@@ -6,7 +6,7 @@ use construct_proto::v1::{
     GetMessageRequest, ListMessagesRequest, ListMessagesResponse, MessagePriority,
     UpdateMessageRequest, event::Payload, message_service_server::MessageService,
 };
-use construct_store::{Error, MessageFilter, NewUserMessage, Rendered, StoredMessage};
+use construct_store::{Error, MessageFilter, NewUserMessage, WriteOutput, StoredMessage};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -18,7 +18,7 @@ use crate::{
     validate::requests,
 };
 
-fn render(kind: &'static str) -> impl FnOnce(&StoredMessage) -> Rendered + Send {
+fn render(kind: &'static str) -> impl FnOnce(&StoredMessage) -> WriteOutput + Send {
     move |message| {
         let message = convert::message(message);
         events::rendered(kind, Payload::Message(message.clone()), &message)

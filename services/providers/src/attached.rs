@@ -2,7 +2,7 @@
 //! a vendor is asked; what it is not shown is named to it in words, with the way in which a script
 //! gets it.
 //!
-//! Bounds: of one call [`PER_CALL`] bytes are shown, those of the newest files, with what stands in
+//! Bounds: of one call [`MAX_BYTES_PER_CALL`] bytes are shown, those of the newest files, with what stands in
 //! the messages themselves; of all calls of the process together as many as the configuration says,
 //! and a call for which there is no room waits for the others.
 
@@ -10,7 +10,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
 use construct_bus::files::{self, Sha256};
-use construct_domain::{OrganizationId, message::Shown};
+use construct_domain::{OrganizationId, message::Presentation};
 use construct_proto::{
     mesh::v1::ChatMessage,
     v1::{self, Attachment, Text, block::Block},
@@ -21,53 +21,53 @@ use crate::{failure::Failure, transcript::notice_text};
 
 /// Bytes of attachments that are shown in one call at most, before they are encoded. Larger
 /// requests are refused by most vendors.
-pub(crate) const PER_CALL: u64 = 20 << 20;
+pub(crate) const MAX_BYTES_PER_CALL: u64 = 20 << 20;
 
 /// What room is counted in.
-const UNIT: u64 = 1 << 10;
+const BYTES_PER_UNIT: u64 = 1 << 10;
 
 /// Where the files are, and the room for them in this process.
 #[derive(Debug, Clone)]
-pub(crate) struct Attached {
+pub(crate) struct Attachments {
     files: files::Store,
-    room: Arc<Semaphore>,
+    available: Arc<Semaphore>,
     /// All of it, in units.
     capacity: u32,
 }
 
 /// Held as long as a call needs what it shows.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct BytesPermit {
     _permit: OwnedSemaphorePermit,
 }
 
 /// What becomes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Shown,
-    Named(Why),
+enum FileDecision {
+    Include,
+    Omit(OmissionReason),
 }
 
 /// Why a model is not shown a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
-    Kind,
+enum OmissionReason {
+    UnsupportedType,
     TooLarge,
     /// Newer ones have the room.
-    Older,
-    Gone,
-    Damaged,
+    NoSpace,
+    Deleted,
+    Corrupt,
     /// It says that it is text and is not.
-    NoText,
+    NotText,
 }
 
-impl Attached {
+impl Attachments {
     /// Of the files in this folder, as many bytes at once.
     pub(crate) fn open(folder: impl Into<PathBuf>, bytes: u64) -> Result<Self, files::Error> {
-        let capacity = u32::try_from(bytes / UNIT).unwrap_or(u32::MAX).max(1);
+        let capacity = u32::try_from(bytes / BYTES_PER_UNIT).unwrap_or(u32::MAX).max(1);
         Ok(Self {
             files: files::Store::open(folder)?,
-            room: Arc::new(Semaphore::new(capacity as usize)),
+            available: Arc::new(Semaphore::new(capacity as usize)),
             capacity,
         })
     }
@@ -77,28 +77,28 @@ impl Attached {
     ///
     /// # Errors
     /// When the storage fails, which passes.
-    pub(crate) async fn show(
+    pub(crate) async fn resolve(
         &self,
         organization: &str,
         mut messages: Vec<ChatMessage>,
         scripts: bool,
-    ) -> Result<(Vec<ChatMessage>, Option<Room>), Failure> {
-        let (fates, bytes) = plan(&messages);
-        if fates.is_empty() {
+    ) -> Result<(Vec<ChatMessage>, Option<BytesPermit>), Failure> {
+        let (decisions, bytes) = plan_files(&messages);
+        if decisions.is_empty() {
             return Ok((messages, None));
         }
         let organization: OrganizationId = organization
             .parse()
             .map_err(|_| Failure::internal("the command names no organization"))?;
-        let room = if bytes > 0 { Some(self.room(bytes).await?) } else { None };
-        let mut fates = fates.into_iter().rev();
+        let permit = if bytes > 0 { Some(self.acquire(bytes).await?) } else { None };
+        let mut decisions = decisions.into_iter().rev();
         for message in &mut messages {
             let mut blocks = Vec::with_capacity(message.blocks.len());
             for block in std::mem::take(&mut message.blocks) {
                 match block.block {
                     Some(Block::Attachment(attachment)) if !attachment.file.is_empty() => {
-                        let fate = fates.next().unwrap_or(Fate::Named(Why::Older));
-                        let shown = self.content(organization, attachment, fate, scripts).await?;
+                        let decision = decisions.next().unwrap_or(FileDecision::Omit(OmissionReason::NoSpace));
+                        let shown = self.file_blocks(organization, attachment, decision, scripts).await?;
                         blocks.extend(
                             shown.into_iter().map(|block| v1::Block { block: Some(block) }),
                         );
@@ -108,30 +108,30 @@ impl Attached {
             }
             message.blocks = blocks;
         }
-        Ok((messages, room))
+        Ok((messages, permit))
     }
 
-    async fn room(&self, bytes: u64) -> Result<Room, Failure> {
-        let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.capacity);
-        let permit = Arc::clone(&self.room).acquire_many_owned(units).await;
+    async fn acquire(&self, bytes: u64) -> Result<BytesPermit, Failure> {
+        let units = u32::try_from(bytes.div_ceil(BYTES_PER_UNIT)).unwrap_or(u32::MAX).min(self.capacity);
+        let permit = Arc::clone(&self.available).acquire_many_owned(units).await;
         let permit =
             permit.map_err(|_| Failure::internal("there is no room for files any more"))?;
-        Ok(Room { _permit: permit })
+        Ok(BytesPermit { _permit: permit })
     }
 
     /// A file as the model is told of it.
-    async fn content(
+    async fn file_blocks(
         &self,
         organization: OrganizationId,
         attachment: Attachment,
-        fate: Fate,
+        decision: FileDecision,
         scripts: bool,
     ) -> Result<Vec<Block>, Failure> {
-        let why = match fate {
-            Fate::Named(why) => why,
-            Fate::Shown => match self.read(organization, &attachment).await? {
+        let why = match decision {
+            FileDecision::Omit(why) => why,
+            FileDecision::Include => match self.read_file(organization, &attachment).await? {
                 Ok(content) => {
-                    let notice = notice(&attachment, None, scripts);
+                    let notice = file_notice(&attachment, None, scripts);
                     let Attachment { media_type, name, .. } = attachment;
                     let data = content.into();
                     return Ok(vec![
@@ -147,25 +147,25 @@ impl Attached {
                 Err(why) => why,
             },
         };
-        Ok(vec![notice(&attachment, Some(why), scripts)])
+        Ok(vec![file_notice(&attachment, Some(why), scripts)])
     }
 
-    async fn read(
+    async fn read_file(
         &self,
         organization: OrganizationId,
         attachment: &Attachment,
-    ) -> Result<Result<Bytes, Why>, Failure> {
-        let Ok(sha256) = attachment.sha256.parse::<Sha256>() else { return Ok(Err(Why::Damaged)) };
-        match self.files.get(organization, &sha256, size(attachment)).await {
+    ) -> Result<Result<Bytes, OmissionReason>, Failure> {
+        let Ok(sha256) = attachment.sha256.parse::<Sha256>() else { return Ok(Err(OmissionReason::Corrupt)) };
+        match self.files.get(organization, &sha256, file_size(attachment)).await {
             Ok(content)
-                if Shown::of(&attachment.media_type, size(attachment)) == Shown::Text
+                if Presentation::of(&attachment.media_type, file_size(attachment)) == Presentation::Text
                     && !is_text(&content) =>
             {
-                Ok(Err(Why::NoText))
+                Ok(Err(OmissionReason::NotText))
             }
             Ok(content) => Ok(Ok(content)),
-            Err(files::Error::Missing) => Ok(Err(Why::Gone)),
-            Err(files::Error::Corrupt | files::Error::TooLarge(_)) => Ok(Err(Why::Damaged)),
+            Err(files::Error::Missing) => Ok(Err(OmissionReason::Deleted)),
+            Err(files::Error::Corrupt | files::Error::TooLarge(_)) => Ok(Err(OmissionReason::Corrupt)),
             Err(
                 error @ (files::Error::Folder(_)
                 | files::Error::Storage(_)
@@ -185,33 +185,33 @@ impl Attached {
 }
 
 /// What becomes of the files, the newest first, and how many bytes are to be read.
-fn plan(messages: &[ChatMessage]) -> (Vec<Fate>, u64) {
+fn plan_files(messages: &[ChatMessage]) -> (Vec<FileDecision>, u64) {
     let blocks = messages.iter().rev().flat_map(|message| message.blocks.iter().rev());
-    let mut left = PER_CALL;
+    let mut left = MAX_BYTES_PER_CALL;
     let mut bytes = 0;
-    let mut fates = Vec::new();
+    let mut decisions = Vec::new();
     for block in blocks {
         let Some(Block::Attachment(attachment)) = &block.block else { continue };
         if attachment.file.is_empty() {
             left = left.saturating_sub(attachment.data.len() as u64);
             continue;
         }
-        let size = size(attachment);
-        fates.push(match Shown::of(&attachment.media_type, size) {
-            Shown::Named => Fate::Named(Why::Kind),
-            Shown::TooLarge => Fate::Named(Why::TooLarge),
-            Shown::Image | Shown::Document | Shown::Text if size > left => Fate::Named(Why::Older),
-            Shown::Image | Shown::Document | Shown::Text => {
+        let size = file_size(attachment);
+        decisions.push(match Presentation::of(&attachment.media_type, size) {
+            Presentation::NameOnly => FileDecision::Omit(OmissionReason::UnsupportedType),
+            Presentation::TooLarge => FileDecision::Omit(OmissionReason::TooLarge),
+            Presentation::Image | Presentation::Document | Presentation::Text if size > left => FileDecision::Omit(OmissionReason::NoSpace),
+            Presentation::Image | Presentation::Document | Presentation::Text => {
                 left -= size;
                 bytes += size;
-                Fate::Shown
+                FileDecision::Include
             }
         });
     }
-    (fates, bytes)
+    (decisions, bytes)
 }
 
-fn size(attachment: &Attachment) -> u64 {
+fn file_size(attachment: &Attachment) -> u64 {
     u64::try_from(attachment.size).unwrap_or_default()
 }
 
@@ -221,7 +221,7 @@ fn is_text(content: &[u8]) -> bool {
 
 /// What a model is told of a file: all that it needs to get it, and why it is not shown, if it is
 /// not.
-fn notice(attachment: &Attachment, why: Option<Why>, scripts: bool) -> Block {
+fn file_notice(attachment: &Attachment, why: Option<OmissionReason>, scripts: bool) -> Block {
     // Whoever named the file must not seem to be the system.
     let name: String = attachment.name.chars().filter(|c| !matches!(c, '<' | '>' | '"')).collect();
     let name = if name.is_empty() { "a file without a name" } else { &name };
@@ -231,17 +231,17 @@ fn notice(attachment: &Attachment, why: Option<Why>, scripts: bool) -> Block {
         None => format!("The user attached the file that follows: {file_is}."),
         Some(why) => {
             let why = match why {
-                Why::Kind => "Files of this kind cannot be shown.",
-                Why::TooLarge => "It is too large to be shown.",
-                Why::Older => "Newer files have taken the room that there is.",
-                Why::Gone => "It was deleted after that.",
-                Why::Damaged => "It is damaged where it is kept.",
-                Why::NoText => "It is not UTF-8 text.",
+                OmissionReason::UnsupportedType => "Files of this kind cannot be shown.",
+                OmissionReason::TooLarge => "It is too large to be shown.",
+                OmissionReason::NoSpace => "Newer files have taken the room that there is.",
+                OmissionReason::Deleted => "It was deleted after that.",
+                OmissionReason::Corrupt => "It is damaged where it is kept.",
+                OmissionReason::NotText => "It is not UTF-8 text.",
             };
             format!("The user attached a file that is not shown to you: {file_is}. {why}")
         }
     };
-    if scripts && !matches!(why, Some(Why::Gone | Why::Damaged)) {
+    if scripts && !matches!(why, Some(OmissionReason::Deleted | OmissionReason::Corrupt)) {
         let path = attachment.name.rsplit(['/', '\\']).next().unwrap_or_default();
         let path: String = path.chars().filter(|c| !matches!(c, '<' | '>' | '"')).collect();
         let path = if path.is_empty() || path.starts_with('.') { "attached" } else { &path };

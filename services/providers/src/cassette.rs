@@ -16,11 +16,11 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub(crate) use self::recorder::{Recorder, around, head};
+pub(crate) use self::recorder::{Recorder, record_head, wrap};
 use crate::{failure::Failure, vendor::Chunk};
 
 /// Of this version of the format.
-const VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 1;
 
 /// One call of a model and what came of it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ pub(crate) struct Cassette {
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) pieces: Vec<Piece>,
     #[serde(default)]
-    pub(crate) end: End,
+    pub(crate) end: CassetteEnd,
 }
 
 /// A piece of the answer.
@@ -65,13 +65,13 @@ pub(crate) struct Piece {
     /// Milliseconds after the call began.
     pub(crate) ms: u64,
     #[serde(flatten)]
-    pub(crate) what: What,
+    pub(crate) content: PieceContent,
 }
 
 /// What a piece is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum What {
+pub(crate) enum PieceContent {
     Text(String),
     Thinking(String),
     ThinkingData(String),
@@ -85,7 +85,7 @@ pub(crate) enum What {
 
 /// How the answer ended.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct End {
+pub(crate) struct CassetteEnd {
     /// Milliseconds after the call began.
     #[serde(default)]
     pub(crate) ms: u64,
@@ -93,12 +93,12 @@ pub(crate) struct End {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) given_up: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) failure: Option<Failed>,
+    pub(crate) failure: Option<CassetteFailure>,
 }
 
 /// Why it failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Failed {
+pub(crate) struct CassetteFailure {
     /// As in `FAILURE_CLASS_TRANSIENT`.
     class: String,
     message: String,
@@ -136,8 +136,8 @@ impl Cassette {
     }
 }
 
-impl What {
-    fn of(chunk: &Chunk) -> Self {
+impl PieceContent {
+    fn from_chunk(chunk: &Chunk) -> Self {
         match chunk.clone() {
             Chunk::Text(text) => Self::Text(text),
             Chunk::Thinking(text) => Self::Thinking(text),
@@ -151,7 +151,7 @@ impl What {
         }
     }
 
-    pub(crate) fn chunk(self) -> Chunk {
+    pub(crate) fn into_chunk(self) -> Chunk {
         match self {
             Self::Text(text) => Chunk::Text(text),
             Self::Thinking(text) => Chunk::Thinking(text),
@@ -166,19 +166,19 @@ impl What {
     }
 }
 
-impl Failed {
-    fn of(failure: &Failure, now: Timestamp) -> Self {
+impl CassetteFailure {
+    fn from_failure(failure: &Failure, now: Timestamp) -> Self {
         Self {
             class: failure.class.as_str_name().to_owned(),
             message: failure.message.clone(),
             http_status: failure.http_status,
             retry_after_ms: failure
-                .wait_asked(now)
+                .requested_delay(now)
                 .and_then(|wait| u64::try_from(wait.as_millis()).ok()),
         }
     }
 
-    pub(crate) fn failure(&self) -> (Failure, Option<Duration>) {
+    pub(crate) fn to_failure(&self) -> (Failure, Option<Duration>) {
         let class = FailureClass::from_str_name(&self.class).unwrap_or(FailureClass::Transient);
         let failure = Failure::new(class, self.message.clone()).with_status(self.http_status);
         (failure, self.retry_after_ms.map(Duration::from_millis))

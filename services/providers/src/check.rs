@@ -19,18 +19,18 @@ use futures::future::join_all;
 use tokio::time::sleep;
 
 use crate::{
-    count::Counted,
+    count::CountResult,
     failure::Failure,
     router::{Router, Target},
     vendor::Request,
 };
 
 /// How long a vendor has; the gateway waits a little longer.
-const PATIENCE: Duration = Duration::from_secs(25);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(25);
 /// Models that are passed on at most. No vendor has as many; a server that calls itself one may.
 const MAX_MODELS: usize = 5_000;
 /// Before the mesh is tried again.
-const PAUSE: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// Answers such questions.
 #[derive(Clone)]
@@ -51,12 +51,12 @@ impl Checks {
         let tokens = |checks: Self, question: TokenQuestion| async move {
             checks.tokens(question.call.unwrap_or_default()).await
         };
-        self.answer(lifecycle, "provider-checks", CheckProvider, checks);
-        self.answer(lifecycle, "vendor-models", ListVendorModels, models);
-        self.answer(lifecycle, "token-counts", CountTokens, tokens);
+        self.serve(lifecycle, "provider-checks", CheckProvider, checks);
+        self.serve(lifecycle, "vendor-models", ListVendorModels, models);
+        self.serve(lifecycle, "token-counts", CountTokens, tokens);
     }
 
-    fn answer<Q, F>(
+    fn serve<Q, F>(
         &self,
         lifecycle: &Lifecycle,
         name: &'static str,
@@ -77,7 +77,7 @@ impl Checks {
                 };
                 if let Err(error) = checks.bus.answer(&address, draining.clone(), answer).await {
                     tracing::warn!(%error, name, "questions cannot be heard yet");
-                    sleep(PAUSE).await;
+                    sleep(RETRY_DELAY).await;
                 }
             }
         });
@@ -90,7 +90,7 @@ impl Checks {
             async move {
                 let checked = match key {
                     Ok(key) => {
-                        self.router.ask(provider, key, PATIENCE, |vendor| vendor.check()).await
+                        self.router.query(provider, key, QUERY_TIMEOUT, |vendor| vendor.check()).await
                     }
                     Err(failure) => Err(failure),
                 };
@@ -107,7 +107,7 @@ impl Checks {
         for (_, key) in self.router.open_keys(&provider) {
             let listed = match key {
                 Ok(key) => {
-                    self.router.ask(&provider, key, PATIENCE, |vendor| vendor.models()).await
+                    self.router.query(&provider, key, QUERY_TIMEOUT, |vendor| vendor.models()).await
                 }
                 Err(failure) => Err(failure),
             };
@@ -132,8 +132,8 @@ impl Checks {
         let call = ModelInvoke { step: Some(call.step.unwrap_or_default()), ..call };
         match Request::from_command(&call) {
             Ok(request) => {
-                let Counted { tokens: input_tokens, exact } =
-                    self.router.count(&target, &request).await;
+                let CountResult { tokens: input_tokens, exact } =
+                    self.router.count_tokens(&target, &request).await;
                 TokenCount { input_tokens, exact, failure: None }
             }
             Err(failure) => {
@@ -144,7 +144,7 @@ impl Checks {
 }
 
 /// The models of a list in an answer, as far as they have a name.
-pub(crate) fn named(
+pub(crate) fn model_list(
     list: &serde_json::Value,
     read: impl Fn(&serde_json::Value) -> VendorModel,
 ) -> Vec<VendorModel> {
@@ -152,12 +152,12 @@ pub(crate) fn named(
 }
 
 /// A text in an answer; empty when there is none.
-pub(crate) fn text(value: &serde_json::Value) -> String {
+pub(crate) fn json_text(value: &serde_json::Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
 /// A number of tokens in an answer; 0 when there is none.
-pub(crate) fn tokens(value: &serde_json::Value) -> i64 {
+pub(crate) fn json_tokens(value: &serde_json::Value) -> i64 {
     value.as_i64().filter(|tokens| *tokens > 0).unwrap_or_default()
 }
 

@@ -17,7 +17,7 @@ pub struct Config {
     /// another replica may take them. At least 1.
     pub providers_concurrency: usize,
     /// Bytes of attached files that calls at work in this process show at most. A call that would
-    /// show more waits for others; one shows up to 20 MiB. Counted as they are stored; while a
+    /// show more waits for others; one shows up to 20 MiB. CountResult as they are stored; while a
     /// request is built, each is in memory several times, encoded. At least 1 MiB.
     pub providers_attached_bytes: u64,
     /// Until a connection to a vendor stands: name resolution, TCP and TLS.
@@ -132,8 +132,8 @@ impl Config {
     pub(crate) fn retries(&self) -> Policy {
         Policy {
             tries: self.providers_tries,
-            first: self.providers_retry_first,
-            last: self.providers_retry_last,
+            initial_delay: self.providers_retry_first,
+            max_delay: self.providers_retry_last,
         }
     }
 }

@@ -12,11 +12,11 @@ use crate::{
 
 /// How long a vendor has. Whoever asks wants to know before a call, and an estimate is better than
 /// a long wait.
-const PATIENCE: Duration = Duration::from_secs(10);
+const COUNT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A count of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Counted {
+pub(crate) struct CountResult {
     pub(crate) tokens: i64,
     /// The vendor has counted; otherwise it is an estimate from the length.
     pub(crate) exact: bool,
@@ -25,13 +25,13 @@ pub(crate) struct Counted {
 impl Router {
     /// Counts what `target` would read. Never fails: a vendor that does not count, cannot at the
     /// moment, or has its circuit breaker open is estimated for.
-    pub(crate) async fn count(&self, target: &Target, request: &Request) -> Counted {
+    pub(crate) async fn count_tokens(&self, target: &Target, request: &Request) -> CountResult {
         let counted = match self.refusal(target) {
             Some(refusal) => Err(refusal),
-            None => self.ask_for_count(target, request).await,
+            None => self.query_count(target, request).await,
         };
         match counted {
-            Ok(Some(tokens)) => return Counted { tokens, exact: true },
+            Ok(Some(tokens)) => return CountResult { tokens, exact: true },
             Ok(None) => {}
             Err(failure) => tracing::debug!(
                 class = failure.class.as_str_name(),
@@ -39,20 +39,20 @@ impl Router {
                 "the vendor does not count tokens now, and they are estimated: {failure}"
             ),
         }
-        Counted { tokens: answer::tokens(request.input_chars()), exact: false }
+        CountResult { tokens: answer::estimate_tokens(request.input_chars()), exact: false }
     }
 
     /// Asks with the first key that the vendor takes.
-    async fn ask_for_count(
+    async fn query_count(
         &self,
         target: &Target,
         request: &Request,
     ) -> Result<Option<i64>, Failure> {
         let mut failed = None;
         for (_, key) in self.open_keys(&target.provider) {
-            let count = |vendor| fenced::around(vendor, request).count(request);
+            let count = |vendor| fenced::wrap(vendor, request).count(request);
             let counted = match key {
-                Ok(key) => self.ask(&target.provider, key, PATIENCE, count).await,
+                Ok(key) => self.query(&target.provider, key, COUNT_TIMEOUT, count).await,
                 Err(failure) => Err(failure),
             };
             match counted {

@@ -4,7 +4,7 @@
 use serde_json::json;
 
 use crate::{
-    openai::{Flavor, Thoughts},
+    openai::{Flavor, ThinkingReplay},
     vendor::Effort,
 };
 
@@ -15,18 +15,18 @@ pub(crate) const DEFAULT_BASE_URL: &str = "https://api.deepseek.com";
 /// is ignored, and so left out. Of formats it knows `text` and `json_object`, and refuses the
 /// latter unless the prompt has the word JSON.
 pub(crate) const FLAVOR: Flavor = Flavor {
-    limit: "max_tokens",
+    max_tokens_field: "max_tokens",
     top_k: false,
     images: false,
     documents: false,
-    schemas: false,
-    thoughts: Thoughts::WithEveryCall,
-    breakpoints: |_| false,
-    tells_cost: false,
-    samples: |_| true,
+    json_schemas: false,
+    thinking_replay: ThinkingReplay::WithEveryCall,
+    needs_breakpoints: |_| false,
+    reports_cost: false,
+    allows_sampling: |_| true,
     effort: |effort, _| match effort {
         Effort::Off => json!({"thinking": {"type": "disabled"}}),
-        effort => json!({"thinking": {"type": "enabled"}, "reasoning_effort": effort.word()}),
+        effort => json!({"thinking": {"type": "enabled"}, "reasoning_effort": effort.name()}),
     },
-    check: "/models",
+    check_path: "/models",
 };

@@ -6,17 +6,17 @@ use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 use crate::{failure::Failure, vendor::Chunk};
 
 /// All vectors of a call, and what was used where the vendor says.
-pub(crate) type Embedded = (Vec<Vec<f32>>, Option<Usage>);
+pub(crate) type EmbeddingResult = (Vec<Vec<f32>>, Option<Usage>);
 
 /// So many tokens read; none where the vendor has not counted.
-pub(crate) fn read(tokens: i64) -> Option<Usage> {
+pub(crate) fn input_usage(tokens: i64) -> Option<Usage> {
     (tokens > 0).then(|| Usage { input_tokens: tokens, ..Usage::default() })
 }
 
 /// An answer that comes at once, as the router takes it: vectors in their order, then what was
 /// used.
-pub(crate) fn all(
-    embedded: impl Future<Output = Result<Embedded, Failure>> + Send + 'static,
+pub(crate) fn vector_chunks(
+    embedded: impl Future<Output = Result<EmbeddingResult, Failure>> + Send + 'static,
 ) -> BoxStream<'static, Result<Chunk, Failure>> {
     let chunks = async {
         let (vectors, used) = embedded.await?;
@@ -28,7 +28,7 @@ pub(crate) fn all(
 }
 
 /// Whether the vendor gave one vector for each text.
-pub(crate) fn as_many(wanted: usize, given: usize) -> Result<(), Failure> {
+pub(crate) fn check_vector_count(wanted: usize, given: usize) -> Result<(), Failure> {
     if wanted == given {
         return Ok(());
     }

@@ -11,23 +11,23 @@ use crate::metrics;
 const MAX_MESSAGE_CHARS: usize = 1_000;
 
 /// What stands between the failures of several models.
-const BETWEEN: &str = "; ";
+const FAILURE_SEPARATOR: &str = "; ";
 
 /// What stands where a secret stood.
-const SCRUBBED: &str = "[api key]";
+const KEY_PLACEHOLDER: &str = "[api key]";
 
 /// The shortest beginning of a secret that is taken for one at the end of a text. Shorter ones say
 /// nothing: many vendors' keys all begin with the same three characters, and words end with them by
 /// chance.
-const MIN_BEGINNING: usize = 4;
+const MIN_PREFIX_LEN: usize = 4;
 
 /// The shortest part of a secret that is taken for one by itself.
-const MIN_PART: usize = 16;
+const MIN_PART_LEN: usize = 16;
 
 /// A classified failure. Its message is for people and must hold no secret: [`Failure::scrubbed`]
 /// sees to that before a failure leaves the service.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("{}", clipped(message))]
+#[error("{}", clip_message(message))]
 pub(crate) struct Failure {
     pub(crate) class: FailureClass,
     /// All that was said. It is clipped only where it is shown: of a secret across the cut a part
@@ -41,7 +41,7 @@ pub(crate) struct Failure {
     /// when no vendor was called.
     pub(crate) tries: u32,
     /// Whether the vendor had taken the request before something went wrong: then it is paid for.
-    pub(crate) taken: bool,
+    pub(crate) accepted: bool,
 }
 
 impl Failure {
@@ -52,7 +52,7 @@ impl Failure {
             retry_at: None,
             http_status: 0,
             tries: 0,
-            taken: false,
+            accepted: false,
         }
     }
 
@@ -78,7 +78,7 @@ impl Failure {
 
     /// The same, of a call that the vendor has answered or begun to answer.
     pub(crate) fn after_success(mut self) -> Self {
-        self.taken = true;
+        self.accepted = true;
         self
     }
 
@@ -120,7 +120,7 @@ impl Failure {
     }
 
     /// How long from `now` the vendor wants to be left alone.
-    pub(crate) fn wait_asked(&self, now: Timestamp) -> Option<Duration> {
+    pub(crate) fn requested_delay(&self, now: Timestamp) -> Option<Duration> {
         let wait = self.retry_at?.duration_since(now);
         Some(Duration::try_from(wait).unwrap_or(Duration::ZERO))
     }
@@ -131,19 +131,19 @@ impl Failure {
         // signature is wrong.
         let parts = secret
             .into_iter()
-            .flat_map(|secret| secret.split(':').filter(|part| part.len() >= MIN_PART));
-        for form in secret.into_iter().chain(parts).flat_map(forms) {
-            self.message = self.message.replace(&form, SCRUBBED);
+            .flat_map(|secret| secret.split(':').filter(|part| part.len() >= MIN_PART_LEN));
+        for form in secret.into_iter().chain(parts).flat_map(secret_forms) {
+            self.message = self.message.replace(&form, KEY_PLACEHOLDER);
             // The vendor's text may itself have been cut, at the limit of what is read or where the
             // connection broke.
             let ends = |end: &usize| self.message.ends_with(&form[..*end]);
-            let beginning = (MIN_BEGINNING..form.len())
+            let beginning = (MIN_PREFIX_LEN..form.len())
                 .rev()
                 .filter(|end| form.is_char_boundary(*end))
                 .find(ends);
             if let Some(beginning) = beginning {
                 self.message.truncate(self.message.len() - beginning);
-                self.message.push_str(SCRUBBED);
+                self.message.push_str(KEY_PLACEHOLDER);
             }
         }
         self
@@ -152,7 +152,7 @@ impl Failure {
     pub(crate) fn into_proto(self) -> mesh::Failure {
         mesh::Failure {
             class: self.class.into(),
-            message: clipped(&self.message).into_owned(),
+            message: clip_message(&self.message).into_owned(),
             retry_at: self.retry_at.map(|at| prost_types::Timestamp {
                 seconds: at.as_second(),
                 nanos: at.subsec_nanosecond(),
@@ -165,7 +165,7 @@ impl Failure {
 
 /// How a secret may stand in a text: as it is, and escaped, as in JSON that is shown unread. A
 /// secret is visible ASCII, so that nothing but these three characters is ever escaped.
-fn forms(secret: &str) -> Vec<String> {
+fn secret_forms(secret: &str) -> Vec<String> {
     let escaped = secret.replace('\\', r"\\").replace('"', r#"\""#);
     let mut forms = vec![escaped.replace('/', r"\/"), escaped, secret.to_owned()];
     forms.dedup();
@@ -176,22 +176,22 @@ fn forms(secret: &str) -> Vec<String> {
 /// Why each of several models did not answer, in the words of one failure. Each has the same part
 /// of what a message may hold, so that none is crowded out by what another vendor says. Secrets are
 /// to be gone from them.
-pub(crate) fn joined<'a>(failures: impl ExactSizeIterator<Item = (String, &'a Failure)>) -> String {
-    let share = (MAX_MESSAGE_CHARS / failures.len().max(1)).saturating_sub(BETWEEN.len() + 1);
-    let told = failures.map(|(model, Failure { class, message, http_status, .. })| {
-        let class = metrics::word(*class).replace('_', " ");
+pub(crate) fn join_failures<'a>(failures: impl ExactSizeIterator<Item = (String, &'a Failure)>) -> String {
+    let share = (MAX_MESSAGE_CHARS / failures.len().max(1)).saturating_sub(FAILURE_SEPARATOR.len() + 1);
+    let texts = failures.map(|(model, Failure { class, message, http_status, .. })| {
+        let class = metrics::class_name(*class).replace('_', " ");
         let status = if *http_status > 0 { format!(" ({http_status})") } else { String::new() };
-        cut(&format!("{model}: {class}{status}: {message}"), share).into_owned()
+        truncate_chars(&format!("{model}: {class}{status}: {message}"), share).into_owned()
     });
-    told.collect::<Vec<_>>().join(BETWEEN)
+    texts.collect::<Vec<_>>().join(FAILURE_SEPARATOR)
 }
 
 /// The beginning of a text that is to be shown.
-fn clipped(text: &str) -> Cow<'_, str> {
-    cut(text, MAX_MESSAGE_CHARS)
+fn clip_message(text: &str) -> Cow<'_, str> {
+    truncate_chars(text, MAX_MESSAGE_CHARS)
 }
 
-fn cut(text: &str, chars: usize) -> Cow<'_, str> {
+fn truncate_chars(text: &str, chars: usize) -> Cow<'_, str> {
     match text.char_indices().nth(chars) {
         Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
         None => Cow::Borrowed(text),
@@ -199,7 +199,7 @@ fn cut(text: &str, chars: usize) -> Cow<'_, str> {
 }
 
 /// What an HTTP status means when the vendor's error body says nothing more precise.
-pub(crate) fn class_of_status(status: u16) -> FailureClass {
+pub(crate) fn class_from_status(status: u16) -> FailureClass {
     match status {
         // 402: the account cannot pay. Like a bad key, only a person can mend it.
         401..=403 => FailureClass::Authentication,
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn a_key_that_was_cut_with_the_vendors_text_leaves_no_part_behind() {
         let key = "sk-0123456789";
-        for end in MIN_BEGINNING..key.len() {
+        for end in MIN_PREFIX_LEN..key.len() {
             let failure =
                 Failure::transient(format!("{key}, no: {}", &key[..end])).scrubbed(Some(key));
             assert_eq!(failure.message, "[api key], no: [api key]");
@@ -287,7 +287,7 @@ mod tests {
             ),
         ];
         let named = |failures: &[Failure]| {
-            joined(
+            join_failures(
                 ["anthropic/x", "openai/y", "gemini/z"]
                     .map(str::to_owned)
                     .into_iter()
@@ -331,7 +331,7 @@ mod tests {
             (503, FailureClass::Overloaded),
             (529, FailureClass::Overloaded),
         ] {
-            assert_eq!(class_of_status(status), class, "{status}");
+            assert_eq!(class_from_status(status), class, "{status}");
         }
     }
 }

@@ -27,25 +27,25 @@ use crate::{
 };
 
 /// The shortest row of backticks that opens a block.
-const MIN_FENCE: usize = 3;
+const MIN_FENCE_LEN: usize = 3;
 /// A line that is longer than this opens or closes nothing. It bounds what is held back of a line
 /// whose end has not come.
-const MAX_MARK: usize = 64;
+const MAX_FENCE_LINE_LEN: usize = 64;
 
 /// `vendor`, made to understand fenced blocks when the model that `request` is for needs it.
-pub(crate) fn around(vendor: Box<dyn Vendor>, request: &Request) -> Box<dyn Vendor> {
+pub(crate) fn wrap(vendor: Box<dyn Vendor>, request: &Request) -> Box<dyn Vendor> {
     if request.tool_calling || request.tools.is_empty() {
         vendor
     } else {
-        Box::new(Fenced { vendor })
+        Box::new(FencedVendor { vendor })
     }
 }
 
-struct Fenced {
+struct FencedVendor {
     vendor: Box<dyn Vendor>,
 }
 
-impl Vendor for Fenced {
+impl Vendor for FencedVendor {
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
         self.vendor.models()
     }
@@ -55,13 +55,13 @@ impl Vendor for Fenced {
     }
 
     fn count(&self, request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
-        self.vendor.count(&plain(request))
+        self.vendor.count(&without_tools(request))
     }
 
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         let (name, argument) = request.code_call();
-        let reader = Reader::new(name, argument);
-        let plain = plain(&request);
+        let reader = FenceReader::new(name, argument);
+        let plain = without_tools(&request);
         // Asked once more at its end, when what the reader held back has gone out.
         let state = (self.vendor.invoke(Arc::new(plain)).fuse(), Some(reader), VecDeque::new());
         stream::try_unfold(state, |(mut chunks, mut reader, mut ready)| async move {
@@ -74,7 +74,7 @@ impl Vendor for Fenced {
                     (Some(chunk), reader) => {
                         if let (Chunk::Stop(StopReason::MaxTokens), Some(reader)) = (&chunk, reader)
                         {
-                            reader.cut = true;
+                            reader.is_truncated = true;
                         }
                         ready.push_back(chunk);
                     }
@@ -91,7 +91,7 @@ impl Vendor for Fenced {
 }
 
 /// The request as the model is sent it.
-fn plain(request: &Request) -> Request {
+fn without_tools(request: &Request) -> Request {
     let (name, _) = request.code_call();
     Request {
         system: format!("{}\n\n{}", request.system, instructions(name)),
@@ -112,33 +112,33 @@ fn instructions(name: &str) -> String {
 }
 
 /// Finds the first script in text that comes in pieces.
-struct Reader {
+struct FenceReader {
     name: String,
     argument: String,
-    place: Place,
+    position: Position,
     /// The line whose end has not come, as far as it has not been passed on.
     line: String,
     /// The line has been passed on in part: it cannot be a mark any more.
-    passed: bool,
+    is_line_emitted: bool,
     /// The model was stopped for the length of its answer.
-    cut: bool,
+    is_truncated: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Position {
     Text,
     /// In a block that is not ours, opened by so many backticks: what stands there opens nothing.
-    Foreign(usize),
+    OtherBlock(usize),
     /// In the script, opened by so many.
     Script(usize),
     /// Behind the script.
-    Over,
+    AfterScript,
 }
 
-impl Reader {
+impl FenceReader {
     fn new(name: &str, argument: &str) -> Self {
         let (name, argument) = (name.to_owned(), argument.to_owned());
-        Self { name, argument, place: Place::Text, line: String::new(), passed: false, cut: false }
+        Self { name, argument, position: Position::Text, line: String::new(), is_line_emitted: false, is_truncated: false }
     }
 
     fn push(&mut self, mut text: &str, chunks: &mut VecDeque<Chunk>) {
@@ -149,10 +149,10 @@ impl Reader {
         }
         self.line.push_str(text);
         // Text that opens no block can be shown before its line ends.
-        if self.passed || !may_be_mark(&self.line) {
+        if self.is_line_emitted || !may_be_fence_line(&self.line) {
             let line = std::mem::take(&mut self.line);
-            self.pass(&line, chunks);
-            self.passed = true;
+            self.emit(&line, chunks);
+            self.is_line_emitted = true;
         }
     }
 
@@ -161,8 +161,8 @@ impl Reader {
         self.end_line(false, chunks);
         // A script that was cut stays open, and its arguments broken, so that half of it does not
         // run. One that is only not closed is whole: the model had nothing more to say.
-        if let Place::Script(_) = self.place
-            && !self.cut
+        if let Position::Script(_) = self.position
+            && !self.is_truncated
         {
             self.close(chunks);
         }
@@ -171,47 +171,47 @@ impl Reader {
     /// A line is whole; `broken` when a line break ends it.
     fn end_line(&mut self, broken: bool, chunks: &mut VecDeque<Chunk>) {
         let line = std::mem::take(&mut self.line);
-        let mark = if std::mem::take(&mut self.passed) { None } else { mark(&line) };
-        match (self.place, mark) {
-            (Place::Text, Some((fence, language))) => {
+        let mark = if std::mem::take(&mut self.is_line_emitted) { None } else { parse_fence_line(&line) };
+        match (self.position, mark) {
+            (Position::Text, Some((fence, language))) => {
                 if language == FENCE_LANGUAGE {
                     self.open(fence, chunks);
                     return;
                 }
-                self.place = Place::Foreign(fence);
+                self.position = Position::OtherBlock(fence);
             }
-            (Place::Foreign(fence), Some((closing, ""))) if closing >= fence => {
-                self.place = Place::Text
+            (Position::OtherBlock(fence), Some((closing, ""))) if closing >= fence => {
+                self.position = Position::Text
             }
-            (Place::Script(fence), Some((closing, ""))) if closing >= fence => {
+            (Position::Script(fence), Some((closing, ""))) if closing >= fence => {
                 self.close(chunks);
                 return;
             }
             _ => {}
         }
         let line = if broken { line + "\n" } else { line };
-        self.pass(&line, chunks);
+        self.emit(&line, chunks);
     }
 
     fn open(&mut self, fence: usize, chunks: &mut VecDeque<Chunk>) {
-        self.place = Place::Script(fence);
+        self.position = Position::Script(fence);
         chunks.push_back(Chunk::Call { slot: 0, id: String::new(), name: self.name.clone() });
         let argument = serde_json::Value::String(self.argument.clone());
         chunks.push_back(Chunk::Arguments { slot: 0, json: format!("{{{argument}:\"") });
     }
 
     fn close(&mut self, chunks: &mut VecDeque<Chunk>) {
-        self.place = Place::Over;
+        self.position = Position::AfterScript;
         chunks.push_back(Chunk::Arguments { slot: 0, json: "\"}".to_owned() });
     }
 
-    fn pass(&mut self, text: &str, chunks: &mut VecDeque<Chunk>) {
+    fn emit(&mut self, text: &str, chunks: &mut VecDeque<Chunk>) {
         if text.is_empty() {
             return;
         }
-        match self.place {
-            Place::Text | Place::Foreign(_) => chunks.push_back(Chunk::Text(text.to_owned())),
-            Place::Script(_) => {
+        match self.position {
+            Position::Text | Position::OtherBlock(_) => chunks.push_back(Chunk::Text(text.to_owned())),
+            Position::Script(_) => {
                 let quoted = serde_json::Value::String(text.to_owned()).to_string();
                 // Without the quotes, because the next piece belongs to the same string.
                 chunks.push_back(Chunk::Arguments {
@@ -219,25 +219,25 @@ impl Reader {
                     json: quoted[1..quoted.len() - 1].to_owned(),
                 });
             }
-            Place::Over => {}
+            Position::AfterScript => {}
         }
     }
 }
 
 /// The backticks and the word of a line that opens or closes a block.
-fn mark(line: &str) -> Option<(usize, &str)> {
+fn parse_fence_line(line: &str) -> Option<(usize, &str)> {
     let line = line.trim();
     let fence = line.bytes().take_while(|&byte| byte == b'`').count();
     let word = line[fence..].trim();
-    (line.len() <= MAX_MARK && fence >= MIN_FENCE && !word.contains('`')).then_some((fence, word))
+    (line.len() <= MAX_FENCE_LINE_LEN && fence >= MIN_FENCE_LEN && !word.contains('`')).then_some((fence, word))
 }
 
 /// Whether a line that begins so can still turn out to be one.
-fn may_be_mark(line: &str) -> bool {
+fn may_be_fence_line(line: &str) -> bool {
     let begin = line.trim_start();
     let fence = begin.bytes().take_while(|&byte| byte == b'`').count();
-    line.len() <= MAX_MARK
-        && (fence == begin.len() || (fence >= MIN_FENCE && !begin[fence..].contains('`')))
+    line.len() <= MAX_FENCE_LINE_LEN
+        && (fence == begin.len() || (fence >= MIN_FENCE_LEN && !begin[fence..].contains('`')))
 }
 
 #[cfg(test)]

@@ -25,22 +25,22 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     check, embed,
-    failure::{Failure, class_of_status},
+    failure::{Failure, class_from_status},
     framing::{Event, ServerSentEvents},
-    http::{Dialect, Endpoint, Http, class_by_words, key_header, plain_body},
+    http::{Dialect, Endpoint, Http, class_from_message, key_header, describe_body},
     transcript::{Part, Role, Turn},
-    vendor::{Chunk, Effort, Embed, Format, Request, Tool, ToolChoice, Vendor},
+    vendor::{Chunk, Effort, EmbedRequest, Format, Request, Tool, ToolChoice, Vendor},
 };
 
 /// How many texts the vendor turns into vectors at once.
-const MAX_TEXTS: usize = 100;
+const MAX_TEXTS_PER_REQUEST: usize = 100;
 
 /// How many stop sequences the vendor takes; more are refused.
 const MAX_STOP_SEQUENCES: usize = 5;
 
 /// What the vendor accepts in place of a call's signature when the call was not its own: it refuses
 /// the conversation else.
-const NO_SIGNATURE: &str = "skip_thought_signature_validator";
+const SKIP_SIGNATURE: &str = "skip_thought_signature_validator";
 
 /// An account with Google.
 pub(crate) struct Gemini {
@@ -72,10 +72,10 @@ impl Gemini {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Embedded {
+struct EmbedResponse {
     #[serde(default)]
     embeddings: Vec<Embedding>,
-    usage_metadata: Option<EmbeddedUsage>,
+    usage_metadata: Option<EmbedUsage>,
 }
 
 #[derive(Deserialize)]
@@ -86,7 +86,7 @@ struct Embedding {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct EmbeddedUsage {
+struct EmbedUsage {
     #[serde(default)]
     prompt_token_count: i64,
 }
@@ -117,14 +117,14 @@ impl Vendor for Gemini {
         let http = self.http.clone();
         async move {
             let answer =
-                http.json(post, |status, body| Wire::default().refused(status, body)).await?;
+                http.send_json(post, |status, body| Wire::default().response_failure(status, body)).await?;
             Ok(answer["totalTokens"].as_i64())
         }
         .boxed()
     }
 
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        let Some(Embed { texts, dimensions }) = &request.embed else {
+        let Some(EmbedRequest { texts, dimensions }) = &request.embed else {
             return stream::empty().boxed();
         };
         let model = request.model.trim_start_matches("models/");
@@ -137,28 +137,28 @@ impl Vendor for Gemini {
             item
         };
         let batches: Vec<_> = texts
-            .chunks(MAX_TEXTS)
+            .chunks(MAX_TEXTS_PER_REQUEST)
             .map(|texts| {
                 let items: Vec<Value> = texts.iter().map(item).collect();
                 (texts.len(), self.post(model, "batchEmbedContents", &json!({"requests": items})))
             })
             .collect();
         let http = self.http.clone();
-        embed::all(async move {
+        embed::vector_chunks(async move {
             let (mut vectors, mut tokens) = (Vec::new(), 0);
             for (wanted, post) in batches {
-                let refused = |status, body: &[u8]| Wire::default().refused(status, body);
-                let answer: Result<Embedded, Failure> =
-                    http.large(post, Wire::LIMITS, refused).await;
+                let refused = |status, body: &[u8]| Wire::default().response_failure(status, body);
+                let answer: Result<EmbedResponse, Failure> =
+                    http.send_large_json(post, Wire::LIMITS, refused).await;
                 // What was answered before is paid for.
                 let answer = answer.map_err(|failure| {
                     if vectors.is_empty() { failure } else { failure.after_success() }
                 })?;
-                embed::as_many(wanted, answer.embeddings.len())?;
+                embed::check_vector_count(wanted, answer.embeddings.len())?;
                 tokens += answer.usage_metadata.map_or(0, |usage| usage.prompt_token_count.max(0));
                 vectors.extend(answer.embeddings.into_iter().map(|embedding| embedding.values));
             }
-            Ok((vectors, embed::read(tokens)))
+            Ok((vectors, embed::input_usage(tokens)))
         })
     }
 
@@ -172,17 +172,17 @@ impl Vendor for Gemini {
         let http = self.http.clone();
         async move {
             let answer =
-                http.json(get, |status, body| Wire::default().refused(status, body)).await?;
-            Ok(check::named(&answer["models"], |model| {
+                http.send_json(get, |status, body| Wire::default().response_failure(status, body)).await?;
+            Ok(check::model_list(&answer["models"], |model| {
                 let methods = model["supportedGenerationMethods"].as_array();
                 let generates = methods
                     .is_none_or(|methods| methods.iter().any(|method| method == "generateContent"));
                 let name = model["name"].as_str().filter(|_| generates).unwrap_or_default();
                 VendorModel {
                     name: name.trim_start_matches("models/").to_owned(),
-                    display_name: check::text(&model["displayName"]),
-                    context_window: check::tokens(&model["inputTokenLimit"]),
-                    max_output_tokens: check::tokens(&model["outputTokenLimit"]),
+                    display_name: check::json_text(&model["displayName"]),
+                    context_window: check::json_tokens(&model["inputTokenLimit"]),
+                    max_output_tokens: check::json_tokens(&model["outputTokenLimit"]),
                 }
             }))
         }
@@ -193,8 +193,8 @@ impl Vendor for Gemini {
 fn body(request: &Request) -> Value {
     let signed = !["gemini-1", "gemini-2"].iter().any(|old| request.model.contains(old));
     let turns = request.turns();
-    let contents: Vec<Value> = turns.iter().map(|turn| content(turn, signed)).collect();
-    let mut body = json!({"contents": contents, "generationConfig": generation(request)});
+    let contents: Vec<Value> = turns.iter().map(|turn| content_from_turn(turn, signed)).collect();
+    let mut body = json!({"contents": contents, "generationConfig": generation_config(request)});
     if !request.system.trim().is_empty() {
         body["systemInstruction"] = json!({"parts": [{"text": request.system}]});
     }
@@ -214,7 +214,7 @@ fn body(request: &Request) -> Value {
     body
 }
 
-fn generation(request: &Request) -> Value {
+fn generation_config(request: &Request) -> Value {
     let parameters = &request.parameters;
     let mut config = Map::new();
     config.insert("maxOutputTokens".to_owned(), json!(request.max_tokens));
@@ -232,17 +232,17 @@ fn generation(request: &Request) -> Value {
     if let Format::Schema { schema, .. } = &request.format {
         set("responseJsonSchema", Some(schema.clone()));
     }
-    set("thinkingConfig", request.effort().map(|effort| thinking(effort, &request.model)));
+    set("thinkingConfig", request.effort().map(|effort| thinking_config(effort, &request.model)));
     Value::Object(config)
 }
 
 /// Older models take a number of tokens, later ones a level.
-fn thinking(effort: Effort, model: &str) -> Value {
+fn thinking_config(effort: Effort, model: &str) -> Value {
     if model.contains("gemini-2") {
         // What the larger model cannot do without.
         let least = if model.contains("pro") { 128 } else { 0 };
         let shown = effort != Effort::Off;
-        return json!({"includeThoughts": shown, "thinkingBudget": effort.budget().max(least)});
+        return json!({"includeThoughts": shown, "thinkingBudget": effort.budget_tokens().max(least)});
     }
     let level = match effort {
         Effort::Off | Effort::Low => "low",
@@ -267,7 +267,7 @@ enum Signature {
     Text(String),
 }
 
-fn content(turn: &Turn, signed: bool) -> Value {
+fn content_from_turn(turn: &Turn, signed: bool) -> Value {
     let role = match turn.role {
         Role::User => "user",
         Role::Assistant => "model",
@@ -300,7 +300,7 @@ fn content(turn: &Turn, signed: bool) -> Value {
                 let mut call = json!({"functionCall": {"id": id, "name": name, "args": arguments}});
                 calls += 1;
                 // Only the first of several calls carries one.
-                let missing = (signed && calls == 1).then(|| NO_SIGNATURE.to_owned());
+                let missing = (signed && calls == 1).then(|| SKIP_SIGNATURE.to_owned());
                 if let Some(signature) = signature.take().or(missing) {
                     call["thoughtSignature"] = json!(signature);
                 }
@@ -384,7 +384,7 @@ struct WireUsage {
 impl WireUsage {
     /// In our terms each token is counted once: the vendor's prompt includes what was cached, its
     /// candidates leave out the thinking.
-    fn tokens(&self) -> Usage {
+    fn usage(&self) -> Usage {
         let prompt = self.prompt_token_count.max(0);
         let cached = self.cached_content_token_count.clamp(0, prompt);
         Usage {
@@ -410,9 +410,9 @@ struct WireError {
 
 #[derive(Default)]
 struct Wire {
-    named: bool,
+    is_named: bool,
     calls: u32,
-    finished: bool,
+    is_finished: bool,
 }
 
 impl Dialect for Wire {
@@ -431,8 +431,8 @@ impl Dialect for Wire {
                 format!("the vendor refused to read the conversation ({reason})"),
             ));
         }
-        if !self.named && response.model_version.is_some() {
-            self.named = true;
+        if !self.is_named && response.model_version.is_some() {
+            self.is_named = true;
             let (id, model) = (
                 response.response_id.unwrap_or_default(),
                 response.model_version.unwrap_or_default(),
@@ -440,15 +440,15 @@ impl Dialect for Wire {
             chunks.push_back(Chunk::Named { id, model });
         }
         if let Some(usage) = response.usage_metadata {
-            chunks.push_back(Chunk::Usage(usage.tokens()));
+            chunks.push_back(Chunk::Usage(usage.usage()));
         }
         // Only one answer is asked for.
         let Some(candidate) = response.candidates.into_iter().next() else { return Ok(()) };
         for part in candidate.content.into_iter().flat_map(|content| content.parts) {
-            self.part(part, chunks);
+            self.read_part(part, chunks);
         }
         if let Some(reason) = candidate.finish_reason {
-            self.finished = true;
+            self.is_finished = true;
             chunks
                 .push_back(Chunk::Stop(stop_reason(&reason, candidate.finish_message.as_deref())?));
         }
@@ -462,13 +462,13 @@ impl Dialect for Wire {
     }
 
     fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        if self.finished {
+        if self.is_finished {
             return Ok(());
         }
         Err(Failure::transient("the vendor's stream ended before the answer was complete"))
     }
 
-    fn refused(&self, status: u16, body: &[u8]) -> Failure {
+    fn response_failure(&self, status: u16, body: &[u8]) -> Failure {
         let parsed = match serde_json::from_slice::<Value>(body) {
             // An error of the streaming method may come in a list.
             Ok(Value::Array(list)) => list.into_iter().next(),
@@ -478,13 +478,13 @@ impl Dialect for Wire {
         let response = parsed.and_then(|body| serde_json::from_value::<Response>(body).ok());
         match response.and_then(|response| response.error) {
             Some(error) => failure(Some(status), &error),
-            None => Failure::new(class_of_status(status), plain_body(status, body)),
+            None => Failure::new(class_from_status(status), describe_body(status, body)),
         }
     }
 }
 
 impl Wire {
-    fn part(&mut self, part: WirePart, chunks: &mut VecDeque<Chunk>) {
+    fn read_part(&mut self, part: WirePart, chunks: &mut VecDeque<Chunk>) {
         let signature = part.thought_signature.filter(|signature| !signature.is_empty());
         let sealed = |signature: Signature| Chunk::ThinkingData(json!(signature).to_string());
         if let Some(call) = part.function_call {
@@ -523,7 +523,7 @@ fn stop_reason(reason: &str, message: Option<&str>) -> Result<StopReason, Failur
 
 fn failure(status: Option<u16>, error: &WireError) -> Failure {
     let reason = error.details.iter().find_map(|detail| detail["reason"].as_str());
-    let by_status = status.or(error.code).filter(|status| *status >= 400).map(class_of_status);
+    let by_status = status.or(error.code).filter(|status| *status >= 400).map(class_from_status);
     let class = match (error.status.as_str(), reason) {
         (_, Some("API_KEY_INVALID" | "API_KEY_SERVICE_BLOCKED"))
         | ("UNAUTHENTICATED" | "PERMISSION_DENIED", _) => FailureClass::Authentication,
@@ -533,7 +533,7 @@ fn failure(status: Option<u16>, error: &WireError) -> Failure {
             FailureClass::Transient
         }
         ("INVALID_ARGUMENT" | "FAILED_PRECONDITION" | "NOT_FOUND" | "OUT_OF_RANGE", _) => {
-            class_by_words(
+            class_from_message(
                 &error.message,
                 &[
                     (

@@ -22,7 +22,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-pub(crate) use self::headroom::{Headroom, LimitHeaders, Observe};
+pub(crate) use self::headroom::{Headroom, LimitHeaders, HeadroomObserver};
 use crate::{
     cassette::{self, Recorder},
     failure::Failure,
@@ -31,14 +31,14 @@ use crate::{
 };
 
 /// How much of an error's body is read; the rest says nothing more.
-const MAX_ERROR_BODY: usize = 64 * 1024;
+const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
 /// How much of an answer that is no stream is read.
-const MAX_BODY: usize = 16 * 1024 * 1024;
+const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
 /// How long a body that is no stream may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How much of an answer that is one value is read, where that may be large: two thousand vectors
 /// of three thousand numbers.
-const MAX_LARGE_BODY: usize = 128 * 1024 * 1024;
+const MAX_LARGE_BODY_BYTES: usize = 128 * 1024 * 1024;
 /// How long such an answer may take after its head.
 const LARGE_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A vendor that asks for a longer pause than this is not believed.
@@ -63,7 +63,7 @@ pub(crate) struct Http {
     client: Result<reqwest::Client, Arc<str>>,
     timeouts: Timeouts,
     /// Hears what vendors say about their limits.
-    observer: Option<Arc<dyn Observe>>,
+    observer: Option<Arc<dyn HeadroomObserver>>,
     recorder: Option<Arc<Recorder>>,
 }
 
@@ -80,17 +80,17 @@ impl Http {
             .pool_idle_timeout(Duration::from_secs(90))
             .user_agent(concat!("construct/", env!("CARGO_PKG_VERSION")))
             .build()
-            .map_err(|error| Arc::from(chain(&error)));
+            .map_err(|error| Arc::from(error_chain(&error)));
         Self { client, timeouts, observer: None, recorder: None }
     }
 
     /// The same connections, of which `observer` hears what vendors say about their limits.
-    pub(crate) fn observed(&self, observer: Option<Arc<dyn Observe>>) -> Self {
+    pub(crate) fn with_observer(&self, observer: Option<Arc<dyn HeadroomObserver>>) -> Self {
         Self { observer, ..self.clone() }
     }
 
     /// The same client, whose calls are recorded.
-    pub(crate) fn recording(self, recorder: Option<Arc<Recorder>>) -> Self {
+    pub(crate) fn with_recorder(self, recorder: Option<Arc<Recorder>>) -> Self {
         Self { recorder, ..self }
     }
 
@@ -120,36 +120,36 @@ impl Http {
 
     /// Sends `request` and reads an answer that is one JSON value. `refused` says what another one
     /// means.
-    pub(crate) async fn json(
+    pub(crate) async fn send_json(
         &self,
         request: Result<RequestBuilder, Failure>,
         refused: impl Fn(u16, &[u8]) -> Failure + Send,
     ) -> Result<serde_json::Value, Failure> {
-        let response = self.answered(request, &[], refused).await?;
-        parsed(&body(response, MAX_BODY, BODY_TIMEOUT).await)
+        let response = self.send_request(request, &[], refused).await?;
+        parse_json(&read_body(response, MAX_BODY_BYTES, BODY_TIMEOUT).await)
     }
 
     /// The same for an answer that may be large, and is one of the calls that the vendor's `limits`
     /// count.
-    pub(crate) async fn large<T: DeserializeOwned>(
+    pub(crate) async fn send_large_json<T: DeserializeOwned>(
         &self,
         request: Result<RequestBuilder, Failure>,
         limits: LimitHeaders,
         refused: impl Fn(u16, &[u8]) -> Failure + Send,
     ) -> Result<T, Failure> {
-        let response = self.answered(request, limits, refused).await?;
-        let body = body(response, MAX_LARGE_BODY, LARGE_BODY_TIMEOUT).await;
-        if body.len() >= MAX_LARGE_BODY {
+        let response = self.send_request(request, limits, refused).await?;
+        let body = read_body(response, MAX_LARGE_BODY_BYTES, LARGE_BODY_TIMEOUT).await;
+        if body.len() >= MAX_LARGE_BODY_BYTES {
             let words = format!(
                 "the vendor's answer is larger than {} MiB: ask for less at a time",
-                MAX_LARGE_BODY >> 20
+                MAX_LARGE_BODY_BYTES >> 20
             );
             return Err(Failure::new(FailureClass::InvalidRequest, words).after_success());
         }
-        parsed(&body).map_err(Failure::after_success)
+        parse_json(&body).map_err(Failure::after_success)
     }
 
-    async fn answered(
+    async fn send_request(
         &self,
         request: Result<RequestBuilder, Failure>,
         limits: LimitHeaders,
@@ -163,16 +163,16 @@ impl Http {
             ))
         };
         let response =
-            timeout(patience, request?.send()).await.map_err(silent)?.map_err(transport)?;
+            timeout(patience, request?.send()).await.map_err(silent)?.map_err(transport_failure)?;
         if let Some(observer) = &self.observer {
-            observer.headroom(headroom::read(limits, response.headers(), clock::now()));
+            observer.on_headroom(headroom::read(limits, response.headers(), clock::now()));
         }
         let status = response.status().as_u16();
         if response.status().is_success() {
             return Ok(response);
         }
         let retry_at = retry_at(response.headers(), clock::now());
-        let body = body(response, MAX_ERROR_BODY, BODY_TIMEOUT).await;
+        let body = read_body(response, MAX_ERROR_BODY_BYTES, BODY_TIMEOUT).await;
         let failure = refused(status, &body).with_status(status);
         // Some vendors say in the body when another try is welcome.
         let retry_at = retry_at.or(failure.retry_at);
@@ -248,11 +248,11 @@ pub(crate) trait Dialect: Send + 'static {
     /// The stream ended: an error when the answer is not whole.
     fn end(&mut self, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure>;
     /// What a status other than 2xx, or a body that is not a stream, means.
-    fn refused(&self, status: u16, body: &[u8]) -> Failure;
+    fn response_failure(&self, status: u16, body: &[u8]) -> Failure;
 }
 
 struct Exchange<D: Dialect> {
-    observer: Option<Arc<dyn Observe>>,
+    observer: Option<Arc<dyn HeadroomObserver>>,
     timeouts: Timeouts,
     state: State,
     framing: D::Framing,
@@ -265,7 +265,7 @@ enum State {
     Unsent(Result<RequestBuilder, Failure>),
     Open {
         response: Response,
-        begun: bool,
+        has_begun: bool,
     },
     /// Nothing more is read; what is left in `chunks` goes out first, so that how the bytes were
     /// split cannot decide whether a piece before an error is seen.
@@ -280,9 +280,9 @@ impl<D: Dialect> Exchange<D> {
             }
             self.state = match std::mem::replace(&mut self.state, State::Ended(Ok(()))) {
                 State::Unsent(request) => {
-                    State::Open { response: self.send(request?).await?, begun: false }
+                    State::Open { response: self.send(request?).await?, has_begun: false }
                 }
-                State::Open { response, begun } => self.read(response, begun).await,
+                State::Open { response, has_begun } => self.read(response, has_begun).await,
                 State::Ended(result) => return result.map(|()| None),
             };
         }
@@ -291,14 +291,14 @@ impl<D: Dialect> Exchange<D> {
     async fn send(&mut self, request: RequestBuilder) -> Result<Response, Failure> {
         let response = match timeout(self.timeouts.first_byte, request.send()).await {
             Ok(Ok(response)) => response,
-            Ok(Err(error)) => return Err(transport(error)),
-            Err(_) => return Err(self.silent("did not answer", self.timeouts.first_byte)),
+            Ok(Err(error)) => return Err(transport_failure(error)),
+            Err(_) => return Err(self.timeout_failure("did not answer", self.timeouts.first_byte)),
         };
         if let Some(observer) = &self.observer {
-            observer.headroom(headroom::read(D::LIMITS, response.headers(), clock::now()));
+            observer.on_headroom(headroom::read(D::LIMITS, response.headers(), clock::now()));
         }
         let status = response.status().as_u16();
-        cassette::head(status, response.headers());
+        cassette::record_head(status, response.headers());
         let is_json = response
             .headers()
             .get(CONTENT_TYPE)
@@ -307,19 +307,19 @@ impl<D: Dialect> Exchange<D> {
             return Ok(response);
         }
         let retry_at = retry_at(response.headers(), clock::now());
-        let body = body(response, MAX_ERROR_BODY, BODY_TIMEOUT).await;
-        let failure = self.dialect.refused(status, &body).with_status(status);
+        let body = read_body(response, MAX_ERROR_BODY_BYTES, BODY_TIMEOUT).await;
+        let failure = self.dialect.response_failure(status, &body).with_status(status);
         // Some vendors say in the body when another try is welcome.
         let retry_at = retry_at.or(failure.retry_at);
         Err(failure.with_retry_at(retry_at))
     }
 
-    async fn read(&mut self, mut response: Response, begun: bool) -> State {
-        let patience = if begun { self.timeouts.idle } else { self.timeouts.first_byte };
+    async fn read(&mut self, mut response: Response, has_begun: bool) -> State {
+        let patience = if has_begun { self.timeouts.idle } else { self.timeouts.first_byte };
         let bytes = match timeout(patience, response.chunk()).await {
             Ok(Ok(bytes)) => bytes,
-            Ok(Err(error)) => return State::Ended(Err(transport(error))),
-            Err(_) => return State::Ended(Err(self.silent("sent nothing", patience))),
+            Ok(Err(error)) => return State::Ended(Err(transport_failure(error))),
+            Err(_) => return State::Ended(Err(self.timeout_failure("sent nothing", patience))),
         };
         let Some(bytes) = bytes else { return State::Ended(self.end()) };
         match self.feed(&bytes) {
@@ -330,7 +330,7 @@ impl<D: Dialect> Exchange<D> {
                 while let Some(Ok(Some(_))) = response.chunk().now_or_never() {}
                 State::Ended(self.end())
             }
-            Ok(()) => State::Open { response, begun: true },
+            Ok(()) => State::Open { response, has_begun: true },
         }
     }
 
@@ -357,17 +357,17 @@ impl<D: Dialect> Exchange<D> {
         Ok(())
     }
 
-    fn silent(&self, what: &str, patience: Duration) -> Failure {
+    fn timeout_failure(&self, what: &str, patience: Duration) -> Failure {
         Failure::transient(format!("the vendor {what} for {} s", patience.as_secs_f64()))
     }
 }
 
-fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(body)
         .map_err(|error| Failure::transient(format!("the vendor's answer cannot be read: {error}")))
 }
 
-async fn body(mut response: Response, limit: usize, within: Duration) -> Vec<u8> {
+async fn read_body(mut response: Response, limit: usize, within: Duration) -> Vec<u8> {
     let mut body = Vec::new();
     // What came until the time ran out or the connection broke is better than nothing.
     let _ = timeout(within, async {
@@ -402,10 +402,10 @@ fn retry_at(headers: &HeaderMap, now: Timestamp) -> Option<Timestamp> {
 }
 
 /// Classifies what happened below HTTP.
-fn transport(error: reqwest::Error) -> Failure {
+fn transport_failure(error: reqwest::Error) -> Failure {
     // The address may be internal to the installation, and adds nothing for the reader of a task.
     let error = error.without_url();
-    let text = chain(&error);
+    let text = error_chain(&error);
     if error.is_builder() {
         Failure::configuration(format!("the request cannot be built: {text}"))
     } else if error.is_connect() {
@@ -418,7 +418,7 @@ fn transport(error: reqwest::Error) -> Failure {
 }
 
 /// An error with all its causes in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -433,7 +433,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// The first of `classes` that holds one of its words (lower case) in `message`.
-pub(crate) fn class_by_words(
+pub(crate) fn class_from_message(
     message: &str,
     classes: &[(FailureClass, &[&str])],
 ) -> Option<FailureClass> {
@@ -457,7 +457,7 @@ pub(crate) fn key_header(key: Option<&SecretString>) -> Result<Option<HeaderValu
 }
 
 /// What a body that is not the vendor's error format says, as a sentence.
-pub(crate) fn plain_body(status: u16, body: &[u8]) -> String {
+pub(crate) fn describe_body(status: u16, body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let text = text.trim();
     if (200..300).contains(&status) {

@@ -56,8 +56,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::config::Config;
 use self::{
-    attached::Attached, breaker::Breakers, cancels::Cancels, check::Checks, http::Http,
-    local::Shelf, router::Router, vendor::Vendors, worker::Worker,
+    attached::Attachments, breaker::Breakers, cancels::CancelRegistry, check::Checks, http::Http,
+    local::LocalModels, router::Router, vendor::Vendors, worker::Worker,
 };
 
 /// Connects to the mesh and begins to take commands.
@@ -101,13 +101,13 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         None => None,
     };
     let vendors = Vendors {
-        http: Http::new(config.timeouts()).recording(recorder),
-        memory: Arc::default(),
-        local: Shelf::new(config.providers_models_dir.clone()),
+        http: Http::new(config.timeouts()).with_recorder(recorder),
+        scripted_attempts: Arc::default(),
+        local: LocalModels::new(config.providers_models_dir.clone()),
     };
     let router = Router::new(Arc::new(vendors), common.master_keys()?, config.retries(), breakers);
     Checks { bus: bus.clone(), router: router.clone() }.start(lifecycle);
-    let cancels = Cancels::default();
+    let cancels = CancelRegistry::default();
     if let (Some(listener), Some(keys)) = (listener, common.token_keys()?) {
         let parts = proxy::Parts {
             bus: bus.clone(),
@@ -119,11 +119,11 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         };
         proxy::spawn(parts, listener, lifecycle);
     }
-    let attached = Attached::open(common.blob_dir(), config.providers_attached_bytes);
+    let attached = Attachments::open(common.blob_dir(), config.providers_attached_bytes);
     let worker = Worker {
         bus,
         router,
-        attached: attached.context("the files of messages cannot be opened")?,
+        attachments: attached.context("the files of messages cannot be opened")?,
         call_timeout: config.providers_call_timeout,
         cancels,
         hand_back: CancellationToken::new(),

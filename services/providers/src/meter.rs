@@ -5,7 +5,7 @@ use std::sync::Arc;
 use construct_domain::money::{Prices, Usage};
 
 use crate::{
-    answer::tokens,
+    answer::estimate_tokens,
     vendor::{Chunk, Request},
 };
 
@@ -14,26 +14,26 @@ use crate::{
 pub(crate) struct Meter {
     request: Arc<Request>,
     /// What the model wrote.
-    bytes: usize,
+    output_bytes: usize,
     reported: Option<Usage>,
     /// Whether the vendor has read the request, although nothing of its answer came.
-    taken: bool,
+    accepted: bool,
 }
 
 impl Meter {
     pub(crate) fn new(request: Arc<Request>) -> Self {
-        Self { request, bytes: 0, reported: None, taken: false }
+        Self { request, output_bytes: 0, reported: None, accepted: false }
     }
 
     /// The vendor has read the request.
-    pub(crate) fn taken(&mut self) {
-        self.taken = true;
+    pub(crate) fn mark_accepted(&mut self) {
+        self.accepted = true;
     }
 
-    pub(crate) fn see(&mut self, chunk: &Chunk) {
+    pub(crate) fn observe(&mut self, chunk: &Chunk) {
         match chunk {
-            Chunk::Text(text) | Chunk::Thinking(text) => self.bytes += text.len(),
-            Chunk::Arguments { json, .. } => self.bytes += json.len(),
+            Chunk::Text(text) | Chunk::Thinking(text) => self.output_bytes += text.len(),
+            Chunk::Arguments { json, .. } => self.output_bytes += json.len(),
             Chunk::Usage(usage) => self.reported = Some(*usage),
             // Opaque data is not written by the model.
             Chunk::ThinkingData(_)
@@ -48,36 +48,36 @@ impl Meter {
     pub(crate) fn cost(&self, complete: bool, prices: &Prices) -> Usage {
         let usage = self.usage(complete);
         // What the vendor itself says holds, because that is what it charges.
-        if usage.cost_pico_usd > 0 { usage } else { usage.priced(prices) }
+        if usage.cost_pico_usd > 0 { usage } else { usage.with_cost(prices) }
     }
 
     /// What was used so far; of its cost only what the vendor says. Where the vendor has not said
     /// it, it is estimated: an answer that is cut off, or comes from a server that counts nothing,
     /// is not free.
     pub(crate) fn usage(&self, complete: bool) -> Usage {
-        used(self.reported, self.bytes, complete, self.taken, || self.request.input_chars())
+        reported_or_estimated(self.reported, self.output_bytes, complete, self.accepted, || self.request.input_chars())
     }
 }
 
 /// What an answer of so many `bytes` used: what its vendor has `reported`, and an estimate where it
 /// has not. `taken`: the vendor has read the request, although nothing of the answer may have come.
 /// `input_chars` are those of the request.
-pub(crate) fn used(
+pub(crate) fn reported_or_estimated(
     reported: Option<Usage>,
-    bytes: usize,
+    output_bytes: usize,
     complete: bool,
-    taken: bool,
+    accepted: bool,
     input_chars: impl FnOnce() -> usize,
 ) -> Usage {
-    let estimated_output = tokens(bytes);
+    let estimated_output = estimate_tokens(bytes);
     match reported {
         Some(reported) if complete && reported.output_tokens > 0 => reported,
         Some(reported) => {
             Usage { output_tokens: reported.output_tokens.max(estimated_output), ..reported }
         }
-        None if bytes == 0 && !complete && !taken => Usage::default(),
+        None if bytes == 0 && !complete && !accepted => Usage::default(),
         None => Usage {
-            input_tokens: tokens(input_chars()),
+            input_tokens: estimate_tokens(input_chars()),
             output_tokens: estimated_output,
             ..Usage::default()
         },
@@ -93,7 +93,7 @@ pub(crate) mod tests {
     /// What these chunks used.
     pub(crate) fn used(request: &Request, chunks: &[Chunk], complete: bool) -> Usage {
         let mut meter = Meter::new(Arc::new(request.clone()));
-        chunks.iter().for_each(|chunk| meter.see(chunk));
+        chunks.iter().for_each(|chunk| meter.observe(chunk));
         meter.usage(complete)
     }
 
@@ -106,7 +106,7 @@ pub(crate) mod tests {
         let request = Arc::new(crate::answer::tests::request());
         let cost = |usage: Usage| {
             let mut meter = Meter::new(Arc::clone(&request));
-            meter.see(&Chunk::Usage(usage));
+            meter.observe(&Chunk::Usage(usage));
             meter.cost(true, &prices).cost_pico_usd
         };
         let short = Usage { input_tokens: 100, output_tokens: 1, ..Usage::default() };

@@ -27,10 +27,10 @@ const TOKEN_TYPE: &str = "gen_ai.token.type";
 const ERROR: &str = "error.type";
 
 /// As the conventions ask for, in seconds.
-const SECONDS: [f64; 14] =
+const DURATION_BUCKETS_SECONDS: [f64; 14] =
     [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
 /// As the conventions ask for.
-const TOKENS: [f64; 14] = [
+const TOKEN_BUCKETS: [f64; 14] = [
     1.0,
     4.0,
     16.0,
@@ -47,7 +47,7 @@ const TOKENS: [f64; 14] = [
     67_108_864.0,
 ];
 /// What a dollar is in 10⁻¹² dollars.
-const PICO: f64 = 1e12;
+const PICO_PER_USD: f64 = 1e12;
 
 /// Counts calls. Clones count together.
 #[derive(Debug, Clone)]
@@ -61,8 +61,8 @@ struct Instruments {
     cost: Counter<f64>,
     retries: Counter<u64>,
     fallbacks: Counter<u64>,
-    waits: Histogram<f64>,
-    waiting: UpDownCounter<i64>,
+    key_wait: Histogram<f64>,
+    key_waiting: UpDownCounter<i64>,
 }
 
 /// Which model a call is of.
@@ -70,18 +70,18 @@ struct Instruments {
 pub(crate) struct Labels([KeyValue; 4]);
 
 /// A call waits for a key, until it is dropped.
-pub(crate) struct Waiting<'a> {
+pub(crate) struct KeyWait<'a> {
     metrics: &'a Metrics,
     labels: &'a Labels,
 }
 
 /// How a call of a vendor ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum VendorCallEnd {
     Answered,
     Failed(FailureClass),
     /// Nobody waited for the rest: cancelled, handed back, or another model was quicker.
-    GivenUp,
+    Abandoned,
 }
 
 impl Metrics {
@@ -111,7 +111,7 @@ impl Metrics {
             .build();
         let seconds = |name: &'static str, description: &'static str| {
             let histogram = meter.f64_histogram(name).with_unit("s").with_description(description);
-            histogram.with_boundaries(SECONDS.to_vec()).build()
+            histogram.with_boundaries(DURATION_BUCKETS_SECONDS.to_vec()).build()
         };
         let count = |name: &'static str, description: &'static str| {
             meter.u64_counter(name).with_unit("{call}").with_description(description).build()
@@ -129,7 +129,7 @@ impl Metrics {
                 .u64_histogram("gen_ai.client.token.usage")
                 .with_unit("{token}")
                 .with_description("Tokens of each call")
-                .with_boundaries(TOKENS.to_vec())
+                .with_boundaries(TOKEN_BUCKETS.to_vec())
                 .build(),
             cost: meter
                 .f64_counter("construct.providers.cost")
@@ -144,11 +144,11 @@ impl Metrics {
                 "construct.providers.fallbacks",
                 "Calls that a model cannot answer and its fallback is asked",
             ),
-            waits: seconds(
+            key_wait: seconds(
                 "construct.providers.key.wait",
                 "How long calls waited for a key that was at its limits",
             ),
-            waiting: meter
+            key_waiting: meter
                 .i64_up_down_counter("construct.providers.key.waiting")
                 .with_unit("{call}")
                 .with_description("Calls that wait for a key that is at its limits")
@@ -157,15 +157,15 @@ impl Metrics {
     }
 
     /// The answer of a call has begun.
-    pub(crate) fn begun(&self, labels: &Labels, after: Duration) {
+    pub(crate) fn record_first_chunk(&self, labels: &Labels, after: Duration) {
         self.0.first_chunk.record(after.as_secs_f64(), &labels.0);
     }
 
     /// A call has ended, and has used this.
-    pub(crate) fn ended(&self, labels: &Labels, end: End, after: Duration, usage: &Usage) {
-        match end.word() {
+    pub(crate) fn record_call(&self, labels: &Labels, end: VendorCallEnd, after: Duration, usage: &Usage) {
+        match end.error_type() {
             None => self.0.duration.record(after.as_secs_f64(), &labels.0),
-            Some(word) => self.0.duration.record(after.as_secs_f64(), &labels.and(ERROR, word)),
+            Some(word) => self.0.duration.record(after.as_secs_f64(), &labels.with_attribute(ERROR, word)),
         }
         for (kind, tokens) in [
             ("input", usage.input_tokens),
@@ -174,48 +174,48 @@ impl Metrics {
             ("cache_write", usage.cache_write_tokens),
         ] {
             if let Ok(tokens @ 1..) = u64::try_from(tokens) {
-                self.0.tokens.record(tokens, &labels.and(TOKEN_TYPE, kind));
+                self.0.tokens.record(tokens, &labels.with_attribute(TOKEN_TYPE, kind));
             }
         }
         if usage.cost_pico_usd > 0 {
             // A counter for dashboards; the ledger is exact.
-            self.0.cost.add(usage.cost_pico_usd as f64 / PICO, &labels.0);
+            self.0.cost.add(usage.cost_pico_usd as f64 / PICO_PER_USD, &labels.0);
         }
     }
 
     /// A call failed and is tried again.
-    pub(crate) fn retried(&self, labels: &Labels, class: FailureClass) {
-        self.0.retries.add(1, &labels.and(ERROR, word(class)));
+    pub(crate) fn record_retry(&self, labels: &Labels, class: FailureClass) {
+        self.0.retries.add(1, &labels.with_attribute(ERROR, class_name(class)));
     }
 
     /// A call goes to the next model.
-    pub(crate) fn fell_back(&self, labels: &Labels, class: FailureClass) {
-        self.0.fallbacks.add(1, &labels.and(ERROR, word(class)));
+    pub(crate) fn record_fallback(&self, labels: &Labels, class: FailureClass) {
+        self.0.fallbacks.add(1, &labels.with_attribute(ERROR, class_name(class)));
     }
 
     /// A call begins to wait for a key.
-    pub(crate) fn waits<'a>(&'a self, labels: &'a Labels) -> Waiting<'a> {
-        self.0.waiting.add(1, &labels.0);
-        Waiting { metrics: self, labels }
+    pub(crate) fn start_key_wait<'a>(&'a self, labels: &'a Labels) -> KeyWait<'a> {
+        self.0.key_waiting.add(1, &labels.0);
+        KeyWait { metrics: self, labels }
     }
 }
 
-impl Waiting<'_> {
+impl KeyWait<'_> {
     /// It has one.
-    pub(crate) fn over(self, after: Duration) {
-        self.metrics.0.waits.record(after.as_secs_f64(), &self.labels.0);
+    pub(crate) fn finish(self, after: Duration) {
+        self.metrics.0.key_wait.record(after.as_secs_f64(), &self.labels.0);
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for KeyWait<'_> {
     fn drop(&mut self) {
-        self.metrics.0.waiting.add(-1, &self.labels.0);
+        self.metrics.0.key_waiting.add(-1, &self.labels.0);
     }
 }
 
 impl Labels {
     pub(crate) fn new(target: &Target, request: &Request) -> Self {
-        let (operation, vendor) = Self::words(target, request);
+        let (operation, vendor) = Self::operation_and_vendor(target, request);
         Self([
             KeyValue::new(OPERATION, operation),
             KeyValue::new(PROVIDER, vendor),
@@ -225,7 +225,7 @@ impl Labels {
     }
 
     /// What the conventions call the operation and the vendor.
-    pub(crate) fn words(target: &Target, request: &Request) -> (&'static str, String) {
+    pub(crate) fn operation_and_vendor(target: &Target, request: &Request) -> (&'static str, String) {
         let operation = if request.embed.is_some() { "embeddings" } else { "chat" };
         let vendor = match target.provider.r#type() {
             ModelProviderType::Bedrock => "aws.bedrock".to_owned(),
@@ -240,29 +240,29 @@ impl Labels {
             | ModelProviderType::Openrouter
             | ModelProviderType::Local
             | ModelProviderType::Scripted
-            | ModelProviderType::Unspecified => Origin::of(&target.provider).vendor,
+            | ModelProviderType::Unspecified => Origin::from_provider(&target.provider).vendor,
         };
         (operation, vendor)
     }
 
-    fn and(&self, name: &'static str, value: &'static str) -> Vec<KeyValue> {
+    fn with_attribute(&self, name: &'static str, value: &'static str) -> Vec<KeyValue> {
         self.0.iter().cloned().chain([KeyValue::new(name, value)]).collect()
     }
 }
 
-impl End {
+impl VendorCallEnd {
     /// What went wrong, as the value of an attribute; none when nothing did.
-    pub(crate) fn word(self) -> Option<&'static str> {
+    pub(crate) fn error_type(self) -> Option<&'static str> {
         match self {
             Self::Answered => None,
-            Self::Failed(class) => Some(word(class)),
-            Self::GivenUp => Some("given_up"),
+            Self::Failed(class) => Some(class_name(class)),
+            Self::Abandoned => Some("given_up"),
         }
     }
 }
 
 /// A class of failures as the value of an attribute.
-pub(crate) const fn word(class: FailureClass) -> &'static str {
+pub(crate) const fn class_name(class: FailureClass) -> &'static str {
     match class {
         FailureClass::Transient => "transient",
         FailureClass::RateLimited => "rate_limited",

@@ -23,15 +23,15 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     answer, check, embed,
-    failure::{Failure, class_of_status},
+    failure::{Failure, class_from_status},
     framing::{Event, Lines},
-    http::{Dialect, Endpoint, Http, class_by_words, plain_body},
+    http::{Dialect, Endpoint, Http, class_from_message, describe_body},
     transcript::{Part, Role, Turn},
-    vendor::{Chunk, Effort, Embed, Format, Request, Tool, ToolChoice, Vendor},
+    vendor::{Chunk, Effort, EmbedRequest, Format, Request, Tool, ToolChoice, Vendor},
 };
 
 /// The smallest context that is asked for, in tokens.
-const MIN_CONTEXT: u32 = 8_192;
+const MIN_CONTEXT_TOKENS: u32 = 8_192;
 
 /// A server.
 pub(crate) struct Ollama {
@@ -66,7 +66,7 @@ impl Vendor for Ollama {
     }
 
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        let Some(Embed { texts, dimensions }) = &request.embed else {
+        let Some(EmbedRequest { texts, dimensions }) = &request.embed else {
             return stream::empty().boxed();
         };
         let wanted = texts.len();
@@ -84,11 +84,11 @@ impl Vendor for Ollama {
             }
         });
         let http = self.http.clone();
-        embed::all(async move {
-            let refused = |status, body: &[u8]| Wire::default().refused(status, body);
-            let answer: Embedded = http.large(post, Wire::LIMITS, refused).await?;
-            embed::as_many(wanted, answer.embeddings.len())?;
-            Ok((answer.embeddings, answer.prompt_eval_count.and_then(embed::read)))
+        embed::vector_chunks(async move {
+            let refused = |status, body: &[u8]| Wire::default().response_failure(status, body);
+            let answer: EmbedResponse = http.send_large_json(post, Wire::LIMITS, refused).await?;
+            embed::check_vector_count(wanted, answer.embeddings.len())?;
+            Ok((answer.embeddings, answer.prompt_eval_count.and_then(embed::input_usage)))
         })
     }
 
@@ -102,10 +102,10 @@ impl Vendor for Ollama {
         let http = self.http.clone();
         async move {
             let answer =
-                http.json(get, |status, body| Wire::default().refused(status, body)).await?;
+                http.send_json(get, |status, body| Wire::default().response_failure(status, body)).await?;
             // How large a model's context is would have to be asked for each.
-            Ok(check::named(&answer["models"], |model| VendorModel {
-                name: check::text(&model["name"]),
+            Ok(check::model_list(&answer["models"], |model| VendorModel {
+                name: check::json_text(&model["name"]),
                 ..VendorModel::default()
             }))
         }
@@ -114,7 +114,7 @@ impl Vendor for Ollama {
 }
 
 #[derive(Deserialize)]
-struct Embedded {
+struct EmbedResponse {
     embeddings: Vec<Vec<f32>>,
     prompt_eval_count: Option<i64>,
 }
@@ -125,7 +125,7 @@ fn body(request: &Request) -> Value {
         messages.push(json!({"role": "system", "content": request.system}));
     }
     for turn in request.turns() {
-        push(&mut messages, &turn);
+        push_turn(&mut messages, &turn);
     }
     let mut body = json!({"model": request.model, "messages": messages, "stream": true, "options": options(request)});
     // Calls of earlier turns need no definition here.
@@ -141,7 +141,7 @@ fn body(request: &Request) -> Value {
         body["think"] = match effort {
             Effort::Off => json!(false),
             // Only this model knows levels.
-            effort if request.model.contains("gpt-oss") => json!(effort.word()),
+            effort if request.model.contains("gpt-oss") => json!(effort.name()),
             _ => json!(true),
         };
     }
@@ -151,7 +151,7 @@ fn body(request: &Request) -> Value {
 fn options(request: &Request) -> Value {
     let parameters = &request.parameters;
     let mut options = Map::new();
-    options.insert("num_ctx".to_owned(), json!(context(request)));
+    options.insert("num_ctx".to_owned(), json!(context_tokens(request)));
     options.insert("num_predict".to_owned(), json!(request.max_tokens));
     for (name, value) in [
         ("temperature", parameters.temperature.map(Value::from)),
@@ -169,10 +169,10 @@ fn options(request: &Request) -> Value {
 /// The context to ask for: room for the conversation and its answer. The memory it takes is
 /// proportional, and the server loads the model anew whenever it changes, so that it is no larger
 /// than needed and grows by doubling.
-fn context(request: &Request) -> u32 {
+fn context_tokens(request: &Request) -> u32 {
     // A token of scripts or of most languages is shorter than the rule of thumb says.
-    let read = u32::try_from(answer::tokens(request.input_chars())).unwrap_or(u32::MAX);
-    let needed = read.saturating_add(read / 2).saturating_add(request.max_tokens).max(MIN_CONTEXT);
+    let read = u32::try_from(answer::estimate_tokens(request.input_chars())).unwrap_or(u32::MAX);
+    let needed = read.saturating_add(read / 2).saturating_add(request.max_tokens).max(MIN_CONTEXT_TOKENS);
     let room = needed.checked_next_power_of_two().unwrap_or(u32::MAX);
     if request.context_window == 0 { room } else { room.min(request.context_window) }
 }
@@ -184,14 +184,14 @@ fn tool(tool: &Tool) -> Value {
 }
 
 /// A turn becomes one message, or one for each result and one for what is said and shown.
-fn push(messages: &mut Vec<Value>, turn: &Turn) {
+fn push_turn(messages: &mut Vec<Value>, turn: &Turn) {
     let (mut texts, mut images, mut calls) = (Vec::new(), Vec::new(), Vec::new());
     let mut thoughts = String::new();
     for part in &turn.parts {
         match part {
             Part::Text(text) => texts.push(text.clone()),
             Part::Media(media) if media.is_image() => images.push(media.base64.clone()),
-            Part::Media(media) => texts.push(media.left_out()),
+            Part::Media(media) => texts.push(media.omission_notice()),
             Part::Thinking { text, .. } => thoughts.push_str(text),
             Part::Call { name, arguments, .. } => {
                 calls.push(json!({"function": {"name": name, "arguments": arguments}}));
@@ -263,9 +263,9 @@ struct Function {
 
 #[derive(Default)]
 struct Wire {
-    named: bool,
+    is_named: bool,
     calls: u32,
-    done: bool,
+    is_done: bool,
 }
 
 impl Dialect for Wire {
@@ -278,8 +278,8 @@ impl Dialect for Wire {
         if let Some(error) = line.error {
             return Err(failure(None, &error));
         }
-        if let Some(model) = line.model.filter(|_| !self.named) {
-            self.named = true;
+        if let Some(model) = line.model.filter(|_| !self.is_named) {
+            self.is_named = true;
             chunks.push_back(Chunk::Named { id: String::new(), model });
         }
         if let Some(message) = line.message {
@@ -299,7 +299,7 @@ impl Dialect for Wire {
             }
         }
         if line.done {
-            self.done = true;
+            self.is_done = true;
             if line.prompt_eval_count.is_some() || line.eval_count.is_some() {
                 chunks.push_back(Chunk::Usage(Usage {
                     input_tokens: line.prompt_eval_count.unwrap_or(0).max(0),
@@ -318,28 +318,28 @@ impl Dialect for Wire {
     }
 
     fn is_complete(&self) -> bool {
-        self.done
+        self.is_done
     }
 
     fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        if self.done {
+        if self.is_done {
             return Ok(());
         }
         Err(Failure::transient("the server's stream ended before the answer was complete"))
     }
 
-    fn refused(&self, status: u16, body: &[u8]) -> Failure {
+    fn response_failure(&self, status: u16, body: &[u8]) -> Failure {
         match serde_json::from_slice::<Line>(body).ok().and_then(|line| line.error) {
             Some(error) => failure(Some(status), &error),
-            None => Failure::new(class_of_status(status), plain_body(status, body)),
+            None => Failure::new(class_from_status(status), describe_body(status, body)),
         }
     }
 }
 
 fn failure(status: Option<u16>, error: &str) -> Failure {
-    let by_status = status.filter(|status| *status >= 400).map(class_of_status);
+    let by_status = status.filter(|status| *status >= 400).map(class_from_status);
     let class = match by_status {
-        None | Some(FailureClass::InvalidRequest) => class_by_words(
+        None | Some(FailureClass::InvalidRequest) => class_from_message(
             error,
             &[
                 (

@@ -5,27 +5,27 @@
 
 use serde_json::json;
 
-use crate::openai::{self, Flavor, Thoughts};
+use crate::openai::{self, Flavor, ThinkingReplay};
 
 pub(crate) const DEFAULT_BASE_URL: &str = "https://openrouter.ai/api/v1";
 
 /// What the models behind it thought goes back as the list it came in, unchanged and in order.
 pub(crate) const FLAVOR: Flavor = Flavor {
-    limit: "max_tokens",
+    max_tokens_field: "max_tokens",
     top_k: true,
     images: true,
     documents: true,
-    schemas: true,
-    thoughts: Thoughts::Details,
+    json_schemas: true,
+    thinking_replay: ThinkingReplay::Details,
     // Of the vendors behind it this one caches nothing by itself, and all of its models are called
     // alike.
-    breakpoints: |model| model.contains("claude"),
-    tells_cost: true,
+    needs_breakpoints: |model| model.contains("claude"),
+    reports_cost: true,
     // OpenAI's models that think refuse it there as well.
-    samples: |request| {
-        !request.model.strip_prefix("openai/").is_some_and(openai::is_known_to_think)
+    allows_sampling: |request| {
+        !request.model.strip_prefix("openai/").is_some_and(openai::is_reasoning_model)
     },
-    effort: |effort, _| json!({"reasoning": {"effort": effort.word()}}),
+    effort: |effort, _| json!({"reasoning": {"effort": effort.name()}}),
     // Anybody may list the models.
-    check: "/key",
+    check_path: "/key",
 };

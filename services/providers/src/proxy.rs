@@ -41,13 +41,13 @@ use tokio_util::sync::CancellationToken;
 use self::{
     chat::Chat,
     messages::Messages,
-    models::Models,
+    models::RouteCache,
     refusal::{Kind, Refusal},
     responses::Responses,
-    serve::{answer, refused},
+    serve::{answer, refusal_response},
     spending::Spending,
 };
-use crate::{cancels::Cancels, router::Router as Calls};
+use crate::{cancels::CancelRegistry, router::Router as Calls};
 
 /// What the proxy needs.
 pub(crate) struct Parts {
@@ -61,17 +61,17 @@ pub(crate) struct Parts {
     /// Calls under way at most; further ones are refused.
     pub(crate) concurrency: usize,
     /// What ends calls for a task that is given up.
-    pub(crate) cancels: Cancels,
+    pub(crate) cancels: CancelRegistry,
 }
 
 /// What all requests share.
 struct Shared {
     keys: MasterKeys,
-    models: Models,
+    models: RouteCache,
     spending: Spending,
     router: Calls,
     timeout: Duration,
-    cancels: Cancels,
+    cancels: CancelRegistry,
     calls: Arc<Semaphore>,
     /// Room for the bodies of requests.
     bodies: Arc<Semaphore>,
@@ -83,19 +83,19 @@ pub(crate) fn spawn(parts: Parts, listener: TcpListener, lifecycle: &Lifecycle) 
     let spending = Spending::new(parts.bus.clone());
     let shared = Arc::new(Shared {
         keys: parts.keys,
-        models: Models::new(parts.bus),
+        models: RouteCache::new(parts.bus),
         spending: spending.clone(),
         router: parts.router,
         timeout: parts.timeout,
         cancels: parts.cancels,
         calls: Arc::new(Semaphore::new(parts.concurrency)),
-        bodies: Arc::new(Semaphore::new(serve::room(parts.concurrency))),
+        bodies: Arc::new(Semaphore::new(serve::body_units(parts.concurrency))),
     });
     let served = CancellationToken::new();
     lifecycle.spawn("spending", {
         let served = served.clone();
         async move {
-            spending.report(served).await;
+            spending.run(served).await;
             anyhow::Ok(())
         }
     });
@@ -119,42 +119,42 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/messages", post(answer::<Messages>))
         .route("/v1/messages/count_tokens", post(count::answer))
         .route("/v1/embeddings", post(embeddings::answer))
-        .route("/v1/models", get(list))
-        .route("/v1/models/{model}", get(one))
+        .route("/v1/models", get(list_models))
+        .route("/v1/models/{model}", get(get_model))
         .fallback(async || {
-            refused::<Chat>(&Refusal::new(Kind::NoRoute, "there is nothing at this address"))
+            refusal_response::<Chat>(&Refusal::new(Kind::NoRoute, "there is nothing at this address"))
         })
         .with_state(shared)
 }
 
 /// A model in the words of both vendors' lists.
-fn model(name: &str) -> Value {
+fn model_entry(name: &str) -> Value {
     json!({
         "id": name, "object": "model", "created": 0, "owned_by": "construct",
         "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
     })
 }
 
-async fn list(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    match access::token(&headers, &shared.keys, clock::now()) {
+async fn list_models(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    match access::verify_token(&headers, &shared.keys, clock::now()) {
         Ok(token) => {
-            let data: Vec<Value> = token.models.iter().map(|name| model(name)).collect();
+            let data: Vec<Value> = token.models.iter().map(|name| model_entry(name)).collect();
             let (first, last) = (token.models.first(), token.models.last());
             Json(json!({"object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last}))
                 .into_response()
         }
-        Err(refusal) => refused::<Chat>(&refusal),
+        Err(refusal) => refusal_response::<Chat>(&refusal),
     }
 }
 
-async fn one(
+async fn get_model(
     State(shared): State<Arc<Shared>>,
     Path(asked): Path<String>,
     headers: HeaderMap,
 ) -> Response {
-    let token = access::token(&headers, &shared.keys, clock::now());
-    match token.and_then(|token| access::model(&token, &asked).map(model)) {
+    let token = access::verify_token(&headers, &shared.keys, clock::now());
+    match token.and_then(|token| access::allowed_model(&token, &asked).map(model_entry)) {
         Ok(model) => Json(model).into_response(),
-        Err(refusal) => refused::<Chat>(&refusal),
+        Err(refusal) => refusal_response::<Chat>(&refusal),
     }
 }

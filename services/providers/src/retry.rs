@@ -17,30 +17,30 @@ use crate::failure::Failure;
 pub(crate) struct Policy {
     /// Tries of one target within a command, the first included.
     pub(crate) tries: u32,
-    /// Upper bound of the first pause; doubles with each try.
-    pub(crate) first: Duration,
-    /// Upper bound of every pause that the vendor did not ask for.
-    pub(crate) last: Duration,
+    /// Upper bound of the first delay; doubles with each try.
+    pub(crate) initial_delay: Duration,
+    /// Upper bound of every delay that the vendor did not ask for.
+    pub(crate) max_delay: Duration,
 }
 
 impl Policy {
     /// The same policy with at most so many tries; 0 says nothing about them.
-    pub(crate) fn within(self, tries: u32) -> Self {
+    pub(crate) fn limited_to(self, tries: u32) -> Self {
         if tries == 0 { self } else { Self { tries: self.tries.min(tries), ..self } }
     }
 
-    /// The longest pause that is waited for within a call, if the vendor asks for it. Beyond it the
+    /// The longest delay that is waited for within a call, if the vendor asks for it. Beyond it the
     /// reconciler waits, which costs no worker.
-    pub(crate) fn longest_pause(&self) -> Duration {
-        self.last.saturating_mul(2)
+    pub(crate) fn max_requested_delay(&self) -> Duration {
+        self.max_delay.saturating_mul(2)
     }
 
-    /// The pause before the next try; none when the failure stands. `jitter` is from 0 to 1 and
-    /// scales the upper half of the pause (equal jitter): many calls that failed together don't
+    /// The delay before the next try; none when the failure stands. `jitter` is from 0 to 1 and
+    /// scales the upper half of the delay (equal jitter): many calls that failed together don't
     /// come back together, and none comes back to a vendor in trouble at once. `left` is the time
-    /// until the deadline: a pause that doesn't leave room for an answer is not worth waiting, the
+    /// until the deadline: a delay that doesn't leave room for an answer is not worth waiting, the
     /// failure says when another try is welcome.
-    pub(crate) fn pause(
+    pub(crate) fn delay(
         &self,
         failed: u32,
         failure: &Failure,
@@ -52,14 +52,14 @@ impl Policy {
             return None;
         }
         let doubled =
-            self.first.saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(16)));
-        let pause = doubled.min(self.last).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
-        let asked = failure.wait_asked(now).unwrap_or_default();
-        if asked > self.longest_pause() {
+            self.initial_delay.saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(16)));
+        let delay = doubled.min(self.max_delay).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
+        let asked = failure.requested_delay(now).unwrap_or_default();
+        if asked > self.max_requested_delay() {
             return None;
         }
-        let pause = pause.max(asked);
-        (pause < left).then_some(pause)
+        let delay = delay.max(asked);
+        (delay < left).then_some(delay)
     }
 }
 
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     const POLICY: Policy =
-        Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
+        Policy { tries: 3, initial_delay: Duration::from_secs(1), max_delay: Duration::from_secs(10) };
     const HOUR: Duration = Duration::from_secs(3600);
 
     fn now() -> Timestamp {
@@ -81,20 +81,20 @@ mod tests {
     fn pauses_double_and_the_third_failure_stands() {
         let failure = Failure::transient("x");
         let pauses: Vec<_> =
-            (1..=3).map(|failed| POLICY.pause(failed, &failure, HOUR, now(), 1.0)).collect();
+            (1..=3).map(|failed| POLICY.delay(failed, &failure, HOUR, now(), 1.0)).collect();
         assert_eq!(pauses, [Some(Duration::from_secs(1)), Some(Duration::from_secs(2)), None]);
-        let least = |failed| POLICY.pause(failed, &failure, HOUR, now(), 0.0);
+        let least = |failed| POLICY.delay(failed, &failure, HOUR, now(), 0.0);
         assert_eq!(
             [least(1), least(2)],
             [Some(Duration::from_millis(500)), Some(Duration::from_secs(1))]
         );
         let patient = Policy { tries: 99, ..POLICY };
-        assert_eq!(patient.pause(50, &failure, HOUR, now(), 1.0), Some(Duration::from_secs(10)));
+        assert_eq!(patient.delay(50, &failure, HOUR, now(), 1.0), Some(Duration::from_secs(10)));
     }
 
     #[test]
     fn the_command_can_only_lower_the_number_of_tries() {
-        assert_eq!([0, 1, 3, 9].map(|tries| POLICY.within(tries).tries), [3, 1, 3, 3]);
+        assert_eq!([0, 1, 3, 9].map(|tries| POLICY.limited_to(tries).tries), [3, 1, 3, 3]);
     }
 
     #[test]
@@ -109,7 +109,7 @@ mod tests {
             FailureClass::DeadlineExceeded,
         ] {
             assert_eq!(
-                POLICY.pause(1, &Failure::new(class, "x"), HOUR, now(), 1.0),
+                POLICY.delay(1, &Failure::new(class, "x"), HOUR, now(), 1.0),
                 None,
                 "{class:?}"
             );
@@ -117,7 +117,7 @@ mod tests {
         for class in [FailureClass::Transient, FailureClass::RateLimited, FailureClass::Overloaded]
         {
             assert!(
-                POLICY.pause(1, &Failure::new(class, "x"), HOUR, now(), 1.0).is_some(),
+                POLICY.delay(1, &Failure::new(class, "x"), HOUR, now(), 1.0).is_some(),
                 "{class:?}"
             );
         }
@@ -129,8 +129,8 @@ mod tests {
             let at = now().checked_add(Duration::from_secs(seconds)).expect("a time");
             Failure::new(FailureClass::RateLimited, "x").with_retry_at(Some(at))
         };
-        assert_eq!(POLICY.pause(1, &asks(7), HOUR, now(), 0.5), Some(Duration::from_secs(7)));
-        assert_eq!(POLICY.pause(1, &asks(7), Duration::from_secs(5), now(), 0.5), None);
-        assert_eq!(POLICY.pause(1, &asks(600), HOUR, now(), 0.5), None);
+        assert_eq!(POLICY.delay(1, &asks(7), HOUR, now(), 0.5), Some(Duration::from_secs(7)));
+        assert_eq!(POLICY.delay(1, &asks(7), Duration::from_secs(5), now(), 0.5), None);
+        assert_eq!(POLICY.delay(1, &asks(600), HOUR, now(), 0.5), None);
     }
 }

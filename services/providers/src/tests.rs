@@ -31,12 +31,12 @@ use crate::{
         tests::{EAGER, command, routed, router, run},
     },
     cancels::Cancel,
-    delta::tests::Kept,
+    delta::tests::RecordingProgress,
     failure::Failure,
     framing::Framing,
     http::{Dialect, Http, Timeouts},
-    local::Shelf,
-    vendor::{Chunk, Open as _, Vendor, Vendors},
+    local::LocalModels,
+    vendor::{Chunk, VendorFactory as _, Vendor, Vendors},
 };
 
 pub(crate) const SOON: Duration = Duration::from_secs(10);
@@ -106,7 +106,7 @@ pub(crate) fn vendors(patience: Duration) -> Vendors {
     let make = || Http::new(timeouts);
     let http =
         CLIENTS.with_borrow_mut(|clients| clients.entry(patience).or_insert_with(make).clone());
-    Vendors { http, memory: Arc::default(), local: Shelf::new(None) }
+    Vendors { http, scripted_attempts: Arc::default(), local: LocalModels::new(None) }
 }
 
 pub(crate) fn open(kind: ModelProviderType, url: &str, patience: Duration) -> Arc<dyn Vendor> {
@@ -142,10 +142,10 @@ pub(crate) fn provider(wire: Wire, url: &str, keys: &[&str]) -> mesh::Provider {
     }
 }
 
-async fn call(wire: Wire, server: &VendorServer) -> (Outcome, Usage, Kept) {
-    let kept = Kept::default();
+async fn call(wire: Wire, server: &VendorServer) -> (Outcome, Usage, RecordingProgress) {
+    let kept = RecordingProgress::default();
     let vendor = open(wire.provider(), &server.url(), SOON);
-    let (outcome, usage) = run(&vendor, EAGER, &Cancel::default(), &kept).await;
+    let (outcome, usage) = run(&vendor, EAGER, &CancelSignal::default(), &kept).await;
     (outcome, usage, kept)
 }
 
@@ -156,7 +156,7 @@ fn failure(outcome: Outcome) -> Failure {
     }
 }
 
-pub(crate) fn completed(outcome: Outcome) -> Completed {
+pub(crate) fn completed(outcome: Outcome) -> CompletedAnswer {
     match outcome {
         Outcome::Completed(completed) => completed,
         other => panic!("not completed: {other:?}"),
@@ -272,7 +272,7 @@ async fn retry_after_reaches_the_result() {
         let server = VendorServer::start().await;
         server.reply(wire.error(429, FailureClass::RateLimited).header("retry-after", "600"));
         let failure = failure(call(wire, &server).await.0);
-        let wait = failure.wait_asked(jiff::Timestamp::now()).expect("the vendor named a time");
+        let wait = failure.requested_delay(jiff::Timestamp::now()).expect("the vendor named a time");
         assert!((Duration::from_secs(590)..=Duration::from_secs(600)).contains(&wait), "{wait:?}");
         assert_eq!(server.requests().len(), 1, "nobody waits ten minutes within a call");
     }
@@ -307,7 +307,7 @@ async fn a_vendor_that_falls_silent_is_given_up() {
             server.reply(wire.reply(&stream).silent_after(stream.len() / 2));
         }
         let vendor = open(wire.provider(), &server.url(), Duration::from_millis(300));
-        let (outcome, _) = run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await;
+        let (outcome, _) = run(&vendor, EAGER, &CancelSignal::default(), &RecordingProgress::default()).await;
         let failure = failure(outcome);
         assert_eq!(failure.class, FailureClass::Transient);
         assert!(failure.message.contains("sent nothing"), "{}", failure.message);
@@ -326,12 +326,12 @@ async fn silence(scheme: &str, timeouts: Timeouts) -> Failure {
         ..mesh::Provider::default()
     };
     let vendors =
-        Vendors { http: Http::new(timeouts), memory: Arc::default(), local: Shelf::new(None) };
+        Vendors { http: Http::new(timeouts), scripted_attempts: Arc::default(), local: LocalModels::new(None) };
     let vendor: Arc<dyn Vendor> = vendors
         .open(&provider, Some(SecretString::from(KEY)), None)
         .expect("the provider is valid")
         .into();
-    failure(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0)
+    failure(run(&vendor, EAGER, &CancelSignal::default(), &RecordingProgress::default()).await.0)
 }
 
 #[tokio::test]
@@ -353,10 +353,10 @@ async fn a_vendor_that_never_begins_is_given_up() {
     }
     let provider = provider(Wire::Anthropic, &server.url(), &[]);
     let vendors =
-        Vendors { http: Http::new(first_byte), memory: Arc::default(), local: Shelf::new(None) };
+        Vendors { http: Http::new(first_byte), scripted_attempts: Arc::default(), local: LocalModels::new(None) };
     let vendor: Arc<dyn Vendor> =
         vendors.open(&provider, None, None).expect("the provider is valid").into();
-    let failed = failure(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
+    let failed = failure(run(&vendor, EAGER, &CancelSignal::default(), &RecordingProgress::default()).await.0);
     assert!(failed.message.contains("sent nothing for 0.3 s"), "{}", failed.message);
 }
 
@@ -365,7 +365,7 @@ async fn a_vendor_that_is_away_is_a_transient_failure() {
     for wire in Wire::ALL {
         let url = VendorServer::start().await.url();
         let vendor = open(wire.provider(), &url, SOON);
-        let failure = failure(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
+        let failure = failure(run(&vendor, EAGER, &CancelSignal::default(), &RecordingProgress::default()).await.0);
         assert_eq!(failure.class, FailureClass::Transient);
         assert!(!failure.message.contains(&url), "{}", failure.message);
     }
@@ -377,9 +377,9 @@ async fn a_cancel_closes_the_connection() {
         let server = VendorServer::start().await;
         let stream = wire.answer("The answer is 42, and that is certain.");
         server.reply(wire.reply(&stream).silent_after(stream.len() * 2 / 3));
-        let cancel = Cancel::default();
+        let cancel = CancelSignal::default();
         let canceller = cancel.clone();
-        let kept = Kept::default();
+        let kept = RecordingProgress::default();
         let shown = kept.clone();
         let vendor = open(wire.provider(), &server.url(), SOON);
         let calling = tokio::spawn(async move { run(&vendor, EAGER, &cancel, &kept).await });
@@ -388,7 +388,7 @@ async fn a_cancel_closes_the_connection() {
         assert_eq!(server.open_answers(), 1);
         canceller.cancel("suspended");
         let (outcome, usage) = calling.await.expect("the call does not panic");
-        let Outcome::Cancelled { reason, said } = outcome else {
+        let Outcome::Cancelled { reason, partial } = outcome else {
             panic!("not cancelled: {outcome:?}")
         };
         assert_eq!((reason.as_str(), said.len()), ("suspended", 1));
@@ -407,13 +407,13 @@ async fn a_vendor_that_repeats_the_key_does_not_give_it_away() {
         let server = VendorServer::start().await;
         let message = format!("Incorrect API key provided: {KEY}.");
         server.reply(wire.error_saying(401, &message));
-        let kept = Kept::default();
+        let kept = RecordingProgress::default();
         let mut progress = kept.clone();
         let mut deltas = crate::delta::Deltas::new(crate::delta::tests::marks(1), &mut progress);
         let router = router(Arc::new(vendors(SOON)), EAGER);
         let mut command = command("go");
         command.provider = Some(provider(wire, &server.url(), &[KEY]));
-        let cancel = Cancel::default();
+        let cancel = CancelSignal::default();
         let failure =
             failure(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
         assert_eq!(failure.message, "Incorrect API key provided: [api key].", "{wire:?}");
@@ -427,7 +427,7 @@ async fn the_client_says_who_it_is_and_reuses_its_connection() {
     let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
     for _ in 0..2 {
         server.reply(anthropic::Answer::text("x").reply());
-        completed(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
+        completed(run(&vendor, EAGER, &CancelSignal::default(), &RecordingProgress::default()).await.0);
     }
     let requests = server.requests();
     assert!(requests[0].header("user-agent").starts_with("construct/"));
@@ -477,16 +477,16 @@ async fn what_is_left_of_a_limit_is_read_from_the_headers() {
         command.provider = Some(provider(wire, &server.url(), &[KEY]));
         let mut calls = Vec::new();
         for _ in 0..2 {
-            let mut progress = Kept::default();
+            let mut progress = RecordingProgress::default();
             let mut deltas =
                 crate::delta::Deltas::new(crate::delta::tests::marks(1), &mut progress);
-            let cancel = Cancel::default();
+            let cancel = CancelSignal::default();
             calls
                 .push(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
         }
         let failure = failure(calls.remove(1));
         assert_eq!((failure.class, failure.tries), (FailureClass::RateLimited, 0), "{wire:?}");
-        let wait = failure.wait_asked(jiff::Timestamp::now()).expect("it says when");
+        let wait = failure.requested_delay(jiff::Timestamp::now()).expect("it says when");
         assert!((Duration::from_secs(350)..=Duration::from_secs(360)).contains(&wait), "{wait:?}");
         completed(calls.remove(0));
         assert_eq!(server.requests().len(), 1, "the second call was not made");

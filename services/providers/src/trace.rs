@@ -11,7 +11,7 @@ use tracing::{Span, field::Empty};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{
-    metrics::{End, Labels},
+    metrics::{VendorCallEnd, Labels},
     router::Target,
     vendor::{self, Chunk, Format, Request},
 };
@@ -25,8 +25,8 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    pub(crate) fn begin(target: &Target, request: &Request) -> Self {
-        let (operation, vendor) = Labels::words(target, request);
+    pub(crate) fn start(target: &Target, request: &Request) -> Self {
+        let (operation, vendor) = Labels::operation_and_vendor(target, request);
         let model = target.model.vendor_model.as_str();
         let url = Url::parse(vendor::base_url(&target.provider)).ok();
         let parameters = &request.parameters;
@@ -39,7 +39,7 @@ impl Trace {
             gen_ai.operation.name = operation,
             gen_ai.provider.name = vendor,
             gen_ai.conversation.id = Some(request.task_id.as_str()).filter(|task| !task.is_empty()),
-            gen_ai.output.r#type = answers.then(|| output(&request.format)),
+            gen_ai.output.r#type = answers.then(|| output_type(&request.format)),
             gen_ai.request.model = model,
             gen_ai.request.stream = answers.then_some(true),
             gen_ai.request.max_tokens = answers.then_some(request.max_tokens),
@@ -61,7 +61,7 @@ impl Trace {
         Self { span, stop: None, calls: false }
     }
 
-    pub(crate) fn see(&mut self, chunk: &Chunk) {
+    pub(crate) fn observe(&mut self, chunk: &Chunk) {
         match chunk {
             Chunk::Named { id, model } => {
                 for (name, value) in [("gen_ai.response.id", id), ("gen_ai.response.model", model)]
@@ -83,12 +83,12 @@ impl Trace {
     }
 
     /// The answer has begun.
-    pub(crate) fn answers(&self, after: Duration) {
+    pub(crate) fn record_first_chunk(&self, after: Duration) {
         self.span.record("gen_ai.response.time_to_first_chunk", after.as_secs_f64());
     }
 
     /// It has ended, and has used this.
-    pub(crate) fn end(&self, end: End, usage: &Usage) {
+    pub(crate) fn end(&self, end: VendorCallEnd, usage: &Usage) {
         let span = &self.span;
         // The conventions count what came out of the vendor's cache or went into it as input.
         let cached = usage.cache_read_tokens.saturating_add(usage.cache_write_tokens);
@@ -108,14 +108,14 @@ impl Trace {
             let reasons = Array::String(vec![StringValue::from(finish_reason(stop, self.calls))]);
             span.set_attribute("gen_ai.response.finish_reasons", Value::Array(reasons));
         }
-        if let Some(word) = end.word() {
+        if let Some(word) = end.error_type() {
             span.record("error.type", word);
             span.record("otel.status_code", "ERROR");
         }
     }
 }
 
-const fn output(format: &Format) -> &'static str {
+const fn output_type(format: &Format) -> &'static str {
     match format {
         Format::Text => "text",
         Format::Json | Format::Schema { .. } => "json",

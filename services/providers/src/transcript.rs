@@ -18,7 +18,7 @@ pub(crate) const FENCE_LANGUAGE: &str = "construct";
 
 /// What a call is told whose result is missing. The transcript never lacks one; a vendor would
 /// refuse the whole conversation for ever if it did.
-const NO_RESULT: &str = "No result was recorded for this call: whether it ran is not known.";
+const MISSING_RESULT: &str = "No result was recorded for this call: whether it ran is not known.";
 
 /// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,7 +118,7 @@ impl Media {
 
     /// What a model is told of an attachment that its vendor does not take. A refusal instead would
     /// block the conversation for ever.
-    pub(crate) fn left_out(&self) -> String {
+    pub(crate) fn omission_notice(&self) -> String {
         let name = if self.name.is_empty() { "without a name" } else { &self.name };
         notice_text(&format!(
             "The user attached a file ({name}, {}) that cannot be shown to you. Say so if it matters.",
@@ -142,7 +142,7 @@ fn chars(value: &Value) -> usize {
 /// Brings `messages` into that shape, for the provider `to`. Without a `tool` (a call that offers
 /// none) scripts and results become text, because vendors refuse tool blocks in a request without
 /// tools.
-pub(crate) fn turns(
+pub(crate) fn turns_from_messages(
     messages: &[ChatMessage],
     tool: Option<CodeTool<'_>>,
     to: &Origin,
@@ -156,29 +156,29 @@ pub(crate) fn turns(
         let parts = message
             .blocks
             .iter()
-            .filter_map(|block| part(message.source(), block.block.as_ref()?, tool, to));
+            .filter_map(|block| part_from_block(message.source(), block.block.as_ref()?, tool, to));
         match turns.last_mut() {
             Some(last) if last.role == role => last.parts.extend(parts),
             _ => turns.push(Turn { role, parts: parts.collect() }),
         }
     }
-    ordered(turns)
+    normalize_turns(turns)
 }
 
 /// Brings turns that came from elsewhere into that shape.
-pub(crate) fn ordered(turns: Vec<Turn>) -> Vec<Turn> {
-    let mut turns = pair(turns);
+pub(crate) fn normalize_turns(turns: Vec<Turn>) -> Vec<Turn> {
+    let mut turns = pair_results(turns);
     if turns.first().is_none_or(|first| first.role == Role::Assistant) {
-        turns.insert(0, notice("The conversation begins."));
+        turns.insert(0, notice_turn("The conversation begins."));
     }
     if turns.last().is_some_and(|last| last.role == Role::Assistant) {
-        turns.push(notice("Continue."));
+        turns.push(notice_turn("Continue."));
     }
     turns
 }
 
 /// Whether the conversation goes on from a call before which nothing was thought.
-pub(crate) fn goes_on_from_bare_call(turns: &[Turn]) -> bool {
+pub(crate) fn continues_call_without_thinking(turns: &[Turn]) -> bool {
     let [.., asked, answered] = turns else { return false };
     answered.parts.iter().any(|part| matches!(part, Part::Result { .. }))
         && !matches!(asked.parts.first(), Some(Part::Thinking { .. }))
@@ -194,7 +194,7 @@ pub(crate) fn result_text(result: &CodeInterpreterResult) -> String {
     }
 }
 
-fn part(
+fn part_from_block(
     source: MessageSource,
     block: &Block,
     tool: Option<CodeTool<'_>>,
@@ -210,7 +210,7 @@ fn part(
             let arguments = json!({tool.argument: call.code});
             Part::Call { id: call.id.clone(), name: tool.name.to_owned(), arguments }
         }
-        (Block::CodeInterpreterCall(call), None) => Part::Text(fenced(&call.code)),
+        (Block::CodeInterpreterCall(call), None) => Part::Text(fenced_block(&call.code)),
         (Block::CodeInterpreterResult(result), Some(tool)) => Part::Result {
             id: result.id.clone(),
             name: tool.name.to_owned(),
@@ -228,11 +228,11 @@ fn part(
         (Block::Thinking(thinking), _) => {
             Part::Thinking { text: thinking.text.clone(), data: thinking.data.clone() }
         }
-        (Block::Attachment(attachment), _) => media(attachment),
+        (Block::Attachment(attachment), _) => media_part(attachment),
     })
 }
 
-fn media(attachment: &Attachment) -> Part {
+fn media_part(attachment: &Attachment) -> Part {
     let Attachment { media_type, name, data, .. } = attachment;
     if media_type.starts_with("image/") || media_type == "application/pdf" {
         return Part::Media(Media {
@@ -250,7 +250,7 @@ fn media(attachment: &Attachment) -> Part {
 }
 
 /// `code` as a block that no line within it can end.
-fn fenced(code: &str) -> String {
+fn fenced_block(code: &str) -> String {
     let code = code.trim_end_matches('\n');
     let ticks = |line: &str| line.trim_start().chars().take_while(|&c| c == '`').count();
     let fence = "`".repeat(code.lines().map(ticks).max().unwrap_or(0).max(2) + 1);
@@ -258,29 +258,29 @@ fn fenced(code: &str) -> String {
 }
 
 /// Puts each call's result at the beginning of the turn after it.
-fn pair(turns: Vec<Turn>) -> Vec<Turn> {
+fn pair_results(turns: Vec<Turn>) -> Vec<Turn> {
     let mut paired: Vec<Turn> = Vec::with_capacity(turns.len() + 1);
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<OpenCall> = Vec::new();
     for turn in turns {
         match turn.role {
             Role::Assistant => {
                 let parts = assistant_parts(turn.parts, &mut open);
-                push(&mut paired, Role::Assistant, parts);
+                push_turn(&mut paired, Role::Assistant, parts);
             }
             Role::User => {
                 let parts = user_parts(turn.parts, std::mem::take(&mut open));
-                push(&mut paired, Role::User, parts);
+                push_turn(&mut paired, Role::User, parts);
             }
         }
     }
     if !open.is_empty() {
         let parts = user_parts(Vec::new(), open);
-        push(&mut paired, Role::User, parts);
+        push_turn(&mut paired, Role::User, parts);
     }
     paired
 }
 
-fn push(turns: &mut Vec<Turn>, role: Role, parts: Vec<Part>) {
+fn push_turn(turns: &mut Vec<Turn>, role: Role, parts: Vec<Part>) {
     match turns.last_mut() {
         // Thinking alone says nothing, and no vendor takes a turn of it.
         _ if parts.iter().all(|part| matches!(part, Part::Thinking { .. })) => {}
@@ -291,23 +291,23 @@ fn push(turns: &mut Vec<Turn>, role: Role, parts: Vec<Part>) {
 }
 
 /// A call of the assistant's last turn.
-struct Open {
+struct OpenCall {
     /// The id it came with.
     id: String,
     /// The one it is sent with.
-    sent: String,
+    sent_id: String,
     name: String,
 }
 
 /// A turn's calls get ids that every vendor accepts and that differ within the turn: a conversation
 /// may go on with another vendor than the one that named them.
-fn assistant_parts(parts: Vec<Part>, open: &mut Vec<Open>) -> Vec<Part> {
+fn assistant_parts(parts: Vec<Part>, open: &mut Vec<OpenCall>) -> Vec<Part> {
     parts
         .into_iter()
         .filter_map(|part| match part {
             Part::Call { id, name, arguments } => {
                 let sent = unique_id(&id, open);
-                open.push(Open { id, sent: sent.clone(), name: name.clone() });
+                open.push(OpenCall { id, sent_id: sent.clone(), name: name.clone() });
                 Some(Part::Call { id: sent, name, arguments })
             }
             Part::Text(_) | Part::Thinking { .. } => Some(part),
@@ -316,7 +316,7 @@ fn assistant_parts(parts: Vec<Part>, open: &mut Vec<Open>) -> Vec<Part> {
         .collect()
 }
 
-fn user_parts(parts: Vec<Part>, open: Vec<Open>) -> Vec<Part> {
+fn user_parts(parts: Vec<Part>, open: Vec<OpenCall>) -> Vec<Part> {
     let mut results: VecDeque<(String, String, bool)> = VecDeque::new();
     let mut rest = Vec::new();
     for part in parts {
@@ -328,10 +328,10 @@ fn user_parts(parts: Vec<Part>, open: Vec<Open>) -> Vec<Part> {
     }
     let mut parts: Vec<Part> = open
         .into_iter()
-        .map(|Open { id, sent, name }| {
+        .map(|OpenCall { id, sent_id, name }| {
             match results.iter().position(|(of, ..)| *of == id).and_then(|at| results.remove(at)) {
-                Some((_, output, failed)) => Part::Result { id: sent, name, output, failed },
-                None => Part::Result { id: sent, name, output: NO_RESULT.to_owned(), failed: true },
+                Some((_, output, failed)) => Part::Result { id: sent_id, name, output, failed },
+                None => Part::Result { id: sent_id, name, output: MISSING_RESULT.to_owned(), failed: true },
             }
         })
         .collect();
@@ -341,7 +341,7 @@ fn user_parts(parts: Vec<Part>, open: Vec<Open>) -> Vec<Part> {
     parts
 }
 
-fn unique_id(id: &str, taken: &[Open]) -> String {
+fn unique_id(id: &str, taken: &[OpenCall]) -> String {
     let mut base: String = id
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' })
@@ -350,14 +350,14 @@ fn unique_id(id: &str, taken: &[Open]) -> String {
     if base.is_empty() {
         base = format!("call_{}", taken.len() + 1);
     }
-    let is_taken = |candidate: &str| taken.iter().any(|open| open.sent == candidate);
+    let is_taken = |candidate: &str| taken.iter().any(|open| open.sent_id == candidate);
     if !is_taken(&base) {
         return base;
     }
     (2..).map(|n| format!("{base}_{n}")).find(|candidate| !is_taken(candidate)).unwrap_or(base)
 }
 
-fn notice(text: &str) -> Turn {
+fn notice_turn(text: &str) -> Turn {
     Turn { role: Role::User, parts: vec![Part::Text(notice_text(text))] }
 }
 
@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     fn turns(messages: &[ChatMessage], tools: bool) -> Vec<Turn> {
-        super::turns(
+        super::turns_from_messages(
             messages,
             tools.then_some(CodeTool { name: "run", argument: "code" }),
             &Origin { vendor: "v".into(), provider_id: "p".into() },
@@ -436,7 +436,7 @@ mod tests {
             [Part::Result {
                 id: "a".into(),
                 name: "run".into(),
-                output: NO_RESULT.into(),
+                output: MISSING_RESULT.into(),
                 failed: true
             }]
         );
@@ -572,12 +572,12 @@ mod tests {
         );
         let Part::Media(media) = &turns[0].parts[1] else { panic!("not media: {turns:?}") };
         assert_eq!(media.data_url(), "data:image/png;base64,/w==");
-        assert!(media.left_out().contains("image/png"));
+        assert!(media.omission_notice().contains("image/png"));
     }
 
     #[test]
     fn a_script_with_fences_in_it_gets_a_longer_one() {
-        assert_eq!(fenced("f(`\n````\n`)"), "`````construct\nf(`\n````\n`)\n`````");
+        assert_eq!(fenced_block("f(`\n````\n`)"), "`````construct\nf(`\n````\n`)\n`````");
     }
 
     #[test]

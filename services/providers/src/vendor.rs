@@ -23,19 +23,19 @@ use crate::{
     cassette, deepseek,
     failure::Failure,
     gemini::Gemini,
-    http::{Endpoint, Http, Observe},
-    local::{Local, Shelf},
+    http::{Endpoint, Http, HeadroomObserver},
+    local::{LocalVendor, LocalModels},
     ollama::Ollama,
     openai::{self, OpenAi},
     openrouter,
     responses::Responses,
-    scripted::{Memory, Scripted},
+    scripted::{AttemptCounter, Scripted},
     transcript::{self, CodeTool, Part, Turn},
     xai,
 };
 
 /// What the code tool's argument is called when its schema names none.
-const DEFAULT_ARGUMENT: &str = "code";
+const DEFAULT_SCRIPT_ARGUMENT: &str = "code";
 
 /// A model vendor, ready to be called.
 pub(crate) trait Vendor: Send + Sync {
@@ -68,14 +68,14 @@ pub(crate) trait Vendor: Send + Sync {
 }
 
 /// Makes vendors ready to be called.
-pub(crate) trait Open: Send + Sync {
+pub(crate) trait VendorFactory: Send + Sync {
     /// The vendor of `provider`, called with `key`. What it says about its limits is told to
     /// `observer`.
     fn open(
         &self,
         provider: &mesh::Provider,
         key: Option<SecretString>,
-        observer: Option<Arc<dyn Observe>>,
+        observer: Option<Arc<dyn HeadroomObserver>>,
     ) -> Result<Box<dyn Vendor>, Failure>;
 }
 
@@ -105,7 +105,7 @@ pub(crate) enum Chunk {
 
 /// Texts that are wanted as vectors.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Embed {
+pub(crate) struct EmbedRequest {
     pub(crate) texts: Vec<String>,
     /// How long the vectors are to be, where the model leaves a choice.
     pub(crate) dimensions: Option<u32>,
@@ -138,7 +138,7 @@ pub(crate) struct Request {
     pub(crate) format: Format,
     pub(crate) parameters: ModelParameters,
     /// Vectors of these texts are wanted, and no answer.
-    pub(crate) embed: Option<Embed>,
+    pub(crate) embed: Option<EmbedRequest>,
 }
 
 /// Whether the model has to call a tool.
@@ -168,7 +168,7 @@ pub(crate) enum Format {
 
 impl Format {
     /// What is asked of a model whose vendor has no setting for it.
-    pub(crate) fn words(&self) -> Option<String> {
+    pub(crate) fn instruction(&self) -> Option<String> {
         match self {
             Self::Text => None,
             Self::Json => Some(
@@ -193,7 +193,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    pub(crate) fn of(provider: &mesh::Provider) -> Self {
+    pub(crate) fn from_provider(provider: &mesh::Provider) -> Self {
         let vendor = provider
             .r#type()
             .as_str_name()
@@ -215,7 +215,7 @@ pub(crate) struct Tool {
 }
 
 /// How many tokens a model may answer, when so many are `asked` for.
-pub(crate) fn longest_answer(model: &mesh::ModelTarget, asked: Option<u32>) -> u32 {
+pub(crate) fn max_answer_tokens(model: &mesh::ModelTarget, asked: Option<u32>) -> u32 {
     let limit = match u32::try_from(model.max_output_tokens) {
         Ok(0) | Err(_) => 8_192,
         Ok(limit) => limit,
@@ -224,7 +224,7 @@ pub(crate) fn longest_answer(model: &mesh::ModelTarget, asked: Option<u32>) -> u
 }
 
 /// What a model costs.
-pub(crate) fn prices(prices: v1::Prices) -> Prices {
+pub(crate) fn prices_from_proto(prices: v1::Prices) -> Prices {
     let v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context } =
         prices;
     let long_context = long_context.map(|long| {
@@ -275,12 +275,12 @@ impl Request {
             parameters: command.parameters.clone().unwrap_or_default(),
             embed: None,
         };
-        Ok(request.addressed(provider, model))
+        Ok(request.for_target(provider, model))
     }
 
     /// The same request to another model.
     #[must_use]
-    pub(crate) fn addressed(self, provider: &mesh::Provider, model: &mesh::ModelTarget) -> Self {
+    pub(crate) fn for_target(self, provider: &mesh::Provider, model: &mesh::ModelTarget) -> Self {
         let mut turns = self.turns;
         // What one account has sealed, another may not be able to open.
         if !self.origin.provider_id.is_empty() && self.origin.provider_id != provider.id {
@@ -290,11 +290,11 @@ impl Request {
         }
         Self {
             turns,
-            origin: Origin::of(provider),
+            origin: Origin::from_provider(provider),
             context_window: u32::try_from(model.context_window).unwrap_or(0),
             tool_calling: model.tool_calling.unwrap_or(true),
             model: model.vendor_model.clone(),
-            max_tokens: longest_answer(model, self.parameters.max_tokens),
+            max_tokens: max_answer_tokens(model, self.parameters.max_tokens),
             ..self
         }
     }
@@ -302,16 +302,16 @@ impl Request {
     /// The conversation as the vendor is told it.
     pub(crate) fn turns(&self) -> Vec<Turn> {
         if !self.turns.is_empty() {
-            return transcript::ordered(self.turns.clone());
+            return transcript::normalize_turns(self.turns.clone());
         }
         let tool =
             self.tools.first().map(|tool| CodeTool { name: &tool.name, argument: &tool.argument });
-        transcript::turns(&self.messages, tool, &self.origin)
+        transcript::turns_from_messages(&self.messages, tool, &self.origin)
     }
 
     /// The system prompt of a vendor that has no setting for the answer's format.
     pub(crate) fn system_with_format(&self) -> Cow<'_, str> {
-        match self.format.words() {
+        match self.format.instruction() {
             None => Cow::Borrowed(&self.system),
             Some(words) if self.system.trim().is_empty() => Cow::Owned(words),
             Some(words) => Cow::Owned(format!("{}\n\n{words}", self.system)),
@@ -333,7 +333,7 @@ impl Request {
     pub(crate) fn code_call(&self) -> (&str, &str) {
         self.tools
             .first()
-            .map_or(("code_interpreter", DEFAULT_ARGUMENT), |tool| (&tool.name, &tool.argument))
+            .map_or(("code_interpreter", DEFAULT_SCRIPT_ARGUMENT), |tool| (&tool.name, &tool.argument))
     }
 
     /// What an estimate of the tokens read is made from, in characters.
@@ -358,7 +358,7 @@ pub(crate) enum Effort {
 
 impl Effort {
     /// In the word most vendors use.
-    pub(crate) const fn word(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Off => "none",
             Self::Low => "low",
@@ -368,7 +368,7 @@ impl Effort {
     }
 
     /// As tokens to think with at most, where a vendor asks for a number.
-    pub(crate) const fn budget(self) -> u32 {
+    pub(crate) const fn budget_tokens(self) -> u32 {
         match self {
             Self::Off => 0,
             Self::Low => 2_048,
@@ -389,14 +389,14 @@ impl Tool {
             })?;
         let properties = schema.get("properties").and_then(serde_json::Value::as_object);
         let argument = properties
-            .filter(|properties| !properties.contains_key(DEFAULT_ARGUMENT))
+            .filter(|properties| !properties.contains_key(DEFAULT_SCRIPT_ARGUMENT))
             .and_then(|properties| {
                 let required = schema
                     .get("required")
                     .and_then(|required| required.get(0)?.as_str().map(str::to_owned));
                 required.or_else(|| properties.keys().next().cloned())
             })
-            .unwrap_or_else(|| DEFAULT_ARGUMENT.to_owned());
+            .unwrap_or_else(|| DEFAULT_SCRIPT_ARGUMENT.to_owned());
         Ok(Self {
             name: tool.name.clone(),
             description: tool.description.clone(),
@@ -411,8 +411,8 @@ impl Tool {
 #[derive(Debug, Clone)]
 pub(crate) struct Vendors {
     pub(crate) http: Http,
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) local: Shelf,
+    pub(crate) scripted_attempts: Arc<AttemptCounter>,
+    pub(crate) local: LocalModels,
 }
 
 /// Where a provider is reached; empty where it has no address, or must be given one.
@@ -436,7 +436,7 @@ pub(crate) fn base_url(provider: &mesh::Provider) -> &str {
 }
 
 /// Whether a model's thoughts go back to the vendor as text, with nothing that proves them.
-pub(crate) fn takes_plain_thoughts(provider: &mesh::Provider) -> bool {
+pub(crate) fn accepts_plain_thinking(provider: &mesh::Provider) -> bool {
     // Of the second, servers that are compatible with it; itself it wants none back.
     matches!(
         provider.r#type(),
@@ -445,20 +445,20 @@ pub(crate) fn takes_plain_thoughts(provider: &mesh::Provider) -> bool {
 }
 
 /// Whether the vendor says itself what a call has cost.
-pub(crate) fn tells_cost(provider: &mesh::Provider) -> bool {
+pub(crate) fn reports_cost(provider: &mesh::Provider) -> bool {
     provider.r#type() == ModelProviderType::Openrouter
 }
 
-impl Open for Vendors {
+impl VendorFactory for Vendors {
     fn open(
         &self,
         provider: &mesh::Provider,
         key: Option<SecretString>,
-        observer: Option<Arc<dyn Observe>>,
+        observer: Option<Arc<dyn HeadroomObserver>>,
     ) -> Result<Box<dyn Vendor>, Failure> {
         let secret = key.clone();
         let endpoint = || Endpoint::parse(base_url(provider), key);
-        let http = self.http.observed(observer);
+        let http = self.http.with_observer(observer);
         let vendor: Box<dyn Vendor> = match provider.r#type() {
             ModelProviderType::Anthropic => Box::new(Anthropic::new(http, endpoint()?)?),
             ModelProviderType::Openai => {
@@ -479,15 +479,15 @@ impl Open for Vendors {
             }
             // Nothing is learnt from recording what is a recording.
             ModelProviderType::Scripted => {
-                let memory = Arc::clone(&self.memory);
+                let attempts = Arc::clone(&self.scripted_attempts);
                 return Ok(Box::new(Scripted::parse(
                     &provider.script,
                     provider.id.clone(),
-                    memory,
+                    attempts,
                 )?));
             }
             // Nothing is learnt from recording what is always the same.
-            ModelProviderType::Local => return Ok(Box::new(Local(self.local.clone()))),
+            ModelProviderType::Local => return Ok(Box::new(LocalVendor(self.local.clone()))),
             ModelProviderType::Unspecified => {
                 return Err(Failure::configuration(format!(
                     "the type of provider {} is unknown to this version ({})",
@@ -495,6 +495,6 @@ impl Open for Vendors {
                 )));
             }
         };
-        Ok(cassette::around(vendor, self.http.recorder(), secret))
+        Ok(cassette::wrap(vendor, self.http.recorder(), secret))
     }
 }

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Commits whose events may wait to be told. When NATS is slower than PostgreSQL for long, further
 /// ones are not told at all; subscribers find them by themselves, seconds later.
-const WAITING: usize = 1024;
+const MAX_PENDING_COMMITS: usize = 1024;
 
 /// Where commits leave their events.
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ pub(crate) struct Announcements(mpsc::Receiver<Vec<StoredEvent>>);
 
 /// Two ends of the same queue.
 pub(crate) fn queue() -> (Announcer, Announcements) {
-    let (sender, receiver) = mpsc::channel(WAITING);
+    let (sender, receiver) = mpsc::channel(MAX_PENDING_COMMITS);
     (Announcer(sender), Announcements(receiver))
 }
 
@@ -50,7 +50,7 @@ impl Announcements {
             };
             let Some(events) = events else { break };
             for event in &events {
-                tell(&mut progress, event).await;
+                publish_event(&mut progress, event).await;
             }
         }
         progress.finish().await;
@@ -58,7 +58,7 @@ impl Announcements {
     }
 }
 
-async fn tell(progress: &mut Progress, stored: &StoredEvent) {
+async fn publish_event(progress: &mut Progress, stored: &StoredEvent) {
     let told = match construct_wire::record::read(stored) {
         Ok(event) => progress.send(&event).await.map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),

@@ -11,12 +11,12 @@ use construct_bus::{Bus, Pool, request};
 use construct_proto::mesh::v1::{ToolCatalog, ToolCatalogRequest};
 
 /// How long an answer is used.
-const FRESH: Duration = Duration::from_secs(60);
+const CACHE_TTL: Duration = Duration::from_secs(60);
 /// How long an interpreter has to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Workspaces in pools remembered at most; when full everything is asked again, which costs one
 /// round trip each.
-const LIMIT: usize = 1024;
+const MAX_ENTRIES: usize = 1024;
 
 /// Who was asked, and about which workspace.
 type Key = (Pool, String);
@@ -25,17 +25,17 @@ type Key = (Pool, String);
 #[derive(Debug)]
 pub(crate) struct Catalog {
     bus: Bus,
-    known: Mutex<HashMap<Key, (Instant, Arc<ToolCatalog>)>>,
+    cache: Mutex<HashMap<Key, (Instant, Arc<ToolCatalog>)>>,
 }
 
 impl Catalog {
     pub(crate) fn new(bus: Bus) -> Self {
-        Self { bus, known: Mutex::default() }
+        Self { bus, cache: Mutex::default() }
     }
 
     /// Bytes of what is known already about `workspace` in a pool; nobody is asked.
-    pub(crate) fn known_bytes(&self, pool: &Pool, workspace: &str) -> Option<usize> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn cached_bytes(&self, pool: &Pool, workspace: &str) -> Option<usize> {
+        let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, catalog) = known.get(&(pool.clone(), workspace.to_owned()))?;
         Some(catalog.declarations.len() + catalog.facts.len())
     }
@@ -48,18 +48,18 @@ impl Catalog {
         workspace: &str,
     ) -> Result<Arc<ToolCatalog>, request::Error> {
         let key = (pool.clone(), workspace.to_owned());
-        let old = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let old = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         if let Some((asked, catalog)) = &old
-            && asked.elapsed() < FRESH
+            && asked.elapsed() < CACHE_TTL
         {
             return Ok(Arc::clone(catalog));
         }
         let request = ToolCatalogRequest { workspace: workspace.to_owned() };
-        match (self.bus.request_tools(pool, &request, PATIENCE).await, old) {
+        match (self.bus.request_tools(pool, &request, REQUEST_TIMEOUT).await, old) {
             (Ok(catalog), _) => {
                 let catalog = Arc::new(catalog);
-                let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-                if known.len() >= LIMIT {
+                let mut known = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+                if known.len() >= MAX_ENTRIES {
                     known.clear();
                 }
                 known.insert(key, (Instant::now(), Arc::clone(&catalog)));

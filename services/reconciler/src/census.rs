@@ -16,16 +16,16 @@ pub(crate) async fn answer(
 ) -> Result<(), subscribe::Error> {
     let gone = move |census| {
         let store = store.clone();
-        Box::pin(async move { gone(&store, census).await }) as BoxFuture<'static, _>
+        Box::pin(async move { find_deleted(&store, census).await }) as BoxFuture<'static, _>
     };
     bus.answer(&subject::Census, stop, gone).await
 }
 
 /// No answer when it cannot be found out: nothing must be removed then.
-async fn gone(store: &Store, census: mesh::TaskCensus) -> Option<mesh::TasksGone> {
+async fn find_deleted(store: &Store, census: mesh::TaskCensus) -> Option<mesh::TasksGone> {
     // What is no task's id is nobody's, and not for us to say anything about.
     let asked: Vec<TaskId> = census.task_ids.iter().filter_map(|id| id.parse().ok()).collect();
-    match store.tasks_gone(&asked).await {
+    match store.tasks_purged(&asked).await {
         Ok(gone) => {
             Some(mesh::TasksGone { task_ids: gone.iter().map(ToString::to_string).collect() })
         }

@@ -7,7 +7,7 @@ use construct_runtime::clock;
 use tokio_util::sync::CancellationToken;
 
 /// How often. Every replica does it; what one removed the next doesn't find.
-const INTERVAL: Duration = Duration::from_secs(3600);
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Cleans up until told to stop.
 pub(crate) async fn run(
@@ -44,7 +44,7 @@ pub(crate) async fn run(
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(INTERVAL) => {}
+            () = tokio::time::sleep(CLEANUP_INTERVAL) => {}
         }
     }
 }

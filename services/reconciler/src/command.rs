@@ -7,7 +7,7 @@ use construct_domain::{
     StepId,
     approval::ApprovalState,
     backoff,
-    decide::CODE_DEADLINE,
+    decide::CODE_TIMEOUT,
     message::{Attachment, CodeCall, Source, code_calls},
     task::{FailureClass, Stage, Step, StepState, Task},
 };
@@ -24,9 +24,8 @@ use construct_wire::convert;
 use jiff::Timestamp;
 
 use crate::{
-    compaction,
-    material::{Material, Said},
-    prompt,
+    command_inputs::{CommandInputs, TranscriptMessage},
+    compaction, prompt,
 };
 
 /// Why a command cannot be built.
@@ -34,7 +33,7 @@ use crate::{
 pub(crate) enum Error {
     /// The row is gone, which foreign keys should prevent.
     #[error("the task's agent, model or provider no longer exists")]
-    AgentGone,
+    AgentMissing,
     /// There is no interpreter of the task's pool, or it does not answer.
     #[error("no interpreter of the pool `{pool}` says which tools there are")]
     NoCatalog {
@@ -48,7 +47,7 @@ pub(crate) enum Error {
     NoCalls,
     /// The turn does not say what is to be summed up.
     #[error("the turn does not want a summary")]
-    NothingToSumUp,
+    NothingToSummarize,
 }
 
 impl Error {
@@ -60,28 +59,28 @@ impl Error {
 
     pub(crate) const fn class(&self) -> FailureClass {
         match self {
-            Self::AgentGone => FailureClass::Configuration,
+            Self::AgentMissing => FailureClass::Configuration,
             Self::NoCatalog { .. } => FailureClass::Transient,
-            Self::NoCalls | Self::NothingToSumUp => FailureClass::Internal,
+            Self::NoCalls | Self::NothingToSummarize => FailureClass::Internal,
         }
     }
 }
 
 /// For how long a token outlives its step: clocks differ.
-const TOKEN_GRACE: Duration = Duration::from_secs(60);
+const TOKEN_GRACE_PERIOD: Duration = Duration::from_secs(60);
 
 /// Longest text, in characters, of each message that a title is made from.
-const TITLE_EXCERPT: usize = 2000;
+const MAX_TITLE_EXCERPT_CHARS: usize = 2000;
 
 /// The command that has the model go on with the conversation.
-pub(crate) fn answer(
+pub(crate) fn build_answer(
     loaded: &LoadedTask,
     step: &Step,
-    material: &Material,
+    material: &CommandInputs,
     catalog: &mesh::ToolCatalog,
 ) -> Result<mesh::ModelInvoke, Error> {
-    let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
-    let system = prompt::assemble(&prompt::Parts {
+    let invocation = material.invocation.as_ref().ok_or(Error::AgentMissing)?;
+    let system = prompt::assemble(&prompt::PromptParts {
         instructions: &invocation.agent.instructions,
         workspace: &loaded.workspace,
         facts: &catalog.facts,
@@ -98,17 +97,17 @@ pub(crate) fn answer(
         tries: (backoff::MAX_ATTEMPTS + 1).saturating_sub(step.attempt).max(1),
         ..mesh::ModelInvoke::default()
     };
-    Ok(addressed(request, invocation))
+    Ok(with_target(request, invocation))
 }
 
 /// The command that has the model make a title, until then.
-pub(crate) fn title(
+pub(crate) fn build_title(
     loaded: &LoadedTask,
     step: StepId,
     until: Timestamp,
-    material: &Material,
+    material: &CommandInputs,
 ) -> Result<mesh::ModelInvoke, Error> {
-    let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
+    let invocation = material.invocation.as_ref().ok_or(Error::AgentMissing)?;
     let step = mesh::StepRef {
         organization_id: loaded.task.organization.to_string(),
         task_id: loaded.task.id.to_string(),
@@ -124,23 +123,25 @@ pub(crate) fn title(
         messages: vec![title_excerpt(&material.transcript())],
         ..mesh::ModelInvoke::default()
     };
-    Ok(addressed(request, invocation))
+    Ok(with_target(request, invocation))
 }
 
 /// The command that has the model sum up the older part of the conversation.
-pub(crate) fn compaction(
+pub(crate) fn build_compaction(
     loaded: &LoadedTask,
     task: &Task,
     step: &Step,
-    material: &Material,
+    material: &CommandInputs,
 ) -> Result<mesh::ModelInvoke, Error> {
     let Some(Stage::Compact { through, kept, .. }) = task.turn.as_ref().map(|turn| &turn.stage)
     else {
-        return Err(Error::NothingToSumUp);
+        return Err(Error::NothingToSummarize);
     };
-    let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
-    let text =
-        compaction::render(&material.older(*through, kept), compaction::bytes(&task.context));
+    let invocation = material.invocation.as_ref().ok_or(Error::AgentMissing)?;
+    let text = compaction::render(
+        &material.older_messages(*through, kept),
+        compaction::max_input_bytes(&task.context),
+    );
     let request = mesh::ModelInvoke {
         step: Some(step_ref(loaded, step)),
         purpose: Purpose::Compaction.into(),
@@ -149,15 +150,15 @@ pub(crate) fn compaction(
         tries: (backoff::MAX_ATTEMPTS + 1).saturating_sub(step.attempt).max(1),
         ..mesh::ModelInvoke::default()
     };
-    Ok(addressed(request, invocation))
+    Ok(with_target(request, invocation))
 }
 
 /// The request with whom it goes to.
-fn addressed(request: mesh::ModelInvoke, invocation: &Invocation) -> mesh::ModelInvoke {
+fn with_target(request: mesh::ModelInvoke, invocation: &Invocation) -> mesh::ModelInvoke {
     mesh::ModelInvoke {
-        provider: Some(provider(&invocation.provider)),
-        model: Some(target(&invocation.model)),
-        fallbacks: routes(&invocation.fallbacks),
+        provider: Some(build_provider(&invocation.provider)),
+        model: Some(build_target(&invocation.model)),
+        fallbacks: build_routes(&invocation.fallbacks),
         hedge_after: convert::hedge_after(invocation.hedge_after_ms),
         parameters: Some(convert::parameters(&invocation.agent.parameters)),
         ..request
@@ -165,14 +166,14 @@ fn addressed(request: mesh::ModelInvoke, invocation: &Invocation) -> mesh::Model
 }
 
 /// The account a model is reached over.
-pub(crate) fn provider(provider: &InvocationProvider) -> mesh::Provider {
+pub(crate) fn build_provider(provider: &InvocationProvider) -> mesh::Provider {
     mesh::Provider {
         id: provider.id.to_string(),
         r#type: convert::provider_type(provider.kind).into(),
         base_url: provider.base_url.clone(),
-        api_key: provider.key.as_ref().map(sealed),
+        api_key: provider.key.as_ref().map(sealed_secret),
         script: provider.script.clone().unwrap_or_default(),
-        additional_api_keys: provider.further_keys.iter().map(sealed).collect(),
+        additional_api_keys: provider.additional_keys.iter().map(sealed_secret).collect(),
         max_concurrency: provider.limits.max_concurrency,
         requests_per_minute: provider.limits.requests_per_minute,
         tokens_per_minute: provider.limits.tokens_per_minute,
@@ -180,7 +181,7 @@ pub(crate) fn provider(provider: &InvocationProvider) -> mesh::Provider {
 }
 
 /// The model that is called.
-pub(crate) fn target(model: &InvocationModel) -> mesh::ModelTarget {
+pub(crate) fn build_target(model: &InvocationModel) -> mesh::ModelTarget {
     mesh::ModelTarget {
         id: model.id.to_string(),
         vendor_model: model.vendor_model.clone(),
@@ -192,11 +193,11 @@ pub(crate) fn target(model: &InvocationModel) -> mesh::ModelTarget {
 }
 
 /// Who answers in a model's place.
-pub(crate) fn routes(fallbacks: &[InvocationFallback]) -> Vec<mesh::Route> {
+pub(crate) fn build_routes(fallbacks: &[InvocationFallback]) -> Vec<mesh::Route> {
     let orders = orders(fallbacks.iter().map(|fallback| fallback.weight));
     let route = |(fallback, order): (&InvocationFallback, u32)| mesh::Route {
-        provider: Some(provider(&fallback.provider)),
-        model: Some(target(&fallback.model)),
+        provider: Some(build_provider(&fallback.provider)),
+        model: Some(build_target(&fallback.model)),
         order,
         weight: fallback.weight,
     };
@@ -215,11 +216,11 @@ fn orders(weights: impl Iterator<Item = u32>) -> impl Iterator<Item = u32> {
 }
 
 /// The command that runs the scripts the newest assistant message asks for.
-pub(crate) fn execute(
+pub(crate) fn build_execution(
     loaded: &LoadedTask,
     task: &Task,
     step: &Step,
-    material: &Material,
+    material: &CommandInputs,
     token_keys: Option<&MasterKeys>,
 ) -> Result<mesh::CodeExecute, Error> {
     let Some(Stage::Code { calls: wanted }) = task.turn.as_ref().map(|turn| &turn.stage) else {
@@ -241,16 +242,16 @@ pub(crate) fn execute(
         workspace: loaded.workspace.clone(),
         agent_policy: loaded.agent_policy.iter().map(convert::rule).collect(),
         task_policy: loaded.policy.iter().map(convert::rule).collect(),
-        decisions: material.approvals.iter().filter_map(decision).collect(),
+        decisions: material.approvals.iter().filter_map(approval_decision).collect(),
         compute: pool(loaded).to_string(),
-        secrets: material.secrets.iter().map(granted).collect(),
+        secrets: material.secrets.iter().map(granted_secret).collect(),
         again: false,
         model_token: token_keys
             .map(|keys| model_token(keys, loaded, step, &material.script_models))
             .unwrap_or_default(),
         script_models: material.script_models.clone(),
         agent_name: loaded.agent_name.clone(),
-        files: material.files.iter().filter_map(attached).collect(),
+        files: material.files.iter().filter_map(attached_file).collect(),
     })
 }
 
@@ -260,7 +261,7 @@ fn model_token(keys: &MasterKeys, loaded: &LoadedTask, step: &Step, models: &[St
     if models.is_empty() {
         return String::new();
     }
-    let ends = step_deadline(step).unwrap_or_else(|| clock::now() + CODE_DEADLINE);
+    let ends = step_deadline(step).unwrap_or_else(|| clock::now() + CODE_TIMEOUT);
     let token = ModelToken {
         // What the scripts of one message spend is counted together, however often they are begun.
         id: step.id.to_string(),
@@ -270,12 +271,14 @@ fn model_token(keys: &MasterKeys, loaded: &LoadedTask, step: &Step, models: &[St
         key: String::new(),
         models: models.to_vec(),
         budget_pico_usd: 0,
-        expires_at: ends + TOKEN_GRACE,
+        expires_at: ends + TOKEN_GRACE_PERIOD,
     };
     token.sign(keys).expose().to_owned()
 }
 
-fn attached(Attachment { media_type, name, file, .. }: &Attachment) -> Option<mesh::AttachedFile> {
+fn attached_file(
+    Attachment { media_type, name, file, .. }: &Attachment,
+) -> Option<mesh::AttachedFile> {
     let file = file.as_ref()?;
     Some(mesh::AttachedFile {
         id: file.id.to_string(),
@@ -287,17 +290,17 @@ fn attached(Attachment { media_type, name, file, .. }: &Attachment) -> Option<me
 }
 
 /// A secret for whoever has its key.
-fn granted(secret: &Secret) -> mesh::GrantedSecret {
+fn granted_secret(secret: &Secret) -> mesh::GrantedSecret {
     mesh::GrantedSecret {
         id: secret.id.to_string(),
         name: secret.name.clone(),
         hosts: secret.bindings.hosts.clone(),
         commands: secret.bindings.commands.clone(),
-        value: Some(sealed(&secret.value)),
+        value: Some(sealed_secret(&secret.value)),
     }
 }
 
-fn sealed(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::SealedSecret {
+fn sealed_secret(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::SealedSecret {
     mesh::SealedSecret {
         key_id: key_id.clone(),
         nonce: nonce.clone(),
@@ -312,7 +315,7 @@ pub(crate) fn pool(loaded: &LoadedTask) -> Pool {
 }
 
 /// What became of a question, once it is over.
-fn decision(approval: &StoredApproval) -> Option<mesh::ApprovalDecision> {
+fn approval_decision(approval: &StoredApproval) -> Option<mesh::ApprovalDecision> {
     let approved = match approval.state {
         ApprovalState::Pending => return None,
         ApprovalState::Approved => true,
@@ -342,20 +345,20 @@ fn step_ref(loaded: &LoadedTask, step: &Step) -> mesh::StepRef {
 fn step_deadline(step: &Step) -> Option<Timestamp> {
     match step.state {
         StepState::InFlight { deadline } | StepState::Cancelling { deadline } => Some(deadline),
-        StepState::Backoff { .. } | StepState::Parked { .. } => None,
+        StepState::Backoff { .. } | StepState::Suspended { .. } => None,
     }
 }
 
-fn chat_message(Said { source, blocks }: Said<'_>) -> mesh::ChatMessage {
+fn chat_message(TranscriptMessage { source, blocks }: TranscriptMessage<'_>) -> mesh::ChatMessage {
     mesh::ChatMessage {
         source: convert::source(source).into(),
-        blocks: blocks.iter().map(told).collect(),
+        blocks: blocks.iter().map(model_block).collect(),
     }
 }
 
 /// A block as a model is told it: what a tool was given and gave is for people, a model knows what
 /// its script says of it.
-fn told(block: &construct_domain::message::Block) -> v1::Block {
+fn model_block(block: &construct_domain::message::Block) -> v1::Block {
     let mut block = convert::block(block);
     if let Some(v1::block::Block::CodeInterpreterResult(result)) = &mut block.block {
         for used in &mut result.tool_uses {
@@ -366,11 +369,11 @@ fn told(block: &construct_domain::message::Block) -> v1::Block {
 }
 
 /// The first exchange in short, as one user message.
-fn title_excerpt(transcript: &[Said<'_>]) -> mesh::ChatMessage {
+fn title_excerpt(transcript: &[TranscriptMessage<'_>]) -> mesh::ChatMessage {
     let texts = transcript.iter().take(4).flat_map(|message| {
         message.blocks.iter().filter_map(|block| match block {
             construct_domain::message::Block::Text(text) => {
-                let excerpt: String = text.chars().take(TITLE_EXCERPT).collect();
+                let excerpt: String = text.chars().take(MAX_TITLE_EXCERPT_CHARS).collect();
                 Some(format!("{}: {excerpt}", message.source.as_str()))
             }
             _ => None,
@@ -417,7 +420,7 @@ mod tests {
             ..CodeResult::default()
         };
         let blocks = [Block::CodeInterpreterResult(result)];
-        let message = chat_message(Said { source: Source::System, blocks: &blocks });
+        let message = chat_message(TranscriptMessage { source: Source::System, blocks: &blocks });
         let Some(v1::block::Block::CodeInterpreterResult(told)) = &message.blocks[0].block else {
             panic!("a result")
         };

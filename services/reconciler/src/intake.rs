@@ -10,13 +10,13 @@ use ractor::ActorRef;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::{share::Share, supervisor};
+use crate::{assignment::PartitionAssignment, supervisor};
 
 /// Takes in until told to stop; then what was taken and not handed over has been given back.
 pub(crate) async fn run(
     bus: Bus,
     supervisor: ActorRef<supervisor::Msg>,
-    mut share: watch::Receiver<Share>,
+    mut share: watch::Receiver<PartitionAssignment>,
     backlog: usize,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -25,7 +25,7 @@ pub(crate) async fn run(
     loop {
         let now = *share.borrow_and_update();
         open.retain(|&partition, intake| {
-            let ours = now.has(partition);
+            let ours = now.contains(partition);
             if !ours {
                 intake.cancel();
             }
@@ -35,11 +35,16 @@ pub(crate) async fn run(
             open.entry(partition).or_insert_with(|| {
                 let intake = stop.child_token();
                 let options = ConsumeOptions::new(backlog, intake.clone());
-                intakes.spawn(take(bus.clone(), partition, options, supervisor.clone()));
+                intakes.spawn(consume_partition(
+                    bus.clone(),
+                    partition,
+                    options,
+                    supervisor.clone(),
+                ));
                 intake
             });
         }
-        supervisor.cast(supervisor::Msg::Shared)?;
+        supervisor.cast(supervisor::Msg::AssignmentChanged)?;
         loop {
             tokio::select! {
                 changed = share.changed() => {
@@ -63,7 +68,7 @@ pub(crate) async fn run(
 }
 
 /// Hands what comes for one partition to the supervisor.
-async fn take(
+async fn consume_partition(
     bus: Bus,
     partition: u16,
     options: ConsumeOptions,
@@ -79,13 +84,13 @@ async fn take(
                 receipt.ack().await;
                 supervisor.cast(supervisor::Msg::Wake {
                     task,
-                    organization: woken(&wake),
+                    organization: wake_organization(&wake),
                     trace,
                     swept: false,
                 })
             }
             TaskMessage::Result(result) => {
-                let (organization, receipt) = (reported(&result), Box::new(receipt));
+                let (organization, receipt) = (result_organization(&result), Box::new(receipt));
                 supervisor.cast(supervisor::Msg::Deliver { task, organization, result, receipt })
             }
         };
@@ -97,11 +102,11 @@ async fn take(
 
 // That they name an organization is checked where they are received. It is used for fairness only.
 
-fn woken(wake: &TaskWake) -> OrganizationId {
+fn wake_organization(wake: &TaskWake) -> OrganizationId {
     wake.organization_id.parse().unwrap_or(OrganizationId::LOCAL)
 }
 
-fn reported(result: &StepResult) -> OrganizationId {
+fn result_organization(result: &StepResult) -> OrganizationId {
     let organization = result.step.as_ref().and_then(|step| step.organization_id.parse().ok());
     organization.unwrap_or(OrganizationId::LOCAL)
 }

@@ -4,35 +4,35 @@
 //! `construct_domain::decide` from what PostgreSQL holds, committed under a version guard, and then
 //! performed (D1 and D2 in ARCHITECTURE.md).
 
-mod activation;
 mod actor;
+mod admission;
 mod announce;
+mod assignment;
 mod catalog;
 mod census;
 mod cleanup;
 mod command;
+mod command_inputs;
 mod compaction;
 mod convert;
-mod failing;
-mod gate;
+mod failures;
+mod in_flight;
 mod intake;
-mod material;
 mod members;
 mod metrics;
-mod park;
 mod placement;
 mod prompt;
+mod quarantine;
+mod reconcile;
 mod record;
 mod schedules;
-mod share;
 mod slots;
 mod spending;
+mod step_location;
 mod subtasks;
 mod supervisor;
 mod sweep;
 mod trace;
-mod whereabouts;
-mod window;
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
@@ -47,13 +47,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    activation::Activator,
+    assignment::PartitionAssignment,
     catalog::Catalog,
-    failing::Failing,
-    share::Share,
+    failures::FailingTasks,
+    in_flight::{InFlightLimiter, InFlightLimits as Places},
+    reconcile::Reconciler,
     slots::Slots,
     supervisor::Supervisor,
-    window::{Limits as Places, Window},
 };
 
 /// What can be set.
@@ -135,7 +135,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             let options = PoolOptions {
                 application_name: context.instance_id().to_owned(),
                 max_connections: config.reconciler_database_connections,
-                plans_once: true,
+                generic_plans: true,
                 ..PoolOptions::default()
             };
             let store = Store::connect(&url, options).await?;
@@ -160,34 +160,37 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
 
     let lifecycle = context.lifecycle();
-    metrics::started();
+    metrics::init();
     let database = store.clone();
     let ask = move || {
         let store = database.clone();
         async move { store.clock().await }
     };
     lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
-    lifecycle.spawn_job("streams", streams(bus.clone(), nats, lifecycle.draining()));
+    lifecycle.spawn_job("streams", track_stream_health(bus.clone(), nats, lifecycle.draining()));
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let (announcer, announcements) = announce::queue();
-    let (sharing, share) = watch::channel(Share::NONE);
+    let (sharing, share) = watch::channel(PartitionAssignment::EMPTY);
     let places =
         Places { model_calls: config.reconciler_model_calls, scripts: config.reconciler_scripts };
-    let window = Window::new(places, share.clone());
-    let failing = Failing::default();
-    let activator = Arc::new(Activator {
+    let window = InFlightLimiter::new(places, share.clone());
+    let failing = FailingTasks::default();
+    let activator = Arc::new(Reconciler {
         store: store.clone(),
         bus: bus.clone(),
         catalog: Catalog::new(bus.clone()),
         announcer: announcer.clone(),
-        window: window.clone(),
-        failing: failing.clone(),
+        limiter: window.clone(),
+        failing_tasks: failing.clone(),
         lifecycle: lifecycle.clone(),
         token_keys: common.token_keys()?.map(Arc::new),
     });
     spending::spawn(&store, &bus, lifecycle);
-    let schedules =
-        schedules::Clock { store: store.clone(), bus: bus.clone(), announcer: announcer.clone() };
+    let schedules = schedules::ScheduleRunner {
+        store: store.clone(),
+        bus: bus.clone(),
+        announcer: announcer.clone(),
+    };
     lifecycle
         .spawn("schedules", schedules.run(config.reconciler_sweep_interval, lifecycle.draining()));
     let limits = Limits {
@@ -206,21 +209,21 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
     lifecycle.spawn(
         "whereabouts",
-        whereabouts::answer(window.clone(), failing, bus.clone(), lifecycle.draining()),
+        step_location::answer(window.clone(), failing, bus.clone(), lifecycle.draining()),
     );
     let (readable, able) = watch::channel(true);
     let concurrency = config.reconciler_concurrency;
     let args = supervisor::Args {
         activator,
         slots: Slots::new(concurrency),
-        at_once: concurrency,
-        share: share.clone(),
+        max_concurrent: concurrency,
+        assignment: share.clone(),
     };
     let (supervisor, supervising) = Supervisor::spawn(None, Supervisor, args)
         .await
         .context("the supervisor of the tasks' actors does not start")?;
 
-    lifecycle.spawn("window", window.call(supervisor.clone(), lifecycle.draining()));
+    lifecycle.spawn("window", window.wake_ready_tasks(supervisor.clone(), lifecycle.draining()));
     let over = CancellationToken::new();
     lifecycle.spawn("announcements", announcements.run(bus.clone(), over.clone()));
     let intake = intake::run(
@@ -259,7 +262,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
 
 /// Keeps the readiness latch of NATS true to life: a server whose disk was full may keep its
 /// connections, and have streams that answer nothing.
-async fn streams(bus: Bus, latch: Latch, stop: CancellationToken) {
+async fn track_stream_health(bus: Bus, latch: Latch, stop: CancellationToken) {
     let mut trouble = bus.trouble();
     loop {
         match &*trouble.borrow_and_update() {

@@ -21,28 +21,28 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    members::{Heard, Members},
-    share::Share,
+    assignment::PartitionAssignment,
+    members::{BeatSource, Members},
 };
 
 /// How often a process says that it lives.
-const INTERVAL: Duration = Duration::from_millis(500);
+const BEAT_INTERVAL: Duration = Duration::from_millis(500);
 /// Own beats that come back within less than this of each other were held up somewhere, and don't
 /// count as time that passed.
-const HELD_UP: Duration = Duration::from_millis(300);
+const MIN_BEAT_SPACING: Duration = Duration::from_millis(300);
 /// How long the others have to say that they live, once a new process is heard.
-const ANSWERS: Duration = Duration::from_millis(200);
+const PEER_RESPONSE_TIMEOUT: Duration = Duration::from_millis(200);
 /// A process that does not even hear itself for so long after its start takes everything.
-const DEAF: Duration = Duration::from_secs(5);
+const SELF_BEAT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Before the subscription is tried again.
-const PAUSE: Duration = Duration::from_millis(500);
+const RESUBSCRIBE_DELAY: Duration = Duration::from_millis(500);
 
 /// Takes part until told to stop, and says then that it leaves.
 pub(crate) async fn run(
     bus: Bus,
     instance: String,
-    share: watch::Sender<Share>,
-    able: watch::Receiver<bool>,
+    assignment: watch::Sender<PartitionAssignment>,
+    healthy: watch::Receiver<bool>,
     stop: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
     // What cannot stand in a subject must not keep the process from taking part.
@@ -55,15 +55,15 @@ pub(crate) async fn run(
         instance,
         process,
         members,
-        share,
-        able,
-        counted: None,
-        decides: None,
-        settled: false,
+        share: assignment,
+        able: healthy,
+        last_counted: None,
+        decide_at: None,
+        has_assignment: false,
     };
     let Some(beats) = placement.subscribe(&stop).await else { return Ok(()) };
-    placement.take_part(beats, &stop).await;
-    placement.say(|beat| beat.leaves = true).await;
+    placement.participate(beats, &stop).await;
+    placement.send_beat(|beat| beat.leaves = true).await;
     Ok(())
 }
 
@@ -72,15 +72,15 @@ struct Placement {
     instance: String,
     process: String,
     members: Members,
-    share: watch::Sender<Share>,
+    share: watch::Sender<PartitionAssignment>,
     /// Whether the process can do anything for a task. While it cannot, it does not take part.
     able: watch::Receiver<bool>,
     /// When an own beat that came back was last counted.
-    counted: Option<Instant>,
+    last_counted: Option<Instant>,
     /// From when on the share follows from who is heard; not known before it hears itself.
-    decides: Option<Instant>,
+    decide_at: Option<Instant>,
     /// Whether there was a first share.
-    settled: bool,
+    has_assignment: bool,
 }
 
 impl Placement {
@@ -99,48 +99,48 @@ impl Placement {
             }
             tokio::select! {
                 () = stop.cancelled() => return None,
-                () = sleep(PAUSE) => {}
+                () = sleep(RESUBSCRIBE_DELAY) => {}
             }
         }
     }
 
-    async fn take_part(
+    async fn participate(
         &mut self,
         mut beats: BoxStream<'static, ReconcilerBeat>,
         stop: &CancellationToken,
     ) {
         let began = Instant::now();
         let mut able = self.able.clone();
-        let mut ticks = interval(INTERVAL);
+        let mut ticks = interval(BEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let decides = self.decides.unwrap_or(began + DEAF);
+            let decides = self.decide_at.unwrap_or(began + SELF_BEAT_TIMEOUT);
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {
-                    let asks = self.decides.is_none();
-                    self.say(|beat| beat.asks = asks).await;
+                    let asks = self.decide_at.is_none();
+                    self.send_beat(|beat| beat.asks = asks).await;
                 }
-                () = sleep_until(decides), if !self.settled => {
-                    if self.decides.is_none() {
+                () = sleep_until(decides), if !self.has_assignment => {
+                    if self.decide_at.is_none() {
                         tracing::warn!("no reconciler is heard, not even this one; it takes all partitions until one is");
                     }
-                    self.settle();
+                    self.update_assignment();
                 }
                 Ok(()) = able.changed() => {
                     if *able.borrow_and_update() {
                         tracing::info!("the database can be read again; this reconciler takes part again");
-                        self.say(|_| {}).await;
+                        self.send_beat(|_| {}).await;
                     } else {
                         tracing::warn!("the database cannot be read; this reconciler leaves its partitions to others");
-                        self.say_anyway(|beat| beat.leaves = true).await;
+                        self.send_beat_unconditionally(|beat| beat.leaves = true).await;
                     }
-                    if self.settled {
-                        self.settle();
+                    if self.has_assignment {
+                        self.update_assignment();
                     }
                 }
                 beat = beats.next() => match beat {
-                    Some(beat) => self.hear(&beat).await,
+                    Some(beat) => self.handle_beat(&beat).await,
                     None => match self.subscribe(stop).await {
                         Some(again) => beats = again,
                         None => return,
@@ -150,53 +150,60 @@ impl Placement {
         }
     }
 
-    async fn hear(&mut self, beat: &ReconcilerBeat) {
+    async fn handle_beat(&mut self, beat: &ReconcilerBeat) {
         let now = Instant::now();
-        match self.members.hear(beat) {
-            Heard::Own => {
-                self.decides.get_or_insert(now + ANSWERS);
-                if self.counted.is_none_or(|counted| now.duration_since(counted) >= HELD_UP) {
-                    self.counted = Some(now);
-                    self.members.beat();
+        match self.members.record_beat(beat) {
+            BeatSource::Own => {
+                self.decide_at.get_or_insert(now + PEER_RESPONSE_TIMEOUT);
+                if self
+                    .last_counted
+                    .is_none_or(|counted| now.duration_since(counted) >= MIN_BEAT_SPACING)
+                {
+                    self.last_counted = Some(now);
+                    self.members.count_own_beat();
                 }
             }
-            Heard::Peer if beat.asks => self.say(|_| {}).await,
-            Heard::Peer => {}
+            BeatSource::Peer if beat.asks => self.send_beat(|_| {}).await,
+            BeatSource::Peer => {}
         }
-        if self.decides.is_some_and(|decides| decides <= now) {
-            self.settle();
+        if self.decide_at.is_some_and(|decides| decides <= now) {
+            self.update_assignment();
         }
     }
 
     /// Makes the share what follows from who lives.
-    fn settle(&mut self) {
-        self.settled = true;
-        let new = if *self.able.borrow() { self.members.share() } else { Share::NONE };
+    fn update_assignment(&mut self) {
+        self.has_assignment = true;
+        let new = if *self.able.borrow() {
+            self.members.assignment()
+        } else {
+            PartitionAssignment::EMPTY
+        };
         let old = *self.share.borrow();
         if old == new {
             return;
         }
-        let live = self.members.live();
+        let live = self.members.live_instances();
         tracing::info!(
             replicas = live.len(),
             live = live.join(" "),
             partitions = %new,
-            gained = %new.without(old),
-            lost = %old.without(new),
+            gained = %new.difference(old),
+            lost = %old.difference(new),
             "the partitions are shared anew"
         );
         self.share.send_replace(new);
     }
 
     /// Says that this process lives, if it can do anything.
-    async fn say(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
+    async fn send_beat(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
         if *self.able.borrow() {
-            self.say_anyway(what).await;
+            self.send_beat_unconditionally(what).await;
         }
     }
 
     /// While there is no connection nothing is said: it would all be heard at once later.
-    async fn say_anyway(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
+    async fn send_beat_unconditionally(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
         if !self.bus.is_connected() {
             return;
         }

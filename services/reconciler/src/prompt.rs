@@ -9,11 +9,11 @@ use construct_store::Secret;
 pub(crate) const CODE_TOOL: &str = "code_interpreter";
 
 /// How much is said of one secret at most, in bytes.
-const SECRET_BYTES: usize = 500;
+const MAX_SECRET_BYTES: usize = 500;
 
 /// What the prompt is made of.
 #[derive(Debug, Default)]
-pub(crate) struct Parts<'a> {
+pub(crate) struct PromptParts<'a> {
     /// The agent's own instructions.
     pub instructions: &'a str,
     /// The task's workspace as scripts see it; empty when the interpreter chooses.
@@ -30,7 +30,7 @@ pub(crate) struct Parts<'a> {
 
 /// Assembles the prompt. Equal parts give equal text, and what changes least comes first, so that
 /// vendors can cache it.
-pub(crate) fn assemble(parts: &Parts<'_>) -> String {
+pub(crate) fn assemble(parts: &PromptParts<'_>) -> String {
     let mut prompt = String::with_capacity(4096 + parts.declarations.len() + parts.facts.len());
     prompt.push_str(RULES);
     prompt
@@ -60,7 +60,7 @@ pub(crate) fn assemble(parts: &Parts<'_>) -> String {
                 prompt,
                 "\n- {}: {}",
                 secret.name,
-                &about[..about.floor_char_boundary(SECRET_BYTES)]
+                &about[..about.floor_char_boundary(MAX_SECRET_BYTES)]
             );
         }
     }
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn the_prompt_holds_every_part_once_and_is_stable() {
-        let parts = Parts {
+        let parts = PromptParts {
             instructions: "Be brief.",
             workspace: "/srv/project",
             facts: "Linux x86_64",
@@ -172,23 +172,23 @@ mod tests {
 
     #[test]
     fn a_summary_is_asked_for_with_the_sections_that_it_must_have() {
-        for section in construct_domain::decide::SECTIONS {
+        for section in construct_domain::decide::SUMMARY_SECTIONS {
             assert!(COMPACTION.contains(&format!("\n# {section}\n")), "{section}");
         }
     }
 
     #[test]
     fn pinned_facts_stand_behind_what_other_tasks_are_told_as_well() {
-        let parts = Parts {
+        let parts = PromptParts {
             instructions: "Be brief.",
             workspace: "/w",
             facts: "Linux",
-            ..Parts::default()
+            ..PromptParts::default()
         };
         let pinned =
             ["Port 8080 is taken.".to_owned(), " Two lines:\n# not a heading \n".to_owned()];
         let without = assemble(&parts);
-        let with = assemble(&Parts { pinned: &pinned, ..parts });
+        let with = assemble(&PromptParts { pinned: &pinned, ..parts });
         let told =
             with.strip_prefix(without.as_str()).expect("what vendors have cached stays the same");
         assert!(
@@ -216,7 +216,7 @@ mod tests {
         };
         let long = Secret { name: "LONG".into(), description: "ä".repeat(1000), ..secret.clone() };
         let secrets = [secret, long];
-        let parts = Parts { secrets: &secrets, ..Parts::default() };
+        let parts = PromptParts { secrets: &secrets, ..PromptParts::default() };
         let prompt = assemble(&parts);
         assert!(
             prompt.contains(
@@ -224,6 +224,6 @@ mod tests {
             ),
             "{prompt}"
         );
-        assert!(prompt.matches('ä').count() <= SECRET_BYTES / 2);
+        assert!(prompt.matches('ä').count() <= MAX_SECRET_BYTES / 2);
     }
 }

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 
 /// The events of a decision, in the order in which clients see them. `usage` is that of the model
 /// call it is about, and `step` the number of the step whose result was taken in.
-pub(crate) fn events(
+pub(crate) fn decision_events(
     before: &LoadedTask,
     decision: &Decision,
     usage: &construct_domain::money::Usage,
@@ -66,12 +66,12 @@ pub(crate) fn events(
 }
 
 /// The event of a question that people are asked.
-pub(crate) fn requested(approval: &StoredApproval) -> NewEvent {
+pub(crate) fn approval_requested(approval: &StoredApproval) -> NewEvent {
     record::new("approval.requested", Payload::Approval(convert::approval(approval)), None)
 }
 
 /// The event of a question that is over without a person's decision.
-pub(crate) fn closed(approval: &StoredApproval) -> NewEvent {
+pub(crate) fn approval_closed(approval: &StoredApproval) -> NewEvent {
     record::new("approval.decided", Payload::Approval(convert::approval(approval)), None)
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use construct_bus::{Bus, subject};
 use construct_proto::{mesh::v1::TaskWake, v1::event::Payload};
 use construct_runtime::clock;
-use construct_store::{Fired, NewEvent, Store, StoredMessage, StoredTask, Told};
+use construct_store::{FiredSchedule, NewEvent, RunEvents, Store, StoredMessage, StoredTask};
 use construct_wire::{convert, record};
 use tokio_util::sync::CancellationToken;
 
@@ -17,25 +17,25 @@ use crate::announce::Announcer;
 
 /// Schedules seen to in one look at most; the rest is seen to in the next, which follows soon and
 /// goes on where this one ended.
-const BATCH: usize = 100;
+const MAX_RUNS_PER_PASS: usize = 100;
 
 /// What the clock works with.
 #[derive(Debug)]
-pub(crate) struct Clock {
+pub(crate) struct ScheduleRunner {
     pub(crate) store: Store,
     pub(crate) bus: Bus,
     pub(crate) announcer: Announcer,
 }
 
-fn task_begun(task: &StoredTask) -> NewEvent {
+fn task_created(task: &StoredTask) -> NewEvent {
     record::new("task.created", Payload::Task(Box::new(convert::task(task))), None)
 }
 
-fn message_accepted(message: &StoredMessage) -> NewEvent {
+fn message_created(message: &StoredMessage) -> NewEvent {
     record::new("message.created", Payload::Message(convert::message(message)), None)
 }
 
-impl Clock {
+impl ScheduleRunner {
     /// Looks until told to stop.
     pub(crate) async fn run(
         self,
@@ -45,10 +45,11 @@ impl Clock {
         let (mut failing, mut after) = (false, None);
         loop {
             let (mut seen, mut failure) = (0, None);
-            while seen < BATCH && !stop.is_cancelled() {
-                let (told, before) = (Told { task: task_begun, message: message_accepted }, after);
+            while seen < MAX_RUNS_PER_PASS && !stop.is_cancelled() {
+                let (told, before) =
+                    (RunEvents { task: task_created, message: message_created }, after);
                 match self.store.schedule_fire(clock::now(), told, &mut after).await {
-                    Ok(Some(fired)) => self.tell(fired).await,
+                    Ok(Some(fired)) => self.publish_run(fired).await,
                     Ok(None) => {
                         after = None;
                         break;
@@ -76,7 +77,7 @@ impl Clock {
                 }
                 Some(_) => {}
             }
-            let pause = if seen == BATCH { interval / 10 } else { interval };
+            let pause = if seen == MAX_RUNS_PER_PASS { interval / 10 } else { interval };
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 () = tokio::time::sleep(pause) => {}
@@ -84,7 +85,7 @@ impl Clock {
         }
     }
 
-    async fn tell(&self, fired: Fired) {
+    async fn publish_run(&self, fired: FiredSchedule) {
         let schedule = fired.schedule;
         for words in &fired.failures {
             tracing::warn!(schedule = %schedule.id, name = schedule.name, reason = words, "a run of a schedule failed");

@@ -70,7 +70,7 @@ impl Slots {
     }
 
     /// Gives a slot that came back to whoever's turn it is.
-    fn give(&self) {
+    fn hand_over(&self) {
         let mut state = self.state();
         while let Some(organization) = state.turns.pop_front() {
             let Some(queue) = state.waiting.get_mut(&organization) else { continue };
@@ -95,7 +95,7 @@ impl Slots {
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(slots) = self.0.take() {
-            slots.give();
+            slots.hand_over();
         }
     }
 }

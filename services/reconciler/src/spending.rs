@@ -6,9 +6,9 @@ use std::time::Duration;
 use construct_bus::{Bus, ConsumeOptions, Delivery, subject};
 use construct_domain::{
     OrganizationId, TaskId,
-    decide::{Decision, Effect, MODEL_DEADLINE},
+    decide::{Decision, Effect, MODEL_TIMEOUT},
     message::Content,
-    money::{tokens_of_bytes, tokens_of_content, upper_cost},
+    money::{max_cost, tokens_of_bytes, tokens_of_content},
 };
 use construct_proto::mesh::v1 as mesh;
 use construct_runtime::{Lifecycle, clock, telemetry::Chain};
@@ -25,19 +25,19 @@ use crate::{catalog::Catalog, command};
 const PROMPT_TOKENS: i64 = 8_000;
 /// Bytes of the interpreters' words when they are not known yet; they have some thirty thousand,
 /// and a project's notes.
-const CATALOG_BYTES: usize = 80_000;
+const DEFAULT_CATALOG_BYTES: usize = 80_000;
 /// Tokens a title is made from: four excerpts of two thousand characters, and what is asked for.
 const TITLE_TOKENS: i64 = 17_000;
 /// How long after a step's deadline its worker may still say what it used.
-const GRACE: Duration = Duration::from_secs(300);
+const USAGE_GRACE_PERIOD: Duration = Duration::from_secs(300);
 /// How often reservations are looked for whose time is over.
-const TIDY: Duration = Duration::from_secs(15);
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(15);
 /// Reports held at the same time; the rest waits in JetStream.
-const REPORTS: usize = 64;
+const MAX_UNSETTLED_REPORTS: usize = 64;
 /// How soon a report that could not be booked is tried again.
-const RETRY: Duration = Duration::from_secs(2);
+const RECORD_RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Characters of a purpose that are kept.
-const PURPOSE_CHARS: usize = 64;
+const MAX_PURPOSE_CHARS: usize = 64;
 
 /// What has to be set aside for a decision: an upper estimate of the model call it begins, if it
 /// begins one, a budget applies to the task, and the call may cost anything.
@@ -47,7 +47,7 @@ pub(crate) fn reservation(
     catalog: &Catalog,
     now: Timestamp,
 ) -> Option<StepReservation> {
-    let spending = loaded.spending.as_ref()?;
+    let spending = loaded.cost_inputs.as_ref()?;
     let before = loaded.task.step.as_ref().map(|step| step.id);
     let (step, input) = decision.effects.iter().find_map(|effect| match effect {
         // The command of a step that is looked at again is sent again; its money is set aside
@@ -58,8 +58,8 @@ pub(crate) fn reservation(
             let appended = appended
                 .map(|message| tokens_of_content(&Content { blocks: message.blocks.clone() }));
             let told = catalog
-                .known_bytes(&command::pool(loaded), &loaded.workspace)
-                .unwrap_or(CATALOG_BYTES);
+                .cached_bytes(&command::pool(loaded), &loaded.workspace)
+                .unwrap_or(DEFAULT_CATALOG_BYTES);
             let instructions = usize::try_from(spending.instructions_bytes).unwrap_or(0);
             let prompt =
                 PROMPT_TOKENS.saturating_add(tokens_of_bytes(told.saturating_add(instructions)));
@@ -74,9 +74,9 @@ pub(crate) fn reservation(
         _ => None,
     })?;
     // What is only known afterwards asks at least whether anything is left.
-    let amount_pico_usd =
-        upper_cost(&spending.targets, spending.hedged, input).max(i64::from(spending.told));
-    let expires_at = now + MODEL_DEADLINE + GRACE;
+    let amount_pico_usd = max_cost(&spending.targets, spending.hedged, input)
+        .max(i64::from(spending.has_reported_cost));
+    let expires_at = now + MODEL_TIMEOUT + USAGE_GRACE_PERIOD;
     (amount_pico_usd > 0).then_some(StepReservation { step, amount_pico_usd, expires_at })
 }
 
@@ -96,18 +96,18 @@ pub(crate) fn spawn(store: &Store, bus: &Bus, lifecycle: &Lifecycle) {
     lifecycle.spawn("model questions", async move {
         let answer = move |question| {
             let store = asked.clone();
-            Box::pin(async move { find(&store, question).await })
+            Box::pin(async move { look_up_model(&store, question).await })
                 as futures::future::BoxFuture<'static, _>
         };
         answering.answer(&subject::Models, stop, answer).await
     });
-    lifecycle.spawn("spending", book(store.clone(), bus.clone(), lifecycle.draining()));
-    lifecycle.spawn_job("budgets", tidy(store.clone(), lifecycle.draining()));
+    lifecycle.spawn("spending", record_spending(store.clone(), bus.clone(), lifecycle.draining()));
+    lifecycle.spawn_job("budgets", expire_reservations(store.clone(), lifecycle.draining()));
 }
 
 /// Sets money aside. No answer when that cannot be found out, so that whoever asks tries again.
 async fn reserve(store: &Store, question: mesh::BudgetReserve) -> Option<mesh::BudgetReserved> {
-    let Some(wanted) = wanted(&question) else {
+    let Some(wanted) = parse_reservation(&question) else {
         let refused =
             "the reservation names no id, organization or time that can be read".to_owned();
         return Some(mesh::BudgetReserved { refused });
@@ -127,12 +127,12 @@ async fn reserve(store: &Store, question: mesh::BudgetReserve) -> Option<mesh::B
     }
 }
 
-fn wanted(question: &mesh::BudgetReserve) -> Option<CallReservation> {
+fn parse_reservation(question: &mesh::BudgetReserve) -> Option<CallReservation> {
     let token = (question.token_id.clone(), question.token_budget_pico_usd);
     Some(CallReservation {
         id: Uuid::parse_str(&question.reservation_id).ok()?,
         organization: question.organization_id.parse().ok()?,
-        task: task(&question.task_id)?,
+        task: parse_task(&question.task_id)?,
         token: (!token.0.is_empty()).then_some(token),
         amount_pico_usd: question.amount_pico_usd,
         expires_at: question.expires_at.and_then(convert::to_time)?,
@@ -140,19 +140,19 @@ fn wanted(question: &mesh::BudgetReserve) -> Option<CallReservation> {
 }
 
 /// A task that need not be named. None when what is named is none.
-fn task(id: &str) -> Option<Option<TaskId>> {
+fn parse_task(id: &str) -> Option<Option<TaskId>> {
     if id.is_empty() { Some(None) } else { id.parse().ok().map(Some) }
 }
 
 /// Says how a model is reached.
-async fn find(store: &Store, question: mesh::ModelLookup) -> Option<mesh::ModelFound> {
+async fn look_up_model(store: &Store, question: mesh::ModelLookup) -> Option<mesh::ModelFound> {
     let organization: OrganizationId = question.organization_id.parse().ok()?;
-    match store.callable(organization, &question.model).await {
+    match store.model_route(organization, &question.model).await {
         Ok(None) => Some(mesh::ModelFound::default()),
         Ok(Some(callable)) => Some(mesh::ModelFound {
-            provider: Some(command::provider(&callable.provider)),
-            model: Some(command::target(&callable.model)),
-            fallbacks: command::routes(&callable.fallbacks),
+            provider: Some(command::build_provider(&callable.provider)),
+            model: Some(command::build_target(&callable.model)),
+            fallbacks: command::build_routes(&callable.fallbacks),
             hedge_after: convert::hedge_after(callable.hedge_after_ms),
         }),
         Err(error) => {
@@ -163,14 +163,14 @@ async fn find(store: &Store, question: mesh::ModelLookup) -> Option<mesh::ModelF
 }
 
 /// Books reports. Each is acknowledged when it is booked; one that cannot be becomes a dead letter.
-async fn book(
+async fn record_spending(
     store: Store,
     bus: Bus,
     stop: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
-    let mut reports = bus.consume_spending(ConsumeOptions::new(REPORTS, stop));
+    let mut reports = bus.consume_spending(ConsumeOptions::new(MAX_UNSETTLED_REPORTS, stop));
     while let Some(Delivery { message, receipt, .. }) = reports.next().await {
-        let Some(report) = report(message) else {
+        let Some(report) = parse_report(message) else {
             bus.bury(receipt, "what it says was spent cannot be understood").await;
             continue;
         };
@@ -178,7 +178,7 @@ async fn book(
             Ok(_) => receipt.ack().await,
             Err(error) if error.is_retryable() => {
                 tracing::warn!(error = %Chain(&error), "what was spent could not be booked yet");
-                receipt.nak(RETRY).await;
+                receipt.nak(RECORD_RETRY_DELAY).await;
             }
             // The organization was erased: nobody is left who pays.
             Err(error @ Error::NotFound { .. }) => {
@@ -194,28 +194,28 @@ async fn book(
     Ok(())
 }
 
-fn report(report: mesh::SpendingReport) -> Option<CallReport> {
+fn parse_report(report: mesh::SpendingReport) -> Option<CallReport> {
     Some(CallReport {
         id: Uuid::parse_str(&report.call_id).ok()?,
         reservation: Uuid::parse_str(&report.reservation_id).ok(),
         organization: report.organization_id.parse().ok()?,
-        task: task(&report.task_id)?,
+        task: parse_task(&report.task_id)?,
         key: report.api_key_id.parse().ok(),
         model: report.model_id.parse().ok()?,
-        purpose: report.purpose.chars().take(PURPOSE_CHARS).collect(),
+        purpose: report.purpose.chars().take(MAX_PURPOSE_CHARS).collect(),
         usage: report.usage.map(convert::to_usage).unwrap_or_default(),
     })
 }
 
 /// Ends reservations whose time is over, one look after another. Every replica does it; what one
 /// ended the next doesn't find.
-async fn tidy(store: Store, stop: CancellationToken) {
+async fn expire_reservations(store: Store, stop: CancellationToken) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(TIDY) => {}
+            () = tokio::time::sleep(CLEANUP_INTERVAL) => {}
         }
-        match store.budgets_tidy(clock::now()).await {
+        match store.budgets_cleanup(clock::now()).await {
             Ok(tidied) if tidied.expired > 0 => {
                 tracing::warn!(
                     reservations = tidied.expired,

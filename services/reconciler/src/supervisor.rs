@@ -14,11 +14,11 @@ use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
 
 use crate::{
-    activation::Activator,
-    actor::{self, LASTING, TaskActor},
-    gate::{Entry, Gate},
+    actor::{self, FAILURE_THRESHOLD, TaskActor},
+    admission::{Admission, AdmissionQueue},
+    assignment::PartitionAssignment,
     metrics,
-    share::Share,
+    reconcile::Reconciler,
     slots::Slots,
 };
 
@@ -37,23 +37,23 @@ pub(crate) enum Msg {
     /// the task. Bounded by the gate.
     Wake { task: TaskId, organization: OrganizationId, trace: Context, swept: bool },
     /// A look that a wake had caused is over.
-    Looked { task: TaskId, organization: OrganizationId },
+    Reconciled { task: TaskId, organization: OrganizationId },
     /// An actor has nothing to do and has taken so many messages.
     Idle { task: TaskId, taken: u64, actor: ActorId },
     /// The share of the partitions is another one.
-    Shared,
+    AssignmentChanged,
     /// Nothing comes any more: finish what was handed over, then end.
     Drain,
 }
 
 #[derive(Debug)]
 pub(crate) struct Args {
-    pub(crate) activator: Arc<Activator>,
+    pub(crate) activator: Arc<Reconciler>,
     pub(crate) slots: Slots,
     /// Looks that wakes of one organization may cause at a time: there is no use in more than there
     /// are slots.
-    pub(crate) at_once: usize,
-    pub(crate) share: watch::Receiver<Share>,
+    pub(crate) max_concurrent: usize,
+    pub(crate) assignment: watch::Receiver<PartitionAssignment>,
 }
 
 #[derive(Debug)]
@@ -61,13 +61,13 @@ struct Child {
     actor: ActorRef<actor::Msg>,
     organization: OrganizationId,
     /// Messages handed to it.
-    given: u64,
+    sent: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct State {
     args: Args,
-    gate: Gate,
+    admission: AdmissionQueue,
     children: HashMap<TaskId, Child>,
     tasks: HashMap<ActorId, TaskId>,
     /// How often the actors of a task failed, with no look between that went well.
@@ -82,10 +82,10 @@ impl Actor for Supervisor {
     type Arguments = Args;
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        let gate = Gate::new(args.at_once);
+        let gate = AdmissionQueue::new(args.max_concurrent);
         Ok(State {
             args,
-            gate,
+            admission: gate,
             children: HashMap::new(),
             tasks: HashMap::new(),
             crashes: HashMap::new(),
@@ -101,46 +101,59 @@ impl Actor for Supervisor {
         match message {
             Msg::Deliver { task, organization, result, receipt } => {
                 state
-                    .give(&myself, organization, task, actor::Msg::Report { result, receipt })
+                    .send_to_actor(
+                        &myself,
+                        organization,
+                        task,
+                        actor::Msg::Report { result, receipt },
+                    )
                     .await?;
             }
             Msg::Wake { task, organization, trace, swept } => {
-                match state.gate.wake(organization, task, trace, swept) {
-                    Entry::Look(trace) => {
-                        state.give(&myself, organization, task, actor::Msg::Look { trace }).await?
+                match state.admission.admit(organization, task, trace, swept) {
+                    Admission::Admitted(trace) => {
+                        state
+                            .send_to_actor(
+                                &myself,
+                                organization,
+                                task,
+                                actor::Msg::Reconcile { trace },
+                            )
+                            .await?
                     }
-                    Entry::Waits => {}
-                    Entry::Dropped => {
+                    Admission::Queued => {}
+                    Admission::Dropped => {
                         tracing::debug!(%task, "too many tasks wait; the sweep finds this one later")
                     }
                 }
             }
-            Msg::Looked { task, organization } => {
+            Msg::Reconciled { task, organization } => {
                 state.crashes.remove(&task);
-                state.looked(&myself, organization, task).await?;
+                state.finish_reconcile(&myself, organization, task).await?;
             }
             Msg::Idle { task, taken, actor } => {
-                let idle = |child: &Child| child.actor.get_id() == actor && child.given == taken;
+                let idle = |child: &Child| child.actor.get_id() == actor && child.sent == taken;
                 if state.children.get(&task).is_some_and(idle) {
                     state.tasks.remove(&actor);
                     if let Some(child) = state.children.remove(&task) {
                         child.actor.stop(None);
                     }
-                    metrics::actors(state.children.len());
+                    metrics::record_actors(state.children.len());
                 }
             }
-            Msg::Shared => {
-                let share = *state.args.share.borrow();
-                state.gate.keep(share);
-                state.args.activator.window.keep_own();
-                for (_, child) in state.children.iter().filter(|(task, _)| !share.has_task(**task))
+            Msg::AssignmentChanged => {
+                let share = *state.args.assignment.borrow();
+                state.admission.retain_assigned(share);
+                state.args.activator.limiter.retain_assigned();
+                for (_, child) in
+                    state.children.iter().filter(|(task, _)| !share.contains_task(**task))
                 {
                     // Behind what it was handed, which it finishes.
-                    let _ = child.actor.cast(actor::Msg::Linger);
+                    let _ = child.actor.cast(actor::Msg::Expire);
                 }
             }
             Msg::Drain => {
-                state.gate.keep(Share::NONE);
+                state.admission.retain_assigned(PartitionAssignment::EMPTY);
                 myself.drain_children_and_wait(None).await;
                 myself.stop(None);
             }
@@ -163,25 +176,25 @@ impl Actor for Supervisor {
         };
         if let Some(task) = state.tasks.remove(&id) {
             let child = state.children.remove(&task);
-            metrics::actors(state.children.len());
+            metrics::record_actors(state.children.len());
             if let Some(error) = error {
                 tracing::error!(%task, %error, "a task's actor failed; its messages come again");
                 let crashes = state.crashes.entry(task).or_default();
                 *crashes += 1;
-                if *crashes >= LASTING {
+                if *crashes >= FAILURE_THRESHOLD {
                     state.crashes.remove(&task);
                     let (activator, reason) =
                         (Arc::clone(&state.args.activator), format!("its actor failed: {error}"));
                     let lifecycle = activator.lifecycle.clone();
                     lifecycle.spawn_job("park", async move {
                         if let Some(intents) = activator.intents(task).await {
-                            activator.park(task, intents, &reason).await;
+                            activator.quarantine(task, intents, &reason).await;
                         }
                     });
                 }
             }
             if let Some(child) = child {
-                state.looked(&myself, child.organization, task).await?;
+                state.finish_reconcile(&myself, child.organization, task).await?;
             }
         }
         Ok(())
@@ -190,7 +203,7 @@ impl Actor for Supervisor {
 
 impl State {
     /// Hands something to a task's actor, which is started unless it is there.
-    async fn give(
+    async fn send_to_actor(
         &mut self,
         myself: &ActorRef<Msg>,
         organization: OrganizationId,
@@ -203,16 +216,16 @@ impl State {
                 organization,
                 activator: Arc::clone(&self.args.activator),
                 slots: self.args.slots.clone(),
-                share: self.args.share.clone(),
+                assignment: self.args.assignment.clone(),
                 supervisor: myself.clone(),
             };
             let (actor, _) = myself.spawn_linked(None, TaskActor, args).await?;
             self.tasks.insert(actor.get_id(), task);
-            self.children.insert(task, Child { actor, organization, given: 0 });
-            metrics::actors(self.children.len());
+            self.children.insert(task, Child { actor, organization, sent: 0 });
+            metrics::record_actors(self.children.len());
         }
         if let Some(child) = self.children.get_mut(&task) {
-            child.given += 1;
+            child.sent += 1;
             // When the actor has just died, a receipt is dropped and its message comes again.
             let _ = child.actor.cast(message);
         }
@@ -220,15 +233,16 @@ impl State {
     }
 
     /// Lets in whoever of the organization waits longest.
-    async fn looked(
+    async fn finish_reconcile(
         &mut self,
         myself: &ActorRef<Msg>,
         organization: OrganizationId,
         task: TaskId,
     ) -> Result<(), ActorProcessingErr> {
-        match self.gate.done(organization, task) {
+        match self.admission.finish(organization, task) {
             Some((next, trace)) => {
-                self.give(myself, organization, next, actor::Msg::Look { trace }).await
+                self.send_to_actor(myself, organization, next, actor::Msg::Reconcile { trace })
+                    .await
             }
             None => Ok(()),
         }

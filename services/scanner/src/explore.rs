@@ -1,7 +1,6 @@
 //! The exploration: a task of the mesh, which the scanner asks, follows, and ends, with the token
 //! of the scan and nothing else.
 
-mod gateway;
 mod prompt;
 
 use std::time::Duration;
@@ -13,11 +12,11 @@ use jiff::Timestamp;
 use secrecy::{ExposeSecret as _, SecretString};
 use tonic::{Code, Status};
 
-use self::gateway::call;
-pub(crate) use self::gateway::{CALL_TIMEOUT, Gateway, is_transient};
 use crate::{
-    scan::{Trouble, Work, event},
-    service::Shared,
+    error::Error,
+    gateway::call,
+    shared::Shared,
+    work::{Work, scan_event},
 };
 
 /// How soon a task is looked at, which takes longer the longer it has been at it, and the longest
@@ -32,22 +31,22 @@ const PAGES: usize = 60;
 const EARLIER: usize = 10;
 
 /// What the scanner speaks to the task with.
-fn token(shared: &Shared, scan: &Scan) -> Result<SecretString, Trouble> {
+fn token(shared: &Shared, scan: &Scan) -> Result<SecretString, Error> {
     let sealed = scan
         .token
         .as_ref()
-        .ok_or_else(|| Trouble::Failed("the scan has no token any more".to_owned()))?;
+        .ok_or_else(|| Error::Failed("the scan has no token any more".to_owned()))?;
     let opened = shared.keyring.open(&scan.id.to_string(), sealed);
-    let bytes = opened.map_err(Trouble::sealed)?;
+    let bytes = opened.map_err(Error::from_seal_error)?;
     let text = std::str::from_utf8(bytes.expose_secret());
     Ok(SecretString::from(
-        text.map_err(|_| Trouble::Failed("the scan's token cannot be read".to_owned()))?,
+        text.map_err(|_| Error::Failed("the scan's token cannot be read".to_owned()))?,
     ))
 }
 
 /// Asks the task, unless that is done, and looks how it is doing. Gives when somebody has to go on:
 /// nobody is at the scan while its task is, which may take as long as a model likes.
-pub(crate) async fn explore(work: &mut Work<'_>) -> Result<Timestamp, Trouble> {
+pub(crate) async fn explore(work: &mut Work<'_>) -> Result<Timestamp, Error> {
     let token = token(work.shared, &work.scan)?;
     if work.scan.message.is_empty() {
         ask(work, &token).await?;
@@ -66,7 +65,7 @@ pub(crate) async fn explore(work: &mut Work<'_>) -> Result<Timestamp, Trouble> {
         work.scan.cost_pico_usd = cost;
         let kind = if suspended { "waiting" } else { "progress" };
         waits.clone_into(&mut work.scan.reason);
-        let mut progress = event(kind, waits);
+        let mut progress = scan_event(kind, waits);
         progress.tool_calls = made;
         work.save(ScanChanges { events: vec![progress], ..ScanChanges::default() }).await?;
     }
@@ -78,9 +77,9 @@ pub(crate) async fn explore(work: &mut Work<'_>) -> Result<Timestamp, Trouble> {
         None => "the model has answered".to_owned(),
         // What held of the answers before is not lost with the one that does not come.
         Some(why) if work.scan.repairs > 0 => why,
-        Some(why) => return Err(Trouble::Failed(why)),
+        Some(why) => return Err(Error::Failed(why)),
     };
-    work.enter(ScanPhase::Checking, words, ScanChanges::default()).await?;
+    work.enter_phase(ScanPhase::Checking, words, ScanChanges::default()).await?;
     // That is work, for which others may wait as well.
     Ok(clock::now())
 }
@@ -93,7 +92,7 @@ fn next_look(scan: &Scan) -> Timestamp {
 }
 
 /// Asks the task.
-async fn ask(work: &mut Work<'_>, token: &SecretString) -> Result<(), Trouble> {
+async fn ask(work: &mut Work<'_>, token: &SecretString) -> Result<(), Error> {
     let text = if work.scan.repairs == 0 {
         prompt::first(&work.scan, &work.shared.store.scan_brief(&work.scan).await?)
     } else {
@@ -115,22 +114,22 @@ async fn ask(work: &mut Work<'_>, token: &SecretString) -> Result<(), Trouble> {
     work.save(ScanChanges::default()).await
 }
 
-async fn message(work: &Work<'_>, token: &SecretString) -> Result<v1::Message, Trouble> {
+async fn message(work: &Work<'_>, token: &SecretString) -> Result<v1::Message, Error> {
     let request = v1::GetMessageRequest { message: work.scan.message.clone() };
     let request = work.shared.gateway.request(token, request)?;
     call(work.shared.gateway.messages().get_message(request)).await.map_err(gone)
 }
 
-async fn task(work: &Work<'_>, token: &SecretString) -> Result<v1::Task, Trouble> {
+async fn task(work: &Work<'_>, token: &SecretString) -> Result<v1::Task, Error> {
     let request = v1::GetTaskRequest { task: work.scan.task.clone() };
     let request = work.shared.gateway.request(token, request)?;
     call(work.shared.gateway.tasks().get_task(request)).await.map_err(gone)
 }
 
 /// What it means when the gateway knows nothing of the task, or of what it was asked.
-fn gone(status: Status) -> Trouble {
+fn gone(status: Status) -> Error {
     match status.code() {
-        Code::NotFound => Trouble::Failed("the task that explores was deleted".to_owned()),
+        Code::NotFound => Error::Failed("the task that explores was deleted".to_owned()),
         _ => status.into(),
     }
 }
@@ -148,7 +147,7 @@ pub(crate) struct Answer {
 }
 
 /// What the model said last.
-pub(crate) async fn answer(work: &Work<'_>) -> Result<Answer, Trouble> {
+pub(crate) async fn answer(work: &Work<'_>) -> Result<Answer, Error> {
     let token = token(work.shared, &work.scan)?;
     let status = message(work, &token).await?.status.unwrap_or_default();
     let (found, _) = said(work, &token, status.position, String::new()).await?;
@@ -157,7 +156,7 @@ pub(crate) async fn answer(work: &Work<'_>) -> Result<Answer, Trouble> {
 }
 
 /// Whatever the model has said so far that may be an answer, the last one first.
-pub(crate) async fn answers(work: &Work<'_>) -> Result<Vec<String>, Trouble> {
+pub(crate) async fn answers(work: &Work<'_>) -> Result<Vec<String>, Error> {
     let token = token(work.shared, &work.scan)?;
     let (mut all, mut page) = (Vec::new(), String::new());
     for _ in 0..PAGES {
@@ -179,7 +178,7 @@ async fn said(
     token: &SecretString,
     after: i64,
     page: String,
-) -> Result<(Vec<String>, String), Trouble> {
+) -> Result<(Vec<String>, String), Error> {
     let filter = v1::list_messages_request::Filter {
         source: v1::MessageSource::Assistant.into(),
         after_position: after,
@@ -209,7 +208,7 @@ async fn said(
 }
 
 /// Ends what the task does.
-pub(crate) async fn cancel(work: &Work<'_>, why: &str) -> Result<(), Trouble> {
+pub(crate) async fn cancel(work: &Work<'_>, why: &str) -> Result<(), Error> {
     if !matches!(work.scan.phase, ScanPhase::Exploring | ScanPhase::Checking) {
         return Ok(());
     }

@@ -15,11 +15,19 @@
 //! Deliberately absent: decisions about the task, and any table but those of scans.
 
 mod candidate;
+mod cleanup;
 mod config;
+mod error;
 mod explore;
+mod gateway;
+mod hosts;
+mod listing;
+mod metrics;
 pub mod repository;
 mod scan;
 mod service;
+mod shared;
+mod work;
 
 pub use config::Config;
 pub use service::run;

@@ -20,16 +20,16 @@ use tonic::{
 use crate::config::{self, Config};
 
 /// The largest answer that is read, in bytes.
-const MAX_ANSWER: usize = 64 * 1024 * 1024;
+const MAX_RESPONSE_BYTES: usize = 64 * 1024 * 1024;
 /// How long a question waits for the gateway to have room for it, with nobody told why.
-const LONGEST_WAIT: Duration = Duration::from_secs(300);
+const MAX_QUOTA_WAIT: Duration = Duration::from_secs(300);
 /// How long one call may take; streams are not bounded by it.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long a question is asked again whose answer is needed now.
-const INSIST: Duration = Duration::from_secs(30);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time between two of its tries.
-const INSIST_PAUSE: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// What a request is authorized by; never shown.
 #[derive(Debug, Clone)]
@@ -59,7 +59,7 @@ pub(crate) struct Caller {
 pub(crate) struct Gateway {
     channel: Channel,
     /// The service's own.
-    own: Option<Authorization>,
+    own_key: Option<Authorization>,
 }
 
 impl Gateway {
@@ -70,7 +70,7 @@ impl Gateway {
         let mut endpoint = Endpoint::from_shared(config.slack_gateway_url.clone())?;
         if endpoint.uri().scheme_str() == Some("https") {
             endpoint = endpoint
-                .tls_config(certificates(config)?)
+                .tls_config(tls_config(config)?)
                 .context("the gateway's certificates cannot be used")?;
         }
         let key = config::secret(config.slack_gateway_key.as_ref());
@@ -84,35 +84,38 @@ impl Gateway {
             Authorization::bearer(key.expose())
                 .context("slack_gateway_key cannot stand in a header")
         });
-        Ok(Self { channel: endpoint.connect_lazy(), own: own.transpose()? })
+        Ok(Self { channel: endpoint.connect_lazy(), own_key: own.transpose()? })
     }
 
     pub(crate) fn agents(&self) -> AgentServiceClient<Channel> {
-        AgentServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        AgentServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn approvals(&self) -> ApprovalServiceClient<Channel> {
-        ApprovalServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        ApprovalServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn events(&self) -> EventServiceClient<Channel> {
-        EventServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        EventServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn keys(&self) -> KeyServiceClient<Channel> {
-        KeyServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        KeyServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn messages(&self) -> MessageServiceClient<Channel> {
-        MessageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        MessageServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn organizations(&self) -> OrganizationServiceClient<Channel> {
-        OrganizationServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        OrganizationServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn tasks(&self) -> TaskServiceClient<Channel> {
-        TaskServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        TaskServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     /// A request about a workspace.
@@ -127,24 +130,24 @@ impl Gateway {
         by: Option<&Authorization>,
         message: T,
     ) -> Request<T> {
-        let mut request = self.bare(by.or(caller.key.as_ref()), message);
+        let mut request = self.request_with_key(by.or(caller.key.as_ref()), message);
         let organization = caller.organization.to_string().parse().expect("an id is visible ASCII");
         request.metadata_mut().insert("x-organization-id", organization);
         request
     }
 
     /// Who a key is, and in which organization; none: the service's own.
-    pub(crate) async fn who(
+    pub(crate) async fn who_am_i(
         &self,
         key: Option<&Authorization>,
     ) -> Result<v1::WhoAmIResponse, Status> {
-        call(self.organizations().who_am_i(self.bare(key, v1::WhoAmIRequest {}))).await
+        call(self.organizations().who_am_i(self.request_with_key(key, v1::WhoAmIRequest {}))).await
     }
 
     /// A request in the organization that the key opens.
-    fn bare<T>(&self, key: Option<&Authorization>, message: T) -> Request<T> {
+    fn request_with_key<T>(&self, key: Option<&Authorization>, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        if let Some(Authorization(value)) = key.or(self.own.as_ref()) {
+        if let Some(Authorization(value)) = key.or(self.own_key.as_ref()) {
             request.metadata_mut().insert("authorization", value.clone());
         }
         request
@@ -152,7 +155,7 @@ impl Gateway {
 }
 
 /// Whom to trust, and what to show. Read once: who renews them restarts the service.
-fn certificates(config: &Config) -> anyhow::Result<ClientTlsConfig> {
+fn tls_config(config: &Config) -> anyhow::Result<ClientTlsConfig> {
     let read = |path: &Path| {
         std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))
     };
@@ -189,16 +192,16 @@ pub(crate) async fn call<T>(
 ///
 /// # Errors
 /// What the gateway says, or that it says nothing.
-pub(crate) async fn insist<T, F>(ask: impl FnMut() -> F) -> Result<T, Status>
+pub(crate) async fn retry_transient<T, F>(ask: impl FnMut() -> F) -> Result<T, Status>
 where
     F: Future<Output = Result<T, Status>>,
 {
-    let pauses = ConstantBuilder::default().with_delay(INSIST_PAUSE).without_max_times();
-    match tokio::time::timeout(INSIST, ask.retry(pauses).when(is_transient)).await {
+    let pauses = ConstantBuilder::default().with_delay(RETRY_DELAY).without_max_times();
+    match tokio::time::timeout(RETRY_TIMEOUT, ask.retry(pauses).when(is_transient)).await {
         Ok(answer) => answer,
         Err(_) => Err(Status::unavailable(format!(
             "the gateway has not answered within {} s",
-            INSIST.as_secs()
+            RETRY_TIMEOUT.as_secs()
         ))),
     }
 }
@@ -210,7 +213,7 @@ pub(crate) fn is_transient(status: &Status) -> bool {
     use tonic_types::StatusExt as _;
     // A quota of a day or a month: whoever asked is better told now than tomorrow.
     let quota = status.get_details_quota_failure().and(status.get_details_retry_info());
-    if quota.and_then(|info| info.retry_delay).is_some_and(|delay| delay > LONGEST_WAIT) {
+    if quota.and_then(|info| info.retry_delay).is_some_and(|delay| delay > MAX_QUOTA_WAIT) {
         return false;
     }
     let passing = [
@@ -228,9 +231,9 @@ mod tests {
     use super::*;
 
     /// How often it was asked, and what came of it, of a gateway that answers like this.
-    async fn asked(answers: &[Result<u32, Status>]) -> (usize, Result<u32, Code>) {
+    async fn retry_against(answers: &[Result<u32, Status>]) -> (usize, Result<u32, Code>) {
         let mut asked = 0;
-        let answer = insist(|| {
+        let answer = retry_transient(|| {
             let answer = answers[asked.min(answers.len() - 1)].clone();
             asked += 1;
             async move { answer }
@@ -243,12 +246,12 @@ mod tests {
     async fn a_gateway_in_trouble_is_asked_again_and_one_that_refuses_is_not() {
         let (away, refused) =
             (Err(Status::unavailable("restarts")), Err(Status::permission_denied("no")));
-        assert_eq!(asked(&[away.clone(), away.clone(), Ok(7)]).await, (3, Ok(7)));
+        assert_eq!(retry_against(&[away.clone(), away.clone(), Ok(7)]).await, (3, Ok(7)));
         assert_eq!(
-            asked(&[away.clone(), refused.clone(), Ok(7)]).await,
+            retry_against(&[away.clone(), refused.clone(), Ok(7)]).await,
             (2, Err(Code::PermissionDenied))
         );
-        let (tries, ended) = asked(&[away]).await;
+        let (tries, ended) = retry_against(&[away]).await;
         assert_eq!(ended, Err(Code::Unavailable));
         assert!((59..=61).contains(&tries), "{tries}");
     }

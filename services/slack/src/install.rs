@@ -20,7 +20,7 @@ use axum::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use construct_proto::v1;
 use construct_runtime::{clock, telemetry::Chain};
-use construct_store::{Keyring, SealError, SealedSecret, slack::NewState};
+use construct_store::{Keyring, SealError, SealedSecret, slack::NewInstallState};
 use jiff::SignedDuration;
 use reqwest::Url;
 use ring::{
@@ -32,12 +32,12 @@ use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Config, Shared,
+    Config,
     config::secret,
-    face::Face,
-    gateway::{Authorization, Caller, call, insist, is_transient},
+    gateway::{Authorization, Caller, call, is_transient, retry_transient},
     members,
-    teams::{self, AGAIN, Connected},
+    shared::Shared,
+    teams::{self, RETRY_DELAY, WorkspaceConnection},
     web::oauth,
 };
 
@@ -45,7 +45,7 @@ use crate::{
 pub(crate) const SCOPES: &str = "app_mentions:read,channels:history,chat:write,commands,files:read,files:write,\
                                  groups:history,im:history,links:read,links:write,mpim:history,users:read";
 /// How long somebody has to agree.
-const LIFETIME: SignedDuration = SignedDuration::from_mins(10);
+const STATE_LIFETIME: SignedDuration = SignedDuration::from_mins(10);
 const COOKIE_NAME: &str = "construct_slack_state";
 const UNCONFIGURED: &str =
     "Connecting a workspace needs slack_client_id, slack_client_secret and slack_public_url.";
@@ -56,7 +56,7 @@ const ORG_WIDE: &str = "The app was installed in a whole Enterprise organization
                         settings, and install it in single workspaces.";
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Connect {
+pub(crate) struct ConnectQuery {
     /// None: somebody without it wants the form.
     key: Option<String>,
     /// The agent that is to answer; the configured one when absent.
@@ -64,7 +64,7 @@ pub(crate) struct Connect {
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Callback {
+pub(crate) struct CallbackQuery {
     #[serde(default)]
     code: String,
     #[serde(default)]
@@ -84,11 +84,11 @@ pub(crate) fn basic_authentication(config: &Config) -> Option<String> {
 /// `GET /slack/connect?key=…`: sends whoever knows the key to Slack, to agree there; without a key,
 /// a form for members of any organization.
 pub(crate) async fn connect(
-    State(face): State<Arc<Face>>,
-    Query(query): Query<Connect>,
+    State(shared): State<Arc<Shared>>,
+    Query(query): Query<ConnectQuery>,
 ) -> Response {
-    let config = &face.shared.config;
-    let Some(given) = query.key else { return form(config) };
+    let config = &shared.config;
+    let Some(given) = query.key else { return connect_form(config) };
     let Some(key) = secret(config.slack_connect_key.as_ref()) else {
         return page(
             StatusCode::NOT_FOUND,
@@ -109,7 +109,7 @@ pub(crate) async fn connect(
     }
     // Whose this service is: its own key says so, or that there is no log-in.
     let organization =
-        match face.shared.gateway.who(None).await.map(|who| who.organization_id.parse()) {
+        match shared.gateway.who_am_i(None).await.map(|who| who.organization_id.parse()) {
             Ok(Ok(organization)) => organization,
             Ok(Err(_)) => {
                 return page(
@@ -117,22 +117,22 @@ pub(crate) async fn connect(
                     "Construct does not say whose this service is.",
                 );
             }
-            Err(status) => return unanswered(&status),
+            Err(status) => return gateway_error_page(&status),
         };
     let agent =
         query.agent.filter(|agent| !agent.is_empty()).unwrap_or_else(|| config.slack_agent.clone());
-    begin(&face, Connected { organization, key: None, agent }).await
+    redirect_to_slack(&shared, WorkspaceConnection { organization, key: None, agent }).await
 }
 
 /// `POST /slack/connect`: sends a member of an organization, who has made a set-up code there, to
 /// Slack, to agree there. The code becomes a key of theirs, with which the mesh is asked about the
 /// workspace.
-pub(crate) async fn join(
-    State(face): State<Arc<Face>>,
+pub(crate) async fn connect_with_code(
+    State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let config = &face.shared.config;
+    let config = &shared.config;
     // A page of somebody else could have a workspace's admin connect it to an organization of that
     // page's choice.
     let origin = headers.get(ORIGIN).map(|origin| origin.to_str().unwrap_or_default().to_owned());
@@ -143,7 +143,7 @@ pub(crate) async fn join(
     if !is_configured(config) {
         return page(StatusCode::NOT_FOUND, UNCONFIGURED);
     }
-    let gateway = &face.shared.gateway;
+    let gateway = &shared.gateway;
     let field = |wanted: &str| {
         let found = form_urlencoded::parse(&body).find(|(name, _)| name == wanted);
         found.map(|(_, value)| value.trim().trim_matches('`').to_owned()).unwrap_or_default()
@@ -152,7 +152,7 @@ pub(crate) async fn join(
     let request = tonic::Request::new(v1::ExchangeSetupCodeRequest { code });
     let key = match call(gateway.keys().exchange_setup_code(request)).await {
         Ok(made) => SecretString::from(made.key),
-        Err(status) if is_transient(&status) => return unanswered(&status),
+        Err(status) if is_transient(&status) => return gateway_error_page(&status),
         Err(_) => {
             return page(
                 StatusCode::FORBIDDEN,
@@ -163,10 +163,10 @@ pub(crate) async fn join(
     let Some(authorization) = Authorization::bearer(key.expose_secret()) else {
         return page(StatusCode::BAD_GATEWAY, "Construct has made a key that cannot be used.");
     };
-    let who = match insist(|| gateway.who(Some(&authorization))).await {
+    let who = match retry_transient(|| gateway.who_am_i(Some(&authorization))).await {
         Ok(who) => who,
-        Err(status) if is_transient(&status) => return used_up(&status),
-        Err(status) => return unanswered(&status),
+        Err(status) if is_transient(&status) => return code_used_up_page(&status),
+        Err(status) => return gateway_error_page(&status),
     };
     let has = |scopes: &[&str]| {
         who.scopes.iter().any(|scope| scope == "admin" || scopes.contains(&scope.as_str()))
@@ -187,9 +187,9 @@ pub(crate) async fn join(
         let request = gateway.request(&caller, v1::GetAgentRequest { agent: agent.clone() });
         call(gateway.agents().get_agent(request)).await
     };
-    match insist(get).await {
+    match retry_transient(get).await {
         Ok(_) => {}
-        Err(status) if is_transient(&status) => return used_up(&status),
+        Err(status) if is_transient(&status) => return code_used_up_page(&status),
         Err(_) => {
             let words = format!(
                 "Your organization has no agent `{agent}`. Make another code, and name one that there is."
@@ -197,18 +197,18 @@ pub(crate) async fn join(
             return page(StatusCode::NOT_FOUND, &words);
         }
     }
-    begin(&face, Connected { organization, key: Some(key), agent }).await
+    redirect_to_slack(&shared, WorkspaceConnection { organization, key: Some(key), agent }).await
 }
 
 /// What a state begins with: whether the browser that ends the flow has to bring a member's key.
-const KEYED: char = 'k';
-const UNKEYED: char = 'n';
+const KEYED_PREFIX: char = 'k';
+const UNKEYED_PREFIX: char = 'n';
 
 /// Sends somebody to Slack with a state that says whose the workspace will be.
-async fn begin(face: &Face, connected: Connected) -> Response {
-    let config = &face.shared.config;
+async fn redirect_to_slack(shared: &Shared, connected: WorkspaceConnection) -> Response {
+    let config = &shared.config;
     let (Some(client), Some(_), Some(redirect)) =
-        (&config.slack_client_id, basic_authentication(config), redirect(config))
+        (&config.slack_client_id, basic_authentication(config), redirect_uri(config))
     else {
         return page(StatusCode::NOT_FOUND, UNCONFIGURED);
     };
@@ -216,8 +216,12 @@ async fn begin(face: &Face, connected: Connected) -> Response {
     if SystemRandom::new().fill(&mut bytes).is_err() {
         return page(StatusCode::INTERNAL_SERVER_ERROR, "The machine gives no randomness.");
     }
-    let state = format!("{}{}", if connected.key.is_some() { KEYED } else { UNKEYED }, hex(&bytes));
-    let carried = match carried(&face.shared.keyring, &state, connected.key.as_ref()) {
+    let state = format!(
+        "{}{}",
+        if connected.key.is_some() { KEYED_PREFIX } else { UNKEYED_PREFIX },
+        hex(&bytes)
+    );
+    let carried = match cookie_value(&shared.keyring, &state, connected.key.as_ref()) {
         Ok(carried) => carried,
         Err(error) => {
             tracing::error!(error = %Chain(&error), "an installation could not be begun");
@@ -225,13 +229,13 @@ async fn begin(face: &Face, connected: Connected) -> Response {
         }
     };
     let now = clock::now();
-    let new = NewState {
-        state: digest_of(&state),
+    let new = NewInstallState {
+        state: state_digest(&state),
         organization: connected.organization,
         agent: connected.agent,
-        expires_at: now + LIFETIME,
+        expires_at: now + STATE_LIFETIME,
     };
-    if let Err(error) = face.shared.store.slack_state_put(&new, now).await {
+    if let Err(error) = shared.store.slack_state_put(&new, now).await {
         tracing::error!(error = %Chain(&error), "an installation could not be begun");
         return page(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -252,42 +256,46 @@ async fn begin(face: &Face, connected: Connected) -> Response {
         "{COOKIE_NAME}={carried}; Path=/slack; Max-Age=600; HttpOnly; SameSite=Lax{secure}"
     );
     let headers = [(LOCATION, url.to_string()), (SET_COOKIE, cookie)];
-    silent((StatusCode::SEE_OTHER, headers).into_response())
+    with_security_headers((StatusCode::SEE_OTHER, headers).into_response())
 }
 
 /// What the browser keeps meanwhile: the state, and the member's key, sealed for this state only.
-fn carried(
+fn cookie_value(
     keyring: &Keyring,
     state: &str,
     key: Option<&SecretString>,
 ) -> Result<String, SealError> {
     let Some(key) = key else { return Ok(state.to_owned()) };
-    let sealed = keyring.seal(&record(state), key.expose_secret().as_bytes())?;
+    let sealed = keyring.seal(&seal_record(state), key.expose_secret().as_bytes())?;
     Ok(format!("{state}.{}", URL_SAFE_NO_PAD.encode(sealed.to_bytes())))
 }
 
 /// The key that a browser has kept, if it has one; an error when that is not what it was given.
-fn kept(keyring: &Keyring, state: &str, sealed: Option<&str>) -> Result<Option<SecretString>, ()> {
+fn key_from_cookie(
+    keyring: &Keyring,
+    state: &str,
+    sealed: Option<&str>,
+) -> Result<Option<SecretString>, ()> {
     let Some(sealed) = sealed else { return Ok(None) };
     let bytes = URL_SAFE_NO_PAD.decode(sealed).map_err(drop)?;
     let sealed = SealedSecret::from_bytes(&bytes).ok_or(())?;
-    let opened = keyring.open(&record(state), &sealed).map_err(drop)?;
+    let opened = keyring.open(&seal_record(state), &sealed).map_err(drop)?;
     let key = std::str::from_utf8(opened.expose_secret()).map_err(drop)?;
     Ok(Some(SecretString::from(key)))
 }
 
 /// What such a key is sealed for.
-fn record(state: &str) -> String {
+fn seal_record(state: &str) -> String {
     format!("slack_state.{state}")
 }
 
 /// `GET /slack/callback`: where Slack sends them back to.
 pub(crate) async fn callback(
-    State(face): State<Arc<Face>>,
-    Query(query): Query<Callback>,
+    State(shared): State<Arc<Shared>>,
+    Query(query): Query<CallbackQuery>,
     headers: HeaderMap,
 ) -> Response {
-    let config = &face.shared.config;
+    let config = &shared.config;
     if !query.error.is_empty() {
         return page(
             StatusCode::OK,
@@ -307,17 +315,17 @@ pub(crate) async fn callback(
         Some((state, sealed)) => (state, Some(sealed)),
         None => (carried, None),
     });
-    if query.state.is_empty() || digest_of(state) != digest_of(&query.state) {
+    if query.state.is_empty() || state_digest(state) != state_digest(&query.state) {
         return page(StatusCode::FORBIDDEN, expired);
     }
-    let Ok(key) = kept(&face.shared.keyring, state, sealed) else {
+    let Ok(key) = key_from_cookie(&shared.keyring, state, sealed) else {
         return page(StatusCode::FORBIDDEN, expired);
     };
     // Which no browser can change: what was begun with a member's key is not ended without.
-    if state.starts_with(KEYED) != key.is_some() {
+    if state.starts_with(KEYED_PREFIX) != key.is_some() {
         return page(StatusCode::FORBIDDEN, expired);
     }
-    let taken = face.shared.store.slack_state_take(&digest_of(&query.state), clock::now()).await;
+    let taken = shared.store.slack_state_consume(&state_digest(&query.state), clock::now()).await;
     let (organization, agent) = match taken {
         Ok(taken) => taken,
         Err(construct_store::Error::NotFound { .. }) => {
@@ -331,10 +339,10 @@ pub(crate) async fn callback(
             );
         }
     };
-    let (Some(app), Some(redirect)) = (basic_authentication(config), redirect(config)) else {
+    let (Some(app), Some(redirect)) = (basic_authentication(config), redirect_uri(config)) else {
         return page(StatusCode::NOT_FOUND, "The app is not configured any more.");
     };
-    let access = match oauth::exchange(&face.shared.web, &app, &query.code, &redirect).await {
+    let access = match oauth::exchange_code(&shared.web, &app, &query.code, &redirect).await {
         Ok(access) => access,
         Err(error) => {
             tracing::warn!(error = %Chain(&error), "an installation has failed");
@@ -348,15 +356,15 @@ pub(crate) async fn callback(
         tracing::warn!("an installation in a whole Enterprise organization was refused");
         return page(StatusCode::BAD_REQUEST, ORG_WIDE);
     }
-    let connected = Connected { organization, key, agent };
-    match face.shared.teams.install(&access, connected).await {
+    let connected = WorkspaceConnection { organization, key, agent };
+    match shared.teams.install(&access, connected).await {
         Ok(name) => {
             let words = format!(
                 "Construct is installed in {name}. Invite it into a channel with /invite, and mention it there."
             );
             page(StatusCode::OK, &words)
         }
-        Err(error @ teams::Error::Elsewhere) => {
+        Err(error @ teams::Error::OtherOrganization) => {
             tracing::warn!(%error, "an installation was refused");
             let words = "This workspace is connected to another organization of Construct. Somebody has to remove the app in the \
                          workspace's settings first.";
@@ -374,17 +382,20 @@ pub(crate) async fn callback(
 
 /// Installs the app in the workspace whose token is configured, trying until Slack says which that
 /// is.
-pub(crate) async fn own(shared: Arc<Shared>, draining: CancellationToken) {
+pub(crate) async fn install_own_workspace(shared: Arc<Shared>, draining: CancellationToken) {
     let Some(token) = secret(shared.config.slack_bot_token.as_ref()) else { return };
     loop {
         let tried = async {
-            let access = oauth::test(&shared.web, token).await?;
+            let access = oauth::test_token(&shared.web, token).await?;
             if access.is_enterprise_install {
                 anyhow::bail!("{ORG_WIDE}");
             }
-            let organization = shared.gateway.who(None).await?.organization_id.parse()?;
-            let connected =
-                Connected { organization, key: None, agent: shared.config.slack_agent.clone() };
+            let organization = shared.gateway.who_am_i(None).await?.organization_id.parse()?;
+            let connected = WorkspaceConnection {
+                organization,
+                key: None,
+                agent: shared.config.slack_agent.clone(),
+            };
             shared.teams.install(&access, connected).await?;
             anyhow::Ok(())
         };
@@ -397,7 +408,7 @@ pub(crate) async fn own(shared: Arc<Shared>, draining: CancellationToken) {
         }
         tokio::select! {
             () = draining.cancelled() => return,
-            () = tokio::time::sleep(AGAIN) => {}
+            () = tokio::time::sleep(RETRY_DELAY) => {}
         }
     }
 }
@@ -410,15 +421,15 @@ fn own_origin(config: &Config) -> Option<String> {
 
 /// Whether the app has what connecting a workspace needs.
 fn is_configured(config: &Config) -> bool {
-    basic_authentication(config).is_some() && redirect(config).is_some()
+    basic_authentication(config).is_some() && redirect_uri(config).is_some()
 }
 
-fn redirect(config: &Config) -> Option<String> {
+fn redirect_uri(config: &Config) -> Option<String> {
     let public = config.slack_public_url.as_ref()?;
     Some(format!("{}/slack/callback", public.trim_end_matches('/')))
 }
 
-fn digest_of(state: &str) -> [u8; 32] {
+fn state_digest(state: &str) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes.copy_from_slice(digest::digest(&digest::SHA256, state.as_bytes()).as_ref());
     bytes
@@ -429,11 +440,11 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// What members of an organization connect a workspace with.
-fn form(config: &Config) -> Response {
+fn connect_form(config: &Config) -> Response {
     if !is_configured(config) {
         return page(StatusCode::NOT_FOUND, UNCONFIGURED);
     }
-    let agent = escaped(&config.slack_agent);
+    let agent = escape_html(&config.slack_agent);
     let html = format!(
         "<!doctype html><title>Construct</title><h1>Connect a workspace</h1>\
          <p>Make a code in the organization that the workspace is to belong to: <code>construct key code slack --role member \
@@ -441,21 +452,21 @@ fn form(config: &Config) -> Response {
          <form method=post action=/slack/connect><p><label>Code <input name=code type=password autocomplete=off required></label>\
          <p><label>Agent that answers <input name=agent placeholder=\"{agent}\"></label><p><button>Go to Slack</button></form>"
     );
-    let mut response = silent((StatusCode::OK, Html(html)).into_response());
+    let mut response = with_security_headers((StatusCode::OK, Html(html)).into_response());
     // Without its own address the browser would not say that the form is this page's.
     response.headers_mut().insert(REFERRER_POLICY, HeaderValue::from_static("same-origin"));
     response
 }
 
 fn page(status: StatusCode, words: &str) -> Response {
-    let words = escaped(words);
-    silent(
+    let words = escape_html(words);
+    with_security_headers(
         (status, Html(format!("<!doctype html><title>Construct</title><p>{words}</p>")))
             .into_response(),
     )
 }
 
-fn unanswered(status: &tonic::Status) -> Response {
+fn gateway_error_page(status: &tonic::Status) -> Response {
     tracing::error!(error = %Chain(status), "an installation could not be begun");
     if is_transient(status) {
         return page(
@@ -470,19 +481,19 @@ fn unanswered(status: &tonic::Status) -> Response {
 }
 
 /// A code is good once, and the gateway fell silent after it.
-fn used_up(status: &tonic::Status) -> Response {
+fn code_used_up_page(status: &tonic::Status) -> Response {
     tracing::error!(error = %Chain(status), "an installation could not be begun, and its code is used up");
     let words = "Construct does not answer any more, and your code is used up. Make another one in a moment.";
     page(StatusCode::SERVICE_UNAVAILABLE, words)
 }
 
-fn escaped(words: &str) -> String {
+fn escape_html(words: &str) -> String {
     words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// Neither the key nor the state leaves with the address of the page, nothing of it is kept, and no
 /// other page shows it as its own.
-fn silent(mut response: Response) -> Response {
+fn with_security_headers(mut response: Response) -> Response {
     let headers: [(HeaderName, &str); 3] = [
         (REFERRER_POLICY, "no-referrer"),
         (CACHE_CONTROL, "no-store"),

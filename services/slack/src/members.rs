@@ -13,17 +13,17 @@ use secrecy::ExposeSecret as _;
 use tonic::{Code, Status};
 
 use crate::{
-    gateway::{Authorization, Gateway, call, insist, is_transient},
-    mention::Trouble,
+    error,
+    gateway::{Authorization, Gateway, call, is_transient, retry_transient},
     mrkdwn::escape,
     teams::Team,
-    words,
+    texts,
 };
 
 /// What the key has to be good for.
 pub(crate) const SCOPE: &str = "tasks:write";
 /// Keys that are looked at in one statement when the master key has changed.
-const RESEALED: i64 = 500;
+const RESEAL_BATCH_SIZE: i64 = 500;
 
 /// Why it cannot be found out who somebody is.
 #[derive(Debug, thiserror::Error)]
@@ -33,16 +33,16 @@ pub(crate) enum Error {
     Store(#[source] construct_store::Error),
     /// The key is there and cannot be opened.
     #[error("somebody's key cannot be opened")]
-    Sealed(#[source] SealError),
+    Unseal(#[source] SealError),
     /// What was sealed is no key.
     #[error("what is stored in the place of somebody's key is none")]
-    Unreadable,
+    InvalidKey,
 }
 
-impl From<Error> for Trouble {
+impl From<Error> for error::Error {
     fn from(error: Error) -> Self {
         // Somebody may put the master key back.
-        Self::Later { what: Chain(&error).to_string(), after: None }
+        Self::Retryable { reason: Chain(&error).to_string(), retry_after: None }
     }
 }
 
@@ -83,9 +83,9 @@ impl Members {
             return Ok(None);
         };
         let key =
-            self.keyring.open(&Member::record(team, user), &member.key).map_err(Error::Sealed)?;
-        let key = std::str::from_utf8(key.expose_secret()).map_err(|_| Error::Unreadable)?;
-        Authorization::bearer(key).map(Some).ok_or(Error::Unreadable)
+            self.keyring.open(&Member::record(team, user), &member.key).map_err(Error::Unseal)?;
+        let key = std::str::from_utf8(key.expose_secret()).map_err(|_| Error::InvalidKey)?;
+        Authorization::bearer(key).map(Some).ok_or(Error::InvalidKey)
     }
 
     /// Links somebody with whom a code was made for. What to tell them.
@@ -94,7 +94,7 @@ impl Members {
         team: &Team,
         user: &str,
         code: &str,
-    ) -> Result<String, Trouble> {
+    ) -> Result<String, error::Error> {
         let organization = team.installation.organization;
         let id = &team.token.team;
         let request = tonic::Request::new(v1::ExchangeSetupCodeRequest { code: code.to_owned() });
@@ -103,21 +103,21 @@ impl Members {
             Err(status) if is_transient(&status) => return Err(status.into()),
             // The same command may have come twice, and have been dealt with the first time.
             Err(_) => {
-                let linked = self.linked(id, organization, user).await?;
+                let linked = self.describe_link(id, organization, user).await?;
                 return Ok(format!("That code is not good, or not any more. {linked}"));
             }
         };
-        let authorization = Authorization::bearer(&made.key).ok_or(Error::Unreadable)?;
-        let who = match insist(|| self.gateway.who(Some(&authorization))).await {
+        let authorization = Authorization::bearer(&made.key).ok_or(Error::InvalidKey)?;
+        let who = match retry_transient(|| self.gateway.who_am_i(Some(&authorization))).await {
             Ok(who) if who.organization_id == organization.to_string() => who,
-            Ok(_) => return Ok(words::ELSEWHERE.to_owned()),
+            Ok(_) => return Ok(texts::OTHER_ORGANIZATION.to_owned()),
             Err(status) if is_transient(&status) => {
                 // The code is used up, and so there is nothing to try again.
-                return Err(Trouble::Failed(
+                return Err(error::Error::Failed(
                     "Construct does not answer. Make another code, and try again.".to_owned(),
                 ));
             }
-            Err(_) => return Ok(words::ELSEWHERE.to_owned()),
+            Err(_) => return Ok(texts::OTHER_ORGANIZATION.to_owned()),
         };
         if !who.scopes.iter().any(|scope| scope == SCOPE || scope == "admin") {
             return Ok(format!(
@@ -127,7 +127,7 @@ impl Members {
         let sealed = self
             .keyring
             .seal(&Member::record(id, user), made.key.as_bytes())
-            .map_err(Error::Sealed)?;
+            .map_err(Error::Unseal)?;
         let member = Member {
             team: id.clone(),
             slack_user: user.to_owned(),
@@ -143,27 +143,27 @@ impl Members {
             user = member.user,
             "somebody said who they are"
         );
-        self.linked(id, organization, user).await
+        self.describe_link(id, organization, user).await
     }
 
     /// Forgets who somebody is. What to tell them.
-    pub(crate) async fn unlink(&self, team: &Team, user: &str) -> Result<String, Trouble> {
+    pub(crate) async fn unlink(&self, team: &Team, user: &str) -> Result<String, error::Error> {
         let was = self.store.slack_member_remove(&team.token.team, user).await?;
         Ok(if was {
             "I have forgotten who you are in Construct, and your key. `construct key revoke` makes it good for nothing."
         } else {
-            words::NOT_LINKED
+            texts::NOT_LINKED
         }
         .to_owned())
     }
 
     /// Who somebody is, for them.
-    pub(crate) async fn linked(
+    pub(crate) async fn describe_link(
         &self,
         team: &str,
         organization: OrganizationId,
         user: &str,
-    ) -> Result<String, Trouble> {
+    ) -> Result<String, error::Error> {
         Ok(match self.member(team, organization, user).await? {
             Some(member) => {
                 let name = if member.name.is_empty() { &member.user } else { &member.name };
@@ -172,7 +172,7 @@ impl Members {
                     escape(name)
                 )
             }
-            None => words::NOT_LINKED.to_owned(),
+            None => texts::NOT_LINKED.to_owned(),
         })
     }
 
@@ -182,7 +182,7 @@ impl Members {
         loop {
             let others = match self
                 .store
-                .slack_members_sealed_otherwise(self.keyring.active(), RESEALED)
+                .slack_members_sealed_with_other_keys(self.keyring.active(), RESEAL_BATCH_SIZE)
                 .await
             {
                 Ok(others) => others,
@@ -216,17 +216,19 @@ impl Members {
 
     async fn reseal_one(&self, member: &Member) -> Result<(), Error> {
         let record = Member::record(&member.team, &member.slack_user);
-        let plain = self.keyring.open(&record, &member.key).map_err(Error::Sealed)?;
-        let sealed = self.keyring.seal(&record, plain.expose_secret()).map_err(Error::Sealed)?;
+        let plain = self.keyring.open(&record, &member.key).map_err(Error::Unseal)?;
+        let sealed = self.keyring.seal(&record, plain.expose_secret()).map_err(Error::Unseal)?;
         self.store.slack_member_reseal(member, &sealed).await.map(drop).map_err(Error::Store)
     }
 }
 
 /// What the gateway has refused, in words for whoever asked, with a key of theirs or without one.
-pub(crate) fn refused(status: Status, by: Option<&Authorization>) -> Trouble {
+pub(crate) fn gateway_refusal(status: Status, by: Option<&Authorization>) -> error::Error {
     match (by, status.code()) {
-        (Some(_), Code::Unauthenticated) => Trouble::Failed(words::KEY_ENDED.to_owned()),
-        (Some(_), Code::PermissionDenied) => Trouble::Failed(words::ROLE.to_owned()),
+        (Some(_), Code::Unauthenticated) => error::Error::Failed(texts::KEY_REJECTED.to_owned()),
+        (Some(_), Code::PermissionDenied) => {
+            error::Error::Failed(texts::ROLE_INSUFFICIENT.to_owned())
+        }
         _ => status.into(),
     }
 }

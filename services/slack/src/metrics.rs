@@ -10,7 +10,7 @@ use opentelemetry::{
 };
 
 /// In seconds.
-const SECONDS: [f64; 10] = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6];
+const DURATION_BUCKETS: [f64; 10] = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6];
 
 /// Counts. Clones count together.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ impl Metrics {
             calls: meter
                 .f64_histogram("construct.slack.call.duration")
                 .with_unit("s")
-                .with_boundaries(SECONDS.to_vec())
+                .with_boundaries(DURATION_BUCKETS.to_vec())
                 .with_description("Calls of Slack's Web API, by method and by what went wrong")
                 .build(),
         }));
@@ -45,12 +45,12 @@ impl Metrics {
     }
 
     /// A mention is over.
-    pub(crate) fn mention(&self, state: MentionState) {
+    pub(crate) fn record_mention(&self, state: MentionState) {
         self.0.mentions.add(1, &[outcome(state)]);
     }
 
     /// A method was called; `error` is empty when it did what it was to do.
-    pub(crate) fn call(&self, method: &'static str, error: &'static str, took: Duration) {
+    pub(crate) fn record_call(&self, method: &'static str, error: &'static str, took: Duration) {
         let mut labels = vec![KeyValue::new("rpc.method", method)];
         if !error.is_empty() {
             labels.push(KeyValue::new("error.type", error));

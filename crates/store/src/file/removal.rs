@@ -16,12 +16,12 @@ pub struct Removal {
     /// Whose it was.
     pub organization: OrganizationId,
     /// What.
-    pub removed: Removed,
+    pub target: RemovalTarget,
 }
 
 /// What there is in the folder.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Removed {
+pub enum RemovalTarget {
     /// A content, if nobody needs it.
     Content([u8; 32]),
     /// What was uploaded for a file.
@@ -59,19 +59,19 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_removals(&self, at_once: u32) -> Result<Vec<Removal>, Error> {
+    pub async fn file_removals(&self, limit: u32) -> Result<Vec<Removal>, Error> {
         let rows = sqlx::query!(
             "SELECT id, owner, sha256, file_id FROM file_removals ORDER BY created_at, id LIMIT $1",
-            i64::from(at_once),
+            i64::from(limit),
         );
         let read = |row: (Uuid, Uuid, Option<Vec<u8>>, Option<Uuid>)| {
             let (id, owner, sha256, file) = row;
-            let removed = match (digest(sha256)?, file) {
-                (Some(sha256), _) => Removed::Content(sha256),
-                (None, Some(file)) => Removed::Upload(FileId::from_uuid(file)),
-                (None, None) => Removed::Everything,
+            let target = match (digest(sha256)?, file) {
+                (Some(sha256), _) => RemovalTarget::Content(sha256),
+                (None, Some(file)) => RemovalTarget::Upload(FileId::from_uuid(file)),
+                (None, None) => RemovalTarget::Everything,
             };
-            Ok(Removal { id, organization: OrganizationId::from_uuid(owner), removed })
+            Ok(Removal { id, organization: OrganizationId::from_uuid(owner), target })
         };
         let rows = rows.fetch_all(&self.pool).await?.into_iter();
         rows.map(|row| read((row.id, row.owner, row.sha256, row.file_id))).collect()
@@ -82,7 +82,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_removed(&self, removal: Uuid) -> Result<(), Error> {
+    pub async fn file_removal_done(&self, removal: Uuid) -> Result<(), Error> {
         sqlx::query!("DELETE FROM file_removals WHERE id = $1", removal)
             .execute(&self.pool)
             .await?;
@@ -109,7 +109,7 @@ impl FileContent {
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    pub async fn settled(mut self, removal: Uuid) -> Result<(), Error> {
+    pub async fn finish(mut self, removal: Uuid) -> Result<(), Error> {
         sqlx::query!("DELETE FROM file_removals WHERE id = $1", removal)
             .execute(&mut *self.transaction)
             .await?;
@@ -121,7 +121,7 @@ impl FileContent {
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    pub async fn ready(
+    pub async fn mark_ready(
         mut self,
         file: FileId,
         media_type: &str,
@@ -146,7 +146,7 @@ impl FileContent {
         } else {
             insert(&mut self.transaction, self.organization, Some(&self.sha256), None, now).await?;
         }
-        note_upload(&mut self.transaction, self.organization, file, now).await?;
+        record_upload_removal(&mut self.transaction, self.organization, file, now).await?;
         self.transaction.commit().await?;
         Ok(is_there)
     }
@@ -169,18 +169,18 @@ pub(super) async fn lock(
 }
 
 /// Notes what there may be of a file.
-pub(super) async fn note(
+pub(super) async fn record_removal(
     connection: &mut PgConnection,
     file: &File,
     now: Timestamp,
 ) -> Result<(), Error> {
     match &file.sha256 {
         Some(sha256) => insert(connection, file.organization, Some(sha256), None, now).await,
-        None => note_upload(connection, file.organization, file.id, now).await,
+        None => record_upload_removal(connection, file.organization, file.id, now).await,
     }
 }
 
-pub(super) async fn note_upload(
+pub(super) async fn record_upload_removal(
     connection: &mut PgConnection,
     organization: OrganizationId,
     file: FileId,
@@ -190,7 +190,7 @@ pub(super) async fn note_upload(
 }
 
 /// Notes that everything of an organization has to go.
-pub(crate) async fn note_everything(
+pub(crate) async fn record_organization_removal(
     connection: &mut PgConnection,
     organization: OrganizationId,
     now: Timestamp,

@@ -4,12 +4,12 @@ use construct_domain::{FileId, OrganizationId};
 use jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
-use super::{File, FileState, PARTS, Row, WHAT, reload, removal, select};
-use crate::{Error, Rendered, Store, Write, time};
+use super::{File, FileState, MAX_PARTS, Row, ENTITY, reload, removal, select};
+use crate::{Error, WriteOutput, Store, Write, time};
 
 /// How long a gateway may be at a file before another takes it for dead. Longer than a look at the
 /// largest may take.
-const CLAIM: SignedDuration = SignedDuration::from_mins(5);
+const CLAIM_TIMEOUT: SignedDuration = SignedDuration::from_mins(5);
 
 /// A part that lies in the folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,11 +26,11 @@ pub struct NewPart {
 
 /// What became of a part.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Taken {
+pub enum PartOutcome {
     /// It is the next one of the file, which is so far now.
-    Next(File),
+    Accepted(File),
     /// The last one again; what was put into the folder for it is superfluous.
-    Again(File),
+    Duplicate(File),
 }
 
 /// A part of a file, as it lies in the folder.
@@ -42,7 +42,7 @@ pub struct Part {
 
 /// A file whose parts are all there, for whoever puts it together.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Claimed {
+pub struct ClaimedFile {
     /// The file.
     pub file: File,
     /// In their order.
@@ -56,16 +56,16 @@ impl Store {
     /// [`Error::WrongOffset`] when the file is somewhere else, [`Error::NotUploading`] when nothing
     /// is missing of it, [`Error::TooManyParts`], [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_part(
+    pub async fn file_part_add(
         &self,
         write: &Write,
         id: FileId,
         new: NewPart,
-        render: impl FnOnce(&File) -> Rendered + Send,
-    ) -> Result<Taken, Error> {
+        render: impl FnOnce(&File) -> WriteOutput + Send,
+    ) -> Result<PartOutcome, Error> {
         let mut writer = match self.write_begin(write).await? {
-            crate::write::Begun::Fresh(writer) => writer,
-            crate::write::Begun::Repeated(_) => return Err(Error::IdempotencyMismatch),
+            crate::write::WriteStart::New(writer) => writer,
+            crate::write::WriteStart::Repeated(_) => return Err(Error::IdempotencyMismatch),
         };
         let row = sqlx::query!(
             "SELECT state, size, received, part_count FROM files WHERE organization_id = $1 AND id = $2 FOR UPDATE",
@@ -75,7 +75,7 @@ impl Store {
         let row = row
             .fetch_optional(&mut *writer.transaction)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?;
+            .ok_or(Error::NotFound { what: ENTITY })?;
         if new.position.checked_add(new.size) == Some(row.received)
             && row.state != FileState::Refused.as_str()
         {
@@ -92,7 +92,7 @@ impl Store {
                 let file = reload(&mut writer, id).await?;
                 let response = render(&file).response;
                 writer.commit(&response).await?;
-                return Ok(Taken::Again(file));
+                return Ok(PartOutcome::Duplicate(file));
             }
         }
         if row.state != FileState::Uploading.as_str() {
@@ -104,8 +104,8 @@ impl Store {
         if new.size > row.size - row.received {
             return Err(Error::TooLong { size: row.size });
         }
-        if row.part_count >= i32::try_from(PARTS).unwrap_or(i32::MAX) {
-            return Err(Error::TooManyParts { limit: PARTS });
+        if row.part_count >= i32::try_from(MAX_PARTS).unwrap_or(i32::MAX) {
+            return Err(Error::TooManyParts { limit: MAX_PARTS });
         }
         sqlx::query!(
             "INSERT INTO file_parts (organization_id, file_id, position, size, part, sha256) VALUES ($1, $2, $3, $4, $5, $6)",
@@ -133,7 +133,7 @@ impl Store {
         let file = reload(&mut writer, id).await?;
         let response = render(&file).response;
         writer.commit(&response).await?;
-        Ok(Taken::Next(file))
+        Ok(PartOutcome::Accepted(file))
     }
 
     /// Takes a file whose parts are all there, to put it together. None: somebody else is at it, or
@@ -142,13 +142,13 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_claim(&self, id: FileId, now: Timestamp) -> Result<Option<Claimed>, Error> {
+    pub async fn file_claim(&self, id: FileId, now: Timestamp) -> Result<Option<ClaimedFile>, Error> {
         let mut transaction = self.pool.begin().await?;
         let claimed = sqlx::query!(
             "UPDATE files SET claimed_until = $3 WHERE id = $1 AND state = 'checking' AND claimed_until <= $2",
             id.uuid(),
             time::sql(now) as _,
-            time::sql(now + CLAIM) as _,
+            time::sql(now + CLAIM_TIMEOUT) as _,
         );
         if claimed.execute(&mut *transaction).await?.rows_affected() == 0 {
             return Ok(None);
@@ -161,7 +161,7 @@ impl Store {
         );
         let parts = parts.fetch_all(&mut *transaction).await?;
         transaction.commit().await?;
-        Ok(Some(Claimed { file: row.try_into()?, parts }))
+        Ok(Some(ClaimedFile { file: row.try_into()?, parts }))
     }
 
     /// Files that nobody is at, though all their parts are there.
@@ -183,7 +183,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_unclaim(&self, id: FileId, now: Timestamp) -> Result<(), Error> {
+    pub async fn file_release(&self, id: FileId, now: Timestamp) -> Result<(), Error> {
         let done = sqlx::query!(
             "UPDATE files SET claimed_until = $2 WHERE id = $1 AND state = 'checking'",
             id.uuid(),
@@ -216,7 +216,7 @@ impl Store {
         sqlx::query!("DELETE FROM file_parts WHERE file_id = $1", id.uuid())
             .execute(&mut *transaction)
             .await?;
-        removal::note(&mut transaction, &file, now).await?;
+        removal::record_removal(&mut transaction, &file, now).await?;
         Ok(transaction.commit().await?)
     }
 
@@ -237,7 +237,7 @@ impl Store {
         for row in &files {
             let (owner, file) =
                 (OrganizationId::from_uuid(row.organization_id), FileId::from_uuid(row.id));
-            removal::note_upload(&mut transaction, owner, file, now).await?;
+            removal::record_upload_removal(&mut transaction, owner, file, now).await?;
         }
         let ids: Vec<Uuid> = files.iter().map(|row| row.id).collect();
         sqlx::query!("DELETE FROM files WHERE id = ANY ($1)", &ids)

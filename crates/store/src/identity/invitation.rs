@@ -4,13 +4,13 @@ use construct_domain::{InvitationId, OrganizationId, UserId, access::Role};
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use super::{by_time, role};
+use super::{list_by_time, parse_role};
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "invitation";
+const ENTITY: &str = "invitation";
 
 /// An invitation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl TryFrom<Row> for Invitation {
             id: InvitationId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
             email: row.email,
-            role: role(&row.role)?,
+            role: parse_role(&row.role)?,
             state: match row.state.as_str() {
                 "pending" => InvitationState::Pending,
                 "accepted" => InvitationState::Accepted,
@@ -133,7 +133,7 @@ impl Store {
         organization: OrganizationId,
         page: &Page,
     ) -> Result<Vec<Invitation>, Error> {
-        let rows = by_time!(
+        let rows = list_by_time!(
             self,
             select,
             "i.organization_id = $1",
@@ -155,8 +155,8 @@ impl Store {
         &self,
         write: &Write,
         new: NewInvitation,
-        render: impl FnOnce(&Invitation) -> Rendered + Send,
-    ) -> Result<Written<Invitation>, Error> {
+        render: impl FnOnce(&Invitation) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Invitation>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "UPDATE invitations SET state = 'revoked', revision = revision + 1, updated_at = $3
@@ -180,7 +180,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = invitation_reload(&mut writer, new.id).await?;
         writer.finish_unchanged(entity, render).await
     }
@@ -194,8 +194,8 @@ impl Store {
         &self,
         write: &Write,
         id: InvitationId,
-        render: impl FnOnce(&Invitation) -> Rendered + Send,
-    ) -> Result<Written<Invitation>, Error> {
+        render: impl FnOnce(&Invitation) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Invitation>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "UPDATE invitations SET state = 'revoked', revision = revision + 1, updated_at = $3
@@ -215,6 +215,6 @@ async fn invitation_reload(writer: &mut Writer<'_>, id: InvitationId) -> Result<
     select!(["i.organization_id = $1 AND i.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

@@ -9,19 +9,19 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{by_time, role, scope_words, scopes};
+use super::{list_by_time, parse_role, scope_names, parse_scopes};
 use crate::{
-    Audit, AuditEntry, Cursor, Error, Key, Limits, Page, Rendered, Store, Write, Written, audit,
+    Audit, AuditEntry, Cursor, Error, Key, Limits, Page, WriteOutput, Store, Write, WriteOutcome, audit,
     text,
-    time::{self, option, sql_option},
+    time::{self, from_sql_option, sql_option},
     write::{Writer, begin},
 };
 
-const WHAT: &str = "API key";
+const ENTITY: &str = "API key";
 
 /// How old the note of a key's last use may get. A note with every request would be a write with
 /// every read.
-const USE_NOTED: SignedDuration = SignedDuration::from_secs(60);
+const LAST_USE_RESOLUTION: SignedDuration = SignedDuration::from_secs(60);
 
 /// A key, without what opens the door.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,14 +59,14 @@ pub struct ApiKey {
 
 /// What is stored of a key or code.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret {
+pub struct SecretHash {
     /// How it begins.
     pub prefix: String,
     /// SHA-256 of the whole.
     pub hash: [u8; 32],
 }
 
-impl std::fmt::Debug for Secret {
+impl std::fmt::Debug for SecretHash {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Secret").field("prefix", &self.prefix).finish_non_exhaustive()
     }
@@ -80,7 +80,7 @@ pub struct NewApiKey {
     /// For people.
     pub name: String,
     /// What opens the door.
-    pub secret: Secret,
+    pub secret: SecretHash,
     /// What it is at most.
     pub role: Role,
     /// What it is good for.
@@ -97,7 +97,7 @@ pub struct NewApiKey {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSetupCode {
     /// What is exchanged.
-    pub secret: Secret,
+    pub secret: SecretHash,
     /// Of the key.
     pub name: String,
     /// Of the key.
@@ -168,16 +168,16 @@ impl TryFrom<Row> for ApiKey {
             organization: OrganizationId::from_uuid(row.organization_id),
             name: row.name,
             prefix: row.prefix,
-            role: role(&row.role)?,
-            scopes: scopes(&row.scopes),
+            role: parse_role(&row.role)?,
+            scopes: parse_scopes(&row.scopes),
             user: UserId::from_uuid(row.user_id),
-            expires_at: option(row.expires_at),
-            revoked_at: option(row.revoked_at),
-            last_used_at: option(row.last_used_at),
-            limits: Limits::stored(row.limits)?,
+            expires_at: from_sql_option(row.expires_at),
+            revoked_at: from_sql_option(row.revoked_at),
+            last_used_at: from_sql_option(row.last_used_at),
+            limits: Limits::from_column(row.limits)?,
             revision: row.revision,
             created_at: row.created_at,
-            updated_at: option(row.updated_at).unwrap_or(row.created_at),
+            updated_at: from_sql_option(row.updated_at).unwrap_or(row.created_at),
         })
     }
 }
@@ -218,14 +218,14 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?;
         let Some(row) = row else { return Ok(None) };
-        let noted: Option<Timestamp> = option(row.last_used_at);
-        if noted.is_none_or(|noted| now.duration_since(noted) >= USE_NOTED) {
+        let noted: Option<Timestamp> = from_sql_option(row.last_used_at);
+        if noted.is_none_or(|noted| now.duration_since(noted) >= LAST_USE_RESOLUTION) {
             // Of several processes that see it at once, one writes.
             sqlx::query!(
                 "UPDATE api_keys SET last_used_at = $2 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= $3)",
                 row.id,
                 time::sql(now) as _,
-                time::sql(now - USE_NOTED) as _,
+                time::sql(now - LAST_USE_RESOLUTION) as _,
             )
             .execute(&self.pool)
             .await?;
@@ -234,10 +234,10 @@ impl Store {
             key: ApiKeyId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
             user: UserId::from_uuid(row.user_id),
-            role: role(&row.role)?.min(role(&row.member_role)?),
-            scopes: scopes(&row.scopes),
-            expires_at: option(row.expires_at),
-            limits: Limits::stored(row.limits)?,
+            role: parse_role(&row.role)?.min(parse_role(&row.member_role)?),
+            scopes: parse_scopes(&row.scopes),
+            expires_at: from_sql_option(row.expires_at),
+            limits: Limits::from_column(row.limits)?,
         }))
     }
 
@@ -246,7 +246,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn api_key_holds(&self, key: ApiKeyId, now: Timestamp) -> Result<bool, Error> {
+    pub async fn api_key_is_valid(&self, key: ApiKeyId, now: Timestamp) -> Result<bool, Error> {
         Ok(sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT 1 FROM api_keys k
                    JOIN organizations o ON o.id = k.organization_id
@@ -271,7 +271,7 @@ impl Store {
         user: Option<UserId>,
         page: &Page,
     ) -> Result<Vec<ApiKey>, Error> {
-        let rows = by_time!(
+        let rows = list_by_time!(
             self,
             select,
             "k.organization_id = $1 AND ($2::uuid IS NULL OR k.user_id = $2)",
@@ -303,24 +303,24 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
     /// Puts other limits in the place of a key's, of one user or of anybody in the organization.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Above`] when the key may more than `by`; [`Error::Conflict`]
+    /// [`Error::NotFound`]; [`Error::InsufficientRole`] when the key may more than `by`; [`Error::Conflict`]
     /// when it has another revision than expected; those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn api_key_limit(
+    pub async fn api_key_set_limits(
         &self,
         write: &Write,
         (id, user): (ApiKeyId, Option<UserId>),
         (limits, expected_revision): (Limits, Option<i64>),
         by: Role,
-        render: impl FnOnce(&ApiKey) -> Rendered + Send,
-    ) -> Result<Written<ApiKey>, Error> {
+        render: impl FnOnce(&ApiKey) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ApiKey>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE api_keys SET limits = $4, revision = revision + 1, updated_at = $5
@@ -336,7 +336,7 @@ impl Store {
         .await?;
         let entity = reload(&mut writer, id, user).await?;
         if entity.role > by {
-            return Err(Error::Above);
+            return Err(Error::InsufficientRole);
         }
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);
@@ -353,7 +353,7 @@ impl Store {
         let organization = write.organization;
         // Without an idempotency key a write is never a repeated one.
         let plain = Write { idempotency: None, ..write.clone() };
-        if let crate::write::Begun::Fresh(mut writer) = self.write_begin(&plain).await? {
+        if let crate::write::WriteStart::New(mut writer) = self.write_begin(&plain).await? {
             api_key_insert(&mut writer.transaction, organization, &new, write.now).await?;
             writer.commit(&[]).await?;
         }
@@ -381,7 +381,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn api_key_first(
+    pub async fn api_key_create_first(
         &self,
         new: &NewApiKey,
         entry: AuditEntry,
@@ -416,7 +416,7 @@ impl Store {
     /// were made with it. Nothing happens to one that is so already.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Above`] when the key may more than `by`; those of every write.
+    /// [`Error::NotFound`]; [`Error::InsufficientRole`] when the key may more than `by`; those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn api_key_revoke(
         &self,
@@ -424,8 +424,8 @@ impl Store {
         id: ApiKeyId,
         user: Option<UserId>,
         by: Role,
-        render: impl FnOnce(&ApiKey) -> Rendered + Send,
-    ) -> Result<Written<ApiKey>, Error> {
+        render: impl FnOnce(&ApiKey) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ApiKey>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "UPDATE api_keys SET revoked_at = $4
@@ -439,7 +439,7 @@ impl Store {
         .await?;
         let entity = reload(&mut writer, id, user).await?;
         if entity.role > by {
-            return Err(Error::Above);
+            return Err(Error::InsufficientRole);
         }
         sqlx::query!("DELETE FROM setup_codes WHERE made_by = $1", id.uuid())
             .execute(&mut *writer.transaction)
@@ -455,7 +455,7 @@ impl Store {
     pub async fn setup_code_create(&self, write: &Write, new: &NewSetupCode) -> Result<(), Error> {
         // Without an idempotency key a write is never a repeated one.
         let plain = Write { idempotency: None, ..write.clone() };
-        if let crate::write::Begun::Fresh(mut writer) = self.write_begin(&plain).await? {
+        if let crate::write::WriteStart::New(mut writer) = self.write_begin(&plain).await? {
             setup_code_insert(&mut writer, write.organization, new).await?;
             writer.commit(&[]).await?;
         }
@@ -474,7 +474,7 @@ impl Store {
         &self,
         code: &[u8; 32],
         id: ApiKeyId,
-        secret: &Secret,
+        secret: &SecretHash,
         audit: Option<&Audit>,
         now: Timestamp,
     ) -> Result<Option<ApiKey>, Error> {
@@ -512,7 +512,7 @@ impl Store {
         }
         transaction.commit().await?;
         if let Some(audit) = audit {
-            audit.is_written();
+            audit.mark_written();
         }
         Ok(Some(key))
     }
@@ -532,7 +532,7 @@ async fn reload(
     )
     .fetch_optional(&mut *writer.transaction)
     .await?
-    .ok_or(Error::NotFound { what: WHAT })?
+    .ok_or(Error::NotFound { what: ENTITY })?
     .try_into()
 }
 
@@ -551,7 +551,7 @@ async fn api_key_insert(
         new.secret.prefix,
         new.secret.hash.as_slice(),
         new.role.as_str(),
-        &scope_words(&new.scopes),
+        &scope_names(&new.scopes),
         new.user.uuid(),
         sql_option(new.expires_at) as _,
         time::sql(now) as _,
@@ -559,7 +559,7 @@ async fn api_key_insert(
     )
     .execute(connection)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }
 
@@ -579,7 +579,7 @@ pub(super) async fn setup_code_insert(
         organization.uuid(),
         &*text::clean(&new.name),
         new.role.as_str(),
-        &scope_words(&new.scopes),
+        &scope_names(&new.scopes),
         new.user.uuid(),
         sql_option(new.key_expires_at) as _,
         time::sql(new.expires_at) as _,
@@ -589,6 +589,6 @@ pub(super) async fn setup_code_insert(
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }

@@ -4,13 +4,13 @@ use construct_domain::{OrganizationId, UserId, access::Role};
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use super::{by_time, role};
+use super::{list_by_time, parse_role};
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "member";
+const ENTITY: &str = "member";
 
 /// A person in an organization.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl TryFrom<Row> for Member {
             user: UserId::from_uuid(row.user_id),
             name: row.name,
             email: row.email,
-            role: role(&row.role)?,
+            role: parse_role(&row.role)?,
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -90,7 +90,7 @@ impl Store {
         organization: OrganizationId,
         page: &Page,
     ) -> Result<Vec<Member>, Error> {
-        let rows = by_time!(
+        let rows = list_by_time!(
             self,
             select,
             "m.organization_id = $1",
@@ -107,7 +107,7 @@ impl Store {
     /// them.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Above`], [`Error::LastOwner`], [`Error::Conflict`].
+    /// [`Error::NotFound`], [`Error::InsufficientRole`], [`Error::LastOwner`], [`Error::Conflict`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn member_update(
         &self,
@@ -115,10 +115,10 @@ impl Store {
         (user, to): (UserId, Role),
         by: Role,
         expected_revision: Option<i64>,
-        render: impl FnOnce(&Member) -> Rendered + Send,
-    ) -> Result<Written<Member>, Error> {
+        render: impl FnOnce(&Member) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Member>, Error> {
         let mut writer = begin!(self, write);
-        let member = member_guarded(&mut writer, user, Some(to), by).await?;
+        let member = member_check_change(&mut writer, user, Some(to), by).await?;
         if expected_revision.is_some_and(|expected| expected != member.revision) {
             return Err(Error::Conflict);
         }
@@ -139,17 +139,17 @@ impl Store {
     /// The entity in the result is what it was.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Above`], [`Error::LastOwner`].
+    /// [`Error::NotFound`], [`Error::InsufficientRole`], [`Error::LastOwner`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn member_remove(
         &self,
         write: &Write,
         user: UserId,
         by: Role,
-        render: impl FnOnce(&Member) -> Rendered + Send,
-    ) -> Result<Written<Member>, Error> {
+        render: impl FnOnce(&Member) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Member>, Error> {
         let mut writer = begin!(self, write);
-        let entity = member_guarded(&mut writer, user, None, by).await?;
+        let entity = member_check_change(&mut writer, user, None, by).await?;
         sqlx::query!(
             "DELETE FROM members WHERE organization_id = $1 AND user_id = $2",
             writer.organization(),
@@ -179,7 +179,7 @@ impl Store {
 
 /// The member, when the change may be made. Owners are locked in one order, so that two of them
 /// cannot remove each other.
-async fn member_guarded(
+async fn member_check_change(
     writer: &mut Writer<'_>,
     user: UserId,
     to: Option<Role>,
@@ -193,7 +193,7 @@ async fn member_guarded(
     .await?;
     let member = member_reload(writer, user).await?;
     if member.role > by || to > Some(by) {
-        return Err(Error::Above);
+        return Err(Error::InsufficientRole);
     }
     // The operator is owner of their organization also where nobody asks the database (local mode):
     // the two must not differ.
@@ -208,6 +208,6 @@ async fn member_reload(writer: &mut Writer<'_>, user: UserId) -> Result<Member, 
     select!(["m.organization_id = $1 AND m.user_id = $2"], writer.organization(), user.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

@@ -4,13 +4,13 @@ use construct_domain::{OrganizationId, UserId, access::Role};
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use super::{NewSetupCode, by_time, key::setup_code_insert, role};
+use super::{NewSetupCode, list_by_time, key::setup_code_insert, parse_role};
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written, text,
-    write::{Begun, Writer, begin, write_begin_in},
+    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome, text,
+    write::{WriteStart, Writer, begin, write_begin_in},
 };
 
-const WHAT: &str = "organization";
+const ENTITY: &str = "organization";
 
 /// A tenant, as one of its members sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,7 +103,7 @@ impl TryFrom<Row> for Organization {
             name: row.name,
             slug: row.slug,
             avatar_url: row.avatar_url,
-            role: role(&row.role)?,
+            role: parse_role(&row.role)?,
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -138,7 +138,7 @@ impl Store {
         select!(["m.user_id = $1 AND (o.id = $2 OR o.slug = $3)"], user.uuid(), id as _, slug_or_id)
             .fetch_optional(&self.pool)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?
+            .ok_or(Error::NotFound { what: ENTITY })?
             .try_into()
     }
 
@@ -152,7 +152,7 @@ impl Store {
         user: UserId,
         page: &Page,
     ) -> Result<Vec<Organization>, Error> {
-        let rows = by_time!(
+        let rows = list_by_time!(
             self,
             select,
             "m.user_id = $1",
@@ -179,8 +179,8 @@ impl Store {
         new: NewOrganization,
         code: Option<&NewSetupCode>,
         limit: Option<u32>,
-        render: impl FnOnce(&Organization) -> Rendered + Send,
-    ) -> Result<Written<Organization>, Error> {
+        render: impl FnOnce(&Organization) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Organization>, Error> {
         let mut writer = begin!(self, write);
         if let Some(limit) = limit {
             // Of two at once the second counts the first's.
@@ -208,7 +208,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         sqlx::query!(
             "INSERT INTO members (organization_id, user_id, role, created_at, updated_at) VALUES ($1, $2, 'owner', $3, $3)",
             new.id.uuid(),
@@ -217,7 +217,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if let Some(code) = code {
             setup_code_insert(&mut writer, new.id, code).await?;
         }
@@ -237,8 +237,8 @@ impl Store {
         user: UserId,
         expected_revision: Option<i64>,
         changes: OrganizationChanges,
-        render: impl FnOnce(&Organization) -> Rendered + Send,
-    ) -> Result<Written<Organization>, Error> {
+        render: impl FnOnce(&Organization) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Organization>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE organizations SET
@@ -254,7 +254,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = organization_reload(&mut writer, write.organization, user).await?;
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);
@@ -268,7 +268,7 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn organization_named(&self, slug_or_id: &str) -> Result<OrganizationId, Error> {
+    pub async fn organization_resolve(&self, slug_or_id: &str) -> Result<OrganizationId, Error> {
         let id = slug_or_id.parse::<OrganizationId>().ok().map(OrganizationId::uuid);
         sqlx::query_scalar!(
             "SELECT id FROM organizations WHERE (id = $1 OR slug = $2) AND erasing_since IS NULL",
@@ -278,7 +278,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .map(OrganizationId::from_uuid)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// Deletes an organization: from then on it opens to nobody and nothing begins in it, its
@@ -292,8 +292,8 @@ impl Store {
         &self,
         write: &Write,
         target: OrganizationId,
-        render: impl FnOnce(&Organization) -> Rendered + Send,
-    ) -> Result<Written<Organization>, Error> {
+        render: impl FnOnce(&Organization) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Organization>, Error> {
         let mut transaction = self.pool.begin().await?;
         // Before the write shares it with others: of two that delete it at once, each would wait
         // for the other to let go of its share.
@@ -301,8 +301,8 @@ impl Store {
             .fetch_optional(&mut *transaction)
             .await?;
         let mut writer = match write_begin_in(transaction, write).await? {
-            Begun::Fresh(writer) => writer,
-            Begun::Repeated(response) => return Ok(Written::Repeated { response }),
+            WriteStart::New(writer) => writer,
+            WriteStart::Repeated(response) => return Ok(WriteOutcome::Repeated { response }),
         };
         let row = sqlx::query_as!(
             Row,
@@ -313,10 +313,10 @@ impl Store {
         let entity: Organization = row
             .fetch_optional(&mut *writer.transaction)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?
+            .ok_or(Error::NotFound { what: ENTITY })?
             .try_into()?;
         if entity.kind == OrganizationKind::Personal || entity.id == OrganizationId::LOCAL {
-            return Err(Error::Kept);
+            return Err(Error::PermanentOrganization);
         }
         sqlx::query!("DELETE FROM schedules WHERE organization_id = $1", target.uuid())
             .execute(&mut *writer.transaction)
@@ -360,6 +360,6 @@ async fn organization_reload(
     select!(["o.id = $1 AND m.user_id = $2"], id.uuid(), user.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

@@ -3,7 +3,7 @@
 use construct_domain::{AuditEntryId, OrganizationId, UserId, access::Role, id};
 use jiff::Timestamp;
 
-use super::role;
+use super::parse_role;
 use crate::{AuditEntry, Error, Store, audit, text, time};
 
 /// A person.
@@ -182,7 +182,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
-        word.map(|word| role(&word)).transpose()
+        word.map(|word| parse_role(&word)).transpose()
     }
 
     /// A person.

@@ -7,10 +7,10 @@ use construct_domain::{
 };
 
 use crate::{
-    Error, NewUserMessage, Rendered, Store, StoredMessage, Write, Written,
-    event::unsigned,
-    message::write::accepted,
-    task::rewind::{message_in_transcript, place},
+    Error, NewUserMessage, WriteOutput, Store, StoredMessage, Write, WriteOutcome,
+    event::to_u64,
+    message::write::accepted_message,
+    task::rewind::{message_in_transcript, position},
     text,
     write::begin,
 };
@@ -30,14 +30,14 @@ impl Store {
         id: MessageId,
         new: MessageId,
         content: Content,
-        render: impl FnOnce(&StoredMessage) -> Rendered + Send,
-    ) -> Result<Written<StoredMessage>, Error> {
+        render: impl FnOnce(&StoredMessage) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredMessage>, Error> {
         let mut writer = begin!(self, write);
         let (task, before) = message_in_transcript(&mut writer, id).await?;
         if before.source != Source::User {
             return Err(Error::NotInTranscript);
         }
-        let from = place(&before)?;
+        let from = position(&before)?;
         let row = sqlx::query!(
             "UPDATE tasks SET
                  rewind_from = least(rewind_from, $3),
@@ -74,10 +74,10 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let new = NewUserMessage { id: new, task, content, interrupts: false };
         let entity =
-            StoredMessage { replaces: Some(id), ..accepted(write, new, row.intents, json)? };
-        writer.finish_on_task(task, unsigned(row.event_sequence), entity, render).await
+            StoredMessage { replaces: Some(id), ..accepted_message(write, new, row.intents, json)? };
+        writer.finish_on_task(task, to_u64(row.event_sequence), entity, render).await
     }
 }

@@ -14,11 +14,11 @@ use construct_domain::{
 };
 
 use crate::{
-    Error, NewEvent, NewUserMessage, QUEUE_LIMIT, Rendered, Store, StoredMessage, Write, Written,
-    event::{signed, unsigned},
-    message::{WHAT, select},
+    Error, NewEvent, NewUserMessage, QUEUE_LIMIT, WriteOutput, Store, StoredMessage, Write, WriteOutcome,
+    event::{to_i64, to_u64},
+    message::{ENTITY, select},
     text, time,
-    write::{Writer, begin, none},
+    write::{Writer, begin, no_entries},
 };
 
 impl Store {
@@ -33,23 +33,23 @@ impl Store {
         &self,
         write: &Write,
         new: NewUserMessage,
-        render: impl FnOnce(&StoredMessage) -> Rendered + Send,
-    ) -> Result<Written<StoredMessage>, Error> {
+        render: impl FnOnce(&StoredMessage) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredMessage>, Error> {
         let content = text::json(&new.content)?;
-        let entity = accepted(write, new, 0, content.clone())?;
-        let Rendered { event, response } = render(&entity);
+        let entity = accepted_message(write, new, 0, content.clone())?;
+        let WriteOutput { event, response } = render(&entity);
         if write.idempotency.is_none() {
-            let audit = write.audit.as_ref().map_or(Ok(none()), |audit| audit.rows(&response))?;
+            let audit = write.audit.as_ref().map_or(Ok(no_entries()), |audit| audit.rows(&response))?;
             let written = insert(&self.pool, write, entity, content, event, audit).await?;
             if let Some(audit) = &write.audit {
-                audit.is_written();
+                audit.mark_written();
             }
             return Ok(written);
         }
         let mut writer = begin!(self, write);
         // The entry of the audit trail goes with the answer.
         let written =
-            insert(&mut *writer.transaction, write, entity, content, event, none()).await?;
+            insert(&mut *writer.transaction, write, entity, content, event, no_entries()).await?;
         writer.commit(&response).await?;
         Ok(written)
     }
@@ -66,11 +66,11 @@ impl Store {
         id: MessageId,
         expected_revision: Option<i64>,
         content: Content,
-        render: impl FnOnce(&StoredMessage) -> Rendered + Send,
-    ) -> Result<Written<StoredMessage>, Error> {
+        render: impl FnOnce(&StoredMessage) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredMessage>, Error> {
         let mut writer = begin!(self, write);
         let (task, sequence) = message_lock(&mut writer, id).await?;
-        let before = message_queued(&mut writer, id).await?;
+        let before = message_get_queued(&mut writer, id).await?;
         if expected_revision.is_some_and(|revision| revision != before.revision) {
             return Err(Error::Conflict);
         }
@@ -103,11 +103,11 @@ impl Store {
         &self,
         write: &Write,
         id: MessageId,
-        render: impl FnOnce(&StoredMessage) -> Rendered + Send,
-    ) -> Result<Written<StoredMessage>, Error> {
+        render: impl FnOnce(&StoredMessage) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredMessage>, Error> {
         let mut writer = begin!(self, write);
         let (task, sequence) = message_lock(&mut writer, id).await?;
-        let entity = message_queued(&mut writer, id).await?;
+        let entity = message_get_queued(&mut writer, id).await?;
         sqlx::query!("DELETE FROM messages WHERE id = $1", id.uuid())
             .execute(&mut *writer.transaction)
             .await?;
@@ -121,15 +121,15 @@ pub(crate) async fn message_insert(
     write: &Write,
     new: NewUserMessage,
     told: fn(&StoredMessage) -> NewEvent,
-) -> Result<Written<StoredMessage>, Error> {
+) -> Result<WriteOutcome<StoredMessage>, Error> {
     let content = text::json(&new.content)?;
-    let entity = accepted(write, new, 0, content.clone())?;
+    let entity = accepted_message(write, new, 0, content.clone())?;
     let event = told(&entity);
-    insert(connection, write, entity, content, event, none()).await
+    insert(connection, write, entity, content, event, no_entries()).await
 }
 
 /// The entity that an insert makes.
-pub(super) fn accepted(
+pub(super) fn accepted_message(
     write: &Write,
     new: NewUserMessage,
     arrival: i64,
@@ -170,7 +170,7 @@ async fn insert(
     content: Value,
     event: NewEvent,
     audit: Value,
-) -> Result<Written<StoredMessage>, Error> {
+) -> Result<WriteOutcome<StoredMessage>, Error> {
     let done = sqlx::query!(
         r#"WITH task AS (
                UPDATE tasks t SET
@@ -207,20 +207,20 @@ async fn insert(
         i64::from(QUEUE_LIMIT),
         event.kind,
         event.payload,
-        event.step.map(signed) as _,
+        event.step.map(to_i64) as _,
         entity.interrupts,
         audit,
         write.key.map(ApiKeyId::uuid) as _,
     )
     .fetch_optional(executor)
     .await
-    .map_err(Error::of_write)?
-    .ok_or(Error::NotFound { what: crate::task::WHAT })?;
+    .map_err(Error::from_write)?
+    .ok_or(Error::NotFound { what: crate::task::ENTITY })?;
     let (Some(arrival), Some(sequence)) = (done.arrival, done.sequence) else {
         return Err(Error::QueueFull { limit: QUEUE_LIMIT });
     };
-    let event = write.stored(entity.task.uuid(), unsigned(sequence), event);
-    Ok(Written::Applied { entity: StoredMessage { arrival, ..entity }, event: Some(event) })
+    let event = write.to_stored_event(entity.task.uuid(), to_u64(sequence), event);
+    Ok(WriteOutcome::Applied { entity: StoredMessage { arrival, ..entity }, event: Some(event) })
 }
 
 /// Locks the message's task for a change of its queue, and counts the event. The version rises too:
@@ -246,13 +246,13 @@ async fn message_lock(writer: &mut Writer<'_>, id: MessageId) -> Result<(TaskId,
     )
     .fetch_optional(&mut *writer.transaction)
     .await?
-    .ok_or(Error::NotFound { what: WHAT })?;
-    Ok((TaskId::from_uuid(task.id), unsigned(task.event_sequence)))
+    .ok_or(Error::NotFound { what: ENTITY })?;
+    Ok((TaskId::from_uuid(task.id), to_u64(task.event_sequence)))
 }
 
 /// The message, when it still waits. Read after its task was locked: before, it could change
 /// between reading and writing.
-async fn message_queued(writer: &mut Writer<'_>, id: MessageId) -> Result<StoredMessage, Error> {
+async fn message_get_queued(writer: &mut Writer<'_>, id: MessageId) -> Result<StoredMessage, Error> {
     let message = message_by_id(writer, id).await?;
     if message.position.is_some() || message.processed_at.is_some() {
         Err(Error::NotQueued)
@@ -269,6 +269,6 @@ pub(crate) async fn message_by_id(
     select!(["WHERE m.organization_id = $1 AND m.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

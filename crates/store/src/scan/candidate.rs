@@ -5,13 +5,13 @@ use jiff::Timestamp;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{CandidateState, Scan, WHAT as SCAN, intent::scan_reload, scans};
-use crate::{Error, Rendered, Store, Write, Written, text, time, write::begin};
+use super::{CandidateState, Scan, ENTITY as SCAN, intent::scan_reload, scans};
+use crate::{Error, WriteOutput, Store, Write, WriteOutcome, text, time, write::begin};
 
-const WHAT: &str = "candidate";
+const ENTITY: &str = "candidate";
 
 /// Candidates that are shown and handed over at once.
-const AT_ONCE: i64 = 200;
+const MAX_CANDIDATES: i64 = 200;
 
 /// A candidate to write down, checked.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,7 +68,7 @@ pub struct Review {
 
 /// What was handed over by one request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct HandedOver {
+pub struct HandOverResult {
     /// None when there was nothing left.
     pub id: Option<HandOverId>,
     /// The scan.
@@ -111,11 +111,11 @@ impl TryFrom<Row> for Candidate {
             id: CandidateId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
             scan: ScanId::from_uuid(row.scan_id),
-            state: CandidateState::stored(&row.state)?,
+            state: CandidateState::from_column(&row.state)?,
             content: row.content,
             edited: row.edited,
             reviewed_by: row.reviewed_by,
-            reviewed_at: time::option(row.reviewed_at),
+            reviewed_at: time::from_sql_option(row.reviewed_at),
             hand_over: row.hand_over_id.map(HandOverId::from_uuid),
             revision: row.revision,
             created_at: row.created_at,
@@ -178,7 +178,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -194,8 +194,8 @@ impl Store {
         id: CandidateId,
         expected_revision: Option<i64>,
         review: Review,
-        render: impl FnOnce(&Candidate) -> Rendered + Send,
-    ) -> Result<Written<Candidate>, Error> {
+        render: impl FnOnce(&Candidate) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Candidate>, Error> {
         let mut writer = begin!(self, write);
         let (organization, now) = (writer.organization(), writer.now());
         let found: Candidate = candidates!(
@@ -206,7 +206,7 @@ impl Store {
         )
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()?;
         if expected_revision.is_some_and(|expected| expected != found.revision) {
             return Err(Error::Conflict);
@@ -234,10 +234,10 @@ impl Store {
             now as _,
         );
         let entity =
-            row.fetch_one(&mut *writer.transaction).await.map_err(Error::of_write)?.try_into()?;
+            row.fetch_one(&mut *writer.transaction).await.map_err(Error::from_write)?.try_into()?;
         let response = render(&entity).response;
         writer.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
     /// Hands accepted candidates of a scan over, all or those named, but for what was handed over
@@ -253,8 +253,8 @@ impl Store {
         scan: ScanId,
         named: &[CandidateId],
         by: &str,
-        render: impl FnOnce(&HandedOver) -> Rendered + Send,
-    ) -> Result<Written<HandedOver>, Error> {
+        render: impl FnOnce(&HandOverResult) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<HandOverResult>, Error> {
         let mut writer = begin!(self, write);
         let (organization, now) = (writer.organization(), writer.now());
         let scan = scan_reload(&mut writer, scan).await?;
@@ -277,7 +277,7 @@ impl Store {
             .map(TryInto::try_into)
             .collect::<Result<_, Error>>()?;
         if named.iter().any(|id| found.iter().all(|candidate| candidate.id.uuid() != *id)) {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         let undecided =
             |state| matches!(state, CandidateState::Proposed | CandidateState::Rejected);
@@ -289,7 +289,7 @@ impl Store {
             .filter(|candidate| candidate.state == CandidateState::Accepted)
             .map(|candidate| candidate.id.uuid())
             .collect();
-        let mut entity = HandedOver { id: None, scan, candidates: Vec::new() };
+        let mut entity = HandOverResult { id: None, scan, candidates: Vec::new() };
         if !going.is_empty() {
             let id = HandOverId::from_uuid(Uuid::now_v7());
             sqlx::query!(
@@ -318,7 +318,7 @@ impl Store {
         }
         let response = render(&entity).response;
         writer.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
     /// Hand-overs from before a time of which the mesh was not told.
@@ -326,7 +326,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn hand_overs_untold(
+    pub async fn hand_overs_unpublished(
         &self,
         before: Timestamp,
         limit: i64,
@@ -371,7 +371,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn hand_over_told(&self, id: HandOverId, now: Timestamp) -> Result<(), Error> {
+    pub async fn hand_over_mark_published(&self, id: HandOverId, now: Timestamp) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE scan_hand_overs SET told_at = $2 WHERE id = $1 AND told_at IS NULL",
             id.uuid(),

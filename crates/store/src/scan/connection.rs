@@ -6,11 +6,11 @@ use uuid::Uuid;
 
 use super::{ScanCredential, ScanHost};
 use crate::{
-    Cursor, Error, Key, Keyring, Page, Rendered, Resealed, SealError, SealedSecret, Store, Write,
-    Written, model_provider::reseal, time, write::begin,
+    Cursor, Error, Key, Keyring, Page, WriteOutput, ResealReport, SealError, SealedSecret, Store, Write,
+    WriteOutcome, model_provider::reseal, time, write::begin,
 };
 
-const WHAT: &str = "connection";
+const ENTITY: &str = "connection";
 
 /// How a host is reached.
 #[derive(Debug, Clone, PartialEq)]
@@ -84,9 +84,9 @@ impl TryFrom<Row> for ScanConnection {
             id: ScanConnectionId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
             name: row.name,
-            host: ScanHost::stored(&row.host)?,
+            host: ScanHost::from_column(&row.host)?,
             base_url: row.base_url,
-            credential: ScanCredential::stored(&row.credential)?,
+            credential: ScanCredential::from_column(&row.credential)?,
             sealed: SealedSecret {
                 key_id: row.key_id,
                 nonce: row.key_nonce,
@@ -147,7 +147,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -193,8 +193,8 @@ impl Store {
         &self,
         write: &Write,
         new: NewScanConnection,
-        render: impl FnOnce(&ScanConnection) -> Rendered + Send,
-    ) -> Result<Written<ScanConnection>, Error> {
+        render: impl FnOnce(&ScanConnection) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ScanConnection>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "INSERT INTO scan_connections
@@ -213,7 +213,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let row = select!(
             ["WHERE c.organization_id = $1 AND c.id = $2"],
             writer.organization(),
@@ -222,7 +222,7 @@ impl Store {
         let entity = row.fetch_one(&mut *writer.transaction).await?.try_into()?;
         let response = render(&entity).response;
         writer.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
     /// Deletes a connection. The entity in the result is what it was.
@@ -234,8 +234,8 @@ impl Store {
         &self,
         write: &Write,
         id: ScanConnectionId,
-        render: impl FnOnce(&ScanConnection) -> Rendered + Send,
-    ) -> Result<Written<ScanConnection>, Error> {
+        render: impl FnOnce(&ScanConnection) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ScanConnection>, Error> {
         let mut writer = begin!(self, write);
         // Whoever makes a scan with it waits until this is over, and finds it gone.
         let row = select!(
@@ -246,7 +246,7 @@ impl Store {
         let row = row
             .fetch_optional(&mut *writer.transaction)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?;
+            .ok_or(Error::NotFound { what: ENTITY })?;
         let used = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT 1 FROM scans WHERE organization_id = $1 AND connection_id = $2 AND next_wake IS NOT NULL)
                    AS "used!""#,
@@ -256,7 +256,7 @@ impl Store {
         .fetch_one(&mut *writer.transaction)
         .await?;
         if used {
-            return Err(Error::InUse { what: WHAT, by: "scan" });
+            return Err(Error::InUse { what: ENTITY, by: "scan" });
         }
         sqlx::query!(
             "DELETE FROM scan_connections WHERE organization_id = $1 AND id = $2",
@@ -265,11 +265,11 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_delete)?;
+        .map_err(Error::from_delete)?;
         let entity = row.try_into()?;
         let response = render(&entity).response;
         writer.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
     /// Seals what opens connections anew where it is not under the keyring's active key, in all
@@ -282,11 +282,11 @@ impl Store {
         &self,
         keyring: &Keyring,
         now: Timestamp,
-    ) -> Result<Resealed<ScanConnectionId>, Error> {
+    ) -> Result<ResealReport<ScanConnectionId>, Error> {
         let rows = select!(["WHERE c.key_id <> $1 ORDER BY c.id"], keyring.active())
             .fetch_all(&self.pool)
             .await?;
-        let mut report = Resealed { resealed: 0, failed: Vec::new() };
+        let mut report = ResealReport { resealed: 0, failed: Vec::new() };
         for row in rows {
             let ScanConnection { id, sealed: old, .. } = row.try_into()?;
             let new = match reseal(keyring, id, &old) {

@@ -3,14 +3,14 @@
 use construct_domain::{OrganizationId, ScanConnectionId, ScanId};
 use jiff::Timestamp;
 
-use super::{Scan, ScanEvent, ScanKind, ScanLimits, ScanPhase, WHAT, scans};
+use super::{Scan, ScanEvent, ScanKind, ScanLimits, ScanPhase, ENTITY, scans};
 use crate::{
-    Error, Key, Page, Rendered, SealedSecret, Store, Write, Written, text, time,
+    Error, Key, Page, WriteOutput, SealedSecret, Store, Write, WriteOutcome, text, time,
     write::{Writer, begin},
 };
 
 /// Scans of an organization that are under way or wait.
-pub const OPEN_SCANS: u32 = 20;
+pub const MAX_OPEN_SCANS: u32 = 20;
 
 /// A scan to create.
 #[derive(Debug, Clone, PartialEq)]
@@ -82,8 +82,8 @@ impl Store {
         &self,
         write: &Write,
         new: NewScan,
-        render: impl FnOnce(&Scan) -> Rendered + Send,
-    ) -> Result<Written<Scan>, Error> {
+        render: impl FnOnce(&Scan) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Scan>, Error> {
         let mut writer = begin!(self, write);
         // One after the other, so that they are counted right.
         sqlx::query_scalar!(
@@ -98,8 +98,8 @@ impl Store {
         )
         .fetch_one(&mut *writer.transaction)
         .await?;
-        if open >= i64::from(OPEN_SCANS) {
-            return Err(Error::TooManyScans { limit: OPEN_SCANS });
+        if open >= i64::from(MAX_OPEN_SCANS) {
+            return Err(Error::TooManyScans { limit: MAX_OPEN_SCANS });
         }
         let (connection, connection_name) = new.connection.unzip();
         sqlx::query!(
@@ -136,7 +136,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         sqlx::query!(
             "INSERT INTO scan_events (organization_id, scan_id, sequence, kind, phase, message, files, candidates, cost_pico_usd,
                  tool_calls, created_at)
@@ -150,7 +150,7 @@ impl Store {
         let entity = scan_reload(&mut writer, new.id).await?;
         let response = render(&entity).response;
         writer.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
     /// Whether one more scan may be made, asked before anything is made for it.
@@ -158,15 +158,15 @@ impl Store {
     /// # Errors
     /// [`Error::TooManyScans`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_may_be_made(&self, organization: OrganizationId) -> Result<(), Error> {
+    pub async fn scan_check_limit(&self, organization: OrganizationId) -> Result<(), Error> {
         let open = sqlx::query_scalar!(
             r#"SELECT count(*) AS "open!" FROM scans WHERE organization_id = $1 AND next_wake IS NOT NULL"#,
             organization.uuid(),
         );
-        if open.fetch_one(&self.pool).await? < i64::from(OPEN_SCANS) {
+        if open.fetch_one(&self.pool).await? < i64::from(MAX_OPEN_SCANS) {
             return Ok(());
         }
-        Err(Error::TooManyScans { limit: OPEN_SCANS })
+        Err(Error::TooManyScans { limit: MAX_OPEN_SCANS })
     }
 
     /// A scan.
@@ -183,7 +183,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -192,7 +192,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_open_by(
+    pub async fn scan_open_creator(
         &self,
         organization: OrganizationId,
         id: ScanId,
@@ -239,7 +239,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_last_of(
+    pub async fn scan_latest(
         &self,
         organization: OrganizationId,
         repositories: &[String],
@@ -264,8 +264,8 @@ impl Store {
         write: &Write,
         id: ScanId,
         reason: &str,
-        render: impl FnOnce(&Scan) -> Rendered + Send,
-    ) -> Result<Written<Scan>, Error> {
+        render: impl FnOnce(&Scan) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Scan>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "UPDATE scans SET cancel_requested_at = $3, cancel_reason = $4, next_wake = $3, revision = revision + 1, updated_at = $3
@@ -280,7 +280,7 @@ impl Store {
         let entity = scan_reload(&mut writer, id).await?;
         let response = render(&entity).response;
         writer.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
     /// What happened in a scan after an event.
@@ -308,7 +308,7 @@ impl Store {
             Ok(ScanEvent {
                 sequence: row.sequence,
                 kind: row.kind,
-                phase: ScanPhase::stored(&row.phase)?,
+                phase: ScanPhase::from_column(&row.phase)?,
                 message: row.message,
                 files: row.files,
                 candidates: row.candidates,
@@ -348,6 +348,6 @@ pub(super) async fn scan_reload(writer: &mut Writer<'_>, id: ScanId) -> Result<S
     )
     .fetch_optional(&mut *writer.transaction)
     .await?
-    .ok_or(Error::NotFound { what: WHAT })?
+    .ok_or(Error::NotFound { what: ENTITY })?
     .try_into()
 }

@@ -31,16 +31,16 @@ pub struct ScanChanges {
     /// What is proposed.
     pub candidates: Vec<NewCandidate>,
     /// Whoever looks at it next may take it.
-    pub let_go: bool,
+    pub release: bool,
 }
 
 /// What whoever holds a scan learns when they go on holding it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
+pub enum LeaseState {
     /// It is theirs.
-    Yes,
+    Held,
     /// It is theirs, and somebody wants its end.
-    Cancel,
+    CancelRequested,
     /// Somebody else is at it by now.
     Lost,
 }
@@ -54,7 +54,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scans_take(
+    pub async fn scans_claim(
         &self,
         limit: i64,
         served: &[OrganizationId],
@@ -93,7 +93,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scans_look(
+    pub async fn scans_claim_waiting(
         &self,
         limit: i64,
         lease: Duration,
@@ -119,7 +119,7 @@ impl Store {
     /// # Errors
     /// [`Error::Conflict`] when somebody else is at it by now, or it is over.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_let_go(
+    pub async fn scan_release(
         &self,
         scan: &Scan,
         wake: Timestamp,
@@ -163,7 +163,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_hold(&self, scan: &Scan, until: Timestamp) -> Result<Held, Error> {
+    pub async fn scan_extend_lease(&self, scan: &Scan, until: Timestamp) -> Result<LeaseState, Error> {
         let cancel = sqlx::query_scalar!(
             r#"UPDATE scans SET leased_until = $4 WHERE organization_id = $1 AND id = $2 AND lease = $3
              RETURNING cancel_requested_at IS NOT NULL AS "cancel!""#,
@@ -173,9 +173,9 @@ impl Store {
             time::sql(until) as _,
         );
         Ok(match cancel.fetch_optional(&self.pool).await? {
-            None => Held::Lost,
-            Some(true) => Held::Cancel,
-            Some(false) => Held::Yes,
+            None => LeaseState::Lost,
+            Some(true) => LeaseState::CancelRequested,
+            Some(false) => LeaseState::Held,
         })
     }
 
@@ -229,7 +229,7 @@ impl Store {
             scan.cost_pico_usd,
             text::clean_option(changes.brief.as_deref()),
             count,
-            changes.let_go,
+            changes.release,
             time::sql_option(scan.ended_at) as _,
             over,
         )
@@ -294,7 +294,7 @@ impl Store {
             )
             .execute(&mut *transaction)
             .await
-            .map_err(Error::of_write)?;
+            .map_err(Error::from_write)?;
         }
         transaction.commit().await?;
         (scan.event_sequence, scan.revision) = (saved.event_sequence, saved.revision);
@@ -312,7 +312,7 @@ impl Store {
             scan.organization.uuid(),
             scan.id.uuid(),
         );
-        brief.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: super::WHAT })
+        brief.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: super::ENTITY })
     }
 
     /// What opens a scan's repository.
@@ -356,7 +356,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_cleaned(&self, id: ScanId, now: Timestamp) -> Result<(), Error> {
+    pub async fn scan_mark_cleaned(&self, id: ScanId, now: Timestamp) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE scans SET cleaned_at = $2 WHERE id = $1",
             id.uuid(),

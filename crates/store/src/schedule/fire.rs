@@ -5,16 +5,16 @@ use construct_domain::{
     ApiKeyId, MessageId, OrganizationId, ScheduleId, TaskId,
     message::Source,
     money::{Usage, tokens_of_content},
-    schedule::{Invalid, Plan},
+    schedule::{InvalidTiming, Plan},
 };
 use jiff::Timestamp;
 use sqlx::{Acquire as _, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::{
-    Error, NewEvent, QUEUE_LIMIT, Schedule, Store, StoredEvent, StoredMessage, StoredTask, Target,
-    event::{signed, unsigned},
-    schedule::{RUNS_KEPT, RunOutcome, room::missing, select},
+    Error, NewEvent, QUEUE_LIMIT, Schedule, Store, StoredEvent, StoredMessage, StoredTask, ScheduleTarget,
+    event::{to_i64, to_u64},
+    schedule::{RUN_HISTORY_LIMIT, RunOutcome, room::exhausted_quota, select},
     task::write::task_read,
     text,
     time::{micros, sql, sql_option},
@@ -22,7 +22,7 @@ use crate::{
 
 /// What was done about one schedule.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Fired {
+pub struct FiredSchedule {
     /// The schedule, as it was.
     pub schedule: Schedule,
     /// What was stored, to be published.
@@ -35,7 +35,7 @@ pub struct Fired {
 
 /// A place among the schedules that are due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Due {
+pub struct DueSchedule {
     /// When the schedule there is due.
     pub at: Timestamp,
     /// The schedule.
@@ -44,7 +44,7 @@ pub struct Due {
 
 /// How others are told of what a run makes.
 #[derive(Debug, Clone, Copy)]
-pub struct Told {
+pub struct RunEvents {
     /// Of a task that was begun.
     pub task: fn(&StoredTask) -> NewEvent,
     /// Of a message that was accepted.
@@ -68,9 +68,9 @@ impl Store {
     pub async fn schedule_fire(
         &self,
         now: Timestamp,
-        told: Told,
-        after: &mut Option<Due>,
-    ) -> Result<Option<Fired>, Error> {
+        told: RunEvents,
+        after: &mut Option<DueSchedule>,
+    ) -> Result<Option<FiredSchedule>, Error> {
         let now = micros(now);
         let mut transaction = self.pool.begin().await?;
         let row = select!(
@@ -83,7 +83,7 @@ impl Store {
         );
         let Some(row) = row.fetch_optional(&mut *transaction).await? else { return Ok(None) };
         let id = row.id;
-        *after = row.next_run.map(|at| Due { at: at.into(), schedule: ScheduleId::from_uuid(id) });
+        *after = row.next_run.map(|at| DueSchedule { at: at.into(), schedule: ScheduleId::from_uuid(id) });
         let schedule: Schedule = match row.try_into() {
             Ok(schedule) => schedule,
             // It would stay the oldest that is due, and keep all others from their runs.
@@ -103,23 +103,23 @@ impl Store {
             }
         };
         let mut fired =
-            Fired { events: Vec::new(), tasks: Vec::new(), failures: Vec::new(), schedule };
+            FiredSchedule { events: Vec::new(), tasks: Vec::new(), failures: Vec::new(), schedule };
         let due = fired.schedule.next_run.unwrap_or(now);
         let plan = match fired.schedule.timing.plan(fired.schedule.missed, due, now) {
             Ok(plan) => plan,
             // It could be read when it was stored, so that a time zone is gone: a person must look
             // at it.
-            Err(error @ (Invalid::Pattern(_) | Invalid::TimeZone(_))) => {
+            Err(error @ (InvalidTiming::Pattern(_) | InvalidTiming::TimeZone(_))) => {
                 fired.failures.push(error.to_string());
-                Plan { passed_over: Some(due), ..Plan::default() }
+                Plan { first_skipped: Some(due), ..Plan::default() }
             }
         };
-        if let Some(first) = plan.passed_over {
-            remember(&mut transaction, &fired.schedule, first, RunOutcome::PassedOver, None, now)
+        if let Some(first) = plan.first_skipped {
+            record_run(&mut transaction, &fired.schedule, first, RunOutcome::PassedOver, None, now)
                 .await?;
         }
-        for run in &plan.make {
-            make(&mut transaction, &mut fired, *run, now, told).await?;
+        for run in &plan.runs {
+            create_run(&mut transaction, &mut fired, *run, now, told).await?;
         }
         sqlx::query!(
             "UPDATE schedules SET
@@ -127,7 +127,7 @@ impl Store {
              WHERE id = $1",
             fired.schedule.id.uuid(),
             sql_option(plan.next) as _,
-            sql_option(plan.make.last().copied()) as _,
+            sql_option(plan.runs.last().copied()) as _,
             text::clean_option(fired.failures.last().map(String::as_str)) as _,
             sql(now) as _,
         )
@@ -138,7 +138,7 @@ impl Store {
                  SELECT n.due FROM schedule_runs n WHERE n.schedule_id = $1 ORDER BY n.due DESC OFFSET $2 LIMIT 1
              )",
             fired.schedule.id.uuid(),
-            i64::from(RUNS_KEPT) - 1,
+            i64::from(RUN_HISTORY_LIMIT) - 1,
         )
         .execute(&mut *transaction)
         .await?;
@@ -148,25 +148,25 @@ impl Store {
 }
 
 /// One run, or the memory that it failed.
-async fn make(
+async fn create_run(
     transaction: &mut Transaction<'static, Postgres>,
-    fired: &mut Fired,
+    fired: &mut FiredSchedule,
     due: Timestamp,
     now: Timestamp,
-    told: Told,
+    told: RunEvents,
 ) -> Result<(), Error> {
     let schedule = &fired.schedule;
     // Taken first: who finds it taken has nothing to do.
-    if !remember(transaction, schedule, due, RunOutcome::Sent, None, now).await? {
+    if !record_run(transaction, schedule, due, RunOutcome::Sent, None, now).await? {
         return Ok(());
     }
-    if let Some(words) = missing(transaction, schedule, now).await? {
-        fail(transaction, schedule, due, &words).await?;
+    if let Some(words) = exhausted_quota(transaction, schedule, now).await? {
+        record_failure(transaction, schedule, due, &words).await?;
         fired.failures.push(words);
         return Ok(());
     }
     let mut part = transaction.begin().await?;
-    match send(&mut part, schedule, now, told).await {
+    match send_message(&mut part, schedule, now, told).await {
         Ok(sent) => {
             sqlx::query!(
                 "UPDATE schedule_runs SET task_id = $3, message_id = $4 WHERE schedule_id = $1 AND due = $2",
@@ -185,7 +185,7 @@ async fn make(
         Err(error) => {
             part.rollback().await?;
             let words = error.to_string();
-            fail(transaction, schedule, due, &words).await?;
+            record_failure(transaction, schedule, due, &words).await?;
             fired.failures.push(words);
         }
     }
@@ -193,7 +193,7 @@ async fn make(
 }
 
 /// Takes down that a run failed.
-async fn fail(
+async fn record_failure(
     connection: &mut PgConnection,
     schedule: &Schedule,
     due: Timestamp,
@@ -211,7 +211,7 @@ async fn fail(
 }
 
 /// Takes a run down. False when it was before.
-async fn remember(
+async fn record_run(
     connection: &mut PgConnection,
     schedule: &Schedule,
     due: Timestamp,
@@ -233,24 +233,24 @@ async fn remember(
     Ok(done.rows_affected() == 1)
 }
 
-struct Sent {
+struct SentRun {
     task: TaskId,
     message: MessageId,
     events: Vec<StoredEvent>,
 }
 
 /// Accepts the message as a person's, for the task there is or for a new one.
-async fn send(
+async fn send_message(
     connection: &mut PgConnection,
     schedule: &Schedule,
     now: Timestamp,
-    told: Told,
-) -> Result<Sent, Error> {
+    told: RunEvents,
+) -> Result<SentRun, Error> {
     let (organization, key) = (schedule.organization, schedule.key.map(ApiKeyId::uuid));
     let mut events = Vec::new();
     let task = match schedule.target {
-        Target::Task(task) => task,
-        Target::Agent(agent) => {
+        ScheduleTarget::Task(task) => task,
+        ScheduleTarget::Agent(agent) => {
             let id = TaskId::from_uuid(Uuid::now_v7());
             sqlx::query!(
                 "INSERT INTO tasks
@@ -268,10 +268,10 @@ async fn send(
             )
             .execute(&mut *connection)
             .await
-            .map_err(Error::of_write)?;
+            .map_err(Error::from_write)?;
             let stored = task_read(connection, organization.uuid(), id).await?;
             events.push(
-                record(
+                store_event(
                     connection,
                     organization,
                     id,
@@ -302,7 +302,7 @@ async fn send(
     )
     .fetch_optional(&mut *connection)
     .await?
-    .ok_or(Error::NotFound { what: crate::task::WHAT })?;
+    .ok_or(Error::NotFound { what: crate::task::ENTITY })?;
     if row.queued >= i64::from(QUEUE_LIMIT) {
         return Err(Error::QueueFull { limit: QUEUE_LIMIT });
     }
@@ -341,16 +341,16 @@ async fn send(
     )
     .execute(&mut *connection)
     .await
-    .map_err(Error::of_write)?;
-    let sequence = unsigned(row.event_sequence);
+    .map_err(Error::from_write)?;
+    let sequence = to_u64(row.event_sequence);
     events.push(
-        record(connection, organization, task, sequence, (told.message)(&message), now).await?,
+        store_event(connection, organization, task, sequence, (told.message)(&message), now).await?,
     );
-    Ok(Sent { task, message: message.id, events })
+    Ok(SentRun { task, message: message.id, events })
 }
 
 /// Stores an event of a task's stream.
-async fn record(
+async fn store_event(
     connection: &mut PgConnection,
     organization: OrganizationId,
     task: TaskId,
@@ -363,7 +363,7 @@ async fn record(
         "INSERT INTO events (organization_id, stream_id, sequence, type, payload, created_at) VALUES ($1, $2, $3, $4, $5, $6)",
         organization.uuid(),
         task.uuid(),
-        signed(sequence),
+        to_i64(sequence),
         kind,
         payload,
         sql(now) as _,

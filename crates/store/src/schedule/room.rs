@@ -6,12 +6,12 @@ use jiff::Timestamp;
 use sqlx::PgConnection;
 
 use crate::{
-    Counted, Counts, Error, Limits, Periods, Schedule, Target,
-    quota::{counts, counts_of_keys},
+    CountSelection, Counts, Error, Limits, Periods, Schedule, ScheduleTarget,
+    quota::{counts, key_counts},
 };
 
 /// Which quota is used up, in words; none: there is room.
-pub(super) async fn missing(
+pub(super) async fn exhausted_quota(
     connection: &mut PgConnection,
     schedule: &Schedule,
     now: Timestamp,
@@ -41,38 +41,38 @@ pub(super) async fn missing(
     let Some(row) = row else { return Ok(None) };
     let periods = Periods::of(now);
     if let Some((id, stored)) = schedule.key.zip(row.key) {
-        let limits = Limits::stored(stored)?;
-        let counted = asked(&limits, schedule);
-        if counted != Counted::default() {
-            let done = counts_of_keys(&mut *connection, organization, counted, &periods).await?;
+        let limits = Limits::from_column(stored)?;
+        let counted = run_counts(&limits, schedule);
+        if counted != CountSelection::default() {
+            let done = key_counts(&mut *connection, organization, counted, &periods).await?;
             if let Some(quota) =
-                exceeded(&limits, counted, &done.get(&id).copied().unwrap_or_default())
+                first_exceeded(&limits, counted, &done.get(&id).copied().unwrap_or_default())
             {
                 return Ok(Some(format!("key_{quota} of the API key it was made with is used up")));
             }
         }
     }
-    let limits = Limits::stored(row.organization)?;
-    let counted = asked(&limits, schedule);
-    if counted == Counted::default() {
+    let limits = Limits::from_column(row.organization)?;
+    let counted = run_counts(&limits, schedule);
+    if counted == CountSelection::default() {
         return Ok(None);
     }
     let done = counts(&mut *connection, organization, counted, &periods).await?;
-    Ok(exceeded(&limits, counted, &done)
+    Ok(first_exceeded(&limits, counted, &done)
         .map(|quota| format!("{quota} of the organization is used up")))
 }
 
 /// What a run adds to, of what is limited.
-fn asked(limits: &Limits, schedule: &Schedule) -> Counted {
-    let all = Counted::of(limits);
-    Counted {
-        tasks: all.tasks && matches!(schedule.target, Target::Agent(_)),
+fn run_counts(limits: &Limits, schedule: &Schedule) -> CountSelection {
+    let all = CountSelection::of(limits);
+    CountSelection {
+        tasks: all.tasks && matches!(schedule.target, ScheduleTarget::Agent(_)),
         storage: false,
         ..all
     }
 }
 
-fn exceeded(limits: &Limits, counted: Counted, done: &Counts) -> Option<&'static str> {
+fn first_exceeded(limits: &Limits, counted: CountSelection, done: &Counts) -> Option<&'static str> {
     let is_full = |done: i64, limit: Option<i64>| limit.is_some_and(|limit| done >= limit);
     [
         ("tasks_per_day", counted.tasks && is_full(done.tasks, limits.tasks_per_day)),

@@ -6,14 +6,14 @@ use crate::{Error, Store, text, time};
 
 /// What is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum May {
+pub enum GrantKind {
     /// Ask an agent something.
     Use,
     /// Decide about calls that it wants to make.
     Approve,
 }
 
-impl May {
+impl GrantKind {
     /// As it is stored.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -35,7 +35,7 @@ pub struct Grant {
     /// The agent, as it was named.
     pub agent: String,
     /// What is allowed.
-    pub may: May,
+    pub kind: GrantKind,
 }
 
 impl Grant {
@@ -52,7 +52,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_grants(&self, team: &str, may: May) -> Result<Vec<Grant>, Error> {
+    pub async fn slack_grants(&self, team: &str, kind: GrantKind) -> Result<Vec<Grant>, Error> {
         let rows = sqlx::query!(
             "SELECT channel, user_id, agent FROM slack_grants WHERE team = $1 AND may = $2
              ORDER BY agent, channel, user_id LIMIT 10000",
@@ -79,7 +79,7 @@ impl Store {
             grant.channel,
             grant.user,
             text::clean(&grant.agent).into_owned(),
-            grant.may.as_str(),
+            grant.kind.as_str(),
             by,
             time::sql(now),
         )
@@ -100,7 +100,7 @@ impl Store {
             grant.channel,
             grant.user,
             grant.agent,
-            grant.may.as_str(),
+            grant.kind.as_str(),
         )
         .execute(&self.pool)
         .await?;

@@ -64,7 +64,7 @@ pub struct NewInstallation {
 
 /// An installation that has begun.
 #[derive(Debug, Clone, PartialEq)]
-pub struct NewState {
+pub struct NewInstallState {
     /// SHA-256 of the state.
     pub state: [u8; 32],
     /// Whose the workspace will be.
@@ -105,7 +105,7 @@ impl From<Row> for Installation {
             installed_by: row.installed_by,
             agent: row.agent,
             tokens,
-            expires_at: time::option(row.expires_at),
+            expires_at: time::from_sql_option(row.expires_at),
             revision: row.revision,
         }
     }
@@ -136,7 +136,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_sealed_otherwise(&self, key_id: &str) -> Result<Vec<Installation>, Error> {
+    pub async fn slack_sealed_with_other_keys(&self, key_id: &str) -> Result<Vec<Installation>, Error> {
         let rows = sqlx::query_as!(
             Row,
             "SELECT team, organization_id, team_name, bot_user, installed_by, agent, key_id, key_nonce, key_ciphertext,
@@ -193,7 +193,7 @@ impl Store {
         )
         .execute(&mut *transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if done.rows_affected() == 0 {
             return Ok(false);
         }
@@ -297,7 +297,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_state_put(&self, new: &NewState, now: Timestamp) -> Result<(), Error> {
+    pub async fn slack_state_put(&self, new: &NewInstallState, now: Timestamp) -> Result<(), Error> {
         sqlx::query!("DELETE FROM slack_states WHERE expires_at < $1", time::sql(now) as _)
             .execute(&self.pool)
             .await?;
@@ -310,7 +310,7 @@ impl Store {
         )
         .execute(&self.pool)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         Ok(())
     }
 
@@ -319,7 +319,7 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`] when there is none, it was taken before, or its time is over.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_state_take(
+    pub async fn slack_state_consume(
         &self,
         state: &[u8; 32],
         now: Timestamp,

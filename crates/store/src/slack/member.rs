@@ -104,7 +104,7 @@ impl Store {
         )
         .execute(&self.pool)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         Ok(())
     }
 
@@ -129,7 +129,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_members_sealed_otherwise(
+    pub async fn slack_members_sealed_with_other_keys(
         &self,
         key_id: &str,
         limit: i64,

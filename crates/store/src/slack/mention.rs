@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::Place;
+use super::ThreadKey;
 use crate::{Error, Store, text, time};
 
 /// Which mention.
@@ -104,8 +104,8 @@ pub struct Mention {
 
 impl Mention {
     /// Where it stands.
-    pub fn place(&self) -> Place {
-        Place {
+    pub fn thread_key(&self) -> ThreadKey {
+        ThreadKey {
             team: self.key.team.clone(),
             channel: self.key.channel.clone(),
             thread: self.thread.clone(),
@@ -169,7 +169,7 @@ impl TryFrom<Row> for Mention {
             file: row.file,
             failures: row.failures,
             error: row.error,
-            next_look: time::option(row.next_look),
+            next_look: time::from_sql_option(row.next_look),
             lease: row.lease,
         })
     }
@@ -210,7 +210,7 @@ impl Store {
         )
         .execute(&self.pool)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         Ok(done.rows_affected() == 1)
     }
 
@@ -220,7 +220,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mentions_take(
+    pub async fn slack_mentions_claim(
         &self,
         limit: i64,
         lease: Duration,
@@ -248,7 +248,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_hold(
+    pub async fn slack_mention_extend_lease(
         &self,
         key: &MentionKey,
         lease: i64,
@@ -331,9 +331,9 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_before(
+    pub async fn slack_message_before(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         ts: &str,
     ) -> Result<Option<String>, Error> {
         let before = sqlx::query_scalar!(
@@ -354,7 +354,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mentions_of(
+    pub async fn slack_mentions_by_user(
         &self,
         team: &str,
         user: &str,
@@ -394,7 +394,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_showing(&self, task: &str) -> Result<Option<MentionKey>, Error> {
+    pub async fn slack_mention_for_approvals(&self, task: &str) -> Result<Option<MentionKey>, Error> {
         // Ids of messages rise with time.
         let key = sqlx::query_as!(
             MentionKey,
@@ -437,7 +437,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_is_followed(
+    pub async fn slack_mention_has_successor(
         &self,
         task: &str,
         message: &str,
@@ -461,7 +461,7 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_askers(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         task: &str,
         before: Timestamp,
         limit: i64,
@@ -504,7 +504,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_forget(&self, before: Timestamp, limit: i64) -> Result<u64, Error> {
+    pub async fn slack_cleanup(&self, before: Timestamp, limit: i64) -> Result<u64, Error> {
         let mentions = sqlx::query!(
             "UPDATE slack_mentions SET event = 'null'::jsonb, error = NULL WHERE ctid IN
                  (SELECT ctid FROM slack_mentions
@@ -537,7 +537,7 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_thread_open(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         organization: OrganizationId,
         agent: &str,
     ) -> Result<Thread, Error> {
@@ -553,7 +553,7 @@ impl Store {
         )
         .execute(&self.pool)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         self.slack_thread(place).await
     }
 
@@ -562,7 +562,7 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_thread(&self, place: &Place) -> Result<Thread, Error> {
+    pub async fn slack_thread(&self, place: &ThreadKey) -> Result<Thread, Error> {
         sqlx::query_as!(
             Thread,
             "SELECT agent, generation, task FROM slack_threads WHERE team = $1 AND channel = $2 AND thread = $3",
@@ -580,9 +580,9 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_thread_task(
+    pub async fn slack_thread_set_task(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         generation: i32,
         task: &str,
     ) -> Result<(), Error> {
@@ -604,9 +604,9 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_thread_forget(
+    pub async fn slack_thread_clear_task(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         task: &str,
         agent: &str,
     ) -> Result<(), Error> {

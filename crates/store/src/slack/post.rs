@@ -6,7 +6,7 @@ use crate::{Error, Store, time};
 
 /// A thread in Slack.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct ThreadKey {
     /// The workspace.
     pub team: String,
     /// The channel.
@@ -17,13 +17,13 @@ pub struct Place {
 
 /// What is known of a post.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Posted {
+pub enum PostState {
     /// Nobody has tried.
-    Never,
+    NotPosted,
     /// Somebody has tried, and what came of it is not known.
-    Perhaps,
+    Unknown,
     /// It is in Slack, as this message.
-    At(String),
+    Posted(String),
 }
 
 impl Store {
@@ -34,10 +34,10 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_post_begin(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         key: &str,
         now: Timestamp,
-    ) -> Result<Posted, Error> {
+    ) -> Result<PostState, Error> {
         let done = sqlx::query!(
             "INSERT INTO slack_posts (team, channel, thread, key, created_at) VALUES ($1, $2, $3, $4, $5)
              ON CONFLICT DO NOTHING",
@@ -50,7 +50,7 @@ impl Store {
         .execute(&self.pool)
         .await?;
         if done.rows_affected() == 1 {
-            return Ok(Posted::Never);
+            return Ok(PostState::NotPosted);
         }
         self.slack_post(place, key).await
     }
@@ -60,7 +60,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_post(&self, place: &Place, key: &str) -> Result<Posted, Error> {
+    pub async fn slack_post(&self, place: &ThreadKey, key: &str) -> Result<PostState, Error> {
         let ts = sqlx::query_scalar!(
             "SELECT ts FROM slack_posts WHERE team = $1 AND channel = $2 AND thread = $3 AND key = $4",
             place.team,
@@ -71,9 +71,9 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?;
         Ok(match ts {
-            None => Posted::Never,
-            Some(None) => Posted::Perhaps,
-            Some(Some(ts)) => Posted::At(ts),
+            None => PostState::NotPosted,
+            Some(None) => PostState::Unknown,
+            Some(Some(ts)) => PostState::Posted(ts),
         })
     }
 
@@ -85,7 +85,7 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_posts_open(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         begin: &str,
         closed: &str,
     ) -> Result<Vec<String>, Error> {
@@ -112,7 +112,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_post_done(&self, place: &Place, key: &str, ts: &str) -> Result<(), Error> {
+    pub async fn slack_post_done(&self, place: &ThreadKey, key: &str, ts: &str) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE slack_posts SET ts = $5 WHERE team = $1 AND channel = $2 AND thread = $3 AND key = $4",
             place.team,
@@ -132,7 +132,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_post_forget(&self, place: &Place, key: &str) -> Result<(), Error> {
+    pub async fn slack_post_forget(&self, place: &ThreadKey, key: &str) -> Result<(), Error> {
         sqlx::query!(
             "DELETE FROM slack_posts WHERE team = $1 AND channel = $2 AND thread = $3 AND key = $4",
             place.team,

@@ -9,21 +9,21 @@ use uuid::Uuid;
 
 use construct_domain::{
     AgentId, ApprovalId, MessageId, StepId,
-    approval::{Asked, Closed},
+    approval::{ApprovalRequest, ClosedApproval},
     context::Context,
-    decide::Compacted,
+    decide::ContextCompaction,
     message::{Content, Source},
     money::{Usage, tokens_of_content},
-    task::{Queued, StepState, Task, TurnOutcome},
+    task::{QueuedMessage, StepState, Task, TurnOutcome},
 };
 
 use crate::{
     Error, LoadedTask, NewEvent, StepReservation, StepUsage, Store,
-    error::violated,
-    event::{signed, unsigned},
+    error::violated_constraint,
+    event::{to_i64, to_u64},
     task::statement::{Row, statement},
     text,
-    time::{micros, option, sql, sql_option},
+    time::{micros, from_sql_option, sql, sql_option},
     usage::LedgerRow,
 };
 
@@ -41,20 +41,20 @@ pub struct TaskCommit<'a> {
     /// What the transcript gets besides.
     pub appended: Vec<AppendedMessage>,
     /// The user message whose turn ended; never the admitted one.
-    pub ended: Option<EndedMessage>,
+    pub ended_message: Option<EndedMessage>,
     /// Drop the messages that were queued when the cancel or rewind was asked for, with these words
     /// as their error. Those that came later stay, and the task is looked at again at once for
     /// their sake.
     pub drop_queued: Option<String>,
     /// Put the transcript aside from this place on, with what is appended here.
-    pub rewound: Option<i64>,
+    pub rewind_from: Option<i64>,
     /// Show this in the place of the transcript's older part.
-    pub compacted: Option<Compacted>,
+    pub compaction: Option<ContextCompaction>,
     /// What steps used. A step that was booked before is passed over.
     pub usage: Vec<StepUsage>,
     /// The step whose reservation is over: what [`TaskCommit::usage`] costs is spent, the rest is
     /// free again.
-    pub settled: Option<StepId>,
+    pub settled_step: Option<StepId>,
     /// What has to be set aside for the step that starts.
     pub reservation: Option<StepReservation>,
     /// Calls to add, by tool.
@@ -64,9 +64,9 @@ pub struct TaskCommit<'a> {
     /// The trace of the turn that begins; None leaves the last one.
     pub trace_id: Option<String>,
     /// What people are asked from now on.
-    pub asked: Vec<AskedApproval>,
+    pub new_approvals: Vec<NewApproval>,
     /// Questions that are over. What a person has decided stays decided.
-    pub closed: Vec<Closed>,
+    pub closed_approvals: Vec<ClosedApproval>,
     /// To be stored in the task's stream, in order.
     pub events: Vec<NewEvent>,
     /// The time of the decision.
@@ -94,14 +94,14 @@ pub struct AppendedMessage {
 
 /// A question to people.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AskedApproval {
+pub struct NewApproval {
     /// Its id. One about the same call of the same execution with other arguments keeps the id it
     /// has.
     pub id: ApprovalId,
     /// Of which execution.
     pub step: StepId,
     /// What is asked.
-    pub asked: Asked,
+    pub request: ApprovalRequest,
     /// Until when it can be decided.
     pub expires_at: Timestamp,
 }
@@ -117,7 +117,7 @@ pub struct EndedMessage {
 
 /// A commit that is done.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Committed {
+pub struct CommittedTask {
     /// What guards the next commit.
     pub version: i64,
     /// The task's revision.
@@ -135,7 +135,7 @@ pub struct Committed {
     ///
     /// What changes after this is noticed: the commit of a decision that was made from it fails
     /// with [`Error::Conflict`].
-    pub left: Option<Box<LoadedTask>>,
+    pub cached_task: Option<Box<LoadedTask>>,
 }
 
 impl<'a> TaskCommit<'a> {
@@ -146,36 +146,36 @@ impl<'a> TaskCommit<'a> {
             task,
             admitted: None,
             appended: Vec::new(),
-            ended: None,
+            ended_message: None,
             drop_queued: None,
-            rewound: None,
-            compacted: None,
+            rewind_from: None,
+            compaction: None,
             usage: Vec::new(),
-            settled: None,
+            settled_step: None,
             reservation: None,
             tool_uses: BTreeMap::new(),
             title: None,
             trace_id: None,
-            asked: Vec::new(),
-            closed: Vec::new(),
+            new_approvals: Vec::new(),
+            closed_approvals: Vec::new(),
             events: Vec::new(),
             now,
         }
     }
 
     /// The task as the commit left it, where that is known.
-    fn left(&self, row: &Row) -> Option<Box<LoadedTask>> {
+    fn cached_task(&self, row: &Row) -> Option<Box<LoadedTask>> {
         let looks = self
             .task
             .step
             .as_ref()
-            .is_some_and(|step| matches!(step.state, StepState::Parked { .. }));
-        let asks = self.asks() || looks || !self.task.approvals.is_empty();
+            .is_some_and(|step| matches!(step.state, StepState::Suspended { .. }));
+        let asks = self.changes_queue_or_approvals() || looks || !self.task.approvals.is_empty();
         let before = self.before;
         if row.has_new_intents
             || asks
             || before.drop_intent().is_some()
-            || before.spending.is_some()
+            || before.cost_inputs.is_some()
         {
             return None;
         }
@@ -185,8 +185,8 @@ impl<'a> TaskCommit<'a> {
             (before.task.context.base, row.transcript_tokens, row.queued_tokens);
         let context = Context { base, transcript, queued, ..self.task.context.clone() };
         Some(Box::new(LoadedTask {
-            task: Task { titled, next_wake: option(row.next_wake), context, ..self.task.clone() },
-            queued: row.queued.map(|message| Queued {
+            task: Task { titled, next_wake: from_sql_option(row.next_wake), context, ..self.task.clone() },
+            queued: row.queued.map(|message| QueuedMessage {
                 message: MessageId::from_uuid(message),
                 interrupts: row.queued_interrupts,
             }),
@@ -198,23 +198,23 @@ impl<'a> TaskCommit<'a> {
             } else {
                 micros(self.now)
             },
-            event_sequence: unsigned(row.event_sequence),
+            event_sequence: to_u64(row.event_sequence),
             trace_id: self.trace_id.clone().or_else(|| before.trace_id.clone()),
             revision: row.revision,
-            ended: None,
-            remembered: true,
+            ended_subtasks: None,
+            is_cached: true,
             ..before.clone()
         }))
     }
 
     /// Whether the transcript is rewound or compacted, or queued messages or questions to people
     /// change.
-    fn asks(&self) -> bool {
+    fn changes_queue_or_approvals(&self) -> bool {
         self.drop_queued.is_some()
-            || self.rewound.is_some()
-            || self.compacted.is_some()
-            || !self.asked.is_empty()
-            || !self.closed.is_empty()
+            || self.rewind_from.is_some()
+            || self.compaction.is_some()
+            || !self.new_approvals.is_empty()
+            || !self.closed_approvals.is_empty()
     }
 }
 
@@ -249,7 +249,7 @@ impl<'a> From<&'a AppendedMessage> for MessageRow<'a> {
 
 /// A question as the statement reads it from JSON.
 #[derive(Serialize)]
-struct AskedRow<'a> {
+struct NewApprovalRow<'a> {
     id: Uuid,
     step_id: Uuid,
     script: u32,
@@ -262,9 +262,9 @@ struct AskedRow<'a> {
     expires_at: Timestamp,
 }
 
-impl<'a> From<&'a AskedApproval> for AskedRow<'a> {
-    fn from(approval: &'a AskedApproval) -> Self {
-        let Asked { call, tool, arguments, arguments_size, reason } = &approval.asked;
+impl<'a> From<&'a NewApproval> for NewApprovalRow<'a> {
+    fn from(approval: &'a NewApproval) -> Self {
+        let ApprovalRequest { call, tool, arguments, arguments_size, reason } = &approval.request;
         Self {
             id: approval.id.uuid(),
             step_id: approval.step.uuid(),
@@ -282,21 +282,21 @@ impl<'a> From<&'a AskedApproval> for AskedRow<'a> {
 
 /// The end of a question as the statement reads it from JSON.
 #[derive(Serialize)]
-struct ClosedRow<'a> {
+struct ClosedApprovalRow<'a> {
     id: Uuid,
     state: &'static str,
     words: &'a str,
 }
 
-impl<'a> From<&'a Closed> for ClosedRow<'a> {
-    fn from(closed: &'a Closed) -> Self {
+impl<'a> From<&'a ClosedApproval> for ClosedApprovalRow<'a> {
+    fn from(closed: &'a ClosedApproval) -> Self {
         Self { id: closed.id.uuid(), state: closed.state.as_str(), words: &closed.words }
     }
 }
 
 /// A compaction as the statement reads it from JSON.
 #[derive(Serialize)]
-struct CompactedRow<'a> {
+struct CompactionRow<'a> {
     through: i64,
     kept: &'a [i64],
     content: &'a str,
@@ -305,8 +305,8 @@ struct CompactedRow<'a> {
     summary: bool,
 }
 
-impl<'a> From<&'a Compacted> for CompactedRow<'a> {
-    fn from(compacted: &'a Compacted) -> Self {
+impl<'a> From<&'a ContextCompaction> for CompactionRow<'a> {
+    fn from(compacted: &'a ContextCompaction) -> Self {
         Self {
             through: compacted.through,
             kept: &compacted.kept,
@@ -319,7 +319,7 @@ impl<'a> From<&'a Compacted> for CompactedRow<'a> {
 }
 
 /// What the statement is given besides what stands in the commit as it is.
-struct Parameters {
+struct StatementParameters {
     turn: Option<Value>,
     step: Option<Value>,
     appended: Value,
@@ -343,35 +343,35 @@ impl Store {
     /// what was remembered of it ([`Committed::left`]): nothing was written, load and decide again.
     /// [`Error::Unavailable`]: nothing is known; loading again shows what became of it.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_commit(&self, mut commit: TaskCommit<'_>) -> Result<Committed, Error> {
-        let parameters = Parameters {
+    pub async fn task_commit(&self, mut commit: TaskCommit<'_>) -> Result<CommittedTask, Error> {
+        let parameters = StatementParameters {
             turn: commit.task.turn.as_ref().map(text::json).transpose()?,
             step: commit.task.step.as_ref().map(text::json).transpose()?,
             appended: text::json(
                 &commit.appended.iter().map(MessageRow::from).collect::<Vec<_>>(),
             )?,
             tool_uses: text::json(&commit.tool_uses)?,
-            asked: text::json(&commit.asked.iter().map(AskedRow::from).collect::<Vec<_>>())?,
-            closed: text::json(&commit.closed.iter().map(ClosedRow::from).collect::<Vec<_>>())?,
+            asked: text::json(&commit.new_approvals.iter().map(NewApprovalRow::from).collect::<Vec<_>>())?,
+            closed: text::json(&commit.closed_approvals.iter().map(ClosedApprovalRow::from).collect::<Vec<_>>())?,
             compacted: text::json(
-                &commit.compacted.iter().map(CompactedRow::from).collect::<Vec<_>>(),
+                &commit.compaction.iter().map(CompactionRow::from).collect::<Vec<_>>(),
             )?,
         };
         loop {
             match self.task_commit_once(&commit, &parameters).await {
                 // Rare: the result of a step that is still awaited was booked already as a stale
                 // one. It must not be counted twice, and the statement has undone itself.
-                Err(error) if violated(&error) == Some("step_usage_pkey") => {
-                    self.step_usage_unbooked(&mut commit.usage).await?
+                Err(error) if violated_constraint(&error) == Some("step_usage_pkey") => {
+                    self.retain_unbooked(&mut commit.usage).await?
                 }
-                Err(error) => return Err(Error::of_spending(error)),
+                Err(error) => return Err(Error::from_reservation(error)),
                 Ok(committed) => return committed.ok_or(Error::Conflict),
             }
         }
     }
 
     /// Keeps the entries that are not in the ledger.
-    async fn step_usage_unbooked(&self, entries: &mut Vec<StepUsage>) -> Result<(), Error> {
+    async fn retain_unbooked(&self, entries: &mut Vec<StepUsage>) -> Result<(), Error> {
         let before = entries.len();
         let calls: Vec<Uuid> = entries.iter().map(|entry| entry.call).collect();
         let booked =
@@ -395,8 +395,8 @@ impl Store {
     async fn task_commit_once(
         &self,
         commit: &TaskCommit<'_>,
-        parameters: &Parameters,
-    ) -> Result<Option<Committed>, sqlx::Error> {
+        parameters: &StatementParameters,
+    ) -> Result<Option<CommittedTask>, sqlx::Error> {
         let TaskCommit { before, task, now, .. } = commit;
         let used = commit.usage.iter().fold(Usage::default(), |sum, entry| sum + entry.usage);
         let ledger =
@@ -406,15 +406,15 @@ impl Store {
         let payloads: Vec<&[u8]> =
             commit.events.iter().map(|event| event.payload.as_slice()).collect();
         let steps: Vec<Option<i64>> =
-            commit.events.iter().map(|event| event.step.map(signed)).collect();
-        let count = signed(commit.events.len() as u64);
+            commit.events.iter().map(|event| event.step.map(to_i64)).collect();
+        let count = to_i64(commit.events.len() as u64);
         let appended = commit
             .appended
             .iter()
             .map(|message| tokens_of_content(&message.content))
             .fold(0, i64::saturating_add);
         let less =
-            commit.compacted.as_ref().map_or(0, |compacted| compacted.replaced - compacted.tokens);
+            commit.compaction.as_ref().map_or(0, |compacted| compacted.replaced - compacted.tokens);
         let reservation = commit.reservation.as_ref();
         let error = task.last_error.as_ref();
         macro_rules! run {
@@ -451,9 +451,9 @@ impl Store {
                     count,
                     commit.admitted.map(|(id, _)| id.uuid()) as _,
                     commit.admitted.map(|(_, position)| position) as _,
-                    commit.ended.as_ref().map(|ended| ended.message.uuid()) as _,
+                    commit.ended_message.as_ref().map(|ended| ended.message.uuid()) as _,
                     text::clean_option(
-                        commit.ended.as_ref().and_then(|ended| ended.error.as_deref())
+                        commit.ended_message.as_ref().and_then(|ended| ended.error.as_deref())
                     ) as _,
                     parameters.appended,
                     ledger,
@@ -465,13 +465,13 @@ impl Store {
                     used.thinking_tokens,
                     appended - less,
                     task.agent.uuid(),
-                    commit.settled.map(StepId::uuid) as _,
+                    commit.settled_step.map(StepId::uuid) as _,
                     reservation.map(|reservation| reservation.step.uuid()) as _,
                     reservation.map(|reservation| reservation.amount_pico_usd) as _,
                     sql_option(reservation.map(|reservation| reservation.expires_at)) as _,
-                    before.remembered.then_some(before.revision) as _,
+                    before.is_cached.then_some(before.revision) as _,
                     before.agent_revision,
-                    commit.rewound as _,
+                    commit.rewind_from as _,
                     before.rewind_intent.filter(|_| task.rewind.is_none()) as _,
                     text::clean_option(commit.drop_queued.as_deref()) as _,
                     i32::try_from(task.context.scale).unwrap_or(i32::MAX),
@@ -484,9 +484,9 @@ impl Store {
             };
         }
         let (paid, budgeted) =
-            (!commit.usage.is_empty(), commit.settled.is_some() || reservation.is_some());
+            (!commit.usage.is_empty(), commit.settled_step.is_some() || reservation.is_some());
         // Only the largest has both what was paid and what was called.
-        let row = if commit.asks() || (paid || budgeted) && !commit.tool_uses.is_empty() {
+        let row = if commit.changes_queue_or_approvals() || (paid || budgeted) && !commit.tool_uses.is_empty() {
             run!(all)
         } else if budgeted {
             run!(budgeted)
@@ -495,13 +495,13 @@ impl Store {
         } else {
             run!(plain)
         };
-        Ok(row.map(|row| Committed {
+        Ok(row.map(|row| CommittedTask {
             version: row.version,
             revision: row.revision,
-            first_event_sequence: unsigned(row.event_sequence - count + 1),
-            next_wake: option(row.next_wake),
+            first_event_sequence: to_u64(row.event_sequence - count + 1),
+            next_wake: from_sql_option(row.next_wake),
             has_new_intents: row.has_new_intents,
-            left: commit.left(&row),
+            left: commit.cached_task(&row),
         }))
     }
 }

@@ -12,19 +12,19 @@ use construct_domain::{
     MessageId, OrganizationId, TaskId,
     money::{Prices, Target},
     policy::Rule,
-    task::{Queued, Task},
+    task::{QueuedMessage, Task},
 };
 
 use crate::{
     Error, NewEvent, Store, StoredMessage,
-    event::unsigned,
-    task::{flaws::Flaws, select, subtask},
+    event::to_u64,
+    task::{flaws::UnreadableColumns, select, subtask},
     time::sql,
 };
 
 /// How long the wake that follows an intent has to arrive before the sweep takes the intent for
 /// unseen.
-const WAKE_GRACE: Duration = Duration::from_secs(1);
+const WAKE_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// A task with what a decision about it needs, all of one moment.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,7 +32,7 @@ pub struct LoadedTask {
     /// Its state, intents included.
     pub task: Task,
     /// The message that is next.
-    pub queued: Option<Queued>,
+    pub queued: Option<QueuedMessage>,
     /// Guards the commit.
     pub version: i64,
     /// How many intents there were.
@@ -67,9 +67,9 @@ pub struct LoadedTask {
     pub parent: Option<TaskId>,
     /// Its subtasks that have come to rest since it was last looked at, with when: see
     /// [`Store::subtasks_seen`].
-    pub(crate) ended: Option<Value>,
+    pub(crate) ended_subtasks: Option<Value>,
     /// What its next model call may cost; none when no budget applies to it.
-    pub spending: Option<Spending>,
+    pub cost_inputs: Option<CostInputs>,
     /// The intent that asked for the cancel: messages that arrived before it go with it.
     pub(crate) cancel_intent: Option<i64>,
     /// The same of a rewind.
@@ -80,19 +80,19 @@ pub struct LoadedTask {
     pub(crate) agent_revision: i64,
     /// Whether this is what the last commit left, and not what was loaded: the next commit checks
     /// that it still is.
-    pub(crate) remembered: bool,
+    pub(crate) is_cached: bool,
 }
 
 /// What an estimate of a model call is made from, before anything else about the call is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spending {
+pub struct CostInputs {
     /// Whom it may go to.
     pub targets: Vec<Target>,
     /// Whether two of them may be asked at the same time.
     pub hedged: bool,
     /// Whether a vendor among them says itself what a call has cost, so that one without prices is
     /// not free.
-    pub told: bool,
+    pub has_reported_cost: bool,
     /// Upper estimate of the transcript, in tokens.
     pub transcript_tokens: i64,
     /// The same of the message that waits.
@@ -121,7 +121,7 @@ struct TargetRow {
 }
 
 impl SpendingRow {
-    fn read(self, pinned_bytes: usize) -> Spending {
+    fn read(self, pinned_bytes: usize) -> CostInputs {
         // An agent may ask for shorter answers.
         let shorter = |limit: i64| {
             self.max_tokens.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit))
@@ -133,10 +133,10 @@ impl SpendingRow {
                 max_output_tokens: shorter(max_output_tokens),
             },
         );
-        Spending {
+        CostInputs {
             targets: targets.collect(),
             hedged: self.hedged,
-            told: self.told,
+            has_reported_cost: self.told,
             transcript_tokens: self.transcript,
             queued_tokens: self.queued.unwrap_or(0),
             instructions_bytes: self
@@ -167,8 +167,8 @@ impl LoadedTask {
 
     /// Whether this is what the last commit left ([`Committed::left`](crate::Committed::left)), and
     /// not what was loaded.
-    pub fn remembered(&self) -> bool {
-        self.remembered
+    pub fn is_cached(&self) -> bool {
+        self.is_cached
     }
 
     /// Whether the cancel or rewind that was asked for drops this queued message: it was accepted
@@ -254,18 +254,18 @@ impl Store {
         .await?;
         let Some(mut row) = row else { return Ok(None) };
         // Nothing is decided about half a task.
-        let mut flaws = Flaws::default();
+        let mut flaws = UnreadableColumns::default();
         let spending: Option<SpendingRow> = flaws.option("spending", row.spending.take());
         let pinned_bytes = row.pinned_bytes();
         let task = row.state(&mut flaws);
         let policy = flaws.json("policy", row.policy);
         let agent_policy = flaws.json("agent's policy", row.agent_policy);
-        if let Some(words) = flaws.words() {
+        if let Some(words) = flaws.describe() {
             return Err(Error::internal(words));
         }
         Ok(Some(LoadedTask {
             task,
-            queued: row.queued.map(|message| Queued {
+            queued: row.queued.map(|message| QueuedMessage {
                 message: MessageId::from_uuid(message),
                 interrupts: row.queued_interrupts,
             }),
@@ -281,17 +281,17 @@ impl Store {
             pinned: row.pinned,
             compute: row.compute,
             phase_since: row.phase_since,
-            event_sequence: unsigned(row.event_sequence),
+            event_sequence: to_u64(row.event_sequence),
             trace_id: row.trace_id,
             root: TaskId::from_uuid(row.root_id),
             parent: row.parent_id.map(TaskId::from_uuid),
-            ended: row.ended,
-            spending: spending.map(|spending| spending.read(pinned_bytes)),
+            ended_subtasks: row.ended,
+            cost_inputs: spending.map(|spending| spending.read(pinned_bytes)),
             cancel_intent: row.cancel_intent,
             rewind_intent: row.rewind_intent,
             revision: row.revision,
             agent_revision: row.agent_revision,
-            remembered: false,
+            is_cached: false,
         }))
     }
 
@@ -302,7 +302,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn tasks_gone(&self, tasks: &[TaskId]) -> Result<Vec<TaskId>, Error> {
+    pub async fn tasks_purged(&self, tasks: &[TaskId]) -> Result<Vec<TaskId>, Error> {
         let ids: Vec<Uuid> = tasks.iter().map(|task| task.uuid()).collect();
         let gone = sqlx::query_scalar!(
             r#"SELECT asked.id AS "id!" FROM unnest($1::uuid[]) AS asked (id)
@@ -322,7 +322,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_intents_seen(&self, loaded: &LoadedTask) -> Result<(), Error> {
+    pub async fn task_intents_mark_seen(&self, loaded: &LoadedTask) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE tasks SET intents_seen = $2 WHERE id = $1 AND version = $3 AND intents_seen < $2",
             loaded.task.id.uuid(),
@@ -374,7 +374,7 @@ impl Store {
                ORDER BY due, id
                LIMIT $3"#,
             sql(now),
-            sql(now - WAKE_GRACE),
+            sql(now - WAKE_GRACE_PERIOD),
             i64::from(limit),
             sql(since),
             task,

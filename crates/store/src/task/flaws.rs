@@ -5,9 +5,9 @@ use serde_json::Value;
 
 /// The columns that cannot be read, with why.
 #[derive(Debug, Default)]
-pub(super) struct Flaws(Vec<(&'static str, String)>);
+pub(super) struct UnreadableColumns(Vec<(&'static str, String)>);
 
-impl Flaws {
+impl UnreadableColumns {
     /// A column of JSON; where it cannot be read, what is there without one.
     pub(super) fn json<T: DeserializeOwned + Default>(
         &mut self,
@@ -33,7 +33,7 @@ impl Flaws {
     }
 
     /// A column of words, of which some are known.
-    pub(super) fn word<T>(
+    pub(super) fn text<T>(
         &mut self,
         column: &'static str,
         word: &str,
@@ -51,7 +51,7 @@ impl Flaws {
     }
 
     /// What cannot be read, and why. None when everything can.
-    pub(super) fn words(&self) -> Option<String> {
+    pub(super) fn describe(&self) -> Option<String> {
         let words: Vec<String> =
             self.0.iter().map(|(column, why)| format!("{column}: {why}")).collect();
         (!words.is_empty()).then(|| words.join("; "))

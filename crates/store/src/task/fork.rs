@@ -8,9 +8,9 @@ use construct_domain::{
 use uuid::Uuid;
 
 use crate::{
-    Error, Rendered, Store, StoredMessage, StoredTask, Write, Written,
+    Error, WriteOutput, Store, StoredMessage, StoredTask, Write, WriteOutcome,
     task::{
-        rewind::{message_in_transcript, place},
+        rewind::{message_in_transcript, position},
         write::task_reload,
     },
     text,
@@ -32,7 +32,7 @@ pub struct NewFork {
     pub workspace: String,
     /// What the model is told after the copied messages when the new task works in another
     /// directory, as the message with this id.
-    pub elsewhere: (MessageId, Content),
+    pub workspace_notice: (MessageId, Content),
 }
 
 impl Store {
@@ -48,15 +48,15 @@ impl Store {
         &self,
         write: &Write,
         new: NewFork,
-        render: impl FnOnce(&StoredTask) -> Rendered + Send,
-    ) -> Result<Written<StoredTask>, Error> {
+        render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredTask>, Error> {
         let mut writer = begin!(self, write);
         // The lock on the task keeps its transcript as it is until the copy is made.
         let (source, message) = message_in_transcript(&mut writer, new.message).await?;
         if source != new.source {
-            return Err(Error::NotFound { what: crate::message::WHAT });
+            return Err(Error::NotFound { what: crate::message::ENTITY });
         }
-        let end = message::cut(place(&message)?, &message.content.blocks, true);
+        let end = message::cut_position(position(&message)?, &message.content.blocks, true);
         let is_elsewhere = task_copy(&mut writer, &new).await?;
         let mut copied = messages_copy(&mut writer, &new, end).await?;
         if let Some(results) = unknown_results(&mut writer, &new, &message).await? {
@@ -64,7 +64,7 @@ impl Store {
             message_append(&mut writer, &new, copied, Uuid::now_v7(), &results).await?;
         }
         if is_elsewhere {
-            let (notice, content) = &new.elsewhere;
+            let (notice, content) = &new.workspace_notice;
             message_append(&mut writer, &new, copied + 1, notice.uuid(), content).await?;
         }
         compactions_copy(&mut writer, &new, end).await?;
@@ -107,7 +107,7 @@ async fn unknown_results(
     let ended = sqlx::query_scalar!(
         r#"SELECT EXISTS (SELECT FROM messages WHERE task_id = $1 AND position = $2) AS "ended!""#,
         new.source.uuid(),
-        place(last)? + 1,
+        position(last)? + 1,
     )
     .fetch_one(&mut *writer.transaction)
     .await?;
@@ -136,7 +136,7 @@ async fn message_append(
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }
 
@@ -163,7 +163,7 @@ async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<bool, Error
     )
     .fetch_one(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)
+    .map_err(Error::from_write)
 }
 
 /// Copies what lies before `end`, and returns how many messages that are.
@@ -195,7 +195,7 @@ async fn messages_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> Resu
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(count)
 }
 
@@ -219,7 +219,7 @@ async fn compactions_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> R
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }
 
@@ -244,6 +244,6 @@ async fn budgets_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Erro
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }

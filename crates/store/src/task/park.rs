@@ -5,16 +5,16 @@ use construct_domain::{OrganizationId, TaskId};
 use jiff::Timestamp;
 
 use crate::{
-    Error, Rendered, Store, StoredTask, Write, Written, task::write::task_reload, text, time::sql,
+    Error, WriteOutput, Store, StoredTask, Write, WriteOutcome, task::write::task_reload, text, time::sql,
     write::begin,
 };
 
 /// Characters of a reason that are kept.
-const REASON_CHARS: usize = 2_000;
+const MAX_REASON_CHARS: usize = 2_000;
 
 /// Why a task was put aside.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parked {
+pub struct Quarantine {
     /// Since when.
     pub since: Timestamp,
     /// What failed, with its causes.
@@ -41,14 +41,14 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_park(
+    pub async fn task_quarantine(
         &self,
         id: TaskId,
         intents: i64,
         reason: &str,
         now: Timestamp,
     ) -> Result<bool, Error> {
-        let reason: String = text::clean(reason).chars().take(REASON_CHARS).collect();
+        let reason: String = text::clean(reason).chars().take(MAX_REASON_CHARS).collect();
         let done = sqlx::query!(
             "UPDATE tasks SET
                  parked_intents = intents,
@@ -70,11 +70,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_parked(
+    pub async fn task_quarantine_get(
         &self,
         organization: OrganizationId,
         id: TaskId,
-    ) -> Result<Option<Parked>, Error> {
+    ) -> Result<Option<Quarantine>, Error> {
         let parked = sqlx::query!(
             r#"SELECT parked_at AS "since!: jiff_sqlx::Timestamp", parked_reason AS "reason!" FROM tasks
                WHERE organization_id = $1 AND id = $2 AND parked_intents = intents"#,
@@ -83,7 +83,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
-        Ok(parked.map(|row| Parked { since: row.since.into(), reason: row.reason }))
+        Ok(parked.map(|row| Quarantine { since: row.since.into(), reason: row.reason }))
     }
 
     /// Asks for a task that was put aside to be looked at again, readable or not, or for a turn
@@ -99,8 +99,8 @@ impl Store {
         &self,
         write: &Write,
         id: TaskId,
-        render: impl FnOnce(&StoredTask) -> Rendered + Send,
-    ) -> Result<Written<StoredTask>, Error> {
+        render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredTask>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE tasks SET

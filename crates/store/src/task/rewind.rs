@@ -3,7 +3,7 @@
 use construct_domain::{MessageId, TaskId, message};
 
 use crate::{
-    Error, Rendered, Store, StoredMessage, StoredTask, Write, Written,
+    Error, WriteOutput, Store, StoredMessage, StoredTask, Write, WriteOutcome,
     message::message_by_id,
     task::write::task_reload,
     write::{Writer, begin},
@@ -32,14 +32,14 @@ impl Store {
         &self,
         write: &Write,
         rewind: Rewind,
-        render: impl FnOnce(&StoredTask) -> Rendered + Send,
-    ) -> Result<Written<StoredTask>, Error> {
+        render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredTask>, Error> {
         let mut writer = begin!(self, write);
         let (task, message) = message_in_transcript(&mut writer, rewind.message).await?;
         if task != rewind.task {
-            return Err(Error::NotFound { what: crate::message::WHAT });
+            return Err(Error::NotFound { what: crate::message::ENTITY });
         }
-        let from = message::cut(place(&message)?, &message.content.blocks, rewind.keep);
+        let from = message::cut_position(position(&message)?, &message.content.blocks, rewind.keep);
         sqlx::query!(
             "UPDATE tasks SET
                  rewind_from = least(rewind_from, $3),
@@ -63,7 +63,7 @@ impl Store {
 }
 
 /// The place of a message in its transcript.
-pub(crate) fn place(message: &StoredMessage) -> Result<i64, Error> {
+pub(crate) fn position(message: &StoredMessage) -> Result<i64, Error> {
     message.position.ok_or(Error::NotInTranscript)
 }
 
@@ -82,7 +82,7 @@ pub(crate) async fn message_in_transcript(
     )
     .fetch_optional(&mut *writer.transaction)
     .await?
-    .ok_or(Error::NotFound { what: crate::message::WHAT })?;
+    .ok_or(Error::NotFound { what: crate::message::ENTITY })?;
     let message = message_by_id(writer, id).await?;
     // What is about to be put aside is not there any more for whoever asks now.
     let goes = |position: i64| task.rewind_from.is_some_and(|from| from <= position);

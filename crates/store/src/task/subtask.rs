@@ -11,18 +11,18 @@ mod tree;
 use construct_domain::{
     AgentId, ApiKeyId, MessageId, OrganizationId, StepId, TaskId,
     message::Content,
-    subtask::{CallIds, Limits, Refused},
+    subtask::{CallIds, Limits, Refusal},
 };
 use jiff::Timestamp;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-pub use state::{Below, SubtaskState, SubtaskStatus};
+pub use state::{DescendantTotals, SubtaskState, SubtaskStatus};
 pub(super) use tree::children_delete;
 
 use crate::{
-    Error, NewEvent, NewUserMessage, Store, StoredEvent, StoredMessage, StoredTask, Write, Written,
-    event::{signed, unsigned},
+    Error, NewEvent, NewUserMessage, Store, StoredEvent, StoredMessage, StoredTask, Write, WriteOutcome,
+    event::{to_i64, to_u64},
     message::write::message_insert,
     task::write::task_read,
     text,
@@ -31,7 +31,7 @@ use crate::{
 
 /// Whose script asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asking {
+pub struct ScriptCaller {
     /// Whose task.
     pub organization: OrganizationId,
     /// Which task.
@@ -57,7 +57,7 @@ pub struct NewSubtask {
 
 /// How others are told of what a script has asked for.
 #[derive(Debug, Clone, Copy)]
-pub struct SubtaskTold {
+pub struct SubtaskEvents {
     /// Of a task that was begun.
     pub task: fn(&StoredTask) -> NewEvent,
     /// The same, to those who follow the task that has begun it.
@@ -78,7 +78,7 @@ pub struct SubtaskChange {
 }
 
 /// A task whose script asks, with its row locked.
-struct Parent {
+struct LockedCaller {
     agent: Uuid,
     parent: Option<Uuid>,
     ancestors: Vec<Uuid>,
@@ -96,19 +96,19 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn subtask_spawn(
         &self,
-        asking: Asking,
+        caller: ScriptCaller,
         new: NewSubtask,
         limits: Limits,
-        told: SubtaskTold,
+        told: SubtaskEvents,
         now: Timestamp,
-    ) -> Result<Result<SubtaskChange, Refused>, Error> {
+    ) -> Result<Result<SubtaskChange, Refusal>, Error> {
         let mut transaction = self.pool.begin().await?;
-        let parent = match parent(&mut transaction, asking).await? {
+        let parent = match lock_caller(&mut transaction, caller).await? {
             Ok(parent) => parent,
             Err(refused) => return Ok(Err(refused)),
         };
-        let write = Write { key: parent.key, ..Write::new(asking.organization, now) };
-        let (id, organization) = (new.ids.task, asking.organization.uuid());
+        let write = Write { key: parent.key, ..Write::new(caller.organization, now) };
+        let (id, organization) = (new.ids.task, caller.organization.uuid());
         // Its events outlive it: what was deleted meanwhile is not begun again.
         let begun = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT FROM events WHERE stream_id = $1) AS "begun!""#,
@@ -120,7 +120,7 @@ impl Store {
             return Ok(Ok(SubtaskChange { task: id, events: Vec::new() }));
         }
         if parent.ancestors.len() >= limits.depth as usize {
-            return Ok(Err(Refused::TooDeep { limit: limits.depth }));
+            return Ok(Err(Refusal::TooDeep { limit: limits.depth }));
         }
         // Tasks of one tree are counted one after the other.
         sqlx::query!(
@@ -135,16 +135,16 @@ impl Store {
                    (SELECT count(*) FROM tasks c
                     WHERE c.root_id = $2 AND c.parent_id IS NOT NULL AND c.deleted_at IS NULL AND (c.turn IS NOT NULL OR EXISTS (
                         SELECT FROM messages q WHERE q.task_id = c.id AND q.position IS NULL AND q.processed_at IS NULL))) AS "at_work!""#,
-            asking.task.uuid(),
+            caller.task.uuid(),
             parent.root,
         )
         .fetch_one(&mut *transaction)
         .await?;
         if count.children >= i64::from(limits.children) {
-            return Ok(Err(Refused::TooMany { limit: limits.children }));
+            return Ok(Err(Refusal::TooMany { limit: limits.children }));
         }
         if count.at_work >= i64::from(limits.at_work) {
-            return Ok(Err(Refused::TooManyAtWork { limit: limits.at_work }));
+            return Ok(Err(Refusal::TooManyAtWork { limit: limits.at_work }));
         }
         let title = text::clean(&new.title);
         let made = sqlx::query!(
@@ -156,14 +156,14 @@ impl Store {
              FROM tasks p JOIN agents a ON a.organization_id = p.organization_id AND a.id = $3
              WHERE p.id = $2",
             id.uuid(),
-            asking.task.uuid(),
+            caller.task.uuid(),
             new.agent.map_or(parent.agent, AgentId::uuid),
             &*title,
             sql(now) as _,
         )
         .execute(&mut *transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if made.rows_affected() == 0 {
             return Err(Error::NotFound { what: "agent" });
         }
@@ -180,14 +180,14 @@ impl Store {
             )
             .execute(&mut *transaction)
             .await
-            .map_err(Error::of_write)?;
+            .map_err(Error::from_write)?;
         }
         let child = task_read(&mut transaction, organization, id).await?;
         let mut events = vec![
-            record(&mut transaction, &write, id, child.event_sequence, (told.task)(&child)).await?,
+            store_event(&mut transaction, &write, id, child.event_sequence, (told.task)(&child)).await?,
         ];
-        events.push(event(&mut transaction, &write, asking.task, (told.spawned)(&child)).await?);
-        match say(&mut transaction, &write, id, new.ids.message, new.content, told).await? {
+        events.push(append_event(&mut transaction, &write, caller.task, (told.spawned)(&child)).await?);
+        match accept_message(&mut transaction, &write, id, new.ids.message, new.content, told).await? {
             Ok(event) => events.extend(event),
             Err(refused) => return Ok(Err(refused)),
         }
@@ -202,30 +202,30 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn subtask_send(
         &self,
-        asking: Asking,
+        caller: ScriptCaller,
         child: TaskId,
         message: MessageId,
         content: Content,
-        told: SubtaskTold,
+        told: SubtaskEvents,
         now: Timestamp,
-    ) -> Result<Result<SubtaskChange, Refused>, Error> {
+    ) -> Result<Result<SubtaskChange, Refusal>, Error> {
         let mut transaction = self.pool.begin().await?;
-        let own = match parent(&mut transaction, asking).await? {
+        let own = match lock_caller(&mut transaction, caller).await? {
             Ok(own) => own,
             Err(refused) => return Ok(Err(refused)),
         };
-        let write = Write { key: own.key, ..Write::new(asking.organization, now) };
+        let write = Write { key: own.key, ..Write::new(caller.organization, now) };
         let is_child = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT FROM tasks WHERE id = $1 AND parent_id = $2 AND deleted_at IS NULL) AS "is_child!""#,
             child.uuid(),
-            asking.task.uuid(),
+            caller.task.uuid(),
         )
         .fetch_one(&mut *transaction)
         .await?;
         if !is_child {
-            return Ok(Err(Refused::NotASubtask(child.to_string())));
+            return Ok(Err(Refusal::NotASubtask(child.to_string())));
         }
-        let said = say(&mut transaction, &write, child, message, content, told).await?;
+        let said = accept_message(&mut transaction, &write, child, message, content, told).await?;
         Ok(match said {
             Ok(event) => {
                 transaction.commit().await?;
@@ -241,35 +241,35 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`], and nothing is known: the same call can be made again.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn subtask_tell_parent(
+    pub async fn subtask_message_parent(
         &self,
-        asking: Asking,
+        caller: ScriptCaller,
         message: MessageId,
         content: impl FnOnce(&str) -> Content + Send,
-        told: SubtaskTold,
+        told: SubtaskEvents,
         now: Timestamp,
-    ) -> Result<Result<SubtaskChange, Refused>, Error> {
+    ) -> Result<Result<SubtaskChange, Refusal>, Error> {
         let mut transaction = self.pool.begin().await?;
         // From the root downwards: the parent's row before one's own.
         let above = sqlx::query!(
             "SELECT p.id, c.title FROM tasks c JOIN tasks p ON p.id = c.parent_id AND p.deleted_at IS NULL
              WHERE c.organization_id = $1 AND c.id = $2 FOR NO KEY UPDATE OF p",
-            asking.organization.uuid(),
-            asking.task.uuid(),
+            caller.organization.uuid(),
+            caller.task.uuid(),
         )
         .fetch_optional(&mut *transaction)
         .await?;
-        let own = match parent(&mut transaction, asking).await? {
+        let own = match lock_caller(&mut transaction, caller).await? {
             Ok(own) => own,
             Err(refused) => return Ok(Err(refused)),
         };
-        let write = Write { key: own.key, ..Write::new(asking.organization, now) };
+        let write = Write { key: own.key, ..Write::new(caller.organization, now) };
         let Some(above) = above.filter(|above| own.parent == Some(above.id)) else {
-            return Ok(Err(Refused::NoParent));
+            return Ok(Err(Refusal::NoParent));
         };
         let task = TaskId::from_uuid(above.id);
         let said =
-            say(&mut transaction, &write, task, message, content(&above.title), told).await?;
+            accept_message(&mut transaction, &write, task, message, content(&above.title), told).await?;
         Ok(match said {
             Ok(event) => {
                 transaction.commit().await?;
@@ -286,19 +286,19 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_hand_off(
         &self,
-        asking: Asking,
+        caller: ScriptCaller,
         agent: AgentId,
-        told: SubtaskTold,
+        told: SubtaskEvents,
         now: Timestamp,
-    ) -> Result<Result<SubtaskChange, Refused>, Error> {
-        let write = Write::new(asking.organization, now);
+    ) -> Result<Result<SubtaskChange, Refusal>, Error> {
+        let write = Write::new(caller.organization, now);
         let mut transaction = self.pool.begin().await?;
-        let own = match parent(&mut transaction, asking).await? {
+        let own = match lock_caller(&mut transaction, caller).await? {
             Ok(own) => own,
             Err(refused) => return Ok(Err(refused)),
         };
         if own.agent == agent.uuid() {
-            return Ok(Ok(SubtaskChange { task: asking.task, events: Vec::new() }));
+            return Ok(Ok(SubtaskChange { task: caller.task, events: Vec::new() }));
         }
         sqlx::query!(
             "UPDATE tasks SET
@@ -309,66 +309,66 @@ impl Store {
                  revision = revision + 1,
                  updated_at = $3
              WHERE id = $1",
-            asking.task.uuid(),
+            caller.task.uuid(),
             agent.uuid(),
             sql(now) as _,
         )
         .execute(&mut *transaction)
         .await
-        .map_err(Error::of_write)?;
-        let task = task_read(&mut transaction, asking.organization.uuid(), asking.task).await?;
-        let event = record(
+        .map_err(Error::from_write)?;
+        let task = task_read(&mut transaction, caller.organization.uuid(), caller.task).await?;
+        let event = store_event(
             &mut transaction,
             &write,
-            asking.task,
+            caller.task,
             task.event_sequence,
             (told.changed)(&task),
         )
         .await?;
         transaction.commit().await?;
-        Ok(Ok(SubtaskChange { task: asking.task, events: vec![event] }))
+        Ok(Ok(SubtaskChange { task: caller.task, events: vec![event] }))
     }
 }
 
-/// Locks the task of a script that asks. Refused when the script's step does not run, or is about
+/// Locks the task of a script that asks. Refusal when the script's step does not run, or is about
 /// to be stopped.
-async fn parent(
+async fn lock_caller(
     connection: &mut PgConnection,
-    asking: Asking,
-) -> Result<Result<Parent, Refused>, Error> {
+    caller: ScriptCaller,
+) -> Result<Result<LockedCaller, Refusal>, Error> {
     let row = sqlx::query!(
         r#"SELECT t.agent_id, t.parent_id, t.ancestors, t.root_id, t.asked_key_id,
                   (t.turn IS NOT NULL AND t.step ->> 'id' = $3 AND t.step #>> '{state,state}' = 'in_flight' AND NOT t.suspend
                    AND t.cancel_reason IS NULL AND t.rewind_from IS NULL AND t.deleted_at IS NULL) AS "runs!"
            FROM tasks t WHERE t.organization_id = $1 AND t.id = $2
            FOR NO KEY UPDATE"#,
-        asking.organization.uuid(),
-        asking.task.uuid(),
-        asking.step.to_string(),
+        caller.organization.uuid(),
+        caller.task.uuid(),
+        caller.step.to_string(),
     )
     .fetch_optional(connection)
     .await?;
     Ok(match row {
-        Some(row) if row.runs => Ok(Parent {
+        Some(row) if row.runs => Ok(LockedCaller {
             agent: row.agent_id,
             parent: row.parent_id,
             ancestors: row.ancestors,
             root: row.root_id,
             key: row.asked_key_id.map(ApiKeyId::from_uuid),
         }),
-        Some(_) | None => Err(Refused::Over),
+        Some(_) | None => Err(Refusal::ScriptOver),
     })
 }
 
 /// Accepts a message for a task. No event when it was accepted before.
-async fn say(
+async fn accept_message(
     connection: &mut PgConnection,
     write: &Write,
     task: TaskId,
     id: MessageId,
     content: Content,
-    told: SubtaskTold,
-) -> Result<Result<Option<StoredEvent>, Refused>, Error> {
+    told: SubtaskEvents,
+) -> Result<Result<Option<StoredEvent>, Refusal>, Error> {
     let said = sqlx::query_scalar!(
         r#"SELECT EXISTS (SELECT FROM messages WHERE id = $1) AS "said!""#,
         id.uuid()
@@ -380,15 +380,15 @@ async fn say(
     }
     let new = NewUserMessage { id, task, content, interrupts: false };
     match message_insert(connection, write, new, told.message).await {
-        Ok(Written::Applied { event, .. }) => Ok(Ok(event)),
-        Ok(Written::Repeated { .. }) => Ok(Ok(None)),
-        Err(Error::QueueFull { limit }) => Ok(Err(Refused::QueueFull { limit })),
+        Ok(WriteOutcome::Applied { event, .. }) => Ok(Ok(event)),
+        Ok(WriteOutcome::Repeated { .. }) => Ok(Ok(None)),
+        Err(Error::QueueFull { limit }) => Ok(Err(Refusal::QueueFull { limit })),
         Err(error) => Err(error),
     }
 }
 
 /// Stores an event of a task's stream, and counts it in the task's row.
-async fn event(
+async fn append_event(
     connection: &mut PgConnection,
     write: &Write,
     task: TaskId,
@@ -402,27 +402,27 @@ async fn event(
     )
     .fetch_one(&mut *connection)
     .await?;
-    record(connection, write, task, unsigned(sequence), event).await
+    store_event(connection, write, task, to_u64(sequence), event).await
 }
 
 /// Stores an event of a task's stream, with a number that was taken from its row.
-async fn record(
+async fn store_event(
     connection: &mut PgConnection,
     write: &Write,
     task: TaskId,
     sequence: u64,
     event: NewEvent,
 ) -> Result<StoredEvent, Error> {
-    let event = write.stored(task.uuid(), sequence, event);
+    let event = write.to_stored_event(task.uuid(), sequence, event);
     sqlx::query!(
         "INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
          VALUES ($1, $2, $3, $4, $5, $6, $7)",
         write.organization.uuid(),
         event.stream,
-        signed(event.sequence),
+        to_i64(event.sequence),
         event.kind,
         event.payload,
-        event.step.map(signed) as _,
+        event.step.map(to_i64) as _,
         sql(write.now) as _,
     )
     .execute(connection)

@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use construct_domain::{
     ApprovalId,
-    approval::{ApprovalState, Asked, AskedCall, Closed},
+    approval::{ApprovalState, ApprovalRequest, ApprovalCall, ClosedApproval},
     policy::{Action, Rule},
     task::{Phase, Stage, Step, StepState, Task, Turn},
 };
 
 use super::*;
 use crate::{
-    ApprovalDecision, ApprovalFilter, AskedApproval, Committed, Key, LoadedTask, Order, Page,
+    ApprovalDecision, ApprovalFilter, NewApproval, CommittedTask, Key, LoadedTask, Order, Page,
     StoredApproval, TaskChanges, TaskCommit,
 };
 
-fn asked(number: u32, hash: &str) -> Asked {
-    Asked {
-        call: AskedCall { script: 0, number, hash: hash.to_owned() },
+fn asked(number: u32, hash: &str) -> ApprovalRequest {
+    ApprovalRequest {
+        call: ApprovalCall { script: 0, number, hash: hash.to_owned() },
         tool: "create_file".to_owned(),
         arguments: format!(r#"{{"path":"{hash}"}}"#),
         arguments_size: 12,
@@ -37,7 +37,7 @@ struct Parked {
 }
 
 impl Parked {
-    async fn new(calls: &[Asked]) -> Self {
+    async fn new(calls: &[ApprovalRequest]) -> Self {
         let f = Fixture::new().await;
         let task = f.task().await;
         let message = f.message(task, "hello").await.id;
@@ -51,7 +51,7 @@ impl Parked {
             ..Turn::new(message, Stage::Code { calls: vec!["a".to_owned()] })
         });
         let (waits, results) = (calls.iter().map(|asked| asked.call.clone()).collect(), Vec::new());
-        let parked_state = StepState::Parked { waits, awaits: Vec::new(), results };
+        let parked_state = StepState::Suspended { waits, awaits: Vec::new(), results };
         let step = Step {
             id: step,
             number: 1,
@@ -61,7 +61,7 @@ impl Parked {
             resumed: None,
             state: parked_state,
         };
-        state.next_wake = Some(step.approvals_expire());
+        state.next_wake = Some(step.approvals_expire_at());
         state.step = Some(step);
         state.phase = Phase::AwaitApproval;
         let commit =
@@ -74,15 +74,15 @@ impl Parked {
         self.f.store.task_load(self.task).await.expect("read").expect("there")
     }
 
-    async fn ask(&self, mut commit: TaskCommit<'_>, calls: &[Asked]) -> Result<Committed, Error> {
+    async fn ask(&self, mut commit: TaskCommit<'_>, calls: &[ApprovalRequest]) -> Result<CommittedTask, Error> {
         let expires_at = now() + Duration::from_secs(60);
-        let question = |asked: &Asked| AskedApproval {
+        let question = |asked: &ApprovalRequest| NewApproval {
             id: ApprovalId::from_uuid(Uuid::now_v7()),
             step: self.step,
-            asked: asked.clone(),
+            request: asked.clone(),
             expires_at,
         };
-        commit.asked = calls.iter().map(question).collect();
+        commit.new_approvals = calls.iter().map(question).collect();
         self.f.store.task_commit(commit).await
     }
 
@@ -95,11 +95,11 @@ impl Parked {
         id: ApprovalId,
         approved: bool,
         hash: Option<&str>,
-    ) -> Result<Written<StoredApproval>, Error> {
+    ) -> Result<WriteOutcome<StoredApproval>, Error> {
         let decision = ApprovalDecision {
             approved,
             decided_by: "ada".to_owned(),
-            words: "as agreed".to_owned(),
+            comment: "as agreed".to_owned(),
             arguments_hash: hash.map(str::to_owned),
         };
         self.f.store.approval_decide(&write(), id, decision, rendered("approval.decided")).await
@@ -117,7 +117,7 @@ async fn approval_request_is_stored_by_commit_and_loaded_with_task() {
     );
     let loaded = parked.load().await;
     assert_eq!(loaded.task.phase, Phase::AwaitApproval);
-    let calls: Vec<AskedCall> =
+    let calls: Vec<ApprovalCall> =
         loaded.task.approvals.iter().map(|approval| approval.call.clone()).collect();
     assert_eq!(calls, [asked(2, "h2").call, asked(5, "h5").call]);
 }
@@ -130,7 +130,7 @@ async fn approval_decision_is_an_intent_and_invalidates_open_commits() {
     let (entity, event) =
         applied_with_event(parked.decide(id, true, Some("h2")).await.expect("decided"));
     assert_eq!(
-        (entity.state, entity.words.as_str(), entity.decided_by.as_str()),
+        (entity.state, entity.comment.as_str(), entity.decided_by.as_str()),
         (ApprovalState::Approved, "as agreed", "ada")
     );
     assert!(entity.decided_at.is_some());
@@ -156,9 +156,9 @@ async fn closed_approval_refuses_decisions_with_its_outcome() {
     let events = parked.load().await.event_sequence;
 
     let loaded = parked.load().await;
-    let closed = |id| Closed { id, state: ApprovalState::Expired, words: "too late".to_owned() };
+    let closed = |id| ClosedApproval { id, state: ApprovalState::Expired, words: "too late".to_owned() };
     let commit = TaskCommit {
-        closed: vec![closed(first), closed(second)],
+        closed_approvals: vec![closed(first), closed(second)],
         ..TaskCommit::new(&loaded, &loaded.task, now())
     };
     parked.f.store.task_commit(commit).await.expect("committed");
@@ -186,7 +186,7 @@ async fn approval_request_is_replaced_only_by_other_arguments() {
     parked.ask(commit, &[asked(2, "other"), asked(3, "h3")]).await.expect("committed");
     let after = parked.all().await;
     assert_eq!((after[0].id, after[0].state), (before[0].id, ApprovalState::Pending));
-    assert_eq!((after[0].arguments.as_str(), after[0].words.as_str()), (r#"{"path":"other"}"#, ""));
+    assert_eq!((after[0].arguments.as_str(), after[0].comment.as_str()), (r#"{"path":"other"}"#, ""));
     assert_eq!((after[1].id, after[1].state), (before[1].id, ApprovalState::Approved));
 }
 
@@ -232,7 +232,7 @@ async fn approvals_of_another_organization_are_not_found() {
     let decision = ApprovalDecision {
         approved: true,
         decided_by: String::new(),
-        words: String::new(),
+        comment: String::new(),
         arguments_hash: None,
     };
     let foreign = Write { organization: other, ..write() };

@@ -3,7 +3,7 @@
 
 use construct_domain::{
     BudgetId,
-    budget::{Exhausted, Period, Scope},
+    budget::{ExhaustedBudget, Period, Scope},
     task::{Phase, Stage, Step, StepState, Task, Turn},
 };
 use futures::future::join_all;
@@ -12,7 +12,7 @@ use jiff::SignedDuration;
 use super::*;
 use crate::{
     Budget, BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, Key, LoadedTask,
-    NewBudget, Order, Page, Purpose, StepReservation, StepUsage, TaskCommit, Tidied,
+    NewBudget, Order, Page, Purpose, StepReservation, StepUsage, TaskCommit, CleanupReport,
 };
 
 const DOLLAR: i64 = 1_000_000_000_000;
@@ -61,7 +61,7 @@ fn report(f: &Fixture, reservation: &CallReservation, cost: i64) -> CallReport {
     }
 }
 
-fn refused(result: Result<impl std::fmt::Debug, Error>) -> Exhausted {
+fn refused(result: Result<impl std::fmt::Debug, Error>) -> ExhaustedBudget {
     match result {
         Err(Error::Exhausted(exhausted)) => *exhausted,
         other => panic!("it is not refused: {other:?}"),
@@ -176,13 +176,13 @@ async fn step_cost_replaces_its_reservation_in_the_same_commit() {
     let whole = budget(&f, Scope::Organization, Period::Total, DOLLAR).await;
     let task = f.task().await;
     let (loaded, state, reservation) = beginning(&f, task).await;
-    let spending = loaded.spending.clone().expect("a budget applies");
+    let spending = loaded.cost_inputs.clone().expect("a budget applies");
     assert_eq!(
         (spending.targets.len(), spending.transcript_tokens, spending.instructions_bytes),
         (1, 0, 7)
     );
     assert_eq!(spending.targets[0].prices, new_model(f.provider, "m").prices);
-    assert!(!spending.told);
+    assert!(!spending.has_reported_cost);
     let step = reservation.step;
     let commit =
         TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
@@ -200,7 +200,7 @@ async fn step_cost_replaces_its_reservation_in_the_same_commit() {
             purpose: Purpose::Turn,
             usage,
         }],
-        settled: Some(step),
+        settled_step: Some(step),
         reservation: Some(next.clone()),
         ..TaskCommit::new(&loaded, &state, now())
     };
@@ -287,8 +287,8 @@ async fn expired_reservation_counts_as_spent_until_a_late_report() {
     assert_eq!(see(&f, &whole).await, (0, 4 * DOLLAR));
 
     let later = now() + SignedDuration::from_mins(6);
-    let tidied = f.store.budgets_tidy(later).await.expect("tidied");
-    assert_eq!(tidied, Tidied { expired: 1, counted: 1 });
+    let tidied = f.store.budgets_cleanup(later).await.expect("tidied");
+    assert_eq!(tidied, CleanupReport { expired: 1, counted: 1 });
     assert_eq!(see(&f, &whole).await, (4 * DOLLAR, 0));
     let report = report(&f, &lost, DOLLAR);
     for first in [true, false] {
@@ -296,8 +296,8 @@ async fn expired_reservation_counts_as_spent_until_a_late_report() {
         assert_eq!(see(&f, &whole).await, (DOLLAR, 0), "once, however often it is told");
     }
     assert_eq!(
-        f.store.budgets_tidy(later).await.expect("tidied"),
-        Tidied::default(),
+        f.store.budgets_cleanup(later).await.expect("tidied"),
+        CleanupReport::default(),
         "there is nothing left to do"
     );
 }
@@ -312,10 +312,10 @@ async fn abandoned_step_releases_its_reservation_after_grace_period() {
     let commit =
         TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
-    f.store.step_dropped(step, now() + SignedDuration::from_mins(1)).await.expect("noted");
-    assert_eq!(f.store.budgets_tidy(now()).await.expect("tidied").expired, 0);
+    f.store.step_abandon(step, now() + SignedDuration::from_mins(1)).await.expect("noted");
+    assert_eq!(f.store.budgets_cleanup(now()).await.expect("tidied").expired, 0);
     assert_eq!(see(&f, &whole).await, (0, DOLLAR));
-    f.store.budgets_tidy(now() + SignedDuration::from_mins(2)).await.expect("tidied");
+    f.store.budgets_cleanup(now() + SignedDuration::from_mins(2)).await.expect("tidied");
     assert_eq!(see(&f, &whole).await, (0, 0));
 }
 
@@ -410,13 +410,13 @@ async fn new_budget_counts_earlier_and_concurrent_spending() {
         .execute(&f.store.pool)
         .await
         .expect("forgotten");
-    assert_eq!(f.store.budgets_tidy(now()).await.expect("tidied").counted, 0, "too early");
+    assert_eq!(f.store.budgets_cleanup(now()).await.expect("tidied").counted, 0, "too early");
     let later = now() + SignedDuration::from_mins(1);
-    assert_eq!(f.store.budgets_tidy(later).await.expect("tidied").counted, 3);
+    assert_eq!(f.store.budgets_cleanup(later).await.expect("tidied").counted, 3);
     for budget in &budgets {
         assert_eq!(see(&f, budget).await, (DOLLAR, 0));
     }
-    assert_eq!(f.store.budgets_tidy(later).await.expect("tidied").counted, 0, "once is enough");
+    assert_eq!(f.store.budgets_cleanup(later).await.expect("tidied").counted, 0, "once is enough");
 }
 
 #[tokio::test]
@@ -531,7 +531,7 @@ async fn transcript_tokens_are_maintained_by_writes() {
     let message = f.message(task, "a question of some length").await;
     let loaded = f.store.task_load(task).await.expect("read").expect("there");
     let words = construct_domain::money::tokens_of_content(&message.content);
-    let spending = loaded.spending.clone().expect("a budget applies");
+    let spending = loaded.cost_inputs.clone().expect("a budget applies");
     assert_eq!((spending.transcript_tokens, spending.queued_tokens), (0, words));
     let mut state = loaded.task.clone();
     state.last_position += 2;
@@ -551,7 +551,7 @@ async fn transcript_tokens_are_maintained_by_writes() {
     };
     f.store.task_commit(commit).await.expect("committed");
     let loaded = f.store.task_load(task).await.expect("read").expect("there");
-    let spending = loaded.spending.expect("a budget applies");
+    let spending = loaded.cost_inputs.expect("a budget applies");
     let answer = construct_domain::money::tokens_of_content(&content);
     assert_eq!((spending.transcript_tokens, spending.queued_tokens), (words + answer, 0));
 }

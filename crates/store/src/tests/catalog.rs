@@ -194,7 +194,7 @@ async fn key_rotation_reseals_provider_keys_and_reports_failures() {
     let cleared = ModelProviderChanges {
         key: Some(None),
         script: Some(None),
-        further_keys: Some(Vec::new()),
+        additional_keys: Some(Vec::new()),
         requests_per_minute: Some(60),
         ..ModelProviderChanges::default()
     };
@@ -204,7 +204,7 @@ async fn key_rotation_reseals_provider_keys_and_reports_failures() {
             .await
             .expect("changed"),
     );
-    assert_eq!((provider.key, provider.script, provider.further_keys), (None, None, Vec::new()));
+    assert_eq!((provider.key, provider.script, provider.additional_keys), (None, None, Vec::new()));
     assert_eq!(provider.limits, KeyLimits { requests_per_minute: 60, ..KeyLimits::default() });
 }
 

@@ -8,7 +8,7 @@ use futures::future::join_all;
 
 use super::*;
 use crate::{
-    AppendedMessage, Committed, EndedMessage, LoadedTask, Purpose, StepUsage, Stream, TaskChanges,
+    AppendedMessage, CommittedTask, EndedMessage, LoadedTask, Purpose, StepUsage, Stream, TaskChanges,
     TaskCommit,
 };
 
@@ -39,7 +39,7 @@ pub(super) fn admitting(loaded: &LoadedTask) -> (Task, Option<(MessageId, i64)>)
     (task, Some((message, position)))
 }
 
-pub(super) async fn admit(f: &Fixture, task: TaskId) -> Committed {
+pub(super) async fn admit(f: &Fixture, task: TaskId) -> CommittedTask {
     let loaded = load(f, task).await;
     let (state, admitted) = admitting(&loaded);
     f.store
@@ -102,7 +102,7 @@ async fn committed_task_is_loaded_unchanged() {
         .store
         .task_commit(TaskCommit {
             appended: vec![answer],
-            ended: Some(EndedMessage { message: message.id, error: None }),
+            ended_message: Some(EndedMessage { message: message.id, error: None }),
             usage: vec![StepUsage {
                 call: Uuid::now_v7(),
                 step,

@@ -2,10 +2,10 @@
 
 use construct_domain::{
     budget::{Period, Scope},
-    decide::Compacted,
+    decide::ContextCompaction,
     message::{Block, CodeCall, CodeResult, Source},
     money::tokens_of_content,
-    task::{Queued, Task, TurnOutcome},
+    task::{QueuedMessage, Task, TurnOutcome},
 };
 
 use super::*;
@@ -89,7 +89,7 @@ async fn carry_out(f: &Fixture, task: TaskId) -> i64 {
     let words = Some("cancelled: back".to_owned());
     let commit = TaskCommit {
         drop_queued: words,
-        rewound: Some(from),
+        rewind_from: Some(from),
         ..TaskCommit::new(&loaded, &state, now())
     };
     f.store.task_commit(commit).await.expect("committed");
@@ -110,10 +110,10 @@ async fn interrupting_messages_come_first_then_by_arrival() {
     let task = f.task().await;
     let calm = f.message(task, "calm").await;
     let next = async || load(&f, task).await.queued.expect("one waits");
-    assert_eq!(next().await, Queued { message: calm.id, interrupts: false });
+    assert_eq!(next().await, QueuedMessage { message: calm.id, interrupts: false });
     let urgent = f.message_as(task, "urgent", true).await;
     f.message_as(task, "as urgent", true).await;
-    assert_eq!(next().await, Queued { message: urgent.id, interrupts: true });
+    assert_eq!(next().await, QueuedMessage { message: urgent.id, interrupts: true });
 }
 
 #[tokio::test]
@@ -215,7 +215,7 @@ async fn edited_message_survives_its_rewind_and_is_accepted_once() {
     };
     let edited = applied(edit(all[0].id, "k").await.expect("edited"));
     assert_eq!(edited.replaces, Some(all[0].id));
-    assert!(matches!(edit(all[0].id, "k").await, Ok(Written::Repeated { .. })));
+    assert!(matches!(edit(all[0].id, "k").await, Ok(WriteOutcome::Repeated { .. })));
     assert!(matches!(edit(all[0].id, "other").await, Err(Error::NotInTranscript)));
     let not_a_users = edit(all[3].id, "third").await;
     assert!(matches!(not_a_users, Err(Error::NotInTranscript)), "{not_a_users:?}");
@@ -259,7 +259,7 @@ async fn fork_copies_transcript_without_costs() {
         message: message.id,
         title: String::new(),
         workspace: workspace.to_owned(),
-        elsewhere: (message_id(), text("elsewhere")),
+        workspace_notice: (message_id(), text("elsewhere")),
     };
     let at_script = applied(
         f.store
@@ -344,7 +344,7 @@ async fn fork_at_a_running_script_has_an_outcome_unknown_result() {
         message: transcript[1].id,
         title: String::new(),
         workspace: String::new(),
-        elsewhere: (message_id(), text("elsewhere")),
+        workspace_notice: (message_id(), text("elsewhere")),
     };
     let copy =
         applied(f.store.task_fork(&write(), fork, rendered("task.created")).await.expect("forked"));
@@ -370,7 +370,7 @@ async fn retry_applies_to_failed_turns_without_a_final_answer() {
         async || f.store.task_retry(&write(), task, rendered("task.updated")).await.expect("asked");
     let retry = async || load(&f, task).await.task.retry;
     let applied =
-        |answer: &Written<StoredTask>| matches!(answer, Written::Applied { event: Some(_), .. });
+        |answer: &WriteOutcome<StoredTask>| matches!(answer, WriteOutcome::Applied { event: Some(_), .. });
     assert!(!applied(&asked().await), "it has had no turn");
     let message = f.message(task, "hello").await;
     // What the model says, how the turn ends, whether it can be tried again.
@@ -392,7 +392,7 @@ async fn retry_applies_to_failed_turns_without_a_final_answer() {
         let answer = asked().await;
         assert_eq!(applied(&answer), possible, "{outcome:?}: {answer:?}");
         assert_eq!(retry().await, possible.then_some(message.id), "{outcome:?}");
-        f.store.task_intents_seen(&load(&f, task).await).await.expect("noted");
+        f.store.task_intents_mark_seen(&load(&f, task).await).await.expect("noted");
         assert_eq!(retry().await, None, "it was looked at");
     }
 }
@@ -410,7 +410,7 @@ async fn compaction_replaces_messages_until_a_rewind_before_its_end() {
     let loaded = load(&f, task).await;
     let mut state = loaded.task.clone();
     (state.context.through, state.context.scale, state.context.tokens) = (3, 700, 99);
-    let compacted = Compacted {
+    let compacted = ContextCompaction {
         through: 3,
         kept: vec![1],
         text: "They counted.".to_owned(),
@@ -421,7 +421,7 @@ async fn compaction_replaces_messages_until_a_rewind_before_its_end() {
         after: 0,
     };
     let commit =
-        TaskCommit { compacted: Some(compacted), ..TaskCommit::new(&loaded, &state, now()) };
+        TaskCommit { compaction: Some(compacted), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
     assert_eq!(transcript_tokens(&f, task).await, 20 + size(&[0, 3, 4]));
     let context = load(&f, task).await.task.context;
@@ -455,7 +455,7 @@ async fn compaction_replaces_messages_until_a_rewind_before_its_end() {
         message: all[3].id,
         title: String::new(),
         workspace: "/w".to_owned(),
-        elsewhere: (message_id(), text("elsewhere")),
+        workspace_notice: (message_id(), text("elsewhere")),
     };
     let copy =
         applied(f.store.task_fork(&write(), fork, rendered("task.created")).await.expect("forked"));

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::*;
 use crate::{
     AuditEntry,
-    identity::{ERASED, Erasing, NewOrganization},
+    identity::{ERASED, ErasureProgress, NewOrganization},
 };
 
 /// What is kept: the trail, for as long as the operator keeps any. And of erased tasks their ids,
@@ -19,8 +19,8 @@ const KEPT: [&str; 1] = ["audit_entries"];
 /// Emptied by statements of their own.
 const APART: [&str; 2] = ["erased_tasks", "events"];
 
-fn silent<T>(_: &T) -> Rendered {
-    Rendered {
+fn silent<T>(_: &T) -> WriteOutput {
+    WriteOutput {
         event: NewEvent { kind: String::new(), payload: Vec::new(), step: None },
         response: Vec::new(),
     }
@@ -180,9 +180,9 @@ async fn rows(store: &Store, organization: OrganizationId) -> Vec<(String, Vec<S
 }
 
 /// One part; where others have to do theirs, what the reconciler does.
-async fn part(store: &Store, at_once: u32, now: Timestamp) -> Option<Erasing> {
-    let part = store.organization_erase(record(), at_once, now).await.expect("a part is erased");
-    if let Some(Erasing::Waits(organization)) = part {
+async fn part(store: &Store, limit: u32, now: Timestamp) -> Option<ErasureProgress> {
+    let part = store.organization_erase(record(), limit, now).await.expect("a part is erased");
+    if let Some(ErasureProgress::Blocked(organization)) = part {
         let tasks = sqlx::query_scalar("SELECT id FROM tasks WHERE organization_id = $1")
             .bind(organization.uuid());
         let tasks: Vec<Uuid> = tasks.fetch_all(&store.pool).await.expect("they can be read");
@@ -255,7 +255,7 @@ async fn erasure_removes_all_rows_of_one_organization_only() {
             .await
             .expect("an id");
         let task = TaskId::from_uuid(id);
-        assert_eq!(store.tasks_gone(&[task]).await.expect("asked"), [task], "{what}");
+        assert_eq!(store.tasks_purged(&[task]).await.expect("asked"), [task], "{what}");
     }
     let trail: Vec<Vec<String>> = sqlx::query_scalar(
         "SELECT objects FROM audit_entries WHERE method = 'EraseOrganization' AND cardinality(objects) > 0",
@@ -309,7 +309,7 @@ async fn concurrent_erasures_share_work_and_audit_once() {
         let mut done = 0;
         loop {
             match part(&store, 10, now()).await {
-                Some(Erasing::Done(_)) => done += 1,
+                Some(ErasureProgress::Done(_)) => done += 1,
                 Some(_) => {}
                 None => {
                     let left = "SELECT count(*) FROM organizations WHERE erasing_since IS NOT NULL";
@@ -343,14 +343,14 @@ async fn quarantined_task_and_abandoned_scan_do_not_block_erasure() {
     let erase = async |now: Timestamp| {
         store.organization_erase(record(), 100, now).await.expect("a part is erased")
     };
-    assert_eq!(erase(now()).await, Some(Erasing::Goes(team)), "tasks are deleted");
-    assert_eq!(erase(now()).await, Some(Erasing::Waits(team)), "the reconciler has to purge them");
+    assert_eq!(erase(now()).await, Some(ErasureProgress::More(team)), "tasks are deleted");
+    assert_eq!(erase(now()).await, Some(ErasureProgress::Blocked(team)), "the reconciler has to purge them");
     database.execute("UPDATE tasks SET parked_intents = intents, parked_at = now(), parked_reason = 'spoilt'").await;
-    assert_eq!(erase(now()).await, Some(Erasing::Waits(team)));
+    assert_eq!(erase(now()).await, Some(ErasureProgress::Blocked(team)));
     let later = now() + SignedDuration::from_mins(2);
-    assert_eq!(erase(later).await, Some(Erasing::Waits(team)), "the scanner has to end the scan");
+    assert_eq!(erase(later).await, Some(ErasureProgress::Blocked(team)), "the scanner has to end the scan");
     let mut parts = 0;
-    while erase(now() + SignedDuration::from_hours(2)).await != Some(Erasing::Done(team)) {
+    while erase(now() + SignedDuration::from_hours(2)).await != Some(ErasureProgress::Done(team)) {
         parts += 1;
         assert!(parts < 200, "it comes to an end");
     }

@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 
 use super::*;
 use crate::{
-    EXPIRES, File, FileFilter, FileState, NewFile, NewPart, Order, Page, Removed, Taken, UNFINISHED,
+    UPLOAD_TIMEOUT, File, FileFilter, FileState, NewFile, NewPart, Order, Page, RemovalTarget, PartOutcome, MAX_UNFINISHED_UPLOADS,
 };
 
 pub(super) fn file(size: i64) -> NewFile {
@@ -30,30 +30,30 @@ fn part(position: i64, size: i64, says: u8) -> NewPart {
     NewPart { position, size, part: Uuid::now_v7(), sha256: [says; 32] }
 }
 
-async fn take(store: &Store, id: FileId, part: NewPart) -> Result<Taken, Error> {
-    store.file_part(&write(), id, part, rendered("x")).await
+async fn take(store: &Store, id: FileId, part: NewPart) -> Result<PartOutcome, Error> {
+    store.file_part_add(&write(), id, part, rendered("x")).await
 }
 
 /// Uploads everything at once.
 async fn upload(store: &Store, new: NewFile, says: u8) -> File {
     let file = create(store, new).await;
     let taken = take(store, file.id, part(0, file.size, says)).await.expect("taken");
-    assert!(matches!(taken, Taken::Next(File { state: FileState::Checking, .. })), "{taken:?}");
+    assert!(matches!(taken, PartOutcome::Accepted(File { state: FileState::Checking, .. })), "{taken:?}");
     file
 }
 
 async fn ready(store: &Store, file: &File, says: u8) -> bool {
     store.file_claim(file.id, now()).await.expect("asked").expect("nobody is at it");
     let content = store.file_content(ORG, [says; 32]).await.expect("locked");
-    content.ready(file.id, "application/pdf", now()).await.expect("written")
+    content.mark_ready(file.id, "application/pdf", now()).await.expect("written")
 }
 
 /// What has to go, and goes.
-async fn gone(store: &Store) -> Vec<Removed> {
+async fn gone(store: &Store) -> Vec<RemovalTarget> {
     let mut gone = Vec::new();
     for removal in store.file_removals(100).await.expect("read") {
-        store.file_removed(removal.id).await.expect("noted");
-        gone.push(removal.removed);
+        store.file_removal_done(removal.id).await.expect("noted");
+        gone.push(removal.target);
     }
     gone
 }
@@ -69,7 +69,7 @@ async fn concurrent_parts_at_one_offset_have_one_winner() {
     let mut taken = Vec::new();
     for (part, result) in parts.iter().zip(results) {
         match result {
-            Ok(Taken::Next(file)) => {
+            Ok(PartOutcome::Accepted(file)) => {
                 assert_eq!(file.received, 40);
                 taken.push(*part);
             }
@@ -82,7 +82,7 @@ async fn concurrent_parts_at_one_offset_have_one_winner() {
     let again = take(&store, file.id, NewPart { part: Uuid::now_v7(), ..first })
         .await
         .expect("as at first");
-    assert!(matches!(again, Taken::Again(File { received: 40, .. })), "{again:?}");
+    assert!(matches!(again, PartOutcome::Duplicate(File { received: 40, .. })), "{again:?}");
     let other = take(&store, file.id, NewPart { sha256: [99; 32], ..first }).await;
     assert!(matches!(other, Err(Error::WrongOffset { offset: 40 })), "{other:?}");
     let late = take(&store, file.id, part(39, 1, 1)).await;
@@ -91,7 +91,7 @@ async fn concurrent_parts_at_one_offset_have_one_winner() {
     assert!(matches!(long, Err(Error::TooLong { size: 100 })), "{long:?}");
     let last = part(40, 60, 50);
     take(&store, file.id, last).await.expect("the last one");
-    assert!(matches!(take(&store, file.id, last).await, Ok(Taken::Again(_))));
+    assert!(matches!(take(&store, file.id, last).await, Ok(PartOutcome::Duplicate(_))));
     assert!(matches!(take(&store, file.id, part(100, 1, 1)).await, Err(Error::NotUploading)));
     let claimed =
         store.file_claim(file.id, now()).await.expect("asked").expect("all parts are there");
@@ -111,17 +111,17 @@ async fn expired_file_claim_is_taken_over() {
     let later = now() + SignedDuration::from_mins(6);
     assert_eq!(store.file_list_unclaimed(later).await.expect("read"), [file.id]);
     assert!(store.file_claim(file.id, later).await.expect("asked").is_some());
-    store.file_unclaim(file.id, now()).await.expect("let go");
+    store.file_release(file.id, now()).await.expect("let go");
     assert!(ready(&store, &file, 1).await);
     let found = store.file_get(ORG, file.id).await.expect("there");
     assert_eq!(
         (found.state, found.sha256, found.expires_at),
         (FileState::Ready, Some([1; 32]), None)
     );
-    assert_eq!(gone(&store).await, [Removed::Upload(file.id)]);
+    assert_eq!(gone(&store).await, [RemovalTarget::Upload(file.id)]);
     // The other one comes to its end as well, and changes nothing.
     let content = store.file_content(ORG, [1; 32]).await.expect("locked");
-    assert!(!content.ready(file.id, "application/pdf", now()).await.expect("nothing to write"));
+    assert!(!content.mark_ready(file.id, "application/pdf", now()).await.expect("nothing to write"));
     let mut content = store.file_content(ORG, [1; 32]).await.expect("locked");
     assert!(content.is_needed().await.expect("read"), "the file says it");
 }
@@ -135,11 +135,11 @@ async fn known_content_makes_file_ready_and_is_removed_with_last_file() {
     let early = create(&store, known.clone()).await;
     assert_eq!(early.state, FileState::Uploading, "nothing is there yet");
     assert!(ready(&store, &first, 1).await);
-    assert!(store.file_is_known(ORG, &[1; 32], 10).await.expect("read"));
-    assert!(!store.file_is_known(ORG, &[1; 32], 11).await.expect("read"));
+    assert!(store.file_content_exists(ORG, &[1; 32], 10).await.expect("read"));
+    assert!(!store.file_content_exists(ORG, &[1; 32], 11).await.expect("read"));
     let elsewhere = OrganizationId::from_uuid(Uuid::now_v7());
     assert!(
-        !store.file_is_known(elsewhere, &[1; 32], 10).await.expect("read"),
+        !store.file_content_exists(elsewhere, &[1; 32], 10).await.expect("read"),
         "nobody knows what others have"
     );
     let fresh = |new: NewFile| NewFile { id: FileId::from_uuid(Uuid::now_v7()), ..new };
@@ -164,10 +164,10 @@ async fn known_content_makes_file_ready_and_is_removed_with_last_file() {
         assert_not_found(store.file_get(ORG, file.id).await);
         let removals = store.file_removals(10).await.expect("read");
         assert_eq!(removals.len(), 1);
-        assert_eq!(removals[0].removed, Removed::Content([1; 32]));
+        assert_eq!(removals[0].target, RemovalTarget::Content([1; 32]));
         let mut content = store.file_content(ORG, [1; 32]).await.expect("locked");
         assert_eq!(content.is_needed().await.expect("read"), needed);
-        content.settled(removals[0].id).await.expect("settled");
+        content.finish(removals[0].id).await.expect("settled");
         assert!(store.file_removals(10).await.expect("read").is_empty());
     }
 }
@@ -192,24 +192,24 @@ async fn unfinished_upload_expires_and_ready_file_stays() {
     assert!(matches!(take(&store, refused.id, part(0, 10, 2)).await, Err(Error::NotUploading)));
     gone(&store).await;
     assert_eq!(
-        store.file_expire(now() + EXPIRES - SignedDuration::from_hours(1)).await.expect("looked"),
+        store.file_expire(now() + UPLOAD_TIMEOUT - SignedDuration::from_hours(1)).await.expect("looked"),
         0
     );
-    assert_eq!(store.file_expire(now() + EXPIRES).await.expect("looked"), 2);
+    assert_eq!(store.file_expire(now() + UPLOAD_TIMEOUT).await.expect("looked"), 2);
     let mut went = gone(&store).await;
     went.sort_by_key(|removed| format!("{removed:?}"));
     assert_eq!(went.len(), 2);
-    assert!([refused.id, cut.id].iter().all(|id| went.contains(&Removed::Upload(*id))), "{went:?}");
+    assert!([refused.id, cut.id].iter().all(|id| went.contains(&RemovalTarget::Upload(*id))), "{went:?}");
     assert_not_found(store.file_get(ORG, cut.id).await);
     assert_eq!(store.file_get(ORG, kept.id).await.expect("there").state, FileState::Ready);
-    assert_eq!(store.file_expire(now() + EXPIRES * 1000).await.expect("looked"), 0);
+    assert_eq!(store.file_expire(now() + UPLOAD_TIMEOUT * 1000).await.expect("looked"), 0);
 }
 
 #[tokio::test]
 async fn unfinished_uploads_are_limited() {
     let database = Database::new().await;
     let store = database.store();
-    let begun = (0..UNFINISHED + 5)
+    let begun = (0..MAX_UNFINISHED_UPLOADS + 5)
         .map(|_| async { store.file_create(&write(), file(10), rendered("x")).await });
     let begun = join_all(begun).await;
     let refused =

@@ -8,9 +8,9 @@ use jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
 use crate::{
-    Error, Limits, NewEvent, Page, Rendered, Store, Write, Written,
+    Error, Limits, NewEvent, Page, WriteOutput, Store, Write, WriteOutcome,
     identity::{
-        ApiKey, Member, NewApiKey, NewInvitation, NewOrganization, NewSetupCode, Profile, Secret,
+        ApiKey, Member, NewApiKey, NewInvitation, NewOrganization, NewSetupCode, Profile, SecretHash,
     },
     testing::Database,
 };
@@ -27,16 +27,16 @@ fn write(organization: OrganizationId) -> Write {
     Write::new(organization, now())
 }
 
-fn silent<T>(_: &T) -> Rendered {
-    Rendered {
+fn silent<T>(_: &T) -> WriteOutput {
+    WriteOutput {
         event: NewEvent { kind: String::new(), payload: Vec::new(), step: None },
         response: Vec::new(),
     }
 }
 
-fn entity<T>(written: Written<T>) -> T {
+fn entity<T>(written: WriteOutcome<T>) -> T {
     match written {
-        Written::Applied { entity, event: None } => entity,
+        WriteOutcome::Applied { entity, event: None } => entity,
         _ => panic!("it is done by this call, and tells nobody"),
     }
 }
@@ -93,8 +93,8 @@ async fn invite(
     store.invitation_create(&write(organization), new, silent).await.map(drop)
 }
 
-fn secret(number: u8) -> Secret {
-    Secret { prefix: format!("ct_{number}"), hash: [number; 32] }
+fn secret(number: u8) -> SecretHash {
+    SecretHash { prefix: format!("ct_{number}"), hash: [number; 32] }
 }
 
 #[tokio::test]
@@ -191,7 +191,7 @@ async fn concurrent_sign_ins_create_one_personal_organization() {
     let owned = store.organization_list(first.0, &page).await.expect("read");
     assert_eq!(owned.iter().map(|owned| owned.id).collect::<Vec<_>>(), [first.1]);
     let closed = store.organization_delete(&write(first.1), first.1, silent).await;
-    assert!(matches!(closed, Err(Error::Kept)));
+    assert!(matches!(closed, Err(Error::PermanentOrganization)));
 }
 
 #[tokio::test]
@@ -229,7 +229,7 @@ async fn key_use_is_recorded_once_a_minute_and_invalid_key_refused() {
     assert!(matches!(strange, Err(Error::NotFound { .. })));
     let above =
         store.api_key_revoke(&write(organization), key.id, None, Role::Member, silent).await;
-    assert!(matches!(above, Err(Error::Above)));
+    assert!(matches!(above, Err(Error::InsufficientRole)));
     assert!(
         store.api_key_holder(&[1; 32], now()).await.expect("read").is_some(),
         "it was rolled back"

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use construct_domain::{
     ApiKeyId, ScanId, ScheduleId, UserId,
     access::{Role, Scope},
-    schedule::{Missed, Timing},
+    schedule::{MissedRunPolicy, Timing},
     state::VERSIONS_KEPT,
 };
 use jiff::SignedDuration;
@@ -18,15 +18,15 @@ use super::{
     *,
 };
 use crate::{
-    CallReport, Counted, Counts, Dimensions, Limits, NewFork, NewSchedule, Periods, Purpose,
-    ScheduleChanges, StateContent, StateRef, StepUsage, Target, Told, UsageFilter, UsagePage, Used,
-    identity::{ApiKey, NewApiKey, Secret},
+    CallReport, CountSelection, Counts, Dimensions, Limits, NewFork, NewSchedule, Periods, Purpose,
+    ScheduleChanges, StateContent, StateRef, StepUsage, ScheduleTarget, RunEvents, UsageFilter, UsagePage, UsageTotals,
+    identity::{ApiKey, NewApiKey, SecretHash},
     scan::NewScan,
 };
 
 const SETTINGS: StateRef<'static> = StateRef { owner: None, name: "settings" };
 
-const TOLD: Told = Told { task: |_| event("task.created"), message: |_| event("message.created") };
+const TOLD: RunEvents = RunEvents { task: |_| event("task.created"), message: |_| event("message.created") };
 
 fn key() -> ApiKeyId {
     ApiKeyId::from_uuid(Uuid::now_v7())
@@ -50,7 +50,7 @@ async fn say(f: &Fixture, write: &Write, task: TaskId) -> MessageId {
 }
 
 async fn counts(f: &Fixture, periods: &Periods) -> BTreeMap<ApiKeyId, Counts> {
-    let counts = f.store.quota_counts_of_keys(ORG, Counted::ALL, periods).await.expect("counted");
+    let counts = f.store.quota_key_counts(ORG, CountSelection::ALL, periods).await.expect("counted");
     counts.into_iter().collect()
 }
 
@@ -102,8 +102,8 @@ async fn tasks_count_for_their_creator_and_work_for_the_last_sender() {
     let unchanged = counts(&f, &periods).await;
     assert_eq!((unchanged[&a], unchanged[&b]), (done(1, 0, 4, 4), done(0, 1, 13, 103)));
     // Only what is asked for, and only of this time.
-    let tokens = Counted { tokens: true, ..Counted::default() };
-    let tokens = f.store.quota_counts_of_keys(ORG, tokens, &periods).await.expect("counted");
+    let tokens = CountSelection { tokens: true, ..CountSelection::default() };
+    let tokens = f.store.quota_key_counts(ORG, tokens, &periods).await.expect("counted");
     assert_eq!(tokens[&b], done(0, 0, 13, 0));
     let tomorrow = Periods {
         day: periods.next_day,
@@ -116,7 +116,7 @@ async fn tasks_count_for_their_creator_and_work_for_the_last_sender() {
     );
     let other = other_organization(&f.store).await;
     let foreign =
-        f.store.quota_counts_of_keys(other, Counted::ALL, &periods).await.expect("counted");
+        f.store.quota_key_counts(other, CountSelection::ALL, &periods).await.expect("counted");
     assert!(foreign.is_empty());
 }
 
@@ -142,8 +142,8 @@ async fn forks_subtasks_and_schedule_runs_count_for_their_key() {
     let periods = around(now);
     let task = begin(&f, &with(a)).await;
     let message = say(&f, &with(b), task).await;
-    let asking = runs(&f, task).await;
-    let child = spawn(&f, asking, 1).await;
+    let caller = runs(&f, task).await;
+    let child = spawn(&f, caller, 1).await;
     turn(&f, child, &[("fetch", true)], spent(7, 70), now).await;
     assert_eq!(
         counts(&f, &periods).await,
@@ -155,7 +155,7 @@ async fn forks_subtasks_and_schedule_runs_count_for_their_key() {
         message,
         title: String::new(),
         workspace: String::new(),
-        elsewhere: (message_id(), text("elsewhere")),
+        workspace_notice: (message_id(), text("elsewhere")),
     };
     applied(f.store.task_fork(&with(c), fork, rendered("task.created")).await.expect("copied"));
     assert_eq!(counts(&f, &periods).await[&c], done(1, 0, 0, 0));
@@ -163,13 +163,13 @@ async fn forks_subtasks_and_schedule_runs_count_for_their_key() {
     let new = NewSchedule {
         id: ScheduleId::from_uuid(Uuid::now_v7()),
         name: "often".into(),
-        target: Target::Agent(f.agent),
+        target: ScheduleTarget::Agent(f.agent),
         content: text("work"),
         interrupts: false,
         title: String::new(),
         workspace: String::new(),
         timing: Timing::Cron { pattern: "* * * * *".to_owned(), time_zone: "UTC".to_owned() },
-        missed: Missed::Once,
+        missed: MissedRunPolicy::Once,
         next_run: Some(Timestamp::from_second(now.as_second() / 60 * 60).expect("a minute begins")),
     };
     let schedule = applied(
@@ -253,9 +253,9 @@ async fn storage_counts_for_the_key_that_stored_it() {
         assert_eq!(kept(&f).await, BTreeMap::from([(a, of_a), (b, of_b)]), "{forget}");
     }
     // Only where it is asked for.
-    let tasks = Counted { tasks: true, ..Counted::default() };
+    let tasks = CountSelection { tasks: true, ..CountSelection::default() };
     assert!(
-        f.store.quota_counts_of_keys(ORG, tasks, &around(now())).await.expect("counted").is_empty()
+        f.store.quota_key_counts(ORG, tasks, &around(now())).await.expect("counted").is_empty()
     );
 }
 
@@ -317,8 +317,8 @@ async fn usage_is_grouped_and_filtered_by_key() {
             after = Some(last.place.clone());
             found.extend(rows.into_iter().map(|row| {
                 let count = match row.used {
-                    Used::Models { usage, .. } => usage.input_tokens,
-                    Used::Tools { calls, .. } => calls,
+                    UsageTotals::Models { usage, .. } => usage.input_tokens,
+                    UsageTotals::Tools { calls, .. } => calls,
                 };
                 (row.key_name, row.key, count)
             }));
@@ -351,7 +351,7 @@ pub(super) fn new_key(id: ApiKeyId, limits: Limits) -> NewApiKey {
     NewApiKey {
         id,
         name: "bot".into(),
-        secret: Secret { prefix: "ct_x".into(), hash },
+        secret: SecretHash { prefix: "ct_x".into(), hash },
         role: Role::Admin,
         scopes: vec![Scope::TasksWrite],
         user: UserId::LOCAL,
@@ -373,11 +373,11 @@ async fn key_limits_update_checks_revision_and_applies_to_next_use() {
         Limits { requests_per_minute: Some(5), tokens_per_day: Some(7), ..Limits::default() };
     let change = async |write: &Write, limits, revision, user, by| {
         let which = (id, user);
-        f.store.api_key_limit(write, which, (limits, revision), by, rendered::<ApiKey>("key")).await
+        f.store.api_key_set_limits(write, which, (limits, revision), by, rendered::<ApiKey>("key")).await
     };
     let nobody = Some(UserId::from_uuid(Uuid::now_v7()));
     assert_not_found(change(&write(), second, None, nobody, Role::Owner).await);
-    assert!(matches!(change(&write(), second, None, None, Role::Member).await, Err(Error::Above)));
+    assert!(matches!(change(&write(), second, None, None, Role::Member).await, Err(Error::InsufficientRole)));
     assert!(matches!(
         change(&write(), second, Some(2), None, Role::Owner).await,
         Err(Error::Conflict)
@@ -392,7 +392,7 @@ async fn key_limits_update_checks_revision_and_applies_to_next_use() {
     assert_eq!((changed.limits, changed.revision), (second, 2));
     assert!(matches!(
         change(&keyed, second, Some(1), None, Role::Admin).await,
-        Ok(Written::Repeated { .. })
+        Ok(WriteOutcome::Repeated { .. })
     ));
     assert_eq!(holder().await, second);
     let other = other_organization(&f.store).await;

@@ -13,7 +13,7 @@ use super::{
     *,
 };
 use crate::{
-    AgentChanges, AppendedMessage, Committed, EndedMessage, Key, LoadedTask, NewBudget, Order,
+    AgentChanges, AppendedMessage, CommittedTask, EndedMessage, Key, LoadedTask, NewBudget, Order,
     Page, Purpose, StepUsage, TaskChanges, TaskCommit, TaskFilter,
 };
 
@@ -21,9 +21,9 @@ use crate::{
 async fn left_and_loaded(
     f: &Fixture,
     task: TaskId,
-    committed: Committed,
+    committed: CommittedTask,
 ) -> (Option<LoadedTask>, LoadedTask) {
-    let left = committed.left.map(|left| LoadedTask { remembered: false, ..*left });
+    let left = committed.cached_task.map(|left| LoadedTask { is_cached: false, ..*left });
     (left, load(f, task).await)
 }
 
@@ -48,7 +48,7 @@ async fn cached_task_of_a_commit_equals_the_loaded_task() {
     assert_eq!(loaded.queued.map(|queued| queued.message), Some(second.id));
 
     // Decided from memory, twice in a row.
-    let remembered = committed.left.expect("it is known");
+    let remembered = committed.cached_task.expect("it is known");
     let mut state = remembered.task.clone();
     let step = state.step.take().expect("a step runs").id;
     state.turn = None;
@@ -66,7 +66,7 @@ async fn cached_task_of_a_commit_equals_the_loaded_task() {
     };
     let commit = TaskCommit {
         appended: vec![answer],
-        ended: Some(EndedMessage { message: first.id, error: None }),
+        ended_message: Some(EndedMessage { message: first.id, error: None }),
         usage: vec![StepUsage {
             call: Uuid::now_v7(),
             step,
@@ -84,7 +84,7 @@ async fn cached_task_of_a_commit_equals_the_loaded_task() {
     assert_eq!(left.as_ref(), Some(&loaded));
     assert!(loaded.task.titled);
 
-    let remembered = committed.left.expect("it is known");
+    let remembered = committed.cached_task.expect("it is known");
     let (state, admitted) = admitting(&remembered);
     assert_eq!(admitted.map(|(message, _)| message), Some(second.id));
     let committed = f
@@ -100,10 +100,10 @@ async fn cached_task_of_a_commit_equals_the_loaded_task() {
 async fn remembered(f: &Fixture) -> LoadedTask {
     let task = f.task().await;
     f.message(task, "hello").await;
-    *admit(f, task).await.left.expect("it is known")
+    *admit(f, task).await.cached_task.expect("it is known")
 }
 
-async fn commit_again(f: &Fixture, remembered: &LoadedTask) -> Result<Committed, Error> {
+async fn commit_again(f: &Fixture, remembered: &LoadedTask) -> Result<CommittedTask, Error> {
     f.store.task_commit(TaskCommit::new(remembered, &remembered.task, now())).await
 }
 
@@ -163,7 +163,7 @@ async fn task_with_a_budget_or_new_intents_is_not_cached() {
     let (state, admitted) = admitting(&loaded);
     let commit = TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) };
     let committed = f.store.task_commit(commit).await.expect("committed");
-    assert_eq!((committed.has_new_intents, committed.left), (true, None));
+    assert_eq!((committed.has_new_intents, committed.cached_task), (true, None));
 
     let new = NewBudget {
         id: BudgetId::from_uuid(Uuid::now_v7()),
@@ -174,7 +174,7 @@ async fn task_with_a_budget_or_new_intents_is_not_cached() {
     f.store.budget_create(&write(), new, rendered("budget.created")).await.expect("created");
     let loaded = load(&f, task).await;
     let committed = commit_again(&f, &loaded).await.expect("committed");
-    assert_eq!(committed.left, None);
+    assert_eq!(committed.cached_task, None);
 }
 
 /// What a message says is read beside the commit that admits it.
@@ -207,26 +207,26 @@ async fn quarantine_ends_with_a_new_intent_or_a_commit() {
     let before = f.store.task_intents(task).await.expect("read").expect("there");
     f.message(task, "more").await;
     assert!(
-        !f.store.task_park(task, before, "broken", now()).await.expect("written"),
+        !f.store.task_quarantine(task, before, "broken", now()).await.expect("written"),
         "nobody has looked at that yet"
     );
     let intents = f.store.task_intents(task).await.expect("read").expect("there");
-    assert!(f.store.task_park(task, intents, "broken", now()).await.expect("written"));
+    assert!(f.store.task_quarantine(task, intents, "broken", now()).await.expect("written"));
     let later = now() + std::time::Duration::from_secs(3600);
     let due = async || {
         f.store.sweep_due(later, None, 10).await.expect("read").iter().any(|due| due.task == task)
     };
     assert!(!due().await);
-    let since = f.store.task_parked(ORG, task).await.expect("read").expect("it is").since;
+    let since = f.store.task_quarantine_get(ORG, task).await.expect("read").expect("it is").since;
     // Whoever finds the same again does not put it aside anew.
-    assert!(f.store.task_park(task, intents, "still broken", later).await.expect("written"));
-    let still = f.store.task_parked(ORG, task).await.expect("read").expect("it is");
+    assert!(f.store.task_quarantine(task, intents, "still broken", later).await.expect("written"));
+    let still = f.store.task_quarantine_get(ORG, task).await.expect("read").expect("it is");
     assert_eq!((still.since, still.reason.as_str()), (since, "still broken"));
-    let parked = f.store.tasks_parked().await.expect("read");
+    let parked = f.store.tasks_quarantined().await.expect("read");
     assert!(parked.count == 1 && parked.since.is_some(), "{parked:?}");
     admit(&f, task).await;
-    assert_eq!(f.store.task_parked(ORG, task).await.expect("read"), None);
-    assert_eq!(f.store.tasks_parked().await.expect("read").count, 0);
+    assert_eq!(f.store.task_quarantine_get(ORG, task).await.expect("read"), None);
+    assert_eq!(f.store.tasks_quarantined().await.expect("read").count, 0);
     assert!(due().await, "the next look is due");
 }
 
@@ -235,7 +235,7 @@ async fn stuck_tasks_are_reported_to_tests() {
     let f = Fixture::new().await;
     let (task, idle) = (f.task().await, f.task().await);
     f.message(task, "hello").await;
-    let forgotten = async || f.database.forgotten().await.expect("read");
+    let forgotten = async || f.database.stuck_tasks().await.expect("read");
     assert!(forgotten().await.is_empty(), "the sweep finds what was not seen");
     let set = async |what: &str| {
         f.database.execute(&format!("UPDATE tasks SET {what} WHERE id = '{}'", task.uuid())).await;
@@ -268,7 +268,7 @@ async fn unreadable_columns_are_reported_and_the_rest_is_shown() {
     let f = Fixture::new().await;
     let (task, whole) = (f.task().await, f.task().await);
     f.message(task, "hello").await;
-    f.database.spoil(task, true).await;
+    f.database.corrupt_task(task, true).await;
     f.database
         .execute(&format!("UPDATE tasks SET phase = 'dreams' WHERE id = '{}'", task.uuid()))
         .await;
@@ -291,19 +291,19 @@ async fn unreadable_columns_are_reported_and_the_rest_is_shown() {
     assert_eq!((&listed[0], listed[1].phase()), (&found, Some(Phase::AwaitInput)));
 
     let intents = f.store.task_intents(task).await.expect("read").expect("there");
-    assert!(f.store.task_park(task, intents, "broken", now()).await.expect("written"));
+    assert!(f.store.task_quarantine(task, intents, "broken", now()).await.expect("written"));
     let retried = f
         .store
         .task_retry(&write(), task, rendered("task.updated"))
         .await
         .expect("it is asked for");
     assert_eq!(applied(retried).unreadable, ["phase", "turn"]);
-    assert_eq!(f.store.task_parked(ORG, task).await.expect("read"), None);
+    assert_eq!(f.store.task_quarantine_get(ORG, task).await.expect("read"), None);
 
     f.database
         .execute(&format!("UPDATE tasks SET phase = 'await_input' WHERE id = '{}'", task.uuid()))
         .await;
-    f.database.spoil(task, false).await;
+    f.database.corrupt_task(task, false).await;
     let found = f.store.task_get(ORG, task).await.expect("read");
     assert_eq!(
         (found.phase(), found.unreadable.len(), found.state.last_error),

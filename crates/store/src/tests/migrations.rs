@@ -363,7 +363,7 @@ async fn migration_lock_timeout_lets_other_statements_pass() {
     other.execute("BEGIN; LOCK TABLE tasks IN ACCESS SHARE MODE").await.expect("locked");
     let store = database.store();
     let migrator = with("ALTER TABLE tasks ADD COLUMN more TEXT");
-    let migrates = tokio::spawn(async move { store.migrate_by(&migrator).await });
+    let migrates = tokio::spawn(async move { store.migrate_with(&migrator).await });
     // As somebody does who works with the table meanwhile.
     let (began, mut longest) = (Instant::now(), Duration::ZERO);
     while began.elapsed() < Duration::from_secs(6) {
@@ -392,7 +392,7 @@ async fn concurrent_index_build_waits_for_open_transactions() {
     other.execute("BEGIN; LOCK TABLE tasks IN ROW EXCLUSIVE MODE").await.expect("locked");
     let store = database.store();
     let migrator = with("-- no-transaction\nCREATE INDEX CONCURRENTLY tasks_more ON tasks (title)");
-    let migrates = tokio::spawn(async move { store.migrate_by(&migrator).await });
+    let migrates = tokio::spawn(async move { store.migrate_with(&migrator).await });
     // For longer than another migration may wait at a time.
     tokio::time::sleep(Duration::from_secs(3)).await;
     database.execute("UPDATE tasks SET title = title").await;

@@ -126,7 +126,7 @@ async fn task_queries_use_indexes() {
         Uuid::nil()
     );
     let below = (
-        crate::task::subtask::state::tests::statement_below(),
+        crate::task::subtask::state::tests::descendants_statement(),
         format!("'{}', '{root}'", ORG.uuid()),
     );
     for (statement, arguments) in [(listed, arguments), below] {
@@ -134,7 +134,7 @@ async fn task_queries_use_indexes() {
         assert!(!reads_all_of(&plan, "tasks") && plan.contains("tasks_parent_idx"), "{plan}");
         assert!(!plan.contains("tasks_created_idx") && !reads_all_of(&plan, "messages"), "{plan}");
     }
-    let below = f.store.tasks_below(ORG, TaskId::from_uuid(root)).await.expect("read");
+    let below = f.store.task_descendants(ORG, TaskId::from_uuid(root)).await.expect("read");
     assert_eq!((below.count, below.at_work), (45, 0));
 }
 
@@ -238,7 +238,7 @@ async fn usage_of_a_period_uses_an_index() {
     let arguments = format!(
         "'{org}', true, true, true, true, {day}, now() - interval '30 days', '{org}', now(), now(), '{org}', true"
     );
-    let counts = plan(&f, &crate::quota::tests::statement_of_keys(), &arguments).await;
+    let counts = plan(&f, &crate::quota::tests::key_statement(), &arguments).await;
     for table in ["step_usage", "messages", "tasks"] {
         assert!(!reads_all_of(&counts, table), "{table}: {counts}");
     }

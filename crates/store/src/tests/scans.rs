@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     Keyring, SealedSecret,
     scan::{
-        CandidateState, HandedOver, Held, NewCandidate, NewScan, NewScanConnection, NewScanEvent,
+        CandidateState, HandOverResult, LeaseState, NewCandidate, NewScan, NewScanConnection, NewScanEvent,
         Review, Scan, ScanChanges, ScanConnection, ScanCredential, ScanHost, ScanKind, ScanLimits,
         ScanPhase,
     },
@@ -19,8 +19,8 @@ use crate::{
 
 const LEASE: Duration = Duration::from_secs(10);
 
-fn silent<T>(_: &T) -> Rendered {
-    Rendered { event: event(""), response: Vec::new() }
+fn silent<T>(_: &T) -> WriteOutput {
+    WriteOutput { event: event(""), response: Vec::new() }
 }
 
 pub(super) fn new(id: ScanId) -> NewScan {
@@ -45,8 +45,8 @@ pub(super) fn new(id: ScanId) -> NewScan {
 async fn made(store: &Store) -> Scan {
     let written = store.scan_create(&write(), new(ScanId::from_uuid(Uuid::now_v7())), silent).await;
     match written.expect("it is made") {
-        Written::Applied { entity, .. } => entity,
-        Written::Repeated { .. } => panic!("it has no key"),
+        WriteOutcome::Applied { entity, .. } => entity,
+        WriteOutcome::Repeated { .. } => panic!("it has no key"),
     }
 }
 
@@ -61,20 +61,20 @@ async fn scan_has_one_lease_holder_and_gapless_events() {
     let scan = made(&store).await;
     let now = now();
     assert_eq!(
-        store.scan_open_by(ORG, scan.id).await.expect("it answers").as_deref(),
+        store.scan_open_creator(ORG, scan.id).await.expect("it answers").as_deref(),
         Some("local")
     );
-    let taken = join_all((0..8).map(|_| store.scans_take(10, &[], LEASE, now))).await;
+    let taken = join_all((0..8).map(|_| store.scans_claim(10, &[], LEASE, now))).await;
     let mut taken: Vec<_> =
         taken.into_iter().flat_map(|taken| taken.expect("it is taken")).collect();
     assert_eq!(taken.len(), 1);
     let mut first = taken.remove(0);
-    assert_eq!(store.scans_take(10, &[], LEASE, now).await.expect("it answers"), []);
+    assert_eq!(store.scans_claim(10, &[], LEASE, now).await.expect("it answers"), []);
 
     // Its holder has died: somebody else takes it, and the first one can write nothing more.
     let later = now + LEASE;
-    let mut second = store.scans_take(10, &[], LEASE, later).await.expect("it is free").remove(0);
-    assert_eq!(store.scan_hold(&first, later + LEASE).await.expect("it answers"), Held::Lost);
+    let mut second = store.scans_claim(10, &[], LEASE, later).await.expect("it is free").remove(0);
+    assert_eq!(store.scan_extend_lease(&first, later + LEASE).await.expect("it answers"), LeaseState::Lost);
     assert!(matches!(
         store.scan_save(&mut first, &ScanChanges::default(), later).await,
         Err(Error::Conflict)
@@ -95,25 +95,25 @@ async fn scan_has_one_lease_holder_and_gapless_events() {
     second.next_wake = Some(later + LEASE * 100);
     store.scan_save(&mut second, &ScanChanges::default(), later).await.expect("it is saved");
     store.scan_cancel(&write_at(later), scan.id, "enough", silent).await.expect("it is asked for");
-    assert_eq!(store.scan_hold(&second, later).await.expect("it answers"), Held::Cancel);
+    assert_eq!(store.scan_extend_lease(&second, later).await.expect("it answers"), LeaseState::CancelRequested);
     assert_eq!(
-        store.scans_take(10, &[], LEASE, later).await.expect("it answers"),
+        store.scans_claim(10, &[], LEASE, later).await.expect("it answers"),
         [],
         "its end is no work"
     );
-    let mut third = store.scans_look(10, LEASE, later).await.expect("it is taken").remove(0);
+    let mut third = store.scans_claim_waiting(10, LEASE, later).await.expect("it is taken").remove(0);
     assert_eq!((third.cancel_requested, third.cancel_reason.as_str()), (Some(later), "enough"));
     third.phase = ScanPhase::Cancelled;
     third.ended_at = Some(later);
     store
-        .scan_save(&mut third, &ScanChanges { let_go: true, ..ScanChanges::default() }, later)
+        .scan_save(&mut third, &ScanChanges { release: true, ..ScanChanges::default() }, later)
         .await
         .expect("it is over");
     let over = store.scan_get(ORG, scan.id).await.expect("it is there");
     assert_eq!((over.token, over.next_wake), (None, None));
-    assert_eq!(store.scan_open_by(ORG, scan.id).await.expect("it answers"), None);
+    assert_eq!(store.scan_open_creator(ORG, scan.id).await.expect("it answers"), None);
     assert_eq!(store.scans_to_clean(later, 10).await.expect("it answers"), [(scan.id, None)]);
-    store.scan_cleaned(scan.id, later).await.expect("it is noted");
+    store.scan_mark_cleaned(scan.id, later).await.expect("it is noted");
     assert_eq!(store.scans_with_files(&[scan.id]).await.expect("it answers"), []);
     assert!(matches!(
         store.scan_get(OrganizationId::from_uuid(Uuid::max()), scan.id).await,
@@ -127,7 +127,7 @@ async fn candidates_are_reviewed_by_revision_and_handed_over_once() {
     let store = database.store();
     let scan = made(&store).await;
     let now = now();
-    let mut held = store.scans_take(1, &[], LEASE, now).await.expect("it is taken").remove(0);
+    let mut held = store.scans_claim(1, &[], LEASE, now).await.expect("it is taken").remove(0);
     let candidate = |name: &str, score| NewCandidate {
         id: CandidateId::from_uuid(Uuid::now_v7()),
         name: name.into(),
@@ -167,11 +167,11 @@ async fn candidates_are_reviewed_by_revision_and_handed_over_once() {
         Err(Error::NotFound { .. })
     ));
     let handed = join_all((0..4).map(|_| hand_over(Vec::new()))).await;
-    let handed: Vec<HandedOver> = handed
+    let handed: Vec<HandOverResult> = handed
         .into_iter()
         .map(|written| match written.expect("it is handed over") {
-            Written::Applied { entity, .. } => entity,
-            Written::Repeated { .. } => panic!("it has no key"),
+            WriteOutcome::Applied { entity, .. } => entity,
+            WriteOutcome::Repeated { .. } => panic!("it has no key"),
         })
         .collect();
     assert_eq!(handed.iter().filter(|handed| handed.id.is_some()).count(), 1);
@@ -180,10 +180,10 @@ async fn candidates_are_reviewed_by_revision_and_handed_over_once() {
     assert!(matches!(late, Err(Error::HandedOver)));
 
     let later = now + Duration::from_secs(60);
-    let untold = store.hand_overs_untold(later, 10).await.expect("it answers");
+    let untold = store.hand_overs_unpublished(later, 10).await.expect("it answers");
     assert_eq!(untold.iter().map(|untold| untold.candidates[0].id).collect::<Vec<_>>(), [ids[0]]);
-    store.hand_over_told(untold[0].id, later).await.expect("it is noted");
-    assert_eq!(store.hand_overs_untold(later, 10).await.expect("it answers"), []);
+    store.hand_over_mark_published(untold[0].id, later).await.expect("it is noted");
+    assert_eq!(store.hand_overs_unpublished(later, 10).await.expect("it answers"), []);
 }
 
 #[tokio::test]
@@ -205,7 +205,7 @@ async fn exploring_scan_is_polled_without_holding_a_lease() {
     let store = database.store();
     let scan = made(&store).await;
     let now = now();
-    let mut held = store.scans_take(1, &[], LEASE, now).await.expect("it is taken").remove(0);
+    let mut held = store.scans_claim(1, &[], LEASE, now).await.expect("it is taken").remove(0);
     held.phase = ScanPhase::Exploring;
     held.failures = 3;
     let told = NewScanEvent { kind: "progress", message: String::new(), tool_calls: 7 };
@@ -214,23 +214,23 @@ async fn exploring_scan_is_polled_without_holding_a_lease() {
     assert_eq!(store.scan_tool_calls(&held).await.expect("it answers"), 7);
     // Until the task was asked, there is work to do.
     let later = now + LEASE;
-    assert_eq!(store.scans_look(1, LEASE, later).await.expect("it answers"), []);
-    let mut held = store.scans_take(1, &[], LEASE, later).await.expect("it is taken").remove(0);
+    assert_eq!(store.scans_claim_waiting(1, LEASE, later).await.expect("it answers"), []);
+    let mut held = store.scans_claim(1, &[], LEASE, later).await.expect("it is taken").remove(0);
     held.message = "msg_1".into();
     store.scan_save(&mut held, &ScanChanges::default(), later).await.expect("it is saved");
     let wake = later + Duration::from_secs(5);
-    store.scan_let_go(&held, wake, later).await.expect("it is let go");
+    store.scan_release(&held, wake, later).await.expect("it is let go");
     // Whoever has let it go has it no more.
-    assert_eq!(store.scan_hold(&held, later + LEASE).await.expect("it answers"), Held::Lost);
-    assert!(matches!(store.scan_let_go(&held, wake, later).await, Err(Error::Conflict)));
-    assert_eq!(store.scans_look(1, LEASE, later).await.expect("it answers"), []);
-    assert_eq!(store.scans_take(1, &[], LEASE, wake).await.expect("it answers"), []);
-    let look = store.scans_look(1, LEASE, wake).await.expect("it is looked at").remove(0);
+    assert_eq!(store.scan_extend_lease(&held, later + LEASE).await.expect("it answers"), LeaseState::Lost);
+    assert!(matches!(store.scan_release(&held, wake, later).await, Err(Error::Conflict)));
+    assert_eq!(store.scans_claim_waiting(1, LEASE, later).await.expect("it answers"), []);
+    assert_eq!(store.scans_claim(1, &[], LEASE, wake).await.expect("it answers"), []);
+    let look = store.scans_claim_waiting(1, LEASE, wake).await.expect("it is looked at").remove(0);
     assert_eq!((look.failures, look.revision), (0, held.revision), "a look alone is no change");
     // Its end is asked for between two looks.
     store.scan_cancel(&write_at(wake), scan.id, "", silent).await.expect("it is asked for");
-    store.scan_let_go(&look, wake + LEASE, wake).await.expect("it is let go");
-    assert_eq!(store.scans_look(1, LEASE, wake).await.expect("it is looked at").len(), 1);
+    store.scan_release(&look, wake + LEASE, wake).await.expect("it is let go");
+    assert_eq!(store.scans_claim_waiting(1, LEASE, wake).await.expect("it is looked at").len(), 1);
 }
 
 #[tokio::test]
@@ -238,7 +238,7 @@ async fn organizations_take_turns_for_scan_slots() {
     let database = Database::new().await;
     let store = database.store();
     let (crowd, quiet, third) =
-        (ORG, database.tenant("quiet").await, database.tenant("third").await);
+        (ORG, database.create_tenant("quiet").await, database.create_tenant("third").await);
     let now = now();
     let make = async |organization, count: u64, age: u64| {
         for number in 0..count {
@@ -256,12 +256,12 @@ async fn organizations_take_turns_for_scan_slots() {
     let mut served = Vec::new();
     let mut turns = Vec::new();
     // One place, and each scan has gone on to where it waits when the next is taken.
-    while let Some(scan) = store.scans_take(1, &served, LEASE, now).await.expect("it answers").pop()
+    while let Some(scan) = store.scans_claim(1, &served, LEASE, now).await.expect("it answers").pop()
     {
         served.retain(|organization| *organization != scan.organization);
         served.push(scan.organization);
         turns.push(scan.organization);
-        store.scan_let_go(&scan, now + LEASE, now).await.expect("it is let go");
+        store.scan_release(&scan, now + LEASE, now).await.expect("it is let go");
     }
     assert_eq!(turns[..6], [crowd, quiet, third, crowd, quiet, crowd]);
     assert_eq!(turns.len(), 13);
@@ -272,12 +272,12 @@ async fn organizations_take_turns_for_scan_slots() {
         of
     };
     let of = |taken: Vec<Scan>| sorted(taken.iter().map(|scan| scan.organization).collect());
-    let taken = store.scans_take(3, &[], LEASE, later).await.expect("they are taken");
+    let taken = store.scans_claim(3, &[], LEASE, later).await.expect("they are taken");
     assert_eq!(of(taken), sorted(vec![crowd, quiet, third]));
-    let taken = store.scans_take(2, &[], LEASE, later).await.expect("they are taken");
+    let taken = store.scans_claim(2, &[], LEASE, later).await.expect("they are taken");
     assert_eq!(of(taken), sorted(vec![crowd, quiet]));
     assert_eq!(
-        of(store.scans_take(9, &[], LEASE, later).await.expect("they are taken")),
+        of(store.scans_claim(9, &[], LEASE, later).await.expect("they are taken")),
         [crowd; 8]
     );
 }
@@ -293,8 +293,8 @@ async fn connected(store: &Store, name: &str, keyring: &Keyring, value: &[u8]) -
         sealed: keyring.seal(&id.to_string(), value).expect("sealed"),
     };
     match store.scan_connection_create(&write(), new, silent).await.expect("it is made") {
-        Written::Applied { entity, .. } => entity,
-        Written::Repeated { .. } => panic!("it has no key"),
+        WriteOutcome::Applied { entity, .. } => entity,
+        WriteOutcome::Repeated { .. } => panic!("it has no key"),
     }
 }
 

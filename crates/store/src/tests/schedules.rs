@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use construct_domain::{
     ApiKeyId, ScheduleId,
-    schedule::{Missed, Timing},
+    schedule::{MissedRunPolicy, Timing},
 };
 use futures::future::join_all;
 use jiff::SignedDuration;
 
 use super::{keys::new_key, *};
 use crate::{
-    Due, Limits, NewSchedule, Quota, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, Stream,
-    Target, Told,
+    DueSchedule, Limits, NewSchedule, Quota, RUN_HISTORY_LIMIT, RunOutcome, Schedule, ScheduleChanges, Stream,
+    ScheduleTarget, RunEvents,
 };
 
-const TOLD: Told = Told { task: |_| event("task.created"), message: |_| event("message.created") };
+const TOLD: RunEvents = RunEvents { task: |_| event("task.created"), message: |_| event("message.created") };
 
 fn event(kind: &str) -> NewEvent {
     super::event(kind)
@@ -28,9 +28,9 @@ fn minutes(count: i64) -> SignedDuration {
 async fn schedule(
     f: &Fixture,
     name: &str,
-    target: Target,
+    target: ScheduleTarget,
     timing: Timing,
-    missed: Missed,
+    missed: MissedRunPolicy,
     next: Timestamp,
 ) -> Schedule {
     let new = NewSchedule {
@@ -66,7 +66,7 @@ async fn schedule_run_is_created_once_by_concurrent_replicas() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let now = now();
-    let once = schedule(&f, "once", Target::Task(task), Timing::At(now), Missed::Once, now).await;
+    let once = schedule(&f, "once", ScheduleTarget::Task(task), Timing::At(now), MissedRunPolicy::Once, now).await;
     let fired =
         join_all((0..8).map(async |_| f.store.schedule_fire(now, TOLD, &mut None).await)).await;
     let fired: Vec<_> = fired.into_iter().filter_map(|fired| fired.expect("looked")).collect();
@@ -100,10 +100,10 @@ async fn schedule_run_is_created_once_by_concurrent_replicas() {
 async fn agent_schedule_creates_tasks_and_honors_the_missed_policy() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-    let target = Target::Agent(f.agent);
-    let all = schedule(&f, "all", target, every_minute(), Missed::All, start).await;
-    let skip = schedule(&f, "skip", target, every_minute(), Missed::Skip, start).await;
-    let paused = schedule(&f, "paused", target, every_minute(), Missed::All, start).await;
+    let target = ScheduleTarget::Agent(f.agent);
+    let all = schedule(&f, "all", target, every_minute(), MissedRunPolicy::All, start).await;
+    let skip = schedule(&f, "skip", target, every_minute(), MissedRunPolicy::Skip, start).await;
+    let paused = schedule(&f, "paused", target, every_minute(), MissedRunPolicy::All, start).await;
     applied(
         f.store
             .schedule_pause(&write(), paused.id, true, None, None, rendered("x"))
@@ -143,7 +143,7 @@ async fn failed_run_is_recorded_and_the_next_one_runs() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-    let daily = schedule(&f, "s", Target::Task(task), every_minute(), Missed::All, start).await;
+    let daily = schedule(&f, "s", ScheduleTarget::Task(task), every_minute(), MissedRunPolicy::All, start).await;
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
     let fired =
         f.store.schedule_fire(start, TOLD, &mut None).await.expect("looked").expect("one is due");
@@ -167,13 +167,13 @@ async fn blocked_schedule_does_not_delay_others() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
     let first =
-        schedule(&f, "first", Target::Agent(f.agent), every_minute(), Missed::Once, start).await;
+        schedule(&f, "first", ScheduleTarget::Agent(f.agent), every_minute(), MissedRunPolicy::Once, start).await;
     let second = schedule(
         &f,
         "second",
-        Target::Agent(f.agent),
+        ScheduleTarget::Agent(f.agent),
         every_minute(),
-        Missed::Once,
+        MissedRunPolicy::Once,
         start + minutes(1),
     )
     .await;
@@ -189,7 +189,7 @@ async fn blocked_schedule_does_not_delay_others() {
     let mut after = None;
     let failed = f.store.schedule_fire(now, TOLD, &mut after).await.expect_err("it is refused");
     assert!(failed.is_retryable(), "{failed:?}");
-    assert_eq!(after, Some(Due { at: start, schedule: first.id }));
+    assert_eq!(after, Some(DueSchedule { at: start, schedule: first.id }));
     let fired = f
         .store
         .schedule_fire(now, TOLD, &mut after)
@@ -207,16 +207,16 @@ async fn blocked_schedule_does_not_delay_others() {
 async fn run_history_is_bounded() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-    let one = schedule(&f, "s", Target::Agent(f.agent), every_minute(), Missed::All, start).await;
+    let one = schedule(&f, "s", ScheduleTarget::Agent(f.agent), every_minute(), MissedRunPolicy::All, start).await;
     f.store.schedule_fire(start + minutes(90), TOLD, &mut None).await.expect("looked");
     f.store.schedule_fire(start + minutes(150), TOLD, &mut None).await.expect("looked");
     let count: i64 = sqlx::query_scalar("SELECT count(*) FROM schedule_runs")
         .fetch_one(&f.store.pool)
         .await
         .expect("counted");
-    assert_eq!(count, i64::from(RUNS_KEPT));
+    assert_eq!(count, i64::from(RUN_HISTORY_LIMIT));
     let runs = f.store.schedule_runs(one.organization, one.id).await.expect("read");
-    assert_eq!((runs[0].due, runs.len()), (start + minutes(150), RUNS_KEPT as usize));
+    assert_eq!((runs[0].due, runs.len()), (start + minutes(150), RUN_HISTORY_LIMIT as usize));
 }
 
 #[tokio::test]
@@ -233,7 +233,7 @@ async fn run_over_quota_fails_and_names_the_quota() {
     };
     limited(Limits::default()).await;
     let timing = || Timing::Cron { pattern: "0 * * * *".to_owned(), time_zone: "UTC".to_owned() };
-    let hourly = schedule(&f, "hourly", Target::Agent(f.agent), timing(), Missed::All, noon).await;
+    let hourly = schedule(&f, "hourly", ScheduleTarget::Agent(f.agent), timing(), MissedRunPolicy::All, noon).await;
     let fire = async |now: Timestamp| {
         let fired = f
             .store
@@ -259,9 +259,9 @@ async fn run_over_quota_fails_and_names_the_quota() {
     schedule(
         &f,
         "once",
-        Target::Task(task),
+        ScheduleTarget::Task(task),
         once,
-        Missed::Once,
+        MissedRunPolicy::Once,
         noon + SignedDuration::from_hours(3),
     )
     .await;
@@ -295,13 +295,13 @@ async fn run_over_the_api_keys_quota_fails() {
     let new = NewSchedule {
         id: ScheduleId::from_uuid(Uuid::now_v7()),
         name: "hourly".to_owned(),
-        target: Target::Agent(f.agent),
+        target: ScheduleTarget::Agent(f.agent),
         content: text("good morning"),
         interrupts: false,
         title: String::new(),
         workspace: String::new(),
         timing: hourly,
-        missed: Missed::Once,
+        missed: MissedRunPolicy::Once,
         next_run: Some(noon),
     };
     applied(

@@ -64,7 +64,7 @@ async fn versions(store: &Store, state: StateRef<'_>) -> Vec<i64> {
 
 fn outdated(result: Result<State, Error>) -> i64 {
     match result {
-        Err(Error::Outdated { current }) => current,
+        Err(Error::VersionMismatch { current }) => current,
         other => panic!("it is not refused: {other:?}"),
     }
 }
@@ -272,7 +272,7 @@ async fn repeated_put_returns_the_first_response() {
             .expect("it is answered")
     };
     let first = applied(put("{}").await);
-    let Written::Repeated { response } = put("{}").await else { panic!("it is done twice") };
+    let WriteOutcome::Repeated { response } = put("{}").await else { panic!("it is done twice") };
     assert_eq!(response, format!("{first:?}").into_bytes());
     assert_eq!(versions(&store, SHARED).await, [1]);
 }
@@ -330,7 +330,7 @@ async fn restoring_an_earlier_version_is_idempotent() {
         (3, (3, "{\"n\": 1}".to_owned()))
     );
     put(&store, SHARED, "{\"n\": 4}", None).await.expect("it is put");
-    let Written::Repeated { response } = restore(&keyed, 1).await.expect("answered") else {
+    let WriteOutcome::Repeated { response } = restore(&keyed, 1).await.expect("answered") else {
         panic!("it is done twice")
     };
     assert_eq!(response, format!("{back:?}").into_bytes());
@@ -351,7 +351,7 @@ async fn state_growth_subtracts_the_dropped_version() {
     let store = database.store();
     let kept = async || {
         let periods = crate::Periods::of(now());
-        store.quota_counts(ORG, crate::Counted::ALL, &periods).await.expect("counted").storage_bytes
+        store.quota_counts(ORG, crate::CountSelection::ALL, &periods).await.expect("counted").storage_bytes
     };
     let growth = async |content: StateContent<'_>| {
         store.state_growth(ORG, SHARED, content, None).await.expect("counted").bytes

@@ -3,7 +3,7 @@
 
 use construct_domain::{
     budget::{Period, Scope},
-    subtask::{AwaitedCall, CallIds, Limits, Refused},
+    subtask::{AwaitedCall, CallIds, Limits, Refusal},
     task::{Phase, Stage, Step, StepState, Task, Turn, TurnOutcome},
 };
 use futures::future::join_all;
@@ -11,8 +11,8 @@ use jiff::SignedDuration;
 
 use super::*;
 use crate::{
-    Asking, BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, EndedMessage, Key,
-    LoadedTask, NewSubtask, Order, Page, SubtaskState, SubtaskStatus, SubtaskTold, TaskCommit,
+    ScriptCaller, BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, EndedMessage, Key,
+    LoadedTask, NewSubtask, Order, Page, SubtaskState, SubtaskStatus, SubtaskEvents, TaskCommit,
     TaskFilter,
 };
 
@@ -20,7 +20,7 @@ const LIMITS: Limits = Limits { depth: 5, children: 8, at_work: 11 };
 
 const DOLLAR: i64 = 1_000_000_000_000;
 
-const TOLD: SubtaskTold = SubtaskTold {
+const TOLD: SubtaskEvents = SubtaskEvents {
     task: |_| event("task.created"),
     spawned: |_| event("subtask.spawned"),
     changed: |_| event("task.updated"),
@@ -37,7 +37,7 @@ fn in_flight(id: StepId) -> Step {
 }
 
 /// Takes the message that waits, and begins to run a script.
-pub(super) async fn runs(f: &Fixture, task: TaskId) -> Asking {
+pub(super) async fn runs(f: &Fixture, task: TaskId) -> ScriptCaller {
     let loaded = load(f, task).await;
     let step = step_id();
     let position = loaded.task.last_position + 1;
@@ -56,7 +56,7 @@ pub(super) async fn runs(f: &Fixture, task: TaskId) -> Asking {
         ..TaskCommit::new(&loaded, &state, now())
     };
     f.store.task_commit(commit).await.expect("committed");
-    Asking { organization: ORG, task, step }
+    ScriptCaller { organization: ORG, task, step }
 }
 
 /// Ends the turn that runs.
@@ -79,7 +79,7 @@ async fn ends(f: &Fixture, task: TaskId) {
 }
 
 /// A task whose script runs.
-async fn parent(f: &Fixture) -> Asking {
+async fn parent(f: &Fixture) -> ScriptCaller {
     let task = f.task().await;
     f.message(task, "go").await;
     runs(f, task).await
@@ -87,36 +87,36 @@ async fn parent(f: &Fixture) -> Asking {
 
 async fn try_spawn(
     f: &Fixture,
-    asking: Asking,
+    caller: ScriptCaller,
     number: u32,
     budget: Option<i64>,
-) -> Result<TaskId, Refused> {
-    let ids = CallIds::of(asking.step, 0, number);
+) -> Result<TaskId, Refusal> {
+    let ids = CallIds::for_call(caller.step, 0, number);
     let new = NewSubtask { ids, agent: None, content: text("work"), title: String::new(), budget };
     let spawned =
-        f.store.subtask_spawn(asking, new, LIMITS, TOLD, now()).await.expect("it can be asked");
+        f.store.subtask_spawn(caller, new, LIMITS, TOLD, now()).await.expect("it can be asked");
     spawned.map(|change| change.task)
 }
 
-pub(super) async fn spawn(f: &Fixture, asking: Asking, number: u32) -> TaskId {
-    try_spawn(f, asking, number, None).await.expect("it is begun")
+pub(super) async fn spawn(f: &Fixture, caller: ScriptCaller, number: u32) -> TaskId {
+    try_spawn(f, caller, number, None).await.expect("it is begun")
 }
 
 async fn states(
     f: &Fixture,
-    asking: Asking,
+    caller: ScriptCaller,
     which: &[TaskId],
-) -> Result<Vec<SubtaskState>, Refused> {
-    f.store.subtasks(ORG, asking.task, which).await.expect("read")
+) -> Result<Vec<SubtaskState>, Refusal> {
+    f.store.subtasks(ORG, caller.task, which).await.expect("read")
 }
 
 /// Puts the script away until these have ended.
-async fn waits(f: &Fixture, asking: Asking, tasks: Vec<TaskId>) {
-    let loaded = load(f, asking.task).await;
+async fn waits(f: &Fixture, caller: ScriptCaller, tasks: Vec<TaskId>) {
+    let loaded = load(f, caller.task).await;
     let until = now() + SignedDuration::from_hours(1);
     let awaits = vec![AwaitedCall { script: 0, number: 9, tasks, until }];
     let step = Step {
-        state: StepState::Parked { waits: Vec::new(), awaits, results: Vec::new() },
+        state: StepState::Suspended { waits: Vec::new(), awaits, results: Vec::new() },
         ..loaded.task.step.clone().expect("it runs")
     };
     let state = Task {
@@ -127,7 +127,7 @@ async fn waits(f: &Fixture, asking: Asking, tasks: Vec<TaskId>) {
     };
     let committed =
         f.store.task_commit(TaskCommit::new(&loaded, &state, now())).await.expect("committed");
-    assert_eq!(committed.left, None, "it has to be looked at again");
+    assert_eq!(committed.cached_task, None, "it has to be looked at again");
 }
 
 async fn is_due(f: &Fixture, task: TaskId) -> bool {
@@ -139,17 +139,17 @@ async fn is_due(f: &Fixture, task: TaskId) -> bool {
 #[tokio::test]
 async fn repeated_spawn_call_creates_one_subtask() {
     let f = Fixture::new().await;
-    let asking = parent(&f).await;
-    let child = spawn(&f, asking, 1).await;
-    let again = join_all((0..4).map(|_| spawn(&f, asking, 1))).await;
+    let caller = parent(&f).await;
+    let child = spawn(&f, caller, 1).await;
+    let again = join_all((0..4).map(|_| spawn(&f, caller, 1))).await;
     assert!(again.iter().all(|task| *task == child), "{again:?}");
-    let other = spawn(&f, asking, 2).await;
+    let other = spawn(&f, caller, 2).await;
     assert_ne!(other, child);
     let stored = f.store.task_get(ORG, child).await.expect("there");
-    assert_eq!((stored.ancestors.as_slice(), stored.queued_count), (&[asking.task][..], 1));
-    let above = f.store.task_get(ORG, asking.task).await.expect("there");
+    assert_eq!((stored.ancestors.as_slice(), stored.queued_count), (&[caller.task][..], 1));
+    let above = f.store.task_get(ORG, caller.task).await.expect("there");
     assert_eq!((above.subtasks.as_slice(), above.ancestors.len()), (&[child, other][..], 0));
-    let filter = TaskFilter { parent: Some(asking.task), ..TaskFilter::default() };
+    let filter = TaskFilter { parent: Some(caller.task), ..TaskFilter::default() };
     let page =
         Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
     let listed = f.store.task_list(ORG, &filter, &page).await.expect("listed");
@@ -157,10 +157,10 @@ async fn repeated_spawn_call_creates_one_subtask() {
     // One that was deleted and purged meanwhile is not begun again.
     applied(f.store.task_delete(&write(), child, rendered("task.deleted")).await.expect("deleted"));
     assert_eq!(f.store.task_purge(child, gone, now()).await.expect("purged"), Some(Vec::new()));
-    assert_eq!(spawn(&f, asking, 1).await, child);
+    assert_eq!(spawn(&f, caller, 1).await, child);
     assert!(f.store.task_load(child).await.expect("read").is_none());
     assert_eq!(
-        states(&f, asking, &[child]).await.expect("known")[0].status,
+        states(&f, caller, &[child]).await.expect("known")[0].status,
         SubtaskStatus::Deleted
     );
 }
@@ -168,17 +168,17 @@ async fn repeated_spawn_call_creates_one_subtask() {
 #[tokio::test]
 async fn only_a_running_script_spawns_and_messages_its_subtasks() {
     let f = Fixture::new().await;
-    let asking = parent(&f).await;
-    let child = spawn(&f, asking, 1).await;
-    let stale = Asking { step: step_id(), ..asking };
-    assert_eq!(try_spawn(&f, stale, 2, None).await, Err(Refused::Over));
-    let foreign = f.database.tenant("other").await;
+    let caller = parent(&f).await;
+    let child = spawn(&f, caller, 1).await;
+    let stale = ScriptCaller { step: step_id(), ..caller };
+    assert_eq!(try_spawn(&f, stale, 2, None).await, Err(Refusal::ScriptOver));
+    let foreign = f.database.create_tenant("other").await;
     assert_eq!(
-        try_spawn(&f, Asking { organization: foreign, ..asking }, 2, None).await,
-        Err(Refused::Over)
+        try_spawn(&f, ScriptCaller { organization: foreign, ..caller }, 2, None).await,
+        Err(Refusal::ScriptOver)
     );
     let send = async |to, id| {
-        f.store.subtask_send(asking, to, id, text("more"), TOLD, now()).await.expect("asked")
+        f.store.subtask_send(caller, to, id, text("more"), TOLD, now()).await.expect("asked")
     };
     let id = message_id();
     for expected in [1, 0] {
@@ -186,45 +186,45 @@ async fn only_a_running_script_spawns_and_messages_its_subtasks() {
     }
     assert_eq!(f.store.task_get(ORG, child).await.expect("there").queued_count, 2);
     let stranger = f.task().await;
-    assert_eq!(send(stranger, message_id()).await, Err(Refused::NotASubtask(stranger.to_string())));
+    assert_eq!(send(stranger, message_id()).await, Err(Refusal::NotASubtask(stranger.to_string())));
     assert_eq!(
-        states(&f, asking, &[stranger]).await,
-        Err(Refused::NotASubtask(stranger.to_string()))
+        states(&f, caller, &[stranger]).await,
+        Err(Refusal::NotASubtask(stranger.to_string()))
     );
-    let tell = async |asking| {
+    let tell = async |caller| {
         let content = |title: &str| text(&format!("from {title:?}"));
         f.store
-            .subtask_tell_parent(asking, message_id(), content, TOLD, now())
+            .subtask_message_parent(caller, message_id(), content, TOLD, now())
             .await
             .expect("asked")
     };
-    assert_eq!(tell(asking).await, Err(Refused::NoParent));
+    assert_eq!(tell(caller).await, Err(Refusal::NoParent));
     let below = runs(&f, child).await;
-    assert_eq!(tell(below).await.expect("it is told").task, asking.task);
-    assert_eq!(f.store.task_get(ORG, asking.task).await.expect("there").queued_count, 1);
+    assert_eq!(tell(below).await.expect("it is told").task, caller.task);
+    assert_eq!(f.store.task_get(ORG, caller.task).await.expect("there").queued_count, 1);
     // A cancel that nobody has looked at yet is enough.
     f.store
-        .task_cancel(&write(), asking.task, "enough", rendered("task.updated"))
+        .task_cancel(&write(), caller.task, "enough", rendered("task.updated"))
         .await
         .expect("cancelled");
-    assert_eq!(try_spawn(&f, asking, 2, None).await, Err(Refused::Over));
+    assert_eq!(try_spawn(&f, caller, 2, None).await, Err(Refusal::ScriptOver));
 }
 
 #[tokio::test]
 async fn task_tree_is_bounded_in_depth_and_width() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
-    let mut asking = root;
+    let mut caller = root;
     for _ in 0..LIMITS.depth {
-        let child = spawn(&f, asking, 1).await;
-        asking = runs(&f, child).await;
+        let child = spawn(&f, caller, 1).await;
+        caller = runs(&f, child).await;
     }
-    assert_eq!(load(&f, asking.task).await.root, root.task);
-    assert_eq!(try_spawn(&f, asking, 1, None).await, Err(Refused::TooDeep { limit: 5 }));
+    assert_eq!(load(&f, caller.task).await.root, root.task);
+    assert_eq!(try_spawn(&f, caller, 1, None).await, Err(Refusal::TooDeep { limit: 5 }));
     // Five are at work already, and all that ask now do so at once.
     let made = join_all((2..20).map(|number| try_spawn(&f, root, number, None))).await;
     assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 6, "{made:?}");
-    let refused = Err(Refused::TooManyAtWork { limit: 11 });
+    let refused = Err(Refusal::TooManyAtWork { limit: 11 });
     assert!(made.iter().all(|made| made.is_ok() || *made == refused), "{made:?}");
     for child in f.store.task_get(ORG, root.task).await.expect("there").subtasks {
         if f.store.task_get(ORG, child).await.expect("there").state.turn.is_none() {
@@ -233,31 +233,31 @@ async fn task_tree_is_bounded_in_depth_and_width() {
         ends(&f, child).await;
     }
     spawn(&f, root, 20).await;
-    assert_eq!(try_spawn(&f, root, 21, None).await, Err(Refused::TooMany { limit: 8 }));
+    assert_eq!(try_spawn(&f, root, 21, None).await, Err(Refusal::TooMany { limit: 8 }));
 }
 
 #[tokio::test]
 async fn waiting_parent_is_due_when_its_subtask_ends() {
     let f = Fixture::new().await;
-    let asking = parent(&f).await;
-    let child = spawn(&f, asking, 1).await;
-    waits(&f, asking, vec![child]).await;
-    assert_eq!(load(&f, asking.task).await.task.subtasks, Some(vec![child]));
+    let caller = parent(&f).await;
+    let child = spawn(&f, caller, 1).await;
+    waits(&f, caller, vec![child]).await;
+    assert_eq!(load(&f, caller.task).await.task.subtasks, Some(vec![child]));
     runs(&f, child).await;
-    assert!(!is_due(&f, asking.task).await, "nothing has happened that it waits for");
+    assert!(!is_due(&f, caller.task).await, "nothing has happened that it waits for");
     ends(&f, child).await;
-    assert!(is_due(&f, asking.task).await);
-    let loaded = load(&f, asking.task).await;
+    assert!(is_due(&f, caller.task).await);
+    let loaded = load(&f, caller.task).await;
     assert_eq!(loaded.task.subtasks, Some(Vec::new()));
     // It ends again before what was seen of the first time is noted.
     f.message(child, "again").await;
     runs(&f, child).await;
     ends(&f, child).await;
-    f.store.subtasks_seen(&loaded).await.expect("noted");
-    assert!(is_due(&f, asking.task).await, "what has come since is not lost");
-    f.store.subtasks_seen(&load(&f, asking.task).await).await.expect("noted");
-    assert!(!is_due(&f, asking.task).await);
-    let state = states(&f, asking, &[child]).await.expect("known").remove(0);
+    f.store.subtasks_mark_seen(&loaded).await.expect("noted");
+    assert!(is_due(&f, caller.task).await, "what has come since is not lost");
+    f.store.subtasks_mark_seen(&load(&f, caller.task).await).await.expect("noted");
+    assert!(!is_due(&f, caller.task).await);
+    let state = states(&f, caller, &[child]).await.expect("known").remove(0);
     assert_eq!(state.status, SubtaskStatus::Ended(TurnOutcome::Completed));
 }
 
@@ -298,10 +298,10 @@ async fn subtask_cost_includes_its_descendants() {
 #[tokio::test]
 async fn wait_continues_while_a_subtask_is_at_work() {
     let f = Fixture::new().await;
-    let asking = parent(&f).await;
-    let (one, other) = (spawn(&f, asking, 1).await, spawn(&f, asking, 2).await);
+    let caller = parent(&f).await;
+    let (one, other) = (spawn(&f, caller, 1).await, spawn(&f, caller, 2).await);
     let waits = async |which: &[TaskId]| {
-        f.store.subtasks_at_work(ORG, asking.task, which).await.expect("asked")
+        f.store.subtasks_at_work(ORG, caller.task, which).await.expect("asked")
     };
     assert!(waits(&[one, other, one]).await);
     runs(&f, one).await;
@@ -359,7 +359,7 @@ async fn deleted_task_deletes_descendants_level_by_level() {
         f.store.task_purge(grandchild, gone, now()).await.expect("purged"),
         Some(Vec::new())
     );
-    let mut left = f.store.tasks_gone(&[root.task, child, grandchild]).await.expect("asked");
+    let mut left = f.store.tasks_purged(&[root.task, child, grandchild]).await.expect("asked");
     left.sort();
     let mut all = vec![root.task, child, grandchild];
     all.sort();
@@ -451,7 +451,7 @@ async fn concurrent_subtasks_exceed_neither_tree_nor_own_budget() {
 #[tokio::test]
 async fn script_hands_off_its_task_to_another_agent() {
     let f = Fixture::new().await;
-    let asking = parent(&f).await;
+    let caller = parent(&f).await;
     let new = new_agent(f.model, "other");
     let other = applied(
         f.store.agent_create(&write(), new, rendered("agent.created")).await.expect("created"),
@@ -459,14 +459,14 @@ async fn script_hands_off_its_task_to_another_agent() {
     .id;
     for events in [1, 0] {
         let change =
-            f.store.task_hand_off(asking, other, TOLD, now()).await.expect("asked").expect("done");
+            f.store.task_hand_off(caller, other, TOLD, now()).await.expect("asked").expect("done");
         assert_eq!(change.events.len(), events);
     }
-    let loaded = load(&f, asking.task).await;
+    let loaded = load(&f, caller.task).await;
     assert!(loaded.task.agent == other && loaded.has_new_intents());
-    let stale = Asking { step: step_id(), ..asking };
+    let stale = ScriptCaller { step: step_id(), ..caller };
     assert_eq!(
         f.store.task_hand_off(stale, f.agent, TOLD, now()).await.expect("asked"),
-        Err(Refused::Over)
+        Err(Refusal::ScriptOver)
     );
 }

@@ -153,7 +153,7 @@ async fn pinned_facts_persist_and_count_like_instructions() {
     applied(
         f.store.budget_create(&write(), new, rendered("budget.created")).await.expect("created"),
     );
-    let spending = load().await.spending.expect("a budget applies");
+    let spending = load().await.cost_inputs.expect("a budget applies");
     assert_eq!(spending.instructions_bytes, 7 + 12, "it is paid for with every call");
     assert!(change(pinned(&[])).await.is_empty());
     assert_eq!(load().await.task.context.base, tokens_of_bytes(7));
@@ -183,7 +183,7 @@ async fn sweep_finds_tasks_with_lost_wakes() {
     );
     assert_ne!(first, second);
     let loaded = f.store.task_load(asked).await.expect("read").expect("there");
-    f.store.task_intents_seen(&loaded).await.expect("noted");
+    f.store.task_intents_mark_seen(&loaded).await.expect("noted");
     assert!(due(&f, soon).await.is_empty());
     assert!(!due(&f, wake).await.contains(&idle));
 }
@@ -197,13 +197,13 @@ async fn seen_intents_count_only_for_the_loaded_version() {
     // One reconciler sees the message, for which it is too early; another one commits what it
     // decided before the message came.
     let after = f.store.task_load(id).await.expect("read").expect("there");
-    f.store.task_intents_seen(&after).await.expect("noted");
+    f.store.task_intents_mark_seen(&after).await.expect("noted");
     let state = Task { steps: before.task.steps + 1, ..before.task.clone() };
     let committed =
         f.store.task_commit(TaskCommit::new(&before, &state, now())).await.expect("committed");
     assert!(committed.has_new_intents, "the message may be next now");
     // And the other way round: what was seen of a state that is no more says nothing.
-    f.store.task_intents_seen(&after).await.expect("asked");
+    f.store.task_intents_mark_seen(&after).await.expect("asked");
     assert_eq!(due(&f, now() + Duration::from_secs(2)).await, [id]);
 }
 
@@ -238,13 +238,13 @@ async fn deleted_task_is_hidden_and_swept_until_purged() {
     let loaded =
         f.store.task_load(id).await.expect("read").expect("still there for the reconciler");
     assert!(loaded.deleted);
-    f.store.task_intents_seen(&loaded).await.expect("noted");
+    f.store.task_intents_mark_seen(&loaded).await.expect("noted");
     assert_eq!(due(&f, now() + Duration::from_secs(2)).await, [id]);
     assert!(f.store.task_purge(id, gone, now()).await.expect("purged").is_some());
     assert_eq!(f.store.task_purge(id, gone, now()).await.expect("asked"), None);
     let other = f.task().await;
     assert_eq!(
-        f.store.tasks_gone(&[id, other, TaskId::from_uuid(Uuid::now_v7())]).await.expect("asked"),
+        f.store.tasks_purged(&[id, other, TaskId::from_uuid(Uuid::now_v7())]).await.expect("asked"),
         [id]
     );
     assert_eq!(f.store.task_load(id).await.expect("read"), None);

@@ -11,8 +11,8 @@ use super::{
     *,
 };
 use crate::{
-    AppendedMessage, Counted, Counts, Dimensions, Limits, NewFork, Periods, Purpose, Quota,
-    StateContent, StepUsage, TaskCommit, UsageFilter, UsagePage, UsageRow, Used,
+    AppendedMessage, CountSelection, Counts, Dimensions, Limits, NewFork, Periods, Purpose, Quota,
+    StateContent, StepUsage, TaskCommit, UsageFilter, UsagePage, UsageRow, UsageTotals,
 };
 
 /// A time at which neither the day nor the month is about to end.
@@ -28,7 +28,7 @@ pub(super) fn around(now: Timestamp) -> Periods {
 }
 
 async fn counts(f: &Fixture, organization: OrganizationId, periods: &Periods) -> Counts {
-    f.store.quota_counts(organization, Counted::ALL, periods).await.expect("counted")
+    f.store.quota_counts(organization, CountSelection::ALL, periods).await.expect("counted")
 }
 
 /// A message, and the turn that answers it.
@@ -129,7 +129,7 @@ async fn quota_counts_are_computed_from_source_tables() {
     applied(f.store.task_fork(&write(), new, rendered("task.created")).await.expect("copied"));
     assert_eq!(counts(&f, ORG, &periods).await, Counts { tasks: 3, ..expected });
     // Only what is asked for is counted.
-    let some = Counted { tokens: true, ..Counted::default() };
+    let some = CountSelection { tokens: true, ..CountSelection::default() };
     let some = f.store.quota_counts(ORG, some, &periods).await.expect("counted");
     assert_eq!(some, Counts { tokens: 15, ..Counts::default() });
     // Of tomorrow nothing was done yet; of this month still this.
@@ -200,7 +200,7 @@ async fn quota_set_by_the_operator_persists() {
     assert_eq!((first.revision, f.store.quota_get(other).await.expect("read")), (1, first.clone()));
     assert!(matches!(
         set(&write_with_key("k", 1), "free", limits, None).await,
-        Ok(Written::Repeated { .. })
+        Ok(WriteOutcome::Repeated { .. })
     ));
     assert!(matches!(set(&write(), "paid", limits, Some(2)).await, Err(Error::Conflict)));
     let second = applied(set(&write(), "", Limits::default(), Some(1)).await.expect("said"));
@@ -215,9 +215,9 @@ async fn quota_set_by_the_operator_persists() {
     let said =
         f.store.quota_set(&write(), nobody, "", limits, None, rendered::<Quota>("quota")).await;
     assert_not_found(said);
-    assert!(f.store.write_repeated(&write_with_key("k", 1)).await.expect("read").is_some());
-    assert!(f.store.write_repeated(&write_with_key("other", 1)).await.expect("read").is_none());
-    assert!(f.store.write_repeated(&write()).await.expect("read").is_none());
+    assert!(f.store.idempotent_response(&write_with_key("k", 1)).await.expect("read").is_some());
+    assert!(f.store.idempotent_response(&write_with_key("other", 1)).await.expect("read").is_none());
+    assert!(f.store.idempotent_response(&write()).await.expect("read").is_none());
 }
 
 /// Everything in 2026.
@@ -244,8 +244,8 @@ async fn list(f: &Fixture, filter: &UsageFilter, of: Dimensions) -> Vec<UsageRow
 
 fn tokens(row: &UsageRow) -> i64 {
     match row.used {
-        Used::Models { usage, .. } => usage.input_tokens,
-        Used::Tools { calls, .. } => calls,
+        UsageTotals::Models { usage, .. } => usage.input_tokens,
+        UsageTotals::Tools { calls, .. } => calls,
     }
 }
 
@@ -277,7 +277,7 @@ async fn model_usage_is_summed_by_day_agent_and_model() {
     let (f, other) = worked().await;
     let everything = list(&f, &filter(), Dimensions::default()).await;
     let [all] = everything.as_slice() else { panic!("{everything:?}") };
-    let Used::Models { calls, usage } = all.used else { panic!("{all:?}") };
+    let UsageTotals::Models { calls, usage } = all.used else { panic!("{all:?}") };
     assert_eq!((calls, usage.input_tokens, usage.cost_pico_usd), (3, 7, 70));
     let days = list(&f, &filter(), Dimensions { day: true, ..Dimensions::default() }).await;
     let days: Vec<_> = days.iter().map(|row| (row.place.day.as_str(), tokens(row))).collect();
@@ -313,14 +313,14 @@ async fn model_usage_is_summed_by_day_agent_and_model() {
 async fn tool_calls_are_summed_from_script_results() {
     let (f, _) = worked().await;
     let of = Dimensions { tool: true, ..Dimensions::default() };
-    let shown = |rows: &[UsageRow]| -> Vec<(String, String, String, Used)> {
+    let shown = |rows: &[UsageRow]| -> Vec<(String, String, String, UsageTotals)> {
         let row = |row: &UsageRow| {
             (row.place.day.clone(), row.agent_name.clone(), row.place.what.clone(), row.used)
         };
         rows.iter().map(row).collect()
     };
     let none = String::new;
-    let calls = |calls, failed| Used::Tools { calls, failed, micros: calls * 1500 };
+    let calls = |calls, failed| UsageTotals::Tools { calls, failed, micros: calls * 1500 };
     assert_eq!(
         shown(&list(&f, &filter(), of).await),
         [

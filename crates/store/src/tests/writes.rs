@@ -20,7 +20,7 @@ async fn repeated_request_returns_the_first_response() {
         .task_create(&write, new_task(f.agent), rendered("task.created"))
         .await
         .expect("repeated");
-    let Written::Repeated { response } = again else { panic!("it was carried out twice") };
+    let WriteOutcome::Repeated { response } = again else { panic!("it was carried out twice") };
     assert_eq!(response, format!("{first:?}").into_bytes());
     let other = f
         .store
@@ -54,12 +54,12 @@ async fn concurrent_requests_with_one_key_execute_once() {
     for result in results {
         match result {
             // When a message is rendered its arrival is not known.
-            Written::Applied { entity, .. } => {
+            WriteOutcome::Applied { entity, .. } => {
                 assert!(entity.arrival > 0);
                 carried_out
                     .push(format!("{:?}", StoredMessage { arrival: 0, ..entity }).into_bytes());
             }
-            Written::Repeated { response } => answers.push(response),
+            WriteOutcome::Repeated { response } => answers.push(response),
         }
     }
     assert_eq!((carried_out.len(), answers.len()), (1, 14));

@@ -30,7 +30,7 @@ pub(super) fn of(value: &str) -> Vec<Vec<u8>> {
     forms.sort_unstable();
     forms.dedup();
     // Nothing is stored that is so short. Were it, every text would be full of it.
-    forms.retain(|form| form.len() >= construct_domain::secret::MIN_BYTES);
+    forms.retain(|form| form.len() >= construct_domain::secret::MIN_VALUE_BYTES);
     forms
 }
 

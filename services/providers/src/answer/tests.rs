@@ -8,7 +8,7 @@ pub(crate) fn request() -> Request {
     Request::from_command(&command).expect("the command is whole")
 }
 
-fn answer(chunks: Vec<Chunk>) -> (Vec<Visible>, Answer) {
+fn answer(chunks: Vec<Chunk>) -> (Vec<VisibleText>, Answer) {
     let mut answer = Answer::new(&request());
     let visible = chunks
         .into_iter()
@@ -17,7 +17,7 @@ fn answer(chunks: Vec<Chunk>) -> (Vec<Visible>, Answer) {
     (visible, answer)
 }
 
-fn call(name: &str, arguments: &str, stop: StopReason) -> Completed {
+fn call(name: &str, arguments: &str, stop: StopReason) -> CompletedAnswer {
     answer(vec![
         Chunk::Call { slot: 3, id: "toolu_1".into(), name: name.into() },
         Chunk::Arguments { slot: 3, json: arguments.into() },
@@ -27,7 +27,7 @@ fn call(name: &str, arguments: &str, stop: StopReason) -> Completed {
     .complete()
 }
 
-fn code(completed: &Completed) -> &str {
+fn code(completed: &CompletedAnswer) -> &str {
     match &completed.blocks[..] {
         [v1::Block { block: Some(Block::CodeInterpreterCall(call)) }] => &call.code,
         other => panic!("not one call: {other:?}"),
@@ -44,16 +44,16 @@ fn text_and_code_become_visible_as_they_grow() {
         Chunk::Arguments { slot: 1, json: r#"st()\n"}"#.into() },
         Chunk::Text("Done.".into()),
     ]);
-    let shown: Vec<(u32, Kind, &str)> =
+    let shown: Vec<(u32, BlockKind, &str)> =
         visible.iter().map(|v| (v.block, v.kind, v.text.as_str())).collect();
     assert_eq!(
         shown,
         [
-            (0, Kind::Text, "Look"),
-            (0, Kind::Text, "ing."),
-            (1, Kind::Code, "li"),
-            (1, Kind::Code, "st()\n"),
-            (2, Kind::Text, "Done."),
+            (0, BlockKind::Text, "Look"),
+            (0, BlockKind::Text, "ing."),
+            (1, BlockKind::Code, "li"),
+            (1, BlockKind::Code, "st()\n"),
+            (2, BlockKind::Text, "Done."),
         ]
     );
     let completed = answer.complete();
@@ -66,7 +66,7 @@ fn half_a_script_never_runs() {
     let completed = call("code_interpreter", r#"{"code":"delete_ever"#, StopReason::MaxTokens);
     assert_eq!(
         completed,
-        Completed { blocks: vec![], stop_reason: StopReason::MaxTokens, input_tokens: 0 }
+        CompletedAnswer { blocks: vec![], stop_reason: StopReason::MaxTokens, input_tokens: 0 }
     );
 }
 

@@ -14,7 +14,7 @@ use crate::{
     answer::Answer,
     call::tests::{EAGER, command, run},
     cancels::Cancel,
-    delta::tests::Kept,
+    delta::tests::RecordingProgress,
     tests::{completed, open, read_at_every_split},
 };
 
@@ -235,8 +235,8 @@ async fn text_and_scripts_come_back_as_blocks_with_what_they_used() {
             .reply(),
     );
     let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
-    let kept = Kept::default();
-    let (outcome, usage) = run(&vendor, EAGER, &Cancel::default(), &kept).await;
+    let kept = RecordingProgress::default();
+    let (outcome, usage) = run(&vendor, EAGER, &CancelSignal::default(), &kept).await;
     let completed = completed(outcome);
     assert_eq!(completed.stop_reason, StopReason::ToolUse);
     let blocks: Vec<Option<Piece>> =
@@ -277,10 +277,10 @@ fn an_input_sent_whole_is_read_too() {
 
 #[test]
 fn a_reply_of_another_kind_is_explained() {
-    let failure = Wire::default().refused(200, b"{\"type\":\"message\"}");
+    let failure = Wire::default().response_failure(200, b"{\"type\":\"message\"}");
     assert!(failure.message.contains("without a stream"), "{}", failure.message);
     let empty = Wire::default()
-        .refused(500, br#"{"type":"error","error":{"type":"api_error","message":""}}"#);
+        .response_failure(500, br#"{"type":"error","error":{"type":"api_error","message":""}}"#);
     assert_eq!((empty.class, empty.message.as_str()), (FailureClass::Transient, "api_error"));
 }
 

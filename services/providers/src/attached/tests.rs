@@ -13,13 +13,13 @@ const ROOM: u64 = 64 << 20;
 
 struct Folder {
     folder: TempDir,
-    attached: Attached,
+    attached: Attachments,
 }
 
 impl Folder {
     fn new(room: u64) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let attached = Attached::open(folder.path(), room).expect("opened");
+        let attached = Attachments::open(folder.path(), room).expect("opened");
         Self { folder, attached }
     }
 
@@ -49,7 +49,7 @@ impl Folder {
 
     async fn show(&self, messages: Vec<Vec<Block>>) -> Vec<Vec<Block>> {
         let shown =
-            self.attached.show(&ORG.to_string(), said(messages), true).await.expect("shown");
+            self.attached.resolve(&ORG.to_string(), said(messages), true).await.expect("shown");
         shown
             .0
             .into_iter()
@@ -114,8 +114,7 @@ async fn what_a_model_can_see_is_shown_with_the_way_to_it() {
     );
     // Where the model has no scripts, they are not spoken of.
     let bare = folder
-        .attached
-        .show(&ORG.to_string(), said(vec![vec![file(&image)]]), false)
+        .attached.resolve(&ORG.to_string(), said(vec![vec![file(&image)]]), false)
         .await
         .expect("shown");
     let Some(first) = &bare.0[0].blocks[0].block else { panic!("{bare:?}") };
@@ -204,7 +203,7 @@ async fn a_damaged_file_is_not_shown_and_a_storage_that_fails_passes() {
     // What should be a folder is none.
     std::fs::remove_dir_all(&path).expect("removed");
     std::fs::write(&path, b"").expect("written");
-    let failed = folder.attached.show(&ORG.to_string(), said(vec![vec![file(&image)]]), true).await;
+    let failed = folder.attached.resolve(&ORG.to_string(), said(vec![vec![file(&image)]]), true).await;
     let failure = failed.expect_err("the storage fails");
     assert_eq!((failure.class, failure.tries), (FailureClass::Transient, 1));
 }
@@ -217,15 +216,14 @@ async fn calls_wait_for_room() {
     let small = folder.upload(ORG, "image/png", "b.png", b"small").await;
     let organization = ORG.to_string();
     let (_, room) = folder
-        .attached
-        .show(&organization, said(vec![vec![file(&image)]]), true)
+        .attached.resolve(&organization, said(vec![vec![file(&image)]]), true)
         .await
         .expect("shown");
-    let second = folder.attached.show(&organization, said(vec![vec![file(&small)]]), true);
+    let second = folder.attached.resolve(&organization, said(vec![vec![file(&small)]]), true);
     let mut second = Box::pin(second);
     assert!(second.as_mut().now_or_never().is_none(), "the first call has all the room");
     let unshown =
-        folder.attached.show(&organization, said(vec![vec![Block::Text(Text::default())]]), true);
+        folder.attached.resolve(&organization, said(vec![vec![Block::Text(Text::default())]]), true);
     assert!(unshown.now_or_never().is_some(), "who shows nothing does not wait");
     drop(room);
     let (messages, room) = second.await.expect("shown");

@@ -8,7 +8,7 @@ use reqwest::{
 };
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::signature::{AccessKey, Signed, sign};
+use super::signature::{AccessKey, SigningRequest, sign};
 use crate::failure::Failure;
 
 /// What a key stands for.
@@ -74,7 +74,7 @@ impl Credentials {
                 if let Some(token) = token {
                     signed.push(("x-amz-security-token", token.expose_secret()));
                 }
-                let request = Signed {
+                let request = SigningRequest {
                     method,
                     path: url.path(),
                     query: "",
@@ -90,16 +90,16 @@ impl Credentials {
             if let Some(token) = token {
                 headers.insert(
                     HeaderName::from_static("x-amz-security-token"),
-                    secret(token.expose_secret())?,
+                    sensitive_header(token.expose_secret())?,
                 );
             }
         }
-        headers.insert(AUTHORIZATION, secret(&authorization)?);
+        headers.insert(AUTHORIZATION, sensitive_header(&authorization)?);
         Ok(headers)
     }
 }
 
-fn secret(value: &str) -> Result<HeaderValue, InvalidHeaderValue> {
+fn sensitive_header(value: &str) -> Result<HeaderValue, InvalidHeaderValue> {
     let mut value = HeaderValue::from_str(value)?;
     value.set_sensitive(true);
     Ok(value)

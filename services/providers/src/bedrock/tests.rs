@@ -228,7 +228,7 @@ fn refusals_are_classified_by_status_and_words() {
     ] {
         for field in ["message", "Message"] {
             let failure =
-                Wire::default().refused(status, json!({field: message}).to_string().as_bytes());
+                Wire::default().response_failure(status, json!({field: message}).to_string().as_bytes());
             assert_eq!((failure.class, failure.message.as_str()), (class, message));
         }
     }

@@ -17,10 +17,10 @@ use futures::{StreamExt as _, stream::BoxStream};
 use tokio::{sync::mpsc, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::{Breakers, Change, Key, News, wire_duration};
+use super::{Breakers, Change, Key, PeerUpdate, duration_to_proto};
 
 /// Before the mesh is tried again.
-const PAUSE: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// Tells and hears, until the service drains. Returns when it hears, and has asked the others what
 /// is open.
@@ -36,13 +36,13 @@ pub(crate) async fn start(
 ) -> Result<(), subscribe::Error> {
     let news = bus.hear_breakers().await?;
     let wanted = bus.hear_breakers_wanted().await?;
-    let sharing =
-        Sharing { bus: bus.clone(), instance: instance.to_owned(), breakers: breakers.clone() };
-    lifecycle.spawn_job("breaker-news", sharing.clone().hear(news, lifecycle.draining()));
+    let exchange =
+        PeerExchange { bus: bus.clone(), instance: instance.to_owned(), breakers: breakers.clone() };
+    lifecycle.spawn_job("breaker-news", exchange.clone().receive_updates(news, lifecycle.draining()));
     lifecycle
-        .spawn_job("breakers-wanted", sharing.clone().tell_who_asks(wanted, lifecycle.draining()));
-    lifecycle.spawn_job("breaker-changes", sharing.clone().tell(changed, lifecycle.draining()));
-    lifecycle.spawn_job("breaker-questions", sharing.clone().answer(lifecycle.draining()));
+        .spawn_job("breakers-wanted", exchange.clone().answer_snapshot_requests(wanted, lifecycle.draining()));
+    lifecycle.spawn_job("breaker-changes", exchange.clone().publish_changes(changed, lifecycle.draining()));
+    lifecycle.spawn_job("breaker-questions", exchange.clone().answer_state_queries(lifecycle.draining()));
     if let Err(error) = bus.want_breakers(&BreakersWanted { instance: instance.to_owned() }).await {
         tracing::warn!(%error, "the other processes cannot be asked which breakers are open");
     }
@@ -50,14 +50,14 @@ pub(crate) async fn start(
 }
 
 #[derive(Clone)]
-struct Sharing {
+struct PeerExchange {
     bus: Bus,
     instance: String,
     breakers: Breakers,
 }
 
-impl Sharing {
-    async fn hear(self, mut news: BoxStream<'static, BreakerChanged>, draining: CancellationToken) {
+impl PeerExchange {
+    async fn receive_updates(self, mut news: BoxStream<'static, BreakerChanged>, draining: CancellationToken) {
         loop {
             let heard = tokio::select! {
                 () = draining.cancelled() => return,
@@ -66,12 +66,12 @@ impl Sharing {
             match heard {
                 Some(heard) if heard.instance == self.instance => {}
                 Some(heard) => {
-                    if let Some((key, news)) = read(heard) {
-                        self.breakers.hear(&key, news);
+                    if let Some((key, news)) = parse_update(heard) {
+                        self.breakers.apply_peer_update(&key, news);
                     }
                 }
                 None => {
-                    sleep(PAUSE).await;
+                    sleep(RETRY_DELAY).await;
                     if let Ok(again) = self.bus.hear_breakers().await {
                         news = again;
                     }
@@ -80,7 +80,7 @@ impl Sharing {
         }
     }
 
-    async fn tell_who_asks(
+    async fn answer_snapshot_requests(
         self,
         mut wanted: BoxStream<'static, BreakersWanted>,
         draining: CancellationToken,
@@ -93,12 +93,12 @@ impl Sharing {
             match asked {
                 Some(asked) if asked.instance == self.instance => {}
                 Some(_) => {
-                    for change in self.breakers.open() {
+                    for change in self.breakers.open_breakers() {
                         self.publish(change).await;
                     }
                 }
                 None => {
-                    sleep(PAUSE).await;
+                    sleep(RETRY_DELAY).await;
                     if let Ok(again) = self.bus.hear_breakers_wanted().await {
                         wanted = again;
                     }
@@ -107,7 +107,7 @@ impl Sharing {
         }
     }
 
-    async fn tell(self, mut changed: mpsc::UnboundedReceiver<Change>, draining: CancellationToken) {
+    async fn publish_changes(self, mut changed: mpsc::UnboundedReceiver<Change>, draining: CancellationToken) {
         loop {
             let change = tokio::select! {
                 () = draining.cancelled() => return,
@@ -118,7 +118,7 @@ impl Sharing {
         }
     }
 
-    async fn answer(self, draining: CancellationToken) {
+    async fn answer_state_queries(self, draining: CancellationToken) {
         let breakers = &self.breakers;
         while !draining.is_cancelled() {
             let answered = self.bus.answer(
@@ -126,22 +126,22 @@ impl Sharing {
                 draining.clone(),
                 |question: BreakerQuestion| async move {
                     Some(question.breaker.map_or_else(v1::Breaker::default, |breaker| {
-                        breakers.status(&key(breaker))
+                        breakers.status(&key_from_proto(breaker))
                     }))
                 },
             );
             if let Err(error) = answered.await {
                 tracing::warn!(%error, "questions about breakers cannot be heard yet");
-                sleep(PAUSE).await;
+                sleep(RETRY_DELAY).await;
             }
         }
     }
 
-    async fn publish(&self, Change { key, news }: Change) {
+    async fn publish(&self, Change { key, update: news }: Change) {
         let (state, remaining) = match news {
-            News::Closed => (breaker::State::Closed, None),
-            News::Open(left) => (breaker::State::Open, Some(wire_duration(left))),
-            News::HalfOpen => (breaker::State::HalfOpen, None),
+            PeerUpdate::Closed => (breaker::State::Closed, None),
+            PeerUpdate::Open(left) => (breaker::State::Open, Some(duration_to_proto(left))),
+            PeerUpdate::HalfOpen => (breaker::State::HalfOpen, None),
         };
         let changed = BreakerChanged {
             instance: self.instance.clone(),
@@ -160,16 +160,16 @@ impl Sharing {
     }
 }
 
-fn key(breaker: BreakerRef) -> Key {
+fn key_from_proto(breaker: BreakerRef) -> Key {
     Key { provider_id: breaker.provider_id, vendor_model: breaker.vendor_model }
 }
 
-fn read(changed: BreakerChanged) -> Option<(Key, News)> {
+fn parse_update(changed: BreakerChanged) -> Option<(Key, PeerUpdate)> {
     let news = match changed.state() {
-        breaker::State::Closed => News::Closed,
-        breaker::State::HalfOpen => News::HalfOpen,
-        breaker::State::Open => News::Open(Duration::try_from(changed.remaining?).ok()?),
+        breaker::State::Closed => PeerUpdate::Closed,
+        breaker::State::HalfOpen => PeerUpdate::HalfOpen,
+        breaker::State::Open => PeerUpdate::Open(Duration::try_from(changed.remaining?).ok()?),
         breaker::State::Unspecified => return None,
     };
-    Some((key(changed.breaker?), news))
+    Some((key_from_proto(changed.breaker?), news))
 }

@@ -21,16 +21,16 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Cassette, End, Failed, Piece, VERSION, What};
+use super::{Cassette, CassetteEnd, CassetteFailure, Piece, VERSION, PieceContent};
 use crate::{
     failure::Failure,
-    scripted::Memory,
+    scripted::AttemptCounter,
     transcript::{Part, Role},
     vendor::{Chunk, Request, Vendor},
 };
 
 /// Parts of the names of headers that are kept.
-const KEPT: [&str; 6] =
+const RECORDED_HEADERS: [&str; 6] =
     ["ratelimit", "retry-after", "request-id", "content-type", "processing-ms", "cf-ray"];
 /// Pieces of one cassette at most: what an endless answer says further is left out.
 const MAX_PIECES: usize = 100_000;
@@ -40,7 +40,7 @@ const MAX_PIECES: usize = 100_000;
 pub(crate) struct Recorder {
     folder: PathBuf,
     /// Calls of each step.
-    calls: Memory,
+    calls: AttemptCounter,
 }
 
 impl Recorder {
@@ -50,7 +50,7 @@ impl Recorder {
     /// When it cannot be made.
     pub(crate) fn new(folder: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
-        Ok(Self { folder: folder.to_owned(), calls: Memory::default() })
+        Ok(Self { folder: folder.to_owned(), calls: AttemptCounter::default() })
     }
 
     /// In one step, so that nobody reads half of it, and for its owner only: conversations are
@@ -67,20 +67,20 @@ impl Recorder {
     }
 }
 
-/// What the vendor's answer began with.
-type Head = Arc<Mutex<(u16, BTreeMap<String, String>)>>;
+/// What the vendor's answer started_at with.
+type ResponseHead = Arc<Mutex<(u16, BTreeMap<String, String>)>>;
 
 tokio::task_local! {
     /// Of the call that is being recorded.
-    static HEAD: Head;
+    static HEAD: ResponseHead;
 }
 
 /// The vendor answered; kept when the call is being recorded.
-pub(crate) fn head(status: u16, headers: &HeaderMap) {
+pub(crate) fn record_head(status: u16, headers: &HeaderMap) {
     let _ = HEAD.try_with(|head| {
         let kept = headers
             .iter()
-            .filter(|(name, _)| KEPT.iter().any(|kept| name.as_str().contains(kept)))
+            .filter(|(name, _)| RECORDED_HEADERS.iter().any(|kept| name.as_str().contains(kept)))
             .filter_map(|(name, value)| {
                 Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
             });
@@ -89,24 +89,24 @@ pub(crate) fn head(status: u16, headers: &HeaderMap) {
 }
 
 /// `vendor`, whose calls are recorded when there is a recorder.
-pub(crate) fn around(
+pub(crate) fn wrap(
     vendor: Box<dyn Vendor>,
     recorder: Option<&Arc<Recorder>>,
     key: Option<SecretString>,
 ) -> Box<dyn Vendor> {
     match recorder {
-        Some(recorder) => Box::new(Recorded { vendor, recorder: Arc::clone(recorder), key }),
+        Some(recorder) => Box::new(RecordingVendor { vendor, recorder: Arc::clone(recorder), key }),
         None => vendor,
     }
 }
 
-struct Recorded {
+struct RecordingVendor {
     vendor: Box<dyn Vendor>,
     recorder: Arc<Recorder>,
     key: Option<SecretString>,
 }
 
-impl Vendor for Recorded {
+impl Vendor for RecordingVendor {
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
         self.vendor.models()
     }
@@ -125,63 +125,63 @@ impl Vendor for Recorded {
     }
 
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        let take = Take {
+        let recording = Recording {
             recorder: Arc::clone(&self.recorder),
             key: self.key.clone(),
             attempt: self.recorder.calls.count(request.step_id.clone()),
             request: Arc::clone(&request),
-            began: Instant::now(),
-            head: Head::default(),
+            started_at: Instant::now(),
+            head: ResponseHead::default(),
             pieces: Vec::new(),
             end: None,
         };
-        let state = (self.vendor.invoke(request), take);
-        stream::unfold(state, |(mut chunks, mut take)| async move {
-            let next = HEAD.scope(Arc::clone(&take.head), chunks.next()).await;
-            take.add(next.as_ref());
-            next.map(|chunk| (chunk, (chunks, take)))
+        let state = (self.vendor.invoke(request), recording);
+        stream::unfold(state, |(mut chunks, mut recording)| async move {
+            let next = HEAD.scope(Arc::clone(&recording.head), chunks.next()).await;
+            recording.add(next.as_ref());
+            next.map(|chunk| (chunk, (chunks, recording)))
         })
         .boxed()
     }
 }
 
 /// A call that is being recorded; written when it is dropped, however it ended.
-struct Take {
+struct Recording {
     recorder: Arc<Recorder>,
     key: Option<SecretString>,
     request: Arc<Request>,
     attempt: u32,
-    began: Instant,
-    head: Head,
+    started_at: Instant,
+    head: ResponseHead,
     pieces: Vec<Piece>,
     end: Option<End>,
 }
 
-impl Take {
+impl Recording {
     fn add(&mut self, next: Option<&Result<Chunk, Failure>>) {
         let ms = self.ms();
         match next {
             Some(Ok(chunk)) if self.pieces.len() < MAX_PIECES => {
-                self.pieces.push(Piece { ms, what: What::of(chunk) })
+                self.pieces.push(Piece { ms, content: PieceContent::from_chunk(chunk) })
             }
             Some(Ok(_)) => {}
             Some(Err(failure)) => {
-                let failure = Some(Failed::of(failure, Timestamp::now()));
-                self.end = Some(End { ms, given_up: false, failure });
+                let failure = Some(CassetteFailure::from_failure(failure, Timestamp::now()));
+                self.end = Some(CassetteEnd { ms, given_up: false, failure });
             }
-            None => _ = self.end.get_or_insert(End { ms, ..End::default() }),
+            None => _ = self.end.get_or_insert(CassetteEnd { ms, ..CassetteEnd::default() }),
         }
     }
 
     fn ms(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }
 
-impl Drop for Take {
+impl Drop for Recording {
     fn drop(&mut self) {
         let end =
-            self.end.take().unwrap_or_else(|| End { ms: self.ms(), given_up: true, failure: None });
+            self.end.take().unwrap_or_else(|| CassetteEnd { ms: self.ms(), given_up: true, failure: None });
         let (status, headers) =
             std::mem::take(&mut *self.head.lock().unwrap_or_else(PoisonError::into_inner));
         let now = Timestamp::now();
@@ -199,7 +199,7 @@ impl Drop for Take {
             task: self.request.task_id.clone(),
             step: self.request.step_id.clone(),
             attempt: self.attempt,
-            request: told(&self.request),
+            request: request_json(&self.request),
             status,
             headers,
             pieces: std::mem::take(&mut self.pieces),
@@ -230,7 +230,7 @@ impl Drop for Take {
 }
 
 /// The request in our words.
-fn told(request: &Request) -> Value {
+fn request_json(request: &Request) -> Value {
     let part = |part: &Part| match part {
         Part::Text(text) => json!({"text": text}),
         // Enough to know that there was one.

@@ -1,4 +1,4 @@
-//! What is recorded from a vendor is what is replayed without it.
+//! PieceContent is recorded from a vendor is what is replayed without it.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -14,13 +14,13 @@ use crate::{
         SOON, until, vendors,
         wires::{KEY, Wire},
     },
-    vendor::{Open as _, Request, Vendor, Vendors},
+    vendor::{VendorFactory as _, Request, Vendor, Vendors},
 };
 
 fn recording(folder: &Path) -> Vendors {
     let vendors = vendors(SOON);
     let recorder = Recorder::new(folder).expect("a folder");
-    Vendors { http: vendors.http.recording(Some(Arc::new(recorder))), ..vendors }
+    Vendors { http: vendors.http.with_recorder(Some(Arc::new(recorder))), ..vendors }
 }
 
 fn open(vendors: &Vendors, wire: Wire, url: &str) -> Box<dyn Vendor> {
@@ -85,7 +85,7 @@ async fn a_failure_is_replayed_as_it_was() {
     let replayed = invoke(&replay(text), "go").await;
     let [Err(failure)] = &replayed[..] else { panic!("{replayed:?}") };
     assert_eq!((failure.class, failure.http_status), (FailureClass::RateLimited, 429));
-    let wait = failure.wait_asked(Timestamp::now()).expect("it says when");
+    let wait = failure.requested_delay(Timestamp::now()).expect("it says when");
     assert!((Duration::from_secs(5)..=Duration::from_secs(7)).contains(&wait), "{wait:?}");
 }
 
@@ -148,14 +148,14 @@ async fn an_answer_nobody_waited_for_is_recorded_as_far_as_it_came() {
     let text = &cassettes(folder.path(), 1).await[0];
     let cassette = &Cassette::parse(text).expect("readable").expect("a cassette")[0];
     assert!(cassette.end.given_up);
-    assert!(cassette.pieces.iter().any(|piece| matches!(piece.what, What::Text(_))));
+    assert!(cassette.pieces.iter().any(|piece| matches!(piece.content, PieceContent::Text(_))));
 }
 
 #[tokio::test]
 async fn several_cassettes_are_the_answers_of_a_conversation() {
     let say = |text: &str, purpose: &str| {
-        let pieces = vec![Piece { ms: 0, what: What::Text(text.into()) }];
-        Cassette { cassette: VERSION, purpose: purpose.into(), pieces, ..Cassette::default() }
+        let pieces = vec![Piece { ms: 0, content: PieceContent::Text(text.into()) }];
+        Cassette { cassette: FORMAT_VERSION, purpose: purpose.into(), pieces, ..Cassette::default() }
     };
     let all = vec![say("A title", "title"), say("one", "turn"), say("two", "turn")];
     let script = replay(&serde_json::to_string(&all).expect("JSON"));

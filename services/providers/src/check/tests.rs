@@ -84,7 +84,7 @@ async fn what_one_process_learns_of_a_vendor_all_know_also_those_that_begin_late
     let refused = two.admit(&key).expect_err("open here as well");
     assert!(
         refused
-            .wait_asked(jiff::Timestamp::now())
+            .requested_delay(jiff::Timestamp::now())
             .is_some_and(|wait| wait <= breaker::state::COOLDOWN)
     );
     let (three, _three) = process(&bus, "three").await;

@@ -10,7 +10,7 @@ use futures::TryStreamExt as _;
 
 use super::*;
 use crate::{
-    answer::{Answer, Completed},
+    answer::{Answer, CompletedAnswer},
     call::tests::{Shared, command},
     tests::open,
 };
@@ -19,7 +19,7 @@ const SOON: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// What is made of text that comes in `pieces`: the text, and the script's arguments.
 fn read<'a>(pieces: impl IntoIterator<Item = &'a str>) -> (String, Option<String>) {
-    let mut reader = Reader::new("code_interpreter", "code");
+    let mut reader = FenceReader::new("code_interpreter", "code");
     let mut chunks = VecDeque::new();
     for piece in pieces {
         reader.push(piece, &mut chunks);
@@ -71,19 +71,19 @@ fn a_script_is_found_the_same_at_every_split() {
 
 #[test]
 fn text_is_shown_before_its_line_ends() {
-    let mut reader = Reader::new("code_interpreter", "code");
+    let mut reader = FenceReader::new("code_interpreter", "code");
     let mut chunks = VecDeque::new();
     reader.push("Let me", &mut chunks);
     assert_eq!(chunks, [Chunk::Text("Let me".into())]);
     reader.push(" ```construct", &mut chunks);
     assert_eq!(chunks.len(), 2, "within a line nothing opens");
-    let long = "`".repeat(MAX_MARK + 1);
+    let long = "`".repeat(MAX_FENCE_LINE_LEN + 1);
     reader.push("\n", &mut chunks);
     reader.push(&long, &mut chunks);
     assert_eq!(chunks.back(), Some(&Chunk::Text(long)));
 }
 
-async fn ask(server: &VendorServer, stop: &str, text: &str) -> Completed {
+async fn ask(server: &VendorServer, stop: &str, text: &str) -> CompletedAnswer {
     server.reply(recorded::Answer::text(text).stopping(stop).reply());
     let mut command = command("go");
     command.model =

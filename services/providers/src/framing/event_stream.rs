@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use super::{Error, Event, Framing, MAX_EVENT_BYTES};
 
 /// Total length, length of the headers, and the checksum of both, each four bytes.
-const PRELUDE: usize = 12;
+const PRELUDE_BYTES: usize = 12;
 /// The checksum of everything before it.
-const TRAILER: usize = 4;
+const TRAILER_BYTES: usize = 4;
 
 /// The decoder. An event's name is its `:event-type`, `:exception-type` or `:error-code`, its data
 /// the payload, or the message of an error that has no payload, as `{"message": …}`.
@@ -26,7 +26,7 @@ impl Framing for EventStream {
         self.buffer.extend_from_slice(bytes);
         let mut taken = 0;
         let result = loop {
-            match message(&self.buffer[taken..]) {
+            match parse_message(&self.buffer[taken..]) {
                 Ok(Some((length, event))) => {
                     taken += length;
                     events.extend(event);
@@ -50,28 +50,28 @@ impl Framing for EventStream {
 
 /// The first message of `bytes` with its length; none while it is not whole. A message of a kind
 /// that concerns nobody is no event.
-fn message(bytes: &[u8]) -> Result<Option<(usize, Option<Event>)>, Error> {
-    let Some(prelude) = bytes.first_chunk::<PRELUDE>() else { return Ok(None) };
-    let (total, headers) = (number(&prelude[..4]), number(&prelude[4..8]));
+fn parse_message(bytes: &[u8]) -> Result<Option<(usize, Option<Event>)>, Error> {
+    let Some(prelude) = bytes.first_chunk::<PRELUDE_BYTES>() else { return Ok(None) };
+    let (total, headers) = (big_endian(&prelude[..4]), big_endian(&prelude[4..8]));
     // Before the lengths are believed, and before anything is waited for.
-    if checksum(&prelude[..8]) != number(&prelude[8..]) {
+    if checksum(&prelude[..8]) != big_endian(&prelude[8..]) {
         return Err(Error::Damaged("the checksum of a message's length is wrong"));
     }
     if total > MAX_EVENT_BYTES {
         return Err(Error::TooLarge);
     }
-    if total < PRELUDE + TRAILER || headers > total - PRELUDE - TRAILER {
+    if total < PRELUDE_BYTES + TRAILER_BYTES || headers > total - PRELUDE_BYTES - TRAILER_BYTES {
         return Err(Error::Damaged("a message's lengths contradict each other"));
     }
     let Some(whole) = bytes.get(..total) else { return Ok(None) };
-    let (body, trailer) = whole.split_at(total - TRAILER);
-    if checksum(body) != number(trailer) {
+    let (body, trailer) = whole.split_at(total - TRAILER_BYTES);
+    if checksum(body) != big_endian(trailer) {
         return Err(Error::Damaged("the checksum of a message is wrong"));
     }
-    let (headers, payload) = body[PRELUDE..].split_at(headers);
+    let (headers, payload) = body[PRELUDE_BYTES..].split_at(headers);
     let headers =
         Headers::read(headers).ok_or(Error::Damaged("the headers of a message cannot be read"))?;
-    Ok(Some((total, headers.event(payload))))
+    Ok(Some((total, headers.into_event(payload))))
 }
 
 /// The headers that say what a message is.
@@ -98,7 +98,7 @@ impl Headers {
                 // Bytes and strings say their length; a time has eight bytes, a UUID sixteen.
                 6 | 7 => {
                     let (size, rest) = rest.split_at_checked(2)?;
-                    (number(size), rest)
+                    (big_endian(size), rest)
                 }
                 9 => (16, rest),
                 _ => return None,
@@ -118,7 +118,7 @@ impl Headers {
         Some(found)
     }
 
-    fn event(self, payload: &[u8]) -> Option<Event> {
+    fn into_event(self, payload: &[u8]) -> Option<Event> {
         let data = match self.message_type.as_str() {
             "error" => serde_json::json!({"message": self.error_message}).to_string(),
             _ => String::from_utf8_lossy(payload).into_owned(),
@@ -127,7 +127,7 @@ impl Headers {
     }
 }
 
-fn number(bytes: &[u8]) -> usize {
+fn big_endian(bytes: &[u8]) -> usize {
     bytes.iter().fold(0, |number, byte| (number << 8) | usize::from(*byte))
 }
 

@@ -81,7 +81,7 @@ fn a_signature_goes_back_exactly_where_it_came_from() {
     };
     let called = |id: &str| json!({"id": id, "name": "run", "args": {"js": "1"}});
     assert_eq!(
-        content(&turn, true),
+        content_from_turn(&turn, true),
         json!({"role": "model", "parts": [
             {"text": "x", "thoughtSignature": "sig-1"},
             {"functionCall": called("a"), "thoughtSignature": "sig-2"},
@@ -97,10 +97,10 @@ fn a_call_of_another_vendor_gets_the_mark_that_the_vendor_offers_for_it() {
         |id: &str| Part::Call { id: id.into(), name: "run".into(), arguments: json!({"js": "1"}) };
     let turn = Turn { role: Role::Assistant, parts: vec![call("a"), call("b")] };
     let signatures = |signed| {
-        let content = content(&turn, signed);
+        let content = content_from_turn(&turn, signed);
         [0, 1].map(|at| content["parts"][at].get("thoughtSignature").cloned())
     };
-    assert_eq!(signatures(true), [Some(json!(NO_SIGNATURE)), None]);
+    assert_eq!(signatures(true), [Some(json!(SKIP_SIGNATURE)), None]);
     assert_eq!(signatures(false), [None, None], "earlier models know nothing of signatures");
 }
 
@@ -158,7 +158,7 @@ fn errors_are_classified_by_the_vendors_own_words() {
     ] {
         let body = json!({"error": {"code": status, "message": message, "status": name, "details": details}});
         for body in [body.clone(), json!([body])] {
-            let failure = Wire::default().refused(status, body.to_string().as_bytes());
+            let failure = Wire::default().response_failure(status, body.to_string().as_bytes());
             assert_eq!(failure.class, class, "{name}: {message}");
             assert!(!failure.message.is_empty());
         }
@@ -186,7 +186,7 @@ async fn the_time_of_the_next_try_stands_in_the_body() {
     let failure =
         vendor.invoke(Arc::new(request())).try_collect::<Vec<_>>().await.expect_err("refused");
     assert_eq!((failure.class, failure.http_status), (FailureClass::RateLimited, 429));
-    let wait = failure.wait_asked(Timestamp::now()).expect("a time");
+    let wait = failure.requested_delay(Timestamp::now()).expect("a time");
     assert!((Duration::from_secs(30)..=Duration::from_secs(35)).contains(&wait), "{wait:?}");
 }
 
@@ -246,12 +246,12 @@ async fn a_request_carries_everything_in_the_vendors_form() {
 #[test]
 fn every_generation_is_told_to_think_in_its_own_way() {
     let level = |level: &str| json!({"includeThoughts": true, "thinkingLevel": level});
-    assert_eq!(thinking(Effort::Off, "gemini-3.8-flash"), level("low"));
-    assert_eq!(thinking(Effort::Medium, "gemini-3-pro-preview"), level("high"));
-    assert_eq!(thinking(Effort::Medium, "gemini-3.1-pro"), level("medium"));
-    assert_eq!(thinking(Effort::Off, "gemini-2.5-pro")["thinkingBudget"], 128);
+    assert_eq!(thinking_config(Effort::Off, "gemini-3.8-flash"), level("low"));
+    assert_eq!(thinking_config(Effort::Medium, "gemini-3-pro-preview"), level("high"));
+    assert_eq!(thinking_config(Effort::Medium, "gemini-3.1-pro"), level("medium"));
+    assert_eq!(thinking_config(Effort::Off, "gemini-2.5-pro")["thinkingBudget"], 128);
     assert_eq!(
-        thinking(Effort::Off, "gemini-2.5-flash"),
+        thinking_config(Effort::Off, "gemini-2.5-flash"),
         json!({"includeThoughts": false, "thinkingBudget": 0})
     );
 }

@@ -16,8 +16,8 @@ pub(crate) struct Headroom {
 }
 
 /// Hears what is left, with every answer.
-pub(crate) trait Observe: Send + Sync + Debug {
-    fn headroom(&self, headroom: Headroom);
+pub(crate) trait HeadroomObserver: Send + Sync + Debug {
+    fn on_headroom(&self, headroom: Headroom);
 }
 
 /// Reads the headers of an answer. Of several limits the one that lasts longest counts.
@@ -25,13 +25,13 @@ pub(super) fn read(limits: LimitHeaders, headers: &HeaderMap, now: Timestamp) ->
     let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
     let exhausted = limits.iter().filter_map(|(remaining, reset)| {
         let is_none_left = text(remaining)?.parse::<f64>().ok()? <= 0.0;
-        is_none_left.then(|| text(reset).and_then(|reset| until(reset, now))).flatten()
+        is_none_left.then(|| text(reset).and_then(|reset| parse_reset(reset, now))).flatten()
     });
     Headroom { exhausted_for: exhausted.max() }
 }
 
 /// How long until a reset: a time (RFC 3339), a duration such as `6m0s`, or seconds.
-fn until(reset: &str, now: Timestamp) -> Option<Duration> {
+fn parse_reset(reset: &str, now: Timestamp) -> Option<Duration> {
     if let Ok(seconds) = reset.parse::<f64>() {
         return Duration::try_from_secs_f64(seconds).ok();
     }

@@ -17,14 +17,14 @@ pub(super) struct Bucket {
 impl Bucket {
     /// A full one; none without a limit.
     pub(super) fn new(per_minute: i64, now: Instant) -> Option<Self> {
-        let per_minute = amount(per_minute);
+        let per_minute = to_f64(per_minute);
         (per_minute > 0.0).then_some(Self { per_minute, level: per_minute, at: now })
     }
 
     /// Another limit from now on. What is used up stays used up.
-    pub(super) fn limit(&mut self, per_minute: i64, now: Instant) {
+    pub(super) fn set_limit(&mut self, per_minute: i64, now: Instant) {
         self.fill(now);
-        let per_minute = amount(per_minute);
+        let per_minute = to_f64(per_minute);
         self.level += per_minute - self.per_minute;
         self.per_minute = per_minute;
     }
@@ -33,7 +33,7 @@ impl Bucket {
     /// full bucket.
     pub(super) fn wait(&mut self, wanted: i64, now: Instant) -> Duration {
         self.fill(now);
-        let missing = amount(wanted).min(self.per_minute) - self.level;
+        let missing = to_f64(wanted).min(self.per_minute) - self.level;
         // Less than a nanosecond's worth is rounding.
         if missing <= 1e-6 { Duration::ZERO } else { MINUTE.mul_f64(missing / self.per_minute) }
     }
@@ -41,7 +41,7 @@ impl Bucket {
     /// Takes, into debt if need be; what is negative is given back.
     pub(super) fn take(&mut self, wanted: i64, now: Instant) {
         self.fill(now);
-        self.level = (self.level - amount(wanted)).min(self.per_minute);
+        self.level = (self.level - to_f64(wanted)).min(self.per_minute);
     }
 
     fn fill(&mut self, now: Instant) {
@@ -53,7 +53,7 @@ impl Bucket {
 }
 
 /// Exact for everything that a vendor allows in a minute.
-fn amount(value: i64) -> f64 {
+fn to_f64(value: i64) -> f64 {
     const EXACT: i64 = 1 << 52;
     let value = value.clamp(-EXACT, EXACT);
     // Both halves are exact.
@@ -105,7 +105,7 @@ mod tests {
             i64::from(u32::MAX) + 7,
             -(i64::from(u32::MAX) + 7),
         ] {
-            assert_eq!(format!("{}", amount(value)), value.to_string());
+            assert_eq!(format!("{}", to_f64(value)), value.to_string());
         }
     }
 }

@@ -19,14 +19,14 @@ fn provider(keys: usize) -> Provider {
     }
 }
 
-fn want(provider: &Provider) -> Want<'_> {
-    Want {
+fn want(provider: &Provider) -> KeyRequest<'_> {
+    KeyRequest {
         provider,
         vendor_model: "m",
         tokens: 0,
-        without: &[],
-        patience: 10 * MINUTE,
-        vendor_patience: Duration::from_secs(20),
+        excluded: &[],
+        max_wait: 10 * MINUTE,
+        max_vendor_wait: Duration::from_secs(20),
     }
 }
 
@@ -81,14 +81,14 @@ async fn requests_and_tokens_of_a_minute_are_spread_over_it() {
     );
 
     tokio::time::advance(MINUTE).await;
-    let large = Want { tokens: 6_000, ..want(&provider) };
+    let large = KeyRequest { tokens: 6_000, ..want(&provider) };
     let mut lease = keys.lease(&large).await.expect("the bucket is full");
-    lease.used(1_000);
+    lease.settle_tokens(1_000);
     let begun = Instant::now();
-    let small = Want { tokens: 5_000, ..want(&provider) };
+    let small = KeyRequest { tokens: 5_000, ..want(&provider) };
     keys.lease(&small).await.expect("what was not used came back");
     assert_eq!(begun.elapsed(), Duration::ZERO);
-    keys.lease(&Want { tokens: 100, ..want(&provider) }).await.expect("within its patience");
+    keys.lease(&KeyRequest { tokens: 100, ..want(&provider) }).await.expect("within its patience");
     assert_eq!(begun.elapsed().as_millis().div_ceil(100), 10);
 }
 
@@ -97,12 +97,12 @@ async fn who_would_wait_too_long_is_told_when_to_come_again() {
     let keys = Keys::default();
     let provider = Provider { requests_per_minute: 1, ..provider(1) };
     keys.lease(&want(&provider)).await.expect("free");
-    let impatient = Want { patience: Duration::from_secs(5), ..want(&provider) };
+    let impatient = KeyRequest { max_wait: Duration::from_secs(5), ..want(&provider) };
     let begun = Instant::now();
     let failure = keys.lease(&impatient).await.expect_err("too long");
     assert_eq!(failure.class, FailureClass::RateLimited);
     assert_eq!(begun.elapsed(), Duration::ZERO, "nobody waits for what cannot come in time");
-    let wait = failure.wait_asked(clock::now()).expect("it says when");
+    let wait = failure.requested_delay(clock::now()).expect("it says when");
     assert!((Duration::from_secs(58)..=MINUTE).contains(&wait), "{wait:?}");
 }
 
@@ -110,18 +110,18 @@ async fn who_would_wait_too_long_is_told_when_to_come_again() {
 async fn a_refused_key_is_left_out_for_five_minutes_unless_it_is_the_only_one() {
     let (keys, two) = (Keys::default(), provider(2));
     let lease = keys.lease(&want(&two)).await.expect("free");
-    assert!(lease.failed(&refused(FailureClass::Authentication, None), true));
+    assert!(lease.on_failure(&refused(FailureClass::Authentication, None), true));
     drop(lease);
     for _ in 0..3 {
         assert_eq!(keys.lease(&want(&two)).await.expect("free").key()[0], 2);
     }
-    tokio::time::advance(REFUSED).await;
+    tokio::time::advance(REFUSED_KEY_COOLDOWN).await;
     assert_eq!(keys.lease(&want(&two)).await.expect("free").key()[0], 1);
 
     let (keys, one) = (Keys::default(), provider(1));
     for _ in 0..2 {
         let lease = keys.lease(&want(&one)).await.expect("there is no other");
-        lease.failed(&refused(FailureClass::Authentication, None), false);
+        lease.on_failure(&refused(FailureClass::Authentication, None), false);
     }
 }
 
@@ -129,12 +129,12 @@ async fn a_refused_key_is_left_out_for_five_minutes_unless_it_is_the_only_one() 
 async fn a_limited_key_rests_until_its_reset_for_the_model_that_is_limited() {
     let (keys, two) = (Keys::default(), provider(2));
     let lease = keys.lease(&want(&two)).await.expect("free");
-    lease.failed(&refused(FailureClass::RateLimited, Some(600)), true);
+    lease.on_failure(&refused(FailureClass::RateLimited, Some(600)), true);
     drop(lease);
     for _ in 0..2 {
         assert_eq!(keys.lease(&want(&two)).await.expect("free").key()[0], 2);
     }
-    let other = Want { vendor_model: "other", ..want(&two) };
+    let other = KeyRequest { vendor_model: "other", ..want(&two) };
     assert_eq!(keys.lease(&other).await.expect("free").key()[0], 1);
 
     let lease = keys.lease(&want(&two)).await.expect("free");
@@ -156,7 +156,7 @@ async fn a_provider_without_a_key_has_its_limits_too() {
     let provider = Provider { max_concurrency: 1, ..provider(0) };
     let lease = keys.lease(&want(&provider)).await.expect("free");
     assert!(lease.sealed.is_none());
-    let impatient = Want { patience: Duration::ZERO, ..want(&provider) };
+    let impatient = KeyRequest { max_wait: Duration::ZERO, ..want(&provider) };
     keys.lease(&impatient).await.expect_err("one is under way");
     drop(lease);
     keys.lease(&impatient).await.expect("free again");

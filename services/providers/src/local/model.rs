@@ -8,14 +8,14 @@ use serde::Deserialize;
 use super::tokenizer::{self, Tokenizer};
 
 /// Larger files are not loaded: they would be held in memory four times as large at worst.
-const MAX_BYTES: u64 = 1024 * 1024 * 1024;
+const MAX_FILE_BYTES: u64 = 1024 * 1024 * 1024;
 
 /// Why model files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("`{file}` cannot be read")]
     Read { file: &'static str, source: io::Error },
-    #[error("`{file}` is larger than {MAX_BYTES} bytes")]
+    #[error("`{file}` is larger than {MAX_FILE_BYTES} bytes")]
     TooLarge { file: &'static str },
     #[error("`config.json` cannot be read")]
     Config(#[source] serde_json::Error),
@@ -43,11 +43,11 @@ pub(super) struct Model {
 
 #[derive(Deserialize)]
 struct Config {
-    #[serde(default = "yes")]
+    #[serde(default = "default_normalize")]
     normalize: bool,
 }
 
-const fn yes() -> bool {
+const fn default_normalize() -> bool {
     true
 }
 
@@ -81,22 +81,22 @@ impl Model {
                 table.shape()
             )));
         };
-        let weights = optional(&tensors, "weights").map(|tensor| numbers(&tensor)).transpose()?;
-        let mapping = optional(&tensors, "mapping").map(|tensor| indices(&tensor)).transpose()?;
+        let weights = optional_tensor(&tensors, "weights").map(|tensor| read_floats(&tensor)).transpose()?;
+        let mapping = optional_tensor(&tensors, "mapping").map(|tensor| read_indices(&tensor)).transpose()?;
         let model = Self {
             tokenizer,
-            rows: numbers(&table)?,
+            rows: read_floats(&table)?,
             width,
             weights,
             mapping,
             normalize: config.normalize,
         };
-        model.check(count)?;
+        model.validate(count)?;
         Ok(model)
     }
 
     /// Whether every token has what it needs, so that no text can ask for a row that is not there.
-    fn check(&self, rows: usize) -> Result<(), Error> {
+    fn validate(&self, rows: usize) -> Result<(), Error> {
         let tokens = self.tokenizer.len();
         let enough = |what: &str, has: usize| {
             if has >= tokens {
@@ -132,7 +132,7 @@ impl Model {
         });
         let mut sum = vec![0.0_f32; width];
         let mut tokens = 0_usize;
-        self.tokenizer.each(text, |token| {
+        self.tokenizer.for_each_token(text, |token| {
             let row = self.mapping.as_ref().map_or(token, |mapping| mapping[token]);
             let weight = self.weights.as_ref().map_or(1.0, |weights| weights[token]);
             let numbers = &self.rows[row * self.width..][..width];
@@ -156,23 +156,23 @@ impl Model {
 fn read(folder: &Path, file: &'static str) -> Result<Vec<u8>, Error> {
     let path = folder.join(file);
     let failed = |source| Error::Read { file, source };
-    if fs::metadata(&path).map_err(failed)?.len() > MAX_BYTES {
+    if fs::metadata(&path).map_err(failed)?.len() > MAX_FILE_BYTES {
         return Err(Error::TooLarge { file });
     }
     fs::read(path).map_err(failed)
 }
 
-fn optional<'a>(tensors: &SafeTensors<'a>, name: &str) -> Option<TensorView<'a>> {
+fn optional_tensor<'a>(tensors: &SafeTensors<'a>, name: &str) -> Option<TensorView<'a>> {
     tensors.tensor(name).ok()
 }
 
 /// The numbers of a tensor, which are stored with their lowest byte first.
-fn numbers(tensor: &TensorView<'_>) -> Result<Vec<f32>, Error> {
+fn read_floats(tensor: &TensorView<'_>) -> Result<Vec<f32>, Error> {
     let data = tensor.data();
     Ok(match tensor.dtype() {
         Dtype::F32 => data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
         Dtype::F16 => {
-            data.as_chunks().0.iter().map(|bytes| half(u16::from_le_bytes(*bytes))).collect()
+            data.as_chunks().0.iter().map(|bytes| f16_to_f32(u16::from_le_bytes(*bytes))).collect()
         }
         Dtype::I8 => data.iter().map(|byte| f32::from(byte.cast_signed())).collect(),
         // Weights are stored with more digits than they have.
@@ -183,7 +183,7 @@ fn numbers(tensor: &TensorView<'_>) -> Result<Vec<f32>, Error> {
     })
 }
 
-fn indices(tensor: &TensorView<'_>) -> Result<Vec<usize>, Error> {
+fn read_indices(tensor: &TensorView<'_>) -> Result<Vec<usize>, Error> {
     let data = tensor.data();
     let indices: Option<Vec<usize>> = match tensor.dtype() {
         Dtype::I64 => data
@@ -204,7 +204,7 @@ fn indices(tensor: &TensorView<'_>) -> Result<Vec<usize>, Error> {
 }
 
 /// A number of half precision.
-fn half(bits: u16) -> f32 {
+fn f16_to_f32(bits: u16) -> f32 {
     let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f32::from(bits & 0x3ff) / 1_024.0);
     let size = match exponent {
         0 => fraction * 2.0_f32.powi(-14),
@@ -217,7 +217,7 @@ fn half(bits: u16) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::half;
+    use super::f16_to_f32;
 
     #[test]
     fn numbers_of_half_precision_are_exact() {
@@ -232,8 +232,8 @@ mod tests {
             (0x7c00, f32::INFINITY),
             (0xfc00, f32::NEG_INFINITY),
         ] {
-            assert_eq!(half(bits).to_bits(), f32::to_bits(number), "{bits:#x}");
+            assert_eq!(f16_to_f32(bits).to_bits(), f32::to_bits(number), "{bits:#x}");
         }
-        assert!(half(0x7e00).is_nan());
+        assert!(f16_to_f32(0x7e00).is_nan());
     }
 }

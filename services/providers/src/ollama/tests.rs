@@ -53,7 +53,7 @@ fn an_error_within_the_stream_is_one() {
 fn a_model_without_tools_gets_its_remedy_told() {
     let body = recorded::error_body("registry.ollama.ai/library/gemma3:4b does not support tools")
         .to_string();
-    let failure = Wire::default().refused(400, body.as_bytes());
+    let failure = Wire::default().response_failure(400, body.as_bytes());
     assert_eq!(failure.class, FailureClass::InvalidRequest);
     assert!(failure.message.contains("tool_calling"), "{}", failure.message);
 }
@@ -61,7 +61,7 @@ fn a_model_without_tools_gets_its_remedy_told() {
 #[test]
 fn the_context_is_as_large_as_needed_and_no_larger_than_the_model_sees() {
     let context = |chars: usize, window: u32| {
-        context(&Request {
+        context_tokens(&Request {
             system: "x".repeat(chars),
             context_window: window,
             max_tokens: 1_000,
@@ -119,7 +119,7 @@ fn a_turn_of_the_assistant_keeps_its_thinking_and_its_calls_together() {
             Part::Call { id: "a".into(), name: "run".into(), arguments: json!({"js": "1"}) },
         ],
     };
-    push(&mut messages, &turn);
+    push_turn(&mut messages, &turn);
     let image =
         Media { media_type: "image/png".into(), name: String::new(), base64: "AA==".into() };
     let results = Turn {
@@ -130,7 +130,7 @@ fn a_turn_of_the_assistant_keeps_its_thinking_and_its_calls_together() {
             Part::Media(image),
         ],
     };
-    push(&mut messages, &results);
+    push_turn(&mut messages, &results);
     assert_eq!(
         json!(messages),
         json!([

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// Fields that grow from piece to piece; all others are given once.
-const GROWING: [&str; 3] = ["text", "summary", "data"];
+const CONCATENATED_FIELDS: [&str; 3] = ["text", "summary", "data"];
 
 /// What has come of the list.
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ impl Details {
                 shown.push_str(piece[field].as_str().unwrap_or_default());
             }
             match self.0.last_mut() {
-                Some(last) if continues(last, &piece) => grow(last, piece),
+                Some(last) if continues(last, &piece) => append_piece(last, piece),
                 _ => self.0.push(piece),
             }
         }
@@ -44,11 +44,11 @@ fn continues(last: &Value, piece: &Value) -> bool {
         && (piece["id"].is_null() || last["id"].is_null() || same("id"))
 }
 
-fn grow(last: &mut Value, piece: Value) {
+fn append_piece(last: &mut Value, piece: Value) {
     let Value::Object(piece) = piece else { return };
     for (field, value) in piece {
         match (&mut last[field.as_str()], value) {
-            (Value::String(whole), Value::String(more)) if GROWING.contains(&field.as_str()) => {
+            (Value::String(whole), Value::String(more)) if CONCATENATED_FIELDS.contains(&field.as_str()) => {
                 whole.push_str(&more)
             }
             (missing @ Value::Null, value) => *missing = value,

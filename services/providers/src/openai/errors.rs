@@ -4,29 +4,29 @@ use construct_proto::mesh::v1::FailureClass;
 use serde_json::Value;
 
 use crate::{
-    failure::{Failure, class_of_status},
-    http::{class_by_words, plain_body},
+    failure::{Failure, class_from_status},
+    http::{class_from_message, describe_body},
 };
 
 /// What a status other than 2xx, or a body that is not a stream, means.
-pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
+pub(crate) fn failure_from_body(status: u16, body: &[u8]) -> Failure {
     match serde_json::from_slice::<Value>(body) {
         // Some servers send the error bare, some in a list.
         Ok(Value::Object(body)) if body.get("error").is_some_and(|error| !error.is_null()) => {
-            failure(Some(status), &body["error"])
+            failure_from_error(Some(status), &body["error"])
         }
         Ok(Value::Array(list))
             if list.first().is_some_and(|first| first.get("error").is_some()) =>
         {
-            failure(Some(status), &list[0]["error"])
+            failure_from_error(Some(status), &list[0]["error"])
         }
-        Ok(body) if body["message"].is_string() => failure(Some(status), &body),
-        Ok(_) | Err(_) => Failure::new(class_of_status(status), plain_body(status, body)),
+        Ok(body) if body["message"].is_string() => failure_from_error(Some(status), &body),
+        Ok(_) | Err(_) => Failure::new(class_from_status(status), describe_body(status, body)),
     }
 }
 
 /// By its words: what a request is said to have wrong, where its status says no more than that.
-const WRONG: &[(FailureClass, &[&str])] = &[
+const INVALID_REQUEST_PHRASES: &[(FailureClass, &[&str])] = &[
     (
         FailureClass::ContextTooLong,
         &[
@@ -37,7 +37,7 @@ const WRONG: &[(FailureClass, &[&str])] = &[
             "maximum prompt length",
         ],
     ),
-    (FailureClass::ContentRefused, REFUSED),
+    (FailureClass::ContentRefused, REFUSAL_PHRASES),
     // xAI says so with status 400, in some places with its text escaped as in an address.
     (
         FailureClass::Authentication,
@@ -47,7 +47,7 @@ const WRONG: &[(FailureClass, &[&str])] = &[
 ];
 /// How these vendors say that content is refused. OpenRouter and xAI do so with status 403, which
 /// is else that of a key that may not.
-const REFUSED: &[&str] = &[
+const REFUSAL_PHRASES: &[&str] = &[
     "content policy",
     "content management policy",
     "flagged as",
@@ -58,12 +58,12 @@ const REFUSED: &[&str] = &[
     "content exists risk",
 ];
 /// What is too much and does not pass: xAI's account is empty.
-const TOO_MUCH: &[(FailureClass, &[&str])] =
+const QUOTA_PHRASES: &[(FailureClass, &[&str])] =
     &[(FailureClass::Authentication, &["used all available credits", "monthly spending limit"])];
 
 /// Classifies the vendor's error: `code` and `type` are its own words, or (OpenRouter) the status
 /// of the vendor behind.
-pub(crate) fn failure(status: Option<u16>, error: &Value) -> Failure {
+pub(crate) fn failure_from_error(status: Option<u16>, error: &Value) -> Failure {
     let text = |key: &str| error[key].as_str().unwrap_or_default();
     let message = match error {
         Value::String(message) => message.as_str(),
@@ -92,12 +92,12 @@ pub(crate) fn failure(status: Option<u16>, error: &Value) -> Failure {
         _ => None,
     };
     let status = status.filter(|status| *status >= 400).or(behind);
-    let by_status = status.map(class_of_status);
+    let by_status = status.map(class_from_status);
     let class = class
         .or_else(|| match (status, by_status) {
-            (_, None | Some(FailureClass::InvalidRequest)) => class_by_words(message, WRONG),
-            (Some(403), _) => class_by_words(message, &[(FailureClass::ContentRefused, REFUSED)]),
-            (Some(429), _) => class_by_words(message, TOO_MUCH),
+            (_, None | Some(FailureClass::InvalidRequest)) => class_from_message(message, INVALID_REQUEST_PHRASES),
+            (Some(403), _) => class_from_message(message, &[(FailureClass::ContentRefused, REFUSAL_PHRASES)]),
+            (Some(429), _) => class_from_message(message, QUOTA_PHRASES),
             _ => None,
         })
         .or(by_status)

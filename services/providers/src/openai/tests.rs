@@ -11,10 +11,10 @@ use v1::block::Block as Piece;
 
 use super::{events::WireUsage, *};
 use crate::{
-    answer::{Answer, Completed},
+    answer::{Answer, CompletedAnswer},
     call::tests::{EAGER, command, run},
     cancels::Cancel,
-    delta::tests::Kept,
+    delta::tests::RecordingProgress,
     tests::{completed, open, read_at_every_split},
 };
 
@@ -28,7 +28,7 @@ fn request() -> Request {
     Request::from_command(&command("count the lines")).expect("the command is whole")
 }
 
-fn complete(wire: &str) -> (Completed, Usage) {
+fn complete(wire: &str) -> (CompletedAnswer, Usage) {
     let mut answer = Answer::new(&request());
     let chunks = read([wire.as_bytes()]).expect("the stream is whole");
     let usage = crate::meter::tests::used(&request(), &chunks, true);
@@ -39,7 +39,7 @@ fn complete(wire: &str) -> (Completed, Usage) {
 }
 
 /// The answer's calls as `id: code`.
-fn calls(completed: &Completed) -> Vec<String> {
+fn calls(completed: &CompletedAnswer) -> Vec<String> {
     completed
         .blocks
         .iter()
@@ -445,7 +445,7 @@ fn errors_are_classified_by_the_vendors_own_words() {
         (500, json!({"error": {"type": "server_error", "message": "no"}}), FailureClass::Transient),
         (503, json!({"message": "busy"}), FailureClass::Overloaded),
     ] {
-        let failure = refused(status, body.to_string().as_bytes());
+        let failure = failure_from_body(status, body.to_string().as_bytes());
         assert_eq!(failure.class, class, "{status} {body}");
         assert!(!failure.message.is_empty());
     }
@@ -538,7 +538,7 @@ async fn a_request_carries_everything_in_the_vendors_form() {
 fn only_the_vendor_itself_is_asked_in_its_newer_words() {
     let mut request = request();
     request.parameters.top_k = Some(7);
-    let original = serde_json::to_value(Body::new(&request, &ORIGINAL)).expect("JSON");
+    let original = serde_json::to_value(Body::new(&request, &OPENAI)).expect("JSON");
     assert_eq!(
         (&original["max_completion_tokens"], original.get("max_tokens"), original.get("top_k")),
         (&json!(4096), None, None)
@@ -555,7 +555,7 @@ fn only_the_vendor_itself_is_asked_in_its_newer_words() {
         ("http://localhost:8000/v1", false),
     ] {
         let endpoint = Endpoint::parse(base, None).expect("a URL");
-        assert_eq!(flavor(&endpoint).limit == ORIGINAL.limit, original, "{base}");
+        assert_eq!(flavor(&endpoint).limit == OPENAI.limit, original, "{base}");
     }
 }
 
@@ -580,11 +580,11 @@ fn a_model_that_thinks_is_not_told_how_to_sample() {
     let (unset, low) = (v1::ThinkingEffort::Unspecified, v1::ThinkingEffort::Low);
     let router = &crate::openrouter::FLAVOR;
     for (flavor, model, thinking, expected) in [
-        (&ORIGINAL, "gpt-5.5", unset, false),
-        (&ORIGINAL, "o4-mini", unset, false),
-        (&ORIGINAL, "gpt-5-chat-latest", unset, true),
-        (&ORIGINAL, "gpt-4.1", unset, true),
-        (&ORIGINAL, "something-new", low, false),
+        (&OPENAI, "gpt-5.5", unset, false),
+        (&OPENAI, "o4-mini", unset, false),
+        (&OPENAI, "gpt-5-chat-latest", unset, true),
+        (&OPENAI, "gpt-4.1", unset, true),
+        (&OPENAI, "something-new", low, false),
         (&COMPATIBLE, "gpt-5.5", unset, true),
         (router, "openai/gpt-5.5", unset, false),
         (router, "openai/gpt-4.1", unset, true),
@@ -695,11 +695,11 @@ fn of_what_is_shown_the_last_text_is_marked() {
     let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
     let mut message =
         json!({"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]});
-    mark(&mut message);
+    set_cache_breakpoint(&mut message);
     assert_eq!(message["content"][1]["cache_control"], json!({"type": "ephemeral"}));
     let mut message = json!({"role": "user", "content": [image]});
     let before = message.clone();
-    mark(&mut message);
+    set_cache_breakpoint(&mut message);
     assert_eq!(message, before);
 }
 
@@ -711,7 +711,7 @@ async fn a_provider_without_key_sends_none() {
     crate::install_crypto();
     let timeouts = crate::http::Timeouts { connect: SOON, first_byte: SOON, idle: SOON };
     let vendor: Arc<dyn Vendor> = Arc::new(OpenAi::new(Http::new(timeouts), endpoint, &COMPATIBLE));
-    completed(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
+    completed(run(&vendor, EAGER, &CancelSignal::default(), &RecordingProgress::default()).await.0);
     assert_eq!(server.requests()[0].header("authorization"), "");
 }
 
@@ -721,9 +721,9 @@ fn what_a_vendor_says_it_charges_is_taken_where_it_is_known_to_mean_that() {
         json!({"prompt_tokens": 10, "completion_tokens": 2, "cost": 0.000_123_456_789}),
     )
     .expect("usage");
-    assert_eq!(usage.tokens(true).cost_pico_usd, 123_456_789);
-    assert_eq!(usage.tokens(false).cost_pico_usd, 0);
+    assert_eq!(usage.usage(true).cost_pico_usd, 123_456_789);
+    assert_eq!(usage.usage(false).cost_pico_usd, 0);
     let odd: WireUsage =
         serde_json::from_value(json!({"prompt_tokens": 10, "cost": {"total": 1}})).expect("usage");
-    assert_eq!(odd.tokens(true).cost_pico_usd, 0);
+    assert_eq!(odd.usage(true).cost_pico_usd, 0);
 }

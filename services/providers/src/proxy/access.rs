@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::refusal::{Kind, Refusal};
 
 /// The token of a request, from `Authorization: Bearer` or `x-api-key`: each SDK has its own way.
-pub(crate) fn token(
+pub(crate) fn verify_token(
     headers: &HeaderMap,
     keys: &MasterKeys,
     now: Timestamp,
@@ -27,7 +27,7 @@ pub(crate) fn token(
 }
 
 /// The model that is meant, when the token is good for it.
-pub(crate) fn model<'a>(token: &'a ModelToken, asked: &str) -> Result<&'a str, Refusal> {
+pub(crate) fn allowed_model<'a>(token: &'a ModelToken, asked: &str) -> Result<&'a str, Refusal> {
     let found = if asked.is_empty() {
         token.models.first()
     } else {
@@ -52,7 +52,7 @@ mod tests {
         crate::key::tests::keys()
     }
 
-    fn issued() -> ModelToken {
+    fn example_token() -> ModelToken {
         ModelToken {
             id: "t".into(),
             organization: "o".into(),
@@ -78,14 +78,14 @@ mod tests {
             ("x-api-key", text.expose().to_owned()),
         ] {
             let headers = HeaderMap::from_iter([(name.parse().expect("a name"), value(text))]);
-            assert_eq!(token(&headers, &keys(), Timestamp::UNIX_EPOCH), Ok(issued.clone()));
+            assert_eq!(verify_token(&headers, &keys(), Timestamp::UNIX_EPOCH), Ok(issued.clone()));
         }
         for headers in [
             HeaderMap::new(),
             HeaderMap::from_iter([(AUTHORIZATION, value(format!("Basic {}", text.expose())))]),
         ] {
             assert_eq!(
-                token(&headers, &keys(), Timestamp::UNIX_EPOCH).map_err(|error| error.kind),
+                verify_token(&headers, &keys(), Timestamp::UNIX_EPOCH).map_err(|error| error.kind),
                 Err(Kind::Unauthenticated)
             );
         }
@@ -93,8 +93,8 @@ mod tests {
 
     #[test]
     fn only_the_models_of_the_token_are_there() {
-        assert_eq!(model(&issued(), "mini"), Ok("mini"));
-        assert_eq!(model(&issued(), ""), Ok("opus"));
-        assert_eq!(model(&issued(), "other").map_err(|error| error.kind), Err(Kind::NoModel));
+        assert_eq!(allowed_model(&example_token(), "mini"), Ok("mini"));
+        assert_eq!(allowed_model(&example_token(), ""), Ok("opus"));
+        assert_eq!(allowed_model(&example_token(), "other").map_err(|error| error.kind), Err(Kind::NoModel));
     }
 }

@@ -8,7 +8,7 @@ use super::{models::Route, refusal::Refusal, thinking};
 use crate::{
     router::Target,
     transcript::{Media, Part, Role, Turn},
-    vendor::{self, Embed, Format, Origin, Request, Tool, ToolChoice},
+    vendor::{self, EmbedRequest, Format, Origin, Request, Tool, ToolChoice},
 };
 
 /// Tools of one request at most.
@@ -16,13 +16,13 @@ const MAX_TOOLS: usize = 256;
 /// Bytes of text that are at least one token, for the upper estimate of what a request costs.
 const BYTES_PER_TOKEN: usize = 2;
 /// What vendors count at most for a picture.
-const TOKENS_PER_PICTURE: usize = 6_000;
+const TOKENS_PER_IMAGE: usize = 6_000;
 /// What vendors put around a piece of the conversation, generously.
 const TOKENS_PER_PART: usize = 50;
 
 /// A request of a client.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Asked {
+pub(crate) struct ClientRequest {
     /// Empty: the token's first.
     pub(crate) model: String,
     /// Whether the answer comes in pieces.
@@ -39,9 +39,9 @@ pub(crate) struct Asked {
     pub(crate) parameters: ModelParameters,
 }
 
-impl Asked {
+impl ClientRequest {
     /// Adds to what `role` says.
-    pub(crate) fn say(&mut self, role: Role, part: Part) {
+    pub(crate) fn push_part(&mut self, role: Role, part: Part) {
         match self.turns.last_mut() {
             Some(last) if last.role == role => last.parts.push(part),
             _ => self.turns.push(Turn { role, parts: vec![part] }),
@@ -49,7 +49,7 @@ impl Asked {
     }
 
     /// Adds what is said to the model on behalf of the program.
-    pub(crate) fn instruct(&mut self, text: &str) {
+    pub(crate) fn push_instruction(&mut self, text: &str) {
         if self.turns.is_empty() {
             if !self.system.is_empty() {
                 self.system.push_str("\n\n");
@@ -57,12 +57,12 @@ impl Asked {
             self.system.push_str(text);
         } else {
             // Its place in the conversation matters, and no vendor has another one for it.
-            self.say(Role::User, Part::Text(format!("<system-notice>\n{text}\n</system-notice>")));
+            self.push_part(Role::User, Part::Text(format!("<system-notice>\n{text}\n</system-notice>")));
         }
     }
 
     /// What holds for all protocols.
-    pub(crate) fn checked(self) -> Result<Self, Refusal> {
+    pub(crate) fn validate(self) -> Result<Self, Refusal> {
         if self.turns.iter().all(|turn| turn.parts.is_empty()) {
             return Err(Refusal::invalid(
                 "the conversation is empty: at least one message is needed",
@@ -85,14 +85,14 @@ impl Asked {
     }
 
     /// The call of a model that this asks for.
-    pub(crate) fn request(self, id: &str, task: &str, route: &Route) -> Result<Request, Refusal> {
+    pub(crate) fn into_request(self, id: &str, task: &str, route: &Route) -> Result<Request, Refusal> {
         let Target { provider, model } = &route.target;
         let tool_calling = model.tool_calling.unwrap_or(true);
         if !tool_calling && !self.tools.is_empty() {
             return Err(Refusal::invalid(format!("the model `{}` cannot call tools", self.model)));
         }
         let turns =
-            thinking::opened(self.turns, &provider.id, vendor::takes_plain_thoughts(provider));
+            thinking::open_turns(self.turns, &provider.id, vendor::accepts_plain_thinking(provider));
         let request = Request {
             step_id: id.to_owned(),
             task_id: task.to_owned(),
@@ -112,41 +112,41 @@ impl Asked {
             parameters: self.parameters,
             embed: None,
         };
-        Ok(request.addressed(provider, model))
+        Ok(request.for_target(provider, model))
     }
 }
 
 /// The most that a request can cost, in 10⁻¹² dollars, as far as that can be said before.
-pub(crate) fn estimate(request: &Request, route: &Route) -> i64 {
+pub(crate) fn estimate_cost(request: &Request, route: &Route) -> i64 {
     let tools = request
         .tools
         .iter()
         .map(|tool| tool.name.len() + tool.description.len() + tool.schema.to_string().len());
-    let format = request.format.words().map_or(0, |words| words.len());
+    let format = request.format.instruction().map_or(0, |words| words.len());
     let parts = request.turns.iter().flat_map(|turn| &turn.parts);
     let bytes = request.system.len()
         + tools.sum::<usize>()
         + format
-        + parts.clone().map(bytes).sum::<usize>();
-    let pictures =
+        + parts.clone().map(part_bytes).sum::<usize>();
+    let images =
         parts.filter(|part| matches!(part, Part::Media(media) if media.is_image())).count();
     let count = request.tools.len()
         + request.turns.iter().map(|turn| turn.parts.len() + 1).sum::<usize>()
         + 1;
     let tokens =
-        bytes.div_ceil(BYTES_PER_TOKEN) + pictures * TOKENS_PER_PICTURE + count * TOKENS_PER_PART;
+        bytes.div_ceil(BYTES_PER_TOKEN) + images * TOKENS_PER_IMAGE + count * TOKENS_PER_PART;
     route.upper_cost(i64::try_from(tokens).unwrap_or(i64::MAX), request.parameters.max_tokens)
 }
 
 /// The same for vectors of texts.
-pub(crate) fn estimate_vectors(embed: &Embed, route: &Route) -> i64 {
+pub(crate) fn estimate_embedding_cost(embed: &EmbedRequest, route: &Route) -> i64 {
     let tokens: usize =
         embed.texts.iter().map(|text| text.len().div_ceil(BYTES_PER_TOKEN) + TOKENS_PER_PART).sum();
-    route.upper_cost_of_vectors(i64::try_from(tokens).unwrap_or(i64::MAX), embed.texts.len())
+    route.upper_embedding_cost(i64::try_from(tokens).unwrap_or(i64::MAX), embed.texts.len())
 }
 
-/// Bytes of a part, without those of pictures.
-fn bytes(part: &Part) -> usize {
+/// Bytes of a part, without those of images.
+fn part_bytes(part: &Part) -> usize {
     match part {
         Part::Text(text) => text.len(),
         Part::Thinking { text, data } => text.len() + data.len(),
@@ -181,7 +181,7 @@ pub(crate) fn tool(
 }
 
 /// The arguments of a call, which clients send as text.
-pub(crate) fn arguments(text: &str) -> Result<Value, Refusal> {
+pub(crate) fn parse_arguments(text: &str) -> Result<Value, Refusal> {
     if text.trim().is_empty() {
         return Ok(serde_json::json!({}));
     }
@@ -219,19 +219,19 @@ pub(crate) fn media(media_type: &str, name: &str, base64: &str) -> Result<Part, 
     }
     if media_type.starts_with("text/") || media_type == "application/json" {
         let bytes = STANDARD.decode(base64).map_err(broken)?;
-        return Ok(file(name, &media_type, &String::from_utf8_lossy(&bytes)));
+        return Ok(text_file(name, &media_type, &String::from_utf8_lossy(&bytes)));
     }
     Err(Refusal::invalid(format!("files of the type `{media_type}` are not taken")))
 }
 
 /// A file of text.
-pub(crate) fn file(name: &str, media_type: &str, text: &str) -> Part {
+pub(crate) fn text_file(name: &str, media_type: &str, text: &str) -> Part {
     let name = name.replace('"', "'");
     Part::Text(format!("<file name=\"{name}\" type=\"{media_type}\">\n{text}\n</file>"))
 }
 
 /// What must not be set because it would change what the answer means.
-pub(crate) fn refuse(set: bool, what: &str) -> Result<(), Refusal> {
+pub(crate) fn reject_if(set: bool, what: &str) -> Result<(), Refusal> {
     if set {
         Err(Refusal::invalid(format!("{what} is not supported by this proxy")))
     } else {
@@ -240,7 +240,7 @@ pub(crate) fn refuse(set: bool, what: &str) -> Result<(), Refusal> {
 }
 
 /// Whether a field that may hold anything holds something.
-pub(crate) fn given(field: Option<&Value>) -> bool {
+pub(crate) fn is_set(field: Option<&Value>) -> bool {
     match field {
         None | Some(Value::Null | Value::Bool(false)) => false,
         Some(Value::Array(list)) => !list.is_empty(),

@@ -11,12 +11,12 @@ use serde_json::json;
 
 use super::{
     Shared, access,
-    face::{Face as _, json},
+    face::{ClientProtocol as _, to_json},
     messages::Messages,
     refusal::Refusal,
-    serve::{Arrived, refused, whole},
+    serve::{ReceivedRequest, refusal_response, json_response},
 };
-use crate::count::Counted;
+use crate::count::CountResult;
 
 /// Counts for any model, whichever vendor is behind it. Costs nothing.
 pub(crate) async fn answer(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Response {
@@ -25,17 +25,17 @@ pub(crate) async fn answer(State(shared): State<Arc<Shared>>, request: HttpReque
         // know.
         Ok(counted) => {
             let body = json!({"input_tokens": counted.tokens, "exact": counted.exact});
-            whole(StatusCode::OK, json(&body))
+            json_response(StatusCode::OK, to_json(&body))
         }
-        Err(refusal) => refused::<Messages>(&refusal),
+        Err(refusal) => refusal_response::<Messages>(&refusal),
     }
 }
 
-async fn count(shared: &Shared, request: HttpRequest) -> Result<Counted, Refusal> {
-    let Arrived { token, permit: _permit, body, .. } = Arrived::take(shared, request).await?;
+async fn count(shared: &Shared, request: HttpRequest) -> Result<CountResult, Refusal> {
+    let ReceivedRequest { token, permit: _permit, body, .. } = ReceivedRequest::receive(shared, request).await?;
     let asked = Messages::read(&body)?;
     let route =
-        shared.models.find(&token.organization, access::model(&token, &asked.model)?).await?;
-    let request = asked.request("", &token.task, &route)?;
-    Ok(shared.router.count(&route.target, &request).await)
+        shared.models.find(&token.organization, access::allowed_model(&token, &asked.model)?).await?;
+    let request = asked.into_request("", &token.task, &route)?;
+    Ok(shared.router.count_tokens(&route.target, &request).await)
 }

@@ -6,7 +6,7 @@ use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
 use crate::{answer, failure::Failure, meter, vendor::Chunk};
 
 /// What one answer may hold at most, in bytes.
-const MAX_BYTES: usize = 16 * 1024 * 1024;
+const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
 /// Calls one answer may hold at most.
 const MAX_CALLS: usize = 128;
 
@@ -29,66 +29,66 @@ pub(crate) enum Piece {
 
 /// What a chunk did to the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Grown {
+pub(crate) enum PieceChange {
     /// A piece began, with this chunk in it.
-    Begun(usize),
+    Started(usize),
     /// A piece went on.
-    On(usize),
+    Extended(usize),
     /// What was used, or why the model stopped.
-    Aside,
+    None,
 }
 
 /// An answer so far.
 #[derive(Debug, Default)]
-pub(crate) struct Gathered {
+pub(crate) struct PartialAnswer {
     /// Tells the calls of this answer from those of others.
     id: String,
     pub(crate) pieces: Vec<Piece>,
     input_chars: usize,
     /// Of what the model wrote.
-    bytes: usize,
+    output_bytes: usize,
     /// Of what its vendor wants back, which was not written by the model: it counts toward the
     /// bound, and not toward what was used.
-    opaque: usize,
+    opaque_bytes: usize,
     reported: Option<Usage>,
     stop: Option<StopReason>,
 }
 
-impl Gathered {
+impl PartialAnswer {
     pub(crate) fn new(id: &str, input_chars: usize) -> Self {
         Self { id: id.to_owned(), input_chars, ..Self::default() }
     }
 
-    pub(crate) fn push(&mut self, chunk: &Chunk) -> Result<Grown, Failure> {
+    pub(crate) fn push(&mut self, chunk: &Chunk) -> Result<PieceChange, Failure> {
         let last = self.pieces.len().wrapping_sub(1);
         let new = self.pieces.len();
         match chunk {
             Chunk::Text(text) => {
-                self.grow(text.len())?;
+                self.add_bytes(text.len())?;
                 if let Some(Piece::Text(whole)) = self.pieces.last_mut() {
                     whole.push_str(text);
-                    return Ok(Grown::On(last));
+                    return Ok(PieceChange::Extended(last));
                 }
                 self.pieces.push(Piece::Text(text.clone()));
             }
             Chunk::Thinking(text) => {
-                self.grow(text.len())?;
+                self.add_bytes(text.len())?;
                 if let Some(Piece::Thinking { text: whole, data }) = self.pieces.last_mut()
                     && data.is_empty()
                 {
                     whole.push_str(text);
-                    return Ok(Grown::On(last));
+                    return Ok(PieceChange::Extended(last));
                 }
                 self.pieces.push(Piece::Thinking { text: text.clone(), data: String::new() });
             }
             Chunk::ThinkingData(of_thought) => {
-                self.opaque += of_thought.len();
-                self.grow(0)?;
+                self.opaque_bytes += of_thought.len();
+                self.add_bytes(0)?;
                 if let Some(Piece::Thinking { data, .. }) = self.pieces.last_mut()
                     && data.is_empty()
                 {
                     data.clone_from(of_thought);
-                    return Ok(Grown::On(last));
+                    return Ok(PieceChange::Extended(last));
                 }
                 self.pieces.push(Piece::Thinking { text: String::new(), data: of_thought.clone() });
             }
@@ -109,7 +109,7 @@ impl Gathered {
                 });
             }
             Chunk::Arguments { slot: of, json } => {
-                self.grow(json.len())?;
+                self.add_bytes(json.len())?;
                 let found =
                     self.pieces.iter_mut().enumerate().find_map(|(at, piece)| match piece {
                         Piece::Call { slot, arguments, .. } if slot == of => Some((at, arguments)),
@@ -119,20 +119,20 @@ impl Gathered {
                     Failure::transient("the stream holds arguments of a call that never began")
                 })?;
                 arguments.push_str(json);
-                return Ok(Grown::On(at));
+                return Ok(PieceChange::Extended(at));
             }
             Chunk::Usage(usage) => {
                 self.reported = Some(*usage);
-                return Ok(Grown::Aside);
+                return Ok(PieceChange::None);
             }
             Chunk::Stop(reason) => {
                 self.stop = Some(*reason);
-                return Ok(Grown::Aside);
+                return Ok(PieceChange::None);
             }
-            Chunk::Named { .. } => return Ok(Grown::Aside),
+            Chunk::Named { .. } => return Ok(PieceChange::None),
             Chunk::Vector(_) => return Err(answer::vector_in_answer()),
         }
-        Ok(Grown::Begun(new))
+        Ok(PieceChange::Started(new))
     }
 
     /// Calls so far.
@@ -150,7 +150,7 @@ impl Gathered {
     }
 
     /// All thinking that is shown.
-    pub(crate) fn thought(&self) -> String {
+    pub(crate) fn thinking(&self) -> String {
         let texts = self.pieces.iter().filter_map(|piece| match piece {
             Piece::Thinking { text, .. } => Some(&**text),
             _ => None,
@@ -161,7 +161,7 @@ impl Gathered {
     /// What was used so far. What the vendor has not said is estimated: an answer that is cut off
     /// is not free.
     pub(crate) fn usage(&self, complete: bool) -> Usage {
-        meter::used(self.reported, self.bytes, complete, false, || self.input_chars)
+        meter::reported_or_estimated(self.reported, self.output_bytes, complete, false, || self.input_chars)
     }
 
     /// Why the model stopped. Some servers say that it ended after calls; what counts is whether
@@ -174,10 +174,10 @@ impl Gathered {
         }
     }
 
-    fn grow(&mut self, bytes: usize) -> Result<(), Failure> {
-        self.bytes += bytes;
-        if self.bytes + self.opaque > MAX_BYTES {
-            let words = format!("the model's answer is larger than {MAX_BYTES} bytes");
+    fn add_bytes(&mut self, bytes: usize) -> Result<(), Failure> {
+        self.output_bytes += bytes;
+        if self.output_bytes + self.opaque_bytes > MAX_ANSWER_BYTES {
+            let words = format!("the model's answer is larger than {MAX_ANSWER_BYTES} bytes");
             return Err(Failure::new(FailureClass::InvalidRequest, words));
         }
         Ok(())
@@ -190,14 +190,14 @@ mod tests {
 
     #[test]
     fn what_is_opaque_counts_towards_the_bound_and_not_towards_what_was_used() {
-        let mut gathered = Gathered::new("answer", 0);
+        let mut answer = PartialAnswer::new("answer", 0);
         let data = Chunk::ThinkingData("x".repeat(1024 * 1024));
         for _ in 0..16 {
-            gathered.push(&data).expect("it fits");
+            answer.push(&data).expect("it fits");
         }
-        assert_eq!(gathered.usage(true).output_tokens, 0);
+        assert_eq!(answer.usage(true).output_tokens, 0);
         assert!(
-            gathered
+            answer
                 .push(&data)
                 .is_err_and(|failure| failure.class == FailureClass::InvalidRequest)
         );

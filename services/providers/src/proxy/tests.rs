@@ -26,7 +26,7 @@ use super::{Parts, spawn};
 use crate::{
     breaker::Breakers,
     call::tests::EAGER,
-    cancels::Cancels,
+    cancels::CancelRegistry,
     key::tests::{keys, seal},
     router::Router,
     tests::{
@@ -52,7 +52,7 @@ pub(super) struct Proxy {
     address: SocketAddr,
     mesh: Arc<Mutex<Mesh>>,
     vendor: VendorServer,
-    cancels: Cancels,
+    cancels: CancelRegistry,
     http: reqwest::Client,
 }
 
@@ -90,7 +90,7 @@ impl Proxy {
         answer(&bus, &lifecycle, &vendor.url(), limits.prices, &mesh).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
-        let cancels = Cancels::default();
+        let cancels = CancelRegistry::default();
         let parts = Parts {
             bus,
             router: Router::new(Arc::new(vendors(SOON)), keys(), EAGER, Breakers::new().0),

@@ -7,7 +7,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use crate::transcript::{Part, Turn};
 
 /// `data` of a thought of the provider, as a client is given it.
-pub(crate) fn sealed(provider_id: &str, data: &str) -> String {
+pub(crate) fn seal(provider_id: &str, data: &str) -> String {
     URL_SAFE_NO_PAD.encode(format!("{provider_id}\n{data}"))
 }
 
@@ -20,7 +20,7 @@ fn open(sealed: &str, provider_id: &str) -> Option<String> {
 
 /// The turns with the provider's own thoughts opened; those of others are left out. `plain`: its
 /// vendor takes thoughts as mere text, and so also those that nothing opaque belongs to.
-pub(crate) fn opened(mut turns: Vec<Turn>, provider_id: &str, plain: bool) -> Vec<Turn> {
+pub(crate) fn open_turns(mut turns: Vec<Turn>, provider_id: &str, plain: bool) -> Vec<Turn> {
     for turn in &mut turns {
         turn.parts.retain_mut(|part| {
             let Part::Thinking { data, .. } = part else { return true };
@@ -49,19 +49,19 @@ mod tests {
         let thought = |data: String| Part::Thinking { text: "Hm.".into(), data };
         let turn =
             |part| vec![Turn { role: Role::Assistant, parts: vec![part, Part::Text("x".into())] }];
-        let given = sealed("provider_1", "{\"signature\":\"s\"}");
-        let back = opened(turn(thought(given.clone())), "provider_1", false);
+        let given = seal("provider_1", "{\"signature\":\"s\"}");
+        let back = open_turns(turn(thought(given.clone())), "provider_1", false);
         assert_eq!(back[0].parts[0], thought("{\"signature\":\"s\"}".into()));
         for (given, to) in [
             (given, "provider_2"),
             ("of another kind".into(), "provider_1"),
             (String::new(), "provider_1"),
         ] {
-            assert_eq!(opened(turn(thought(given)), to, false)[0].parts, [Part::Text("x".into())]);
+            assert_eq!(open_turns(turn(thought(given)), to, false)[0].parts, [Part::Text("x".into())]);
         }
         let bare = || turn(thought(String::new()));
-        assert_eq!(opened(bare(), "provider_1", true), bare());
-        let foreign = turn(thought(sealed("provider_1", "")));
-        assert_eq!(opened(foreign, "provider_2", true)[0].parts, [Part::Text("x".into())]);
+        assert_eq!(open_turns(bare(), "provider_1", true), bare());
+        let foreign = turn(thought(seal("provider_1", "")));
+        assert_eq!(open_turns(foreign, "provider_2", true)[0].parts, [Part::Text("x".into())]);
     }
 }

@@ -158,11 +158,11 @@ async fn a_request_carries_everything_in_the_vendors_form() {
 
 #[test]
 fn models_that_think_are_known_by_name() {
-    let thinks = |model: &str| openai::thinks(&Request { model: model.into(), ..request() });
+    let uses_reasoning = |model: &str| openai::uses_reasoning(&Request { model: model.into(), ..request() });
     for model in ["o1", "o3-mini", "o4-mini", "gpt-5", "gpt-5.1-codex", "codex-mini-latest"] {
-        assert!(thinks(model), "{model}");
+        assert!(uses_reasoning(model), "{model}");
     }
     for model in ["gpt-4.1", "gpt-4o", "gpt-5-chat-latest", "omni-moderation", "test-model"] {
-        assert!(!thinks(model), "{model}");
+        assert!(!uses_reasoning(model), "{model}");
     }
 }

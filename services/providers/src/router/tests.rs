@@ -20,15 +20,15 @@ use crate::{
     },
     delta::{
         Deltas,
-        tests::{Kept, marks},
+        tests::{RecordingProgress, step_context},
     },
-    http::Observe,
+    http::HeadroomObserver,
     key::tests::{keys, seal},
     vendor::Vendor,
 };
 
 const PATIENT: Policy =
-    Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
+    Policy { tries: 3, initial_delay: Duration::from_secs(1), max_delay: Duration::from_secs(10) };
 const SECOND: Duration = Duration::from_secs(1);
 
 /// What a vendor does when it is called.
@@ -58,12 +58,12 @@ struct Actor {
     key: Option<String>,
 }
 
-impl Open for Play {
+impl VendorFactory for Play {
     fn open(
         &self,
         provider: &Provider,
         key: Option<SecretString>,
-        _: Option<Arc<dyn Observe>>,
+        _: Option<Arc<dyn HeadroomObserver>>,
     ) -> Result<Box<dyn Vendor>, Failure> {
         let key = key.map(|key| key.expose_secret().to_owned());
         Ok(Box::new(Actor { play: self.clone(), provider: provider.id.clone(), key }))
@@ -148,18 +148,18 @@ fn to_a(fallbacks: &[(&str, i64)]) -> ModelInvoke {
     }
 }
 
-async fn make(router: &Router, command: &ModelInvoke) -> (Outcome, Usage, String, Kept) {
-    make_until(router, command, &Cancel::default()).await
+async fn make(router: &Router, command: &ModelInvoke) -> (Outcome, Usage, String, RecordingProgress) {
+    make_until(router, command, &CancelSignal::default()).await
 }
 
 async fn make_until(
     router: &Router,
     command: &ModelInvoke,
-    cancel: &Cancel,
-) -> (Outcome, Usage, String, Kept) {
-    let kept = Kept::default();
+    cancel: &CancelSignal,
+) -> (Outcome, Usage, String, RecordingProgress) {
+    let kept = RecordingProgress::default();
     let mut progress = kept.clone();
-    let mut deltas = Deltas::new(marks(1), &mut progress);
+    let mut deltas = Deltas::new(step_context(1), &mut progress);
     let (outcome, usage, model) = call::answer(router, routed(command, cancel), &mut deltas).await;
     (outcome, usage, model, kept)
 }
@@ -291,9 +291,9 @@ async fn calls_that_were_lost_with_their_workers_are_calls_of_the_first_model() 
         let (mut command, play) = to_a_and(others);
         command.tries = 5 - lost;
         let router = router(Arc::new(play.clone()), PATIENT);
-        let (cancel, kept) = (Cancel::default(), Kept::default());
-        let (mut progress, call) = (kept.clone(), RoutedCall { lost, ..routed(&command, &cancel) });
-        call::answer(&router, call, &mut Deltas::new(marks(1), &mut progress)).await;
+        let (cancel, kept) = (CancelSignal::default(), RecordingProgress::default());
+        let (mut progress, call) = (kept.clone(), RoutedCall { lost_calls: lost, ..routed(&command, &cancel) });
+        call::answer(&router, call, &mut Deltas::new(step_context(1), &mut progress)).await;
         assert_eq!(play.called().concat(), called, "{others} others, {lost} lost");
     }
 }
@@ -339,7 +339,7 @@ async fn the_fifth_failure_in_a_row_opens_the_breaker_and_ten_seconds_later_one_
     let begun = Instant::now();
     let refused = failed(make(&router, &to_a(&[])).await.0);
     assert_eq!((refused.class, refused.tries), (FailureClass::Overloaded, 0), "it costs no try");
-    assert!(refused.wait_asked(Timestamp::now()).is_some_and(|wait| wait <= 10 * SECOND));
+    assert!(refused.requested_delay(Timestamp::now()).is_some_and(|wait| wait <= 10 * SECOND));
     assert_eq!((begun.elapsed(), play.called().len()), (Duration::ZERO, 5), "nothing was called");
 
     tokio::time::advance(10 * SECOND).await;
@@ -532,7 +532,7 @@ async fn a_cancel_ends_the_wait_for_a_key_at_once() {
     let (first, occupying) = (router.clone(), command.clone());
     let first = tokio::spawn(async move { make(&first, &occupying).await.0 });
     sleep(SECOND).await;
-    let cancel = Cancel::default();
+    let cancel = CancelSignal::default();
     let canceller = cancel.clone();
     tokio::spawn(async move {
         sleep(7 * SECOND).await;
@@ -540,7 +540,7 @@ async fn a_cancel_ends_the_wait_for_a_key_at_once() {
     });
     let begun = Instant::now();
     let (outcome, ..) = make_until(&router, &command, &cancel).await;
-    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), said: Vec::new() });
+    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), partial: Vec::new() });
     assert_eq!((begun.elapsed(), play.called().len()), (7 * SECOND, 1));
     assert!(matches!(first.await.expect("no panic"), Outcome::Completed(_)));
 }
@@ -578,7 +578,7 @@ impl Sink for Final {
 
     async fn flush(&mut self) {}
 
-    async fn void(&mut self, _: &Failure) -> bool {
+    async fn discard(&mut self, _: &Failure) -> bool {
         self.0.is_empty()
     }
 }
@@ -590,10 +590,10 @@ async fn what_cannot_be_taken_back_is_not_begun_again() {
         ("b", vec![Does::Answer("b")]),
     ]);
     let router = router(Arc::new(play.clone()), PATIENT);
-    let cancel = Cancel::default();
+    let cancel = CancelSignal::default();
     let mut sink = Final::default();
     let routed = router.call(routed(&to_a(&[("b", 100)]), &cancel), &mut sink).await;
-    assert!(matches!(routed.ended, Ended::Failed(failure) if failure.tries == 2));
+    assert!(matches!(routed.end, CallEnd::Failed(failure) if failure.tries == 2));
     assert_eq!((play.called().len(), routed.model_id.as_str()), (2, "model_a"));
 }
 
@@ -607,7 +607,7 @@ fn weights_decide_within_an_order_only() {
     let first = Target { provider, model };
     let routes = [route("d", 2, 0), route("b", 1, 30), route("c", 1, 70)];
     let names = |random: f64| -> Vec<String> {
-        in_order(first.clone(), &routes, || random)
+        ordered_targets(first.clone(), &routes, || random)
             .into_iter()
             .map(|target| target.model.vendor_model.clone())
             .collect()
@@ -628,7 +628,7 @@ proptest! {
             Route { provider: Some(provider), model: Some(model), order, weight }
         }).collect();
         let mut drawn = drawn.into_iter();
-        let targets = in_order(Target::default(), &routes, || drawn.next().unwrap_or(0.5));
+        let targets = ordered_targets(Target::default(), &routes, || drawn.next().unwrap_or(0.5));
         let orders: Vec<u32> = targets[1..].iter().map(|target| {
             let at: usize = target.model.vendor_model.parse().expect("a number");
             routes[at].order
@@ -648,7 +648,7 @@ async fn calls_are_counted_by_model_and_outcome() {
         ("a", vec![Does::Fail(down()), Does::AnswerAfter(2 * SECOND, "a"), Does::Fail(down())]),
         ("b", vec![Does::Answer("b")]),
     ]);
-    let router = Router::counting(
+    let router = Router::with_meter(
         Arc::new(play),
         keys(),
         PATIENT,
@@ -709,7 +709,7 @@ async fn calls_are_counted_by_model_and_outcome() {
 async fn who_waits_for_a_key_is_counted() {
     let metrics = construct_runtime::metrics::Metrics::new("construct-providers").expect("a page");
     let play = Play::of([("a", vec![Does::AnswerAfter(4 * SECOND, "a")])]);
-    let router = Router::counting(
+    let router = Router::with_meter(
         Arc::new(play),
         keys(),
         PATIENT,

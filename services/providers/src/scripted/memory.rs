@@ -8,19 +8,19 @@ use std::{
 /// Turns remembered at most; the oldest is forgotten first, and would fail anew.
 const MAX_TURNS: usize = 10_000;
 
-/// Counts tries per turn of a task. Lives as long as the process: after a restart a fault begins
+/// AttemptCounts tries per turn of a task. Lives as long as the process: after a restart a fault begins
 /// anew.
 #[derive(Debug, Default)]
-pub(crate) struct Memory(Mutex<Counts>);
+pub(crate) struct AttemptCounter(Mutex<AttemptCounts>);
 
 #[derive(Debug, Default)]
-struct Counts {
+struct AttemptCounts {
     tries: HashMap<String, u32>,
     order: VecDeque<String>,
 }
 
-impl Memory {
-    /// Counts a try of the turn `key`, and says the how manieth it is, from 1.
+impl AttemptCounter {
+    /// AttemptCounts a try of the turn `key`, and says the how manieth it is, from 1.
     pub(crate) fn count(&self, key: String) -> u32 {
         // Counting cannot panic in between, so that the counts behind a poisoned lock are whole.
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn turns_are_counted_apart_and_the_oldest_is_forgotten() {
-        let memory = Memory::default();
+        let memory = AttemptCounter::default();
         assert_eq!(
             [memory.count("a".into()), memory.count("a".into()), memory.count("b".into())],
             [1, 2, 1]

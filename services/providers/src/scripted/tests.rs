@@ -54,7 +54,7 @@ async fn the_transcript_says_which_turn_is_played() {
     let scripted =
         scripted(r#"[{"text": "first", "code": "a\"\n"}, {"code": ["b", "c"]}, {"text": "last"}]"#);
     let mut messages = vec![user("go")];
-    for expected in ["first>a\"\n", ">b>c", "last", "You said: go"] {
+    for expected in ["first>a\"\n", ">b>c", "last", "You state: go"] {
         let request = request(messages.clone());
         for _ in 0..2 {
             assert_eq!(
@@ -91,12 +91,12 @@ async fn a_conversation_is_chosen_by_what_the_user_said_last() {
 async fn a_title_comes_from_the_script_or_from_the_first_words() {
     let title =
         |messages| Arc::new(Request { purpose: Purpose::Title, ..(*request(messages)).clone() });
-    let said = title(vec![user("Please count  the lines\nof every file in here"), assistant("ok")]);
+    let state = title(vec![user("Please count  the lines\nof every file in here"), assistant("ok")]);
     assert_eq!(
-        play(&scripted("[]"), &said).await.as_deref(),
+        play(&scripted("[]"), &state).await.as_deref(),
         Ok("Please count the lines of every")
     );
-    assert_eq!(play(&scripted(r#"{"title": "Lines"}"#), &said).await.as_deref(), Ok("Lines"));
+    assert_eq!(play(&scripted(r#"{"title": "Lines"}"#), &state).await.as_deref(), Ok("Lines"));
     let quoted = title(vec![user("user: what is one and one?\n\nassistant: two")]);
     assert_eq!(play(&scripted(""), &quoted).await.as_deref(), Ok("what is one and one?"));
     assert_eq!(play(&scripted(""), &title(vec![])).await.as_deref(), Ok("Untitled"));
@@ -107,17 +107,17 @@ async fn a_summary_comes_from_the_script_and_may_fail_like_any_turn() {
     let summary = |messages| {
         Arc::new(Request { purpose: Purpose::Compaction, ..(*request(messages)).clone() })
     };
-    let said = summary(vec![user("user: It rains.\n\nassistant: It does.")]);
+    let state = summary(vec![user("user: It rains.\n\nassistant: It does.")]);
     assert_eq!(
-        play(&scripted("[]"), &said).await.as_deref(),
-        Ok("# Goal\n# Facts\nThey said 36 characters.\n# Done\n# Open\n")
+        play(&scripted("[]"), &state).await.as_deref(),
+        Ok("# Goal\n# Facts\nThey state 36 characters.\n# Done\n# Open\n")
     );
     let rain = scripted(
         r#"{"summary": {"text": "They talked."}, "conversations": [
             {"match": "rains", "summary": {"text": "Rain.", "fault": {"class": "content_refused", "times": 1}}}]}"#,
     );
-    assert!(play(&rain, &said).await.is_err());
-    assert_eq!(play(&rain, &said).await.as_deref(), Ok("Rain."));
+    assert!(play(&rain, &state).await.is_err());
+    assert_eq!(play(&rain, &state).await.as_deref(), Ok("Rain."));
     assert_eq!(
         play(&rain, &summary(vec![user("user: Sun.")])).await.as_deref(),
         Ok("They talked.")
@@ -146,7 +146,7 @@ async fn texts_may_use_what_was_said() {
 #[tokio::test]
 async fn what_the_user_wrote_is_not_a_template() {
     let echoed = play(&scripted(""), &request(vec![user("{{model}}")])).await;
-    assert_eq!(echoed.as_deref(), Ok("You said: { {model}}"));
+    assert_eq!(echoed.as_deref(), Ok("You state: { {model}}"));
 }
 
 #[tokio::test(start_paused = true)]

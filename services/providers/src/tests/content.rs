@@ -20,11 +20,11 @@ use super::{
     wires::{CODE, SAID, THOUGHT, Wire},
 };
 use crate::{
-    answer::{Answer, Completed},
+    answer::{Answer, CompletedAnswer},
     call::tests::command,
     delta::{
         Deltas,
-        tests::{Kept, marks},
+        tests::{RecordingProgress, marks},
     },
     meter::Meter,
     vendor::Request,
@@ -58,10 +58,10 @@ async fn ask(
     wire: Wire,
     server: &VendorServer,
     command: &ModelInvoke,
-) -> (Completed, Usage, Vec<Event>) {
+) -> (CompletedAnswer, Usage, Vec<Event>) {
     let request = Arc::new(Request::from_command(command).expect("the command is whole"));
     let vendor = open(wire.provider(), &server.url(), SOON);
-    let kept = Kept::default();
+    let kept = RecordingProgress::default();
     let mut progress = kept.clone();
     let mut deltas = Deltas::new(marks(1), &mut progress);
     let mut answer = Answer::new(&request);
@@ -70,7 +70,7 @@ async fn ask(
     while let Some(chunk) =
         chunks.try_next().await.unwrap_or_else(|failure| panic!("{wire:?}: {failure}"))
     {
-        meter.see(&chunk);
+        meter.observe(&chunk);
         if let Some(visible) = answer.push(chunk).expect("in bounds") {
             deltas.push(visible).await;
         }

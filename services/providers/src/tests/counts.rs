@@ -14,7 +14,7 @@ use super::{
 use crate::{
     call::tests::{EAGER, command, router},
     check::Checks,
-    count::Counted,
+    count::CountResult,
     router::{Router, Target},
     vendor::Request,
 };
@@ -26,12 +26,12 @@ fn call(wire: Wire, server: &VendorServer, keys: &[&str]) -> ModelInvoke {
     }
 }
 
-async fn count(router: &Router, call: &ModelInvoke) -> Counted {
+async fn count(router: &Router, call: &ModelInvoke) -> CountResult {
     let target = Target {
         provider: call.provider.clone().expect("one"),
         model: call.model.clone().expect("one"),
     };
-    router.count(&target, &Request::from_command(call).expect("a whole command")).await
+    router.count_tokens(&target, &Request::from_command(call).expect("a whole command")).await
 }
 
 #[tokio::test]
@@ -47,7 +47,7 @@ async fn a_vendor_that_counts_is_asked_and_another_one_is_estimated_for() {
         };
         server.reply(reply);
         let counted = count(&router, &call(wire, &server, &[KEY])).await;
-        assert_eq!(counted, Counted { tokens: 1234, exact: true }, "{wire:?}");
+        assert_eq!(counted, CountResult { tokens: 1234, exact: true }, "{wire:?}");
         let requests = server.requests();
         let [request] = &requests[..] else { panic!("{wire:?}: {requests:?}") };
         assert_eq!(request.path, path, "{wire:?}");
@@ -92,7 +92,7 @@ async fn a_count_is_made_with_the_next_key_when_one_is_refused() {
     let router = router(Arc::new(vendors(SOON)), EAGER);
     let counted =
         count(&router, &call(Wire::Anthropic, &server, &["sk-bad-key", "sk-good-key"])).await;
-    assert_eq!(counted, Counted { tokens: 7, exact: true });
+    assert_eq!(counted, CountResult { tokens: 7, exact: true });
 }
 
 #[tokio::test]

@@ -20,8 +20,8 @@ use crate::{
     call::tests::{EAGER, command, router},
     cancels::Cancel,
     failure::Failure,
-    router::{Ended, Interrupts, Routed, RoutedCall, Router, Sink, Target},
-    vendor::{Chunk, Embed, Request},
+    router::{CallEnd, Interrupts, RoutedResult, RoutedCall, Router, Sink, Target},
+    vendor::{Chunk, EmbedRequest, Request},
 };
 
 /// Keeps the vectors of the last try.
@@ -47,7 +47,7 @@ impl Sink for Kept {
 
     async fn flush(&mut self) {}
 
-    async fn void(&mut self, _failure: &Failure) -> bool {
+    async fn discard(&mut self, _failure: &Failure) -> bool {
         self.0.clear();
         true
     }
@@ -65,9 +65,9 @@ async fn embed(
     router: &Router,
     targets: Vec<Arc<Target>>,
     texts: usize,
-) -> (Routed, Vec<Vec<f32>>) {
+) -> (RoutedResult, Vec<Vec<f32>>) {
     let embed =
-        Embed { texts: (0..texts).map(|at| format!("text {at}")).collect(), dimensions: Some(2) };
+        EmbedRequest { texts: (0..texts).map(|at| format!("text {at}")).collect(), dimensions: Some(2) };
     let plain = ModelInvoke {
         provider: Some(targets[0].provider.clone()),
         model: Some(targets[0].model.clone()),
@@ -78,7 +78,7 @@ async fn embed(
     };
     let request =
         Request { embed: Some(embed), ..Request::from_command(&plain).expect("a whole command") };
-    let cancel = Cancel::default();
+    let cancel = CancelSignal::default();
     let interrupts = Interrupts {
         cancel: &cancel,
         deadline: Instant::now() + SOON,
@@ -89,7 +89,7 @@ async fn embed(
         targets,
         hedge_after: None,
         tries: 0,
-        lost: 0,
+        lost_calls: 0,
         interrupts,
     };
     let mut kept = Kept::default();
@@ -108,14 +108,14 @@ async fn texts_become_vectors_in_their_order_and_are_paid_for() {
         let router = router(Arc::new(vendors(SOON)), EAGER);
         let Some((reply, path)) = wire.vectors(&vectors(3), 300) else {
             let (routed, _) = embed(&router, vec![target(wire, &server)], 3).await;
-            let Ended::Failed(failure) = routed.ended else { panic!("{wire:?}: {routed:?}") };
+            let CallEnd::Failed(failure) = routed.end else { panic!("{wire:?}: {routed:?}") };
             assert_eq!(failure.class, FailureClass::InvalidRequest, "{wire:?}");
             assert!(server.requests().is_empty());
             continue;
         };
         server.reply(reply);
         let (routed, given) = embed(&router, vec![target(wire, &server)], 3).await;
-        assert_eq!((&routed.ended, given), (&Ended::Completed, vectors(3)), "{wire:?}");
+        assert_eq!((&routed.end, given), (&CallEnd::Completed, vectors(3)), "{wire:?}");
         // This vendor does not count, and three texts of six characters are estimated.
         let read = if wire == Wire::Gemini { 5 } else { 300 };
         let used = Usage { input_tokens: read, cost_pico_usd: read * 20_000, ..Usage::default() };
@@ -147,7 +147,7 @@ async fn what_a_vendor_says_vectors_have_cost_is_what_they_cost() {
         let router = router(Arc::new(vendors(SOON)), EAGER);
         let (routed, _) = embed(&router, vec![target(wire, &server)], 1).await;
         let used = Usage { input_tokens: 300, cost_pico_usd: cost, ..Usage::default() };
-        assert_eq!((routed.ended, routed.usage), (Ended::Completed, used), "{wire:?}");
+        assert_eq!((routed.end, routed.usage), (CallEnd::Completed, used), "{wire:?}");
     }
 }
 
@@ -161,7 +161,7 @@ async fn more_texts_than_a_vendor_takes_at_once_go_there_in_parts() {
     .await;
     let router = router(Arc::new(vendors(SOON)), EAGER);
     let (routed, given) = embed(&router, vec![target(Wire::Gemini, &server)], 250).await;
-    assert_eq!((routed.ended, given.len()), (Ended::Completed, 250));
+    assert_eq!((routed.end, given.len()), (CallEnd::Completed, 250));
     let parts: Vec<_> = server
         .requests()
         .iter()
@@ -180,7 +180,7 @@ async fn a_vendor_that_gives_too_few_vectors_is_not_believed_and_a_fallback_is_a
     let router = router(Arc::new(vendors(SOON)), EAGER);
     let targets = vec![target(Wire::OpenAi, &broken), target(Wire::OpenAi, &well)];
     let (routed, given) = embed(&router, targets, 2).await;
-    assert_eq!((routed.ended, given), (Ended::Completed, vectors(2)));
+    assert_eq!((routed.end, given), (CallEnd::Completed, vectors(2)));
     assert_eq!((broken.requests().len(), well.requests().len()), (3, 1));
 }
 
@@ -199,7 +199,7 @@ async fn errors_have_the_same_classes_as_those_of_answers() {
             }
             let router = router(Arc::new(vendors(SOON)), EAGER);
             let (routed, _) = embed(&router, vec![target(wire, &server)], 1).await;
-            let Ended::Failed(failure) = routed.ended else { panic!("{wire:?}: {routed:?}") };
+            let CallEnd::Failed(failure) = routed.end else { panic!("{wire:?}: {routed:?}") };
             assert_eq!(
                 (failure.class, failure.http_status, failure.tries),
                 (class, status, calls),

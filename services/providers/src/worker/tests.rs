@@ -24,12 +24,12 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(900);
 
 fn scripted() -> Router {
     let http = Http::new(crate::Config::default().timeouts());
-    let vendors = Vendors { http, memory: Arc::default(), local: crate::local::Shelf::new(None) };
+    let vendors = Vendors { http, scripted_attempts: Arc::default(), local: crate::local::LocalModels::new(None) };
     router(Arc::new(vendors), EAGER)
 }
 
-fn attached(server: &NatsServer) -> Attached {
-    Attached::open(server.blobs(), 1 << 20).expect("a folder")
+fn attached(server: &NatsServer) -> Attachments {
+    Attachments::open(server.blobs(), 1 << 20).expect("a folder")
 }
 
 /// A worker on a mesh of its own.
@@ -52,14 +52,14 @@ impl Mesh {
         let worker = Worker {
             bus: bus.clone(),
             router: scripted(),
-            attached: attached(&server),
+            attachments: attached(&server),
             call_timeout: CALL_TIMEOUT,
-            cancels: Cancels::default(),
+            cancels: CancelRegistry::default(),
             hand_back: CancellationToken::new(),
         };
         worker.start(concurrency, &context).await.expect("the server is up");
         let task = TaskId::from_uuid(Uuid::now_v7());
-        let partition = construct_domain::partition::of(task);
+        let partition = construct_domain::partition::for_task(task);
         let results =
             bus.consume_tasks(partition, ConsumeOptions::new(8, CancellationToken::new()));
         Self { server, bus, results, context, task, step: StepId::from_uuid(Uuid::now_v7()) }
@@ -325,9 +325,9 @@ async fn a_stopping_worker_hands_its_call_back_and_the_next_one_voids_the_text()
     let worker = Worker {
         bus: mesh.bus.clone(),
         router: scripted(),
-        attached: attached(&mesh.server),
+        attachments: attached(&mesh.server),
         call_timeout: CALL_TIMEOUT,
-        cancels: Cancels::default(),
+        cancels: CancelRegistry::default(),
         hand_back: CancellationToken::new(),
     };
     worker.start(4, &context).await.expect("the server is up");
@@ -352,9 +352,9 @@ async fn a_command_delivered_too_often_is_given_up() {
     let worker = Worker {
         bus: mesh.bus.clone(),
         router: scripted(),
-        attached: attached(&mesh.server),
+        attachments: attached(&mesh.server),
         call_timeout: CALL_TIMEOUT,
-        cancels: Cancels::default(),
+        cancels: CancelRegistry::default(),
         hand_back: context.lifecycle().draining(),
     };
     let command = mesh.command(r#"[{"text": "x"}]"#);
@@ -381,9 +381,9 @@ async fn a_command_that_comes_again_does_not_begin_with_all_its_tries_anew() {
     let worker = Worker {
         bus: mesh.bus.clone(),
         router: scripted(),
-        attached: attached(&mesh.server),
+        attachments: attached(&mesh.server),
         call_timeout: CALL_TIMEOUT,
-        cancels: Cancels::default(),
+        cancels: CancelRegistry::default(),
         hand_back: context.lifecycle().draining(),
     };
     // Each is a command for another provider, whose first so many tries fail.
@@ -448,7 +448,7 @@ async fn a_worker_takes_no_more_than_it_may_work_on() {
     }
     let address = subject::ModelInvoke::new(subject::Pool::model_default(), other);
     mesh.bus.publish_once(&address, &second).await.expect("the server is up");
-    let partition = construct_domain::partition::of(other);
+    let partition = construct_domain::partition::for_task(other);
     let mut results =
         mesh.bus.consume_tasks(partition, ConsumeOptions::new(8, CancellationToken::new()));
     mesh.cancel().await;

@@ -4,7 +4,7 @@
 use construct_store::scan::Scan;
 use construct_wire::scan::CANDIDATE_SCHEMA;
 
-const ASKED: &str = include_str!("asked.md");
+const ASKED: &str = include_str!("prompt.md");
 
 /// The first message.
 pub(super) fn first(scan: &Scan, brief: &str) -> String {

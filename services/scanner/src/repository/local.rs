@@ -81,7 +81,10 @@ impl Upload {
             [0x1f, 0x8b, ..] => ArchiveKind::TarGz,
             [b'P', b'K', ..] => ArchiveKind::Zip,
             _ => {
-                return Err(invalid(&path, "it is neither a tar archive in gzip nor a zip archive"));
+                return Err(invalid(
+                    &path,
+                    "it is neither a tar archive in gzip nor a zip archive",
+                ));
             }
         };
         Ok(Self { path, file, kind })

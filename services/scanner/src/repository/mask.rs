@@ -34,8 +34,6 @@ const NOTE: &str = "masked.json";
 const FOUND: &str = "found.json";
 /// So many findings are reported; the rest is counted.
 const MAX_FINDINGS: usize = 1000;
-/// How much of a file is looked at to see whether it is text.
-const PROBE: usize = 8192;
 
 /// A secret that was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -247,11 +245,6 @@ fn wide(content: &[u8]) -> Option<String> {
 
 fn newlines(content: &[u8]) -> usize {
     content.iter().filter(|byte| **byte == b'\n').count()
-}
-
-/// Whether a file is no text: it has a zero byte near its beginning.
-pub(super) fn is_binary(content: &[u8]) -> bool {
-    content[..content.len().min(PROBE)].contains(&0)
 }
 
 #[cfg(test)]

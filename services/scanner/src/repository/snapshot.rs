@@ -27,7 +27,6 @@ use super::{
     Changes, Manifest, SourceError,
     blocking::blocking,
     manifest::printable,
-    mask::is_binary,
     source::{Archive, ArchiveKind, Commit, Source},
     tree::Tree,
 };
@@ -40,6 +39,8 @@ const MANIFEST: &str = "manifest.json";
 pub(crate) const STAGING: &str = ".taking-";
 /// Larger files are not in a snapshot.
 pub(super) const MAX_FILE: u64 = 1 << 30;
+/// How much of a file is looked at to see whether it is text.
+const PROBE: usize = 8192;
 /// Larger files beside the tree were not written by us.
 const MAX_NOTE: u64 = 256 * 1024 * 1024;
 
@@ -376,4 +377,9 @@ pub(crate) fn lines_of(text: &str, first: u32, last: u32) -> Option<Vec<String>>
     let count = usize::try_from(last.checked_sub(first)?).ok()?.checked_add(1)?;
     let lines: Vec<String> = text.lines().skip(skip).take(count).map(str::to_owned).collect();
     (!lines.is_empty()).then_some(lines)
+}
+
+/// Whether a file is no text: it has a zero byte near its beginning.
+pub(super) fn is_binary(content: &[u8]) -> bool {
+    content[..content.len().min(PROBE)].contains(&0)
 }

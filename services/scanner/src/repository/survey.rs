@@ -26,7 +26,7 @@ pub(crate) use self::found::Found;
 use super::{
     Clean,
     blocking::{blocking, go_on},
-    mask::is_binary,
+    snapshot::is_binary,
 };
 
 /// How much is looked at and said.

@@ -10,12 +10,14 @@ use construct_store::scan::{NewCandidate, ScanChanges, ScanPhase};
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use super::{Trouble, Work, event, source};
+use super::source;
 use crate::{
     candidate::{self, Checked},
+    cleanup,
+    error::Error,
     explore,
     repository::{self, Clean, Commit, Limits, Manifest, Snapshot, SurveyLimits},
-    service::tidy,
+    work::{Work, scan_event},
 };
 
 /// Characters of what the model is told of the repository.
@@ -29,7 +31,7 @@ const REFUSALS: usize = 50;
 
 /// Goes on from the phase the scan is in, until the scanner's work is over or somebody else's is
 /// waited for. Gives when somebody has to go on; none: it is over.
-pub(super) async fn go_on(work: &mut Work<'_>) -> Result<Option<Timestamp>, Trouble> {
+pub(super) async fn go_on(work: &mut Work<'_>) -> Result<Option<Timestamp>, Error> {
     loop {
         match work.scan.phase {
             ScanPhase::Queued => resolve(work).await?,
@@ -43,19 +45,19 @@ pub(super) async fn go_on(work: &mut Work<'_>) -> Result<Option<Timestamp>, Trou
 }
 
 /// Where the scan's files lie, and the commit they are of.
-fn place(work: &Work<'_>) -> Result<(PathBuf, Commit), Trouble> {
+fn place(work: &Work<'_>) -> Result<(PathBuf, Commit), Error> {
     Ok((work.shared.dir.join(work.scan.id.to_string()), Commit::new(&work.scan.commit, None)?))
 }
 
 /// Finds the exact commit.
-async fn resolve(work: &mut Work<'_>) -> Result<(), Trouble> {
+async fn resolve(work: &mut Work<'_>) -> Result<(), Error> {
     let opened = source::open(work.shared, &work.scan).await?;
     let reference = Some(work.scan.reference.as_str()).filter(|reference| !reference.is_empty());
     let commit = opened.source.resolve(reference).await?;
     work.scan.commit = commit.id().to_owned();
     let named = commit.reference().map(|name| format!(" ({name})")).unwrap_or_default();
     let words = format!("the commit is {}{named}", commit.id());
-    work.enter(ScanPhase::Snapshot, words, ScanChanges::default()).await
+    work.enter_phase(ScanPhase::Snapshot, words, ScanChanges::default()).await
 }
 
 /// The smaller of two limits, of which 0 is none.
@@ -67,7 +69,7 @@ fn smaller(by_default: u64, wanted: i64) -> u64 {
 }
 
 /// Fetches the files and masks what must not be shown.
-async fn fetch(work: &mut Work<'_>) -> Result<(), Trouble> {
+async fn fetch(work: &mut Work<'_>) -> Result<(), Error> {
     let (dir, commit) = place(work)?;
     let limits = Limits::default();
     let limits = Limits {
@@ -77,7 +79,7 @@ async fn fetch(work: &mut Work<'_>) -> Result<(), Trouble> {
     };
     // Members may speak to the task already, which reads the scan's folder: nothing comes there
     // that is not masked.
-    let unmasked = tidy::unmasked(&work.shared.dir, work.scan.id);
+    let unmasked = cleanup::unmasked_dir(&work.shared.dir, work.scan.id);
     let there = Snapshot::open(&commit, &dir).await?;
     let is_there = there.is_some();
     let snapshot = match there {
@@ -89,7 +91,7 @@ async fn fetch(work: &mut Work<'_>) -> Result<(), Trouble> {
     };
     // What a process that died has left half-way.
     Snapshot::sweep(&unmasked, Duration::ZERO, SystemTime::from(Timestamp::now())).await?;
-    let clean = repository::mask(&snapshot).await.map_err(|error| Trouble::later(&error))?;
+    let clean = repository::mask(&snapshot).await.map_err(|error| Error::retryable(&error))?;
     if !is_there {
         clean.reveal(&dir).await?;
     }
@@ -110,7 +112,7 @@ async fn fetch(work: &mut Work<'_>) -> Result<(), Trouble> {
         work.scan.files, manifest.bytes, work.scan.files_skipped, masked.total
     );
     let changes = ScanChanges { manifest: kept, ..ScanChanges::default() };
-    work.enter(ScanPhase::Survey, words, changes).await
+    work.enter_phase(ScanPhase::Survey, words, changes).await
 }
 
 /// A manifest as it is kept: a line for each file, a part of its hash and its path. No path has a
@@ -123,24 +125,24 @@ fn lines(manifest: &Manifest) -> Option<String> {
 }
 
 /// The snapshot; none when it is gone, as when another machine has taken it.
-async fn snapshot(work: &mut Work<'_>) -> Result<Option<Clean>, Trouble> {
+async fn snapshot(work: &mut Work<'_>) -> Result<Option<Clean>, Error> {
     let (dir, commit) = place(work)?;
     let Some(found) = Snapshot::open(&commit, &dir).await? else {
         let words = "the files are not here any more, and are fetched again";
-        work.enter(ScanPhase::Snapshot, words, ScanChanges::default()).await?;
+        work.enter_phase(ScanPhase::Snapshot, words, ScanChanges::default()).await?;
         return Ok(None);
     };
     // It is masked already, unless somebody else has taken it anew.
-    Ok(Some(repository::mask(&found).await.map_err(|error| Trouble::later(&error))?))
+    Ok(Some(repository::mask(&found).await.map_err(|error| Error::retryable(&error))?))
 }
 
 /// Looks through the files without a model.
-async fn look(work: &mut Work<'_>) -> Result<(), Trouble> {
+async fn look(work: &mut Work<'_>) -> Result<(), Error> {
     let Some(snapshot) = snapshot(work).await? else { return Ok(()) };
     let survey = repository::survey(&snapshot, &SurveyLimits::default()).await;
-    let survey = survey.map_err(|error| Trouble::later(&error))?;
+    let survey = survey.map_err(|error| Error::retryable(&error))?;
     let outlined = repository::outline(&snapshot, &work.shared.outliner).await;
-    let outlined = outlined.map_err(|error| Trouble::later(&error))?;
+    let outlined = outlined.map_err(|error| Error::retryable(&error))?;
     let words = format!(
         "{} languages, {} entry points; {} symbols of {} files listed",
         survey.languages.len(),
@@ -150,11 +152,11 @@ async fn look(work: &mut Work<'_>) -> Result<(), Trouble> {
     );
     let changes =
         ScanChanges { brief: Some(repository::brief(&survey, BRIEF)), ..ScanChanges::default() };
-    work.enter(ScanPhase::Exploring, words, changes).await
+    work.enter_phase(ScanPhase::Exploring, words, changes).await
 }
 
 /// Checks what the model said, and writes the candidates down, or has the model repair it.
-async fn check(work: &mut Work<'_>) -> Result<(), Trouble> {
+async fn check(work: &mut Work<'_>) -> Result<(), Error> {
     let Some(snapshot) = snapshot(work).await? else { return Ok(()) };
     let answer = explore::answer(work).await?;
     let checked = examine(work, &snapshot, vec![answer.text]).await?;
@@ -165,9 +167,9 @@ async fn check(work: &mut Work<'_>) -> Result<(), Trouble> {
         work.scan.message.clear();
         let words =
             format!("the model is told of {} mistakes in its answer", checked.problems.len());
-        let repair = event("repair", words);
+        let repair = scan_event("repair", words);
         let changes = ScanChanges { events: vec![repair], ..ScanChanges::default() };
-        return work.enter(ScanPhase::Exploring, "", changes).await;
+        return work.enter_phase(ScanPhase::Exploring, "", changes).await;
     }
     let mut events = Vec::new();
     if !checked.problems.is_empty() && work.scan.repairs > 0 {
@@ -178,7 +180,7 @@ async fn check(work: &mut Work<'_>) -> Result<(), Trouble> {
         for earlier in examine(work, &snapshot, earlier).await? {
             if earlier.candidates.len() > checked.candidates.len() {
                 checked = earlier;
-                events = vec![event(
+                events = vec![scan_event(
                     "earlier",
                     "of an earlier answer more holds than of the last one: it is taken",
                 )];
@@ -188,10 +190,10 @@ async fn check(work: &mut Work<'_>) -> Result<(), Trouble> {
     let Checked { candidates, problems, merged } = checked;
     if candidates.is_empty() {
         if let Some(why) = answer.ended {
-            return Err(Trouble::Failed(why));
+            return Err(Error::Failed(why));
         }
         if let Some(problem) = problems.iter().find(|problem| problem.is_whole()) {
-            return Err(Trouble::Failed(format!("the model's answer cannot be used: {problem}")));
+            return Err(Error::Failed(format!("the model's answer cannot be used: {problem}")));
         }
     }
     let mut refusals: Vec<_> = problems.iter().map(ToString::to_string).collect();
@@ -213,15 +215,15 @@ async fn check(work: &mut Work<'_>) -> Result<(), Trouble> {
         merged,
         work.scan.refused
     );
-    events.extend(refusals.into_iter().map(|why| event("refused", why)));
-    work.enter(
+    events.extend(refusals.into_iter().map(|why| scan_event("refused", why)));
+    work.enter_phase(
         ScanPhase::Review,
         words,
         ScanChanges { events, candidates, ..ScanChanges::default() },
     )
     .await?;
     let count = |count: i64| u64::try_from(count).unwrap_or(0);
-    work.shared.metrics.candidates(count(work.scan.candidates), count(work.scan.refused));
+    work.shared.metrics.record_candidates(count(work.scan.candidates), count(work.scan.refused));
     Ok(())
 }
 
@@ -230,7 +232,7 @@ async fn examine(
     work: &Work<'_>,
     snapshot: &Clean,
     answers: Vec<String>,
-) -> Result<Vec<Checked>, Trouble> {
+) -> Result<Vec<Checked>, Error> {
     let (snapshot, root) = (snapshot.clone(), work.scan.commit.clone());
     blocking(move || {
         Ok(answers.iter().map(|answer| candidate::check(answer, &snapshot, &root)).collect())
@@ -241,9 +243,9 @@ async fn examine(
 /// Work on files, where that is allowed.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
-) -> Result<T, Trouble> {
+) -> Result<T, Error> {
     match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(|error| Trouble::later(&error)),
-        Err(error) => Err(Trouble::later(&error)),
+        Ok(done) => done.map_err(|error| Error::retryable(&error)),
+        Err(error) => Err(Error::retryable(&error)),
     }
 }

@@ -11,10 +11,12 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use super::{Trouble, hosts::Key};
 use crate::{
+    cleanup,
+    error::Error,
+    hosts::Key,
     repository::{Folder, GitHub, GitHubAuth, GitLab, STAGING, Source, Upload},
-    service::{Shared, tidy},
+    shared::Shared,
 };
 
 /// What an archive is called that was sent.
@@ -35,12 +37,12 @@ struct App {
 }
 
 /// What opens a connection.
-fn secret(keyring: &Keyring, connection: &ScanConnection) -> Result<SecretString, Trouble> {
+fn secret(keyring: &Keyring, connection: &ScanConnection) -> Result<SecretString, Error> {
     let opened = keyring.open(&connection.id.to_string(), &connection.sealed);
-    let bytes = opened.map_err(|error| Trouble::Failed(error.to_string()))?;
+    let bytes = opened.map_err(|error| Error::Failed(error.to_string()))?;
     let text = std::str::from_utf8(bytes.expose_secret());
     Ok(SecretString::from(
-        text.map_err(|_| Trouble::Failed("the credential cannot be read".to_owned()))?,
+        text.map_err(|_| Error::Failed("the credential cannot be read".to_owned()))?,
     ))
 }
 
@@ -59,7 +61,7 @@ fn key(connection: Option<&ScanConnection>, configured: Option<&str>) -> Key {
 pub(crate) fn github(
     shared: &Shared,
     connection: Option<&ScanConnection>,
-) -> Result<GitHub, Trouble> {
+) -> Result<GitHub, Error> {
     let key = key(connection, shared.config.scanner_github_url.as_deref());
     let base = key.base.clone();
     shared.hosts.github.get(key, clock::now(), || {
@@ -68,7 +70,7 @@ pub(crate) fn github(
 }
 
 /// What GitHub is shown.
-fn auth(keyring: &Keyring, connection: Option<&ScanConnection>) -> Result<GitHubAuth, Trouble> {
+fn auth(keyring: &Keyring, connection: Option<&ScanConnection>) -> Result<GitHubAuth, Error> {
     Ok(match connection {
         None => GitHubAuth::Anonymous,
         Some(connection) => {
@@ -77,7 +79,7 @@ fn auth(keyring: &Keyring, connection: Option<&ScanConnection>) -> Result<GitHub
                 ScanCredential::Token => GitHubAuth::Token(secret),
                 ScanCredential::App => {
                     let unreadable =
-                        || Trouble::Failed("the app's credential cannot be read".to_owned());
+                        || Error::Failed("the app's credential cannot be read".to_owned());
                     let app: App =
                         serde_json::from_str(secret.expose_secret()).map_err(|_| unreadable())?;
                     let installation = app.installation_id.parse().map_err(|_| unreadable())?;
@@ -96,7 +98,7 @@ fn auth(keyring: &Keyring, connection: Option<&ScanConnection>) -> Result<GitHub
 pub(crate) fn gitlab(
     shared: &Shared,
     connection: Option<&ScanConnection>,
-) -> Result<GitLab, Trouble> {
+) -> Result<GitLab, Error> {
     let key = key(connection, shared.config.scanner_gitlab_url.as_deref());
     let base = key.base.clone();
     shared.hosts.gitlab.get(key, clock::now(), || {
@@ -105,8 +107,8 @@ pub(crate) fn gitlab(
     })
 }
 
-async fn connection(shared: &Shared, scan: &Scan) -> Result<Option<ScanConnection>, Trouble> {
-    let gone = || Trouble::Failed(format!("the connection `{}` is gone", scan.connection_name));
+async fn connection(shared: &Shared, scan: &Scan) -> Result<Option<ScanConnection>, Error> {
+    let gone = || Error::Failed(format!("the connection `{}` is gone", scan.connection_name));
     let id: ScanConnectionId = match (scan.connection, scan.connection_name.is_empty()) {
         (Some(id), _) => id,
         (None, true) => return Ok(None),
@@ -120,7 +122,7 @@ async fn connection(shared: &Shared, scan: &Scan) -> Result<Option<ScanConnectio
 }
 
 /// The source of a scan.
-pub(crate) async fn open(shared: &Shared, scan: &Scan) -> Result<Opened, Trouble> {
+pub(crate) async fn open(shared: &Shared, scan: &Scan) -> Result<Opened, Error> {
     let plain = |source: Box<dyn Source>| Opened { source, _upload: None };
     Ok(match scan.kind {
         ScanKind::Github => {
@@ -135,29 +137,29 @@ pub(crate) async fn open(shared: &Shared, scan: &Scan) -> Result<Opened, Trouble
         ScanKind::Upload => {
             let reference: blob::Reference =
                 scan.archive.as_deref().and_then(|text| text.parse().ok()).ok_or_else(|| {
-                    Trouble::Failed("the archive that was sent cannot be named".to_owned())
+                    Error::Failed("the archive that was sent cannot be named".to_owned())
                 })?;
             let bytes = shared.blobs.get(&reference).await.map_err(|error| match error {
                 blob::Error::Missing(_) => {
-                    Trouble::Failed("the archive that was sent is gone".to_owned())
+                    Error::Failed("the archive that was sent is gone".to_owned())
                 }
-                error => Trouble::later(&error),
+                error => Error::retryable(&error),
             })?;
             let unreadable =
-                || Trouble::Failed("the archive that was sent cannot be read".to_owned());
+                || Error::Failed("the archive that was sent cannot be read".to_owned());
             let sealed = SealedSecret::from_bytes(&bytes).ok_or_else(unreadable)?;
             let archive = shared.keyring.open(&scan.organization.to_string(), &sealed);
-            let archive = archive.map_err(Trouble::sealed)?;
+            let archive = archive.map_err(Error::from_seal_error)?;
             // Where no interpreter sees it, as nothing in it is masked, and where it is swept when
             // this process dies.
-            let beside = tidy::unmasked(&shared.dir, scan.id);
+            let beside = cleanup::unmasked_dir(&shared.dir, scan.id);
             let written = async {
                 tokio::fs::create_dir_all(&beside).await?;
                 let folder = tempfile::Builder::new().prefix(STAGING).tempdir_in(&beside)?;
                 tokio::fs::write(folder.path().join(ARCHIVE), archive.expose_secret()).await?;
                 Ok(folder)
             };
-            let folder = written.await.map_err(|error: std::io::Error| Trouble::later(&error))?;
+            let folder = written.await.map_err(|error: std::io::Error| Error::retryable(&error))?;
             let upload = Upload::new(folder.path().join(ARCHIVE))?;
             Opened { source: Box::new(upload), _upload: Some(folder) }
         }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn shown(markdown: &str) -> Vec<String> {
+fn rendered(markdown: &str) -> Vec<String> {
     let blocks = messages(markdown).into_iter().flatten();
     blocks.map(|block| block["text"]["text"].as_str().unwrap_or("---").to_owned()).collect()
 }
@@ -11,7 +11,7 @@ fn shown(markdown: &str) -> Vec<String> {
 fn marks_links_and_code_become_slacks() {
     let markdown = "Some **bold**, *slanted*, ~~gone~~ and `x < y` with [a link](https://example.com/?a=1&b=2).";
     let expected = "Some *bold*, _slanted_, ~gone~ and `x &lt; y` with <https://example.com/?a=1&amp;b=2|a link>.";
-    assert_eq!(shown(markdown), [expected]);
+    assert_eq!(rendered(markdown), [expected]);
 }
 
 #[test]
@@ -26,14 +26,14 @@ fn headings_rules_quotes_and_fences_stand_by_themselves() {
         "*Small*\nEnd.",
     ];
     let shown: Vec<String> =
-        shown(markdown).iter().map(|text| text.replace("\n\n", "\n")).collect();
+        rendered(markdown).iter().map(|text| text.replace("\n\n", "\n")).collect();
     assert_eq!(shown, expected);
 }
 
 #[test]
 fn lists_keep_their_levels_and_numbers() {
     let markdown = "Do:\n\n- one\n  - inner\n- two\n\n3. three\n4. four\n\n- [x] done\n- [ ] open";
-    let text = shown(markdown).join("\n");
+    let text = rendered(markdown).join("\n");
     assert!(text.contains("• one\n    ◦ inner\n• two"), "{text}");
     assert!(text.contains("3. three\n4. four"), "{text}");
     assert!(text.contains("• ☑ done\n• ☐ open"), "{text}");
@@ -43,7 +43,7 @@ fn lists_keep_their_levels_and_numbers() {
 fn tables_stand_in_columns() {
     let markdown = "| name | cost |\n|---|--:|\n| a | 10 |\n| long name | 5 |";
     assert_eq!(
-        shown(markdown),
+        rendered(markdown),
         ["```\nname      | cost\n----------+-----\na         |   10\nlong name |    5\n```"]
     );
 }
@@ -52,7 +52,7 @@ fn tables_stand_in_columns() {
 fn a_paragraph_of_a_list_item_begins_a_line_of_its_own() {
     let markdown = "1. **Title**\n\n   Text of it.\n\n   - inner\n\n     more\n\n   Last.\n2. next";
     let expected = "1. *Title*\n    Text of it.\n    • inner";
-    let text = shown(markdown).join("\n");
+    let text = rendered(markdown).join("\n");
     assert!(text.starts_with(&expected.replace('•', "◦")), "{text}");
     assert!(text.contains("◦ inner\n        more\n    Last.\n2. next"), "{text}");
 }
@@ -61,15 +61,15 @@ fn a_paragraph_of_a_list_item_begins_a_line_of_its_own() {
 fn paragraphs_behind_code_in_a_list_item_stay_apart() {
     let markdown =
         format!("- {}\n- see\n\n  ```\n  code\n  ```\n\n  First.\n\n  Second.", "word ".repeat(50));
-    let text = shown(&markdown).join("\n");
+    let text = rendered(&markdown).join("\n");
     assert!(text.contains("First.\n    Second."), "{text}");
 }
 
 #[test]
 fn a_heading_is_bold_once_and_one_that_is_too_long_is_no_header() {
-    assert_eq!(shown("### **Bold** and _slanted_"), ["*Bold and _slanted_*"]);
+    assert_eq!(rendered("### **Bold** and _slanted_"), ["*Bold and _slanted_*"]);
     let long = "word ".repeat(40);
-    assert_eq!(shown(&format!("# {long}")), [format!("*{}*", long.trim())]);
+    assert_eq!(rendered(&format!("# {long}")), [format!("*{}*", long.trim())]);
 }
 
 #[test]
@@ -77,10 +77,10 @@ fn nothing_of_a_table_is_lost() {
     let long = "a cell that is much longer than anybody would want to see in a column of a table";
     let markdown = format!("| name | what <b> |\n|---|---|\n| one | {long} |\n| two | x |");
     assert_eq!(
-        shown(&markdown),
+        rendered(&markdown),
         [format!("*name*: one\n*what &lt;b&gt;*: {long}\n\n*name*: two\n*what &lt;b&gt;*: x")]
     );
-    let linked = shown(
+    let linked = rendered(
         "| name |\n|---|\n| [docs](https://e.example/a) |\n\n# See [it](https://e.example/b)",
     );
     assert!(linked[0].contains("docs (https://e.example/a)"), "{linked:?}");
@@ -164,7 +164,7 @@ proptest! {
                     prop_assert!((1..=150).contains(&chars));
                 }
             }
-            prop_assert!(size <= MESSAGE + SECTION);
+            prop_assert!(size <= MAX_MESSAGE_CHARS + MAX_SECTION_CHARS);
         }
     }
 }

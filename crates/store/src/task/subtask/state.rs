@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use construct_domain::{
-    OrganizationId, TaskId, message::Content, subtask::Refused, task::TurnOutcome,
+    OrganizationId, TaskId, message::Content, subtask::Refusal, task::TurnOutcome,
 };
 use serde_json::Value;
 use uuid::Uuid;
@@ -140,7 +140,7 @@ macro_rules! states_page {
 
 /// What everything below a task comes to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Below {
+pub struct DescendantTotals {
     /// How many tasks there are.
     pub count: i64,
     /// How many of them are in a turn or have a message that waits, and are not suspended.
@@ -150,7 +150,7 @@ pub struct Below {
 }
 
 /// Reads everything below `$2`, level by level, and nothing else of its tree.
-macro_rules! below {
+macro_rules! descendants {
     ($organization:expr, $task:expr) => {
         sqlx::query_as!(
             Below,
@@ -176,12 +176,12 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn tasks_below(
+    pub async fn task_descendants(
         &self,
         organization: OrganizationId,
         task: TaskId,
-    ) -> Result<Below, Error> {
-        Ok(below!(organization, task).fetch_one(&self.pool).await?)
+    ) -> Result<DescendantTotals, Error> {
+        Ok(descendants!(organization, task).fetch_one(&self.pool).await?)
     }
 
     /// How these subtasks of a task are, in this order.
@@ -194,7 +194,7 @@ impl Store {
         organization: OrganizationId,
         parent: TaskId,
         which: &[TaskId],
-    ) -> Result<Result<Vec<SubtaskState>, Refused>, Error> {
+    ) -> Result<Result<Vec<SubtaskState>, Refusal>, Error> {
         let ids: Vec<Uuid> = which.iter().map(|task| task.uuid()).collect();
         let rows = states_of!(organization, parent, &ids).fetch_all(&self.pool).await?;
         let found: Vec<SubtaskState> =
@@ -206,7 +206,7 @@ impl Store {
         let gone = if missing.is_empty() {
             HashSet::new()
         } else {
-            self.gone(organization, &missing).await?
+            self.purged_subtasks(organization, &missing).await?
         };
         let mut states = Vec::with_capacity(which.len());
         for task in which {
@@ -221,7 +221,7 @@ impl Store {
                     error: String::new(),
                     cost_pico_usd: 0,
                 }),
-                None => return Ok(Err(Refused::NotASubtask(task.to_string()))),
+                None => return Ok(Err(Refusal::NotASubtask(task.to_string()))),
             }
         }
         Ok(Ok(states))
@@ -276,7 +276,7 @@ impl Store {
     }
 
     /// Which of these tasks there were, and whose rows are gone.
-    async fn gone(
+    async fn purged_subtasks(
         &self,
         organization: OrganizationId,
         tasks: &[Uuid],
@@ -301,9 +301,9 @@ pub(crate) mod tests {
     use super::*;
 
     /// The statement of [`Store::tasks_below`], for tests of its plan.
-    pub(crate) fn statement_below() -> String {
+    pub(crate) fn descendants_statement() -> String {
         let (organization, task) = (OrganizationId::LOCAL, TaskId::from_uuid(Uuid::nil()));
-        below!(organization, task).sql().as_str().to_owned()
+        descendants!(organization, task).sql().as_str().to_owned()
     }
 
     /// The statements of [`Store::subtasks`] and [`Store::subtask_list`], for tests of their plans.

@@ -4,10 +4,10 @@ use construct_domain::{OrganizationId, TaskId};
 use jiff::Timestamp;
 use sqlx::PgConnection;
 
-use super::record;
+use super::store_event;
 use crate::{
     Error, LoadedTask, NewEvent, Store, Write,
-    event::unsigned,
+    event::to_u64,
     text,
     time::{micros, sql},
 };
@@ -59,8 +59,8 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn subtasks_seen(&self, loaded: &LoadedTask) -> Result<(), Error> {
-        let Some(ended) = &loaded.ended else { return Ok(()) };
+    pub async fn subtasks_mark_seen(&self, loaded: &LoadedTask) -> Result<(), Error> {
+        let Some(ended) = &loaded.ended_subtasks else { return Ok(()) };
         // One that somebody else is writing stays noted, which costs a look; waiting for several at
         // once could end in a deadlock.
         sqlx::query!(
@@ -124,7 +124,7 @@ pub(in crate::task) async fn children_delete(
     let mut deleted = Vec::with_capacity(children.len());
     for child in children {
         let id = TaskId::from_uuid(child.id);
-        record(&mut *connection, &write, id, unsigned(child.event_sequence), told(id)).await?;
+        store_event(&mut *connection, &write, id, to_u64(child.event_sequence), told(id)).await?;
         deleted.push(id);
     }
     Ok(deleted)

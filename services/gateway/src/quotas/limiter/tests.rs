@@ -223,5 +223,5 @@ fn only_what_is_asked_for_is_held_against_its_limit() {
     assert!(put.counted(&limits, of_key).storage);
     let subject = Subject::Organization(organization());
     assert!(!put.counted(&limits, subject).storage);
-    assert_eq!(Wanted::WORK.counted(&Limits::default(), subject), Counted::default());
+    assert_eq!(Wanted::WORK.counted(&Limits::default(), subject), CountSelection::default());
 }

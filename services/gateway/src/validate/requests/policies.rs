@@ -2,7 +2,7 @@
 
 use construct_domain::{
     ApprovalId, OrganizationId,
-    policy::{PATTERN_BYTES, PATTERNS, REASON_CHARS, RULES, invalid_patterns},
+    policy::{MAX_PATTERN_BYTES, MAX_PATTERNS, MAX_REASON_CHARS, MAX_RULES, invalid_patterns},
 };
 use construct_proto::v1::{
     self, DecideApprovalRequest, GetApprovalRequest, ListApprovalsRequest, PolicyRule,
@@ -25,10 +25,10 @@ const WORDS_CHARS: usize = 1024;
 
 /// A list of rules.
 pub(super) fn policy(violations: &mut Violations, field: &str, rules: &[PolicyRule]) {
-    violations.require(rules.len() <= RULES, field, || {
-        format!("must have at most {RULES} rules, has {}", rules.len())
+    violations.require(rules.len() <= MAX_RULES, field, || {
+        format!("must have at most {MAX_RULES} rules, has {}", rules.len())
     });
-    for (index, rule) in rules.iter().take(RULES).enumerate() {
+    for (index, rule) in rules.iter().take(MAX_RULES).enumerate() {
         self::rule(violations, &format!("{field}[{index}]"), rule);
     }
 }
@@ -44,26 +44,26 @@ fn rule(violations: &mut Violations, field: &str, rule: &PolicyRule) {
     ];
     let mut fits = true;
     for (name, patterns) in lists {
-        violations.require(patterns.len() <= PATTERNS, &format!("{field}.{name}"), || {
-            format!("must have at most {PATTERNS} entries, has {}", patterns.len())
+        violations.require(patterns.len() <= MAX_PATTERNS, &format!("{field}.{name}"), || {
+            format!("must have at most {MAX_PATTERNS} entries, has {}", patterns.len())
         });
-        fits &= patterns.len() <= PATTERNS;
-        for (index, pattern) in patterns.iter().take(PATTERNS).enumerate() {
-            let short = (1..=PATTERN_BYTES).contains(&pattern.len()) && !pattern.contains('\0');
+        fits &= patterns.len() <= MAX_PATTERNS;
+        for (index, pattern) in patterns.iter().take(MAX_PATTERNS).enumerate() {
+            let short = (1..=MAX_PATTERN_BYTES).contains(&pattern.len()) && !pattern.contains('\0');
             violations.require(short, &format!("{field}.{name}[{index}]"), || {
-                format!("must have 1 to {PATTERN_BYTES} bytes, and no character U+0000")
+                format!("must have 1 to {MAX_PATTERN_BYTES} bytes, and no character U+0000")
             });
             fits &= short;
         }
     }
-    for (index, method) in rule.methods.iter().take(PATTERNS).enumerate() {
+    for (index, method) in rule.methods.iter().take(MAX_PATTERNS).enumerate() {
         let known =
             method.len() <= METHOD_CHARS && method.bytes().all(|byte| byte.is_ascii_alphabetic());
         violations.require(known, &format!("{field}.methods[{index}]"), || {
             format!("must be a method: at most {METHOD_CHARS} letters")
         });
     }
-    violations.chars(&format!("{field}.reason"), &rule.reason, REASON_CHARS);
+    violations.chars(&format!("{field}.reason"), &rule.reason, MAX_REASON_CHARS);
     match convert::to_rule(rule.clone()) {
         None => violations.add(format!("{field}.action"), "must be allow, ask or deny"),
         // What is too long is not compiled.

@@ -3,7 +3,7 @@
 use construct_domain::{
     OrganizationId, SecretId,
     secret::{
-        BINDINGS, MAX_BYTES, MIN_BYTES, NAME_CHARS, PER_AGENT, is_command, is_host, is_name,
+        MAX_BINDINGS, MAX_VALUE_BYTES, MIN_VALUE_BYTES, MAX_NAME_CHARS, MAX_PER_AGENT, is_command, is_host, is_name,
         is_value,
     },
 };
@@ -48,7 +48,7 @@ pub(crate) fn list_secrets(
     violations.require(
         filter.name_prefix.is_empty() || is_name(&filter.name_prefix),
         "filter.name_prefix",
-        || format!("must be empty or the beginning of a name, at most {NAME_CHARS} characters"),
+        || format!("must be empty or the beginning of a name, at most {MAX_NAME_CHARS} characters"),
     );
     let page = Page::read(
         request.page.as_ref(),
@@ -103,10 +103,10 @@ pub(crate) fn delete_secret(request: &DeleteSecretRequest) -> Result<(), Status>
 
 /// The secrets an agent may use.
 pub(super) fn agent_secrets(violations: &mut Violations, field: &str, secrets: &[String]) {
-    violations.require(secrets.len() <= PER_AGENT, field, || {
-        format!("must have at most {PER_AGENT} entries, has {}", secrets.len())
+    violations.require(secrets.len() <= MAX_PER_AGENT, field, || {
+        format!("must have at most {MAX_PER_AGENT} entries, has {}", secrets.len())
     });
-    for (index, secret) in secrets.iter().take(PER_AGENT).enumerate() {
+    for (index, secret) in secrets.iter().take(MAX_PER_AGENT).enumerate() {
         reference(violations, &format!("{field}[{index}]"), secret);
     }
 }
@@ -123,7 +123,7 @@ fn reference(violations: &mut Violations, field: &str, reference: &str) {
 
 fn name(violations: &mut Violations, field: &str, name: &str) {
     violations.require(is_name(name), field, || {
-        format!("must be 1 to {NAME_CHARS} characters: upper-case letters, digits and `_`, beginning with a letter")
+        format!("must be 1 to {MAX_NAME_CHARS} characters: upper-case letters, digits and `_`, beginning with a letter")
     });
 }
 
@@ -131,9 +131,9 @@ fn name(violations: &mut Violations, field: &str, name: &str) {
 fn value(violations: &mut Violations, field: &str, value: &str) {
     violations.require(is_value(value), field, || {
         format!(
-            "must have {MIN_BYTES} to {} bytes (white space around it does not count for the least), and no U+0000: what is \
+            "must have {MIN_VALUE_BYTES} to {} bytes (white space around it does not count for the least), and no U+0000: what is \
              shorter could not be told from other text when it comes back",
-            thousands(MAX_BYTES)
+            thousands(MAX_VALUE_BYTES)
         )
     });
 }
@@ -159,10 +159,10 @@ fn bindings(violations: &mut Violations, field: &str, bindings: &SecretBindings)
         ),
     ];
     for (name, list, fits, what) in lists {
-        violations.require(list.len() <= BINDINGS, &format!("{field}.{name}"), || {
-            format!("must have at most {BINDINGS} entries, has {}", list.len())
+        violations.require(list.len() <= MAX_BINDINGS, &format!("{field}.{name}"), || {
+            format!("must have at most {MAX_BINDINGS} entries, has {}", list.len())
         });
-        for (index, entry) in list.iter().take(BINDINGS).enumerate() {
+        for (index, entry) in list.iter().take(MAX_BINDINGS).enumerate() {
             violations.require(fits(entry), &format!("{field}.{name}[{index}]"), || {
                 format!("must be {what}")
             });

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use construct_domain::state::{MAX_BYTES, MAX_DEPTH, NAMES, depth, name};
+use construct_domain::state::{MAX_BYTES, MAX_DEPTH, NAMES, json_depth, parse_name};
 use construct_proto::v1::{
     DeleteStateRequest, GetStateRequest, ListStateVersionsRequest, PutStateRequest,
     WatchStatesRequest,
@@ -67,7 +67,7 @@ pub(crate) fn watch_states(
     });
     for (index, text) in request.states.iter().take(NAMES.len()).enumerate() {
         known(&mut violations, &format!("states[{index}]"), text);
-        watched.extend(name(text).map(|name| (name, 0)));
+        watched.extend(parse_name(text).map(|name| (name, 0)));
     }
     match cursor(&request.cursor) {
         // Versions of what is not watched say nothing here.
@@ -87,14 +87,14 @@ fn cursor(text: &str) -> Option<Vec<(&'static str, i64)>> {
     let versions = text.split(',').map(|id| {
         let (text, version) = id.split_once('@')?;
         let version = version.parse::<i64>().ok().filter(|version| *version > 0)?;
-        Some((name(text)?, version))
+        Some((parse_name(text)?, version))
     });
     versions.collect()
 }
 
 fn known(violations: &mut Violations, field: &str, text: &str) {
     violations
-        .require(name(text).is_some(), field, || format!("must be one of: {}", NAMES.join(", ")));
+        .require(parse_name(text).is_some(), field, || format!("must be one of: {}", NAMES.join(", ")));
 }
 
 fn expected(violations: &mut Violations, version: Option<i64>) {
@@ -116,7 +116,7 @@ fn json(violations: &mut Violations, field: &str, json: &str) {
     }
     violations
         .require(json.trim_start().starts_with('{'), field, || "must be a JSON object".into());
-    violations.require(depth(json) <= MAX_DEPTH, field, || {
+    violations.require(json_depth(json) <= MAX_DEPTH, field, || {
         format!("must not have more than {MAX_DEPTH} values within each other")
     });
 }

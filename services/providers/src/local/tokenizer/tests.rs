@@ -38,7 +38,7 @@ fn texts_are_cut_as_the_original_cuts_them() {
         assert_eq!(tokenizer.len(), vocab.len());
         for (text, expected) in cases {
             let mut tokens = Vec::new();
-            tokenizer.each(&text, |token| tokens.push(token));
+            tokenizer.for_each_token(&text, |token| tokens.push(token));
             assert_eq!(tokens, expected, "{text:?}, lowercase: {lowercase}");
         }
     }

@@ -54,11 +54,11 @@ async fn every_client_is_answered_from_every_vendor() {
                     Client::Messages => "tool_use",
                 };
                 assert_eq!(read.stop, stop);
-                let read_tokens =
+                let total_input_tokens =
                     used.input_tokens + used.cache_read_tokens + used.cache_write_tokens;
                 assert_eq!(
                     read.usage,
-                    (read_tokens, used.cache_read_tokens, used.output_tokens),
+                    (total_input_tokens, used.cache_read_tokens, used.output_tokens),
                     "{wire:?} {client:?}"
                 );
                 answers.push(read);

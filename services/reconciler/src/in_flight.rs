@@ -37,26 +37,26 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-use crate::{metrics, share::Share, supervisor};
+use crate::{assignment::PartitionAssignment, metrics, supervisor};
 
 /// Commands that wait, of all organizations.
-const WAITING: usize = 100_000;
+const MAX_WAITING: usize = 100_000;
 /// How long after its step's deadline a place is somebody else's. By then the step was ended,
 /// wherever anybody looks at its task.
-const GRACE: SignedDuration = SignedDuration::from_secs(60);
+const SLOT_GRACE_PERIOD: SignedDuration = SignedDuration::from_secs(60);
 
 /// What is known of a step's command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Known {
+pub(crate) enum CommandState {
     /// It has no place, so it is not in its queue.
-    Waits {
+    Queued {
         /// The organization's places that are taken.
-        held: usize,
+        in_flight: usize,
         /// The organization's commands that get a place before it.
-        before: usize,
+        ahead: usize,
     },
     /// It may be in its queue.
-    Goes,
+    MayBeSent,
 }
 
 /// A work queue.
@@ -70,7 +70,7 @@ pub(crate) enum Queue {
 
 /// What a command is about.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Work {
+pub(crate) struct CommandRef {
     pub(crate) step: StepId,
     pub(crate) round: u32,
     /// The step's deadline.
@@ -79,7 +79,7 @@ pub(crate) struct Work {
 
 /// Places of each organization in each queue; 0: any number.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct InFlightLimits {
     pub(crate) model_calls: usize,
     /// Of each pool.
     pub(crate) scripts: usize,
@@ -87,52 +87,52 @@ pub(crate) struct Limits {
 
 /// The places of the process. Clones are the same places.
 #[derive(Debug, Clone)]
-pub(crate) struct Window(Arc<Inner>);
+pub(crate) struct InFlightLimiter(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    limits: Limits,
+    limits: InFlightLimits,
     /// The partitions of the process: commands of other tasks are not counted, because nobody here
     /// would see what becomes of them.
-    share: watch::Receiver<Share>,
+    assignment: watch::Receiver<PartitionAssignment>,
     state: Mutex<State>,
-    called: Notify,
+    ready: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    lanes: HashMap<(OrganizationId, Queue), Lane>,
+    slots: HashMap<(OrganizationId, Queue), OrganizationSlots>,
     /// Tasks that got a place after they had waited, and are to be looked at.
-    called: Vec<Called>,
+    ready: Vec<ReadyTask>,
     /// Counts who begins to wait.
-    turns: u64,
+    last_turn: u64,
 }
 
 /// One organization's in one queue. A task has at most one command in a queue (ADR 5), and so one
 /// place: a later step takes it over.
 #[derive(Debug, Default)]
-struct Lane {
-    held: HashMap<TaskId, Held>,
-    waiting: HashMap<TaskId, Waits>,
+struct OrganizationSlots {
+    held: HashMap<TaskId, HeldSlot>,
+    waiting: HashMap<TaskId, WaitingCommand>,
     order: BTreeMap<u64, TaskId>,
 }
 
 #[derive(Debug)]
-struct Held {
-    work: Work,
+struct HeldSlot {
+    work: CommandRef,
     /// Whether the command has left. One that waited has not when it gets its place.
     sent: bool,
 }
 
 #[derive(Debug)]
-struct Waits {
-    work: Work,
+struct WaitingCommand {
+    work: CommandRef,
     turn: u64,
     trace: Context,
 }
 
 #[derive(Debug)]
-struct Called {
+struct ReadyTask {
     organization: OrganizationId,
     task: TaskId,
     trace: Context,
@@ -142,42 +142,42 @@ struct Called {
 /// [kept](Ticket::keep).
 #[must_use = "the place is given back with the ticket"]
 #[derive(Debug)]
-pub(crate) struct Ticket {
-    goes: bool,
-    new: Option<(Window, OrganizationId, Queue, TaskId, Work)>,
+pub(crate) struct Permit {
+    granted: bool,
+    new: Option<(InFlightLimiter, OrganizationId, Queue, TaskId, CommandRef)>,
 }
 
-impl Ticket {
+impl Permit {
     /// Whether the command may be sent. One that may not waits; its task is looked at when it may.
-    pub(crate) const fn goes(&self) -> bool {
-        self.goes
+    pub(crate) const fn is_granted(&self) -> bool {
+        self.granted
     }
 
     /// What it was asked for is committed.
-    pub(crate) fn keep(mut self) {
+    pub(crate) fn commit(mut self) {
         self.new = None;
     }
 }
 
-impl Drop for Ticket {
+impl Drop for Permit {
     fn drop(&mut self) {
         if let Some((window, organization, queue, task, work)) = self.new.take() {
-            window.give_back(organization, &queue, task, work.step);
+            window.release(organization, &queue, task, work.step);
         }
     }
 }
 
-impl Work {
-    fn is(&self, other: &Self) -> bool {
+impl CommandRef {
+    fn is_same(&self, other: &Self) -> bool {
         self.step == other.step && self.round == other.round
     }
 
     /// The step of a task that a worker may have, and its queue.
-    pub(crate) fn of(task: &Task, pool: &Pool) -> Option<(Queue, Self)> {
+    pub(crate) fn for_task(task: &Task, pool: &Pool) -> Option<(Queue, Self)> {
         let (turn, step) = (task.turn.as_ref()?, task.step.as_ref()?);
         let until = match step.state {
             StepState::InFlight { deadline } | StepState::Cancelling { deadline } => deadline,
-            StepState::Backoff { .. } | StepState::Parked { .. } => return None,
+            StepState::Backoff { .. } | StepState::Suspended { .. } => return None,
         };
         let queue = match turn.stage {
             Stage::Model | Stage::Compact { .. } => Queue::Model,
@@ -187,42 +187,47 @@ impl Work {
     }
 }
 
-impl Window {
-    pub(crate) fn new(limits: Limits, share: watch::Receiver<Share>) -> Self {
-        Self(Arc::new(Inner { limits, share, state: Mutex::default(), called: Notify::new() }))
+impl InFlightLimiter {
+    pub(crate) fn new(limits: InFlightLimits, share: watch::Receiver<PartitionAssignment>) -> Self {
+        Self(Arc::new(Inner {
+            limits,
+            assignment: share,
+            state: Mutex::default(),
+            ready: Notify::new(),
+        }))
     }
 
     /// Asks for a place, or again for one that was asked for before.
-    pub(crate) fn ask(
+    pub(crate) fn acquire(
         &self,
         organization: OrganizationId,
         queue: Queue,
         task: TaskId,
-        work: Work,
+        work: CommandRef,
         now: Timestamp,
-    ) -> Ticket {
+    ) -> Permit {
         let limit = self.limit(&queue);
         let mut state = self.state();
-        if limit == 0 || !self.is_ours(task) {
-            return Ticket { goes: true, new: None };
+        if limit == 0 || !self.is_assigned(task) {
+            return Permit { granted: true, new: None };
         }
-        let room = state.waiting(None) < WAITING;
-        let State { lanes, called, turns } = &mut *state;
+        let room = state.count_waiting(None) < MAX_WAITING;
+        let State { slots: lanes, ready: called, last_turn: turns } = &mut *state;
         let lane = lanes.entry((organization, queue.clone())).or_default();
         let mut new = true;
         if let Some(held) = lane.held.get_mut(&task) {
-            new = !held.work.is(&work);
+            new = !held.work.is_same(&work);
             if new {
-                *held = Held { work, sent: false };
+                *held = HeldSlot { work, sent: false };
             }
         } else if let Some(waits) = lane.waiting.get_mut(&task) {
-            new = !waits.work.is(&work);
+            new = !waits.work.is_same(&work);
             waits.work = work;
-        } else if room && lane.waiting.len() < WAITING / 2 {
+        } else if room && lane.waiting.len() < MAX_WAITING / 2 {
             *turns += 1;
             lane.order.insert(*turns, task);
             let trace = tracing::Span::current().context();
-            lane.waiting.insert(task, Waits { work, turn: *turns, trace });
+            lane.waiting.insert(task, WaitingCommand { work, turn: *turns, trace });
         }
         lane.advance(organization, limit, now, called);
         let goes = lane.held.contains_key(&task);
@@ -230,24 +235,24 @@ impl Window {
             // It knows.
             called.retain(|called| called.task != task);
         }
-        self.tell(&state);
-        Ticket { goes, new: new.then(|| (self.clone(), organization, queue, task, work)) }
+        self.publish_state(&state);
+        Permit { granted: goes, new: new.then(|| (self.clone(), organization, queue, task, work)) }
     }
 
     /// Takes the places of a task that its row does not want, and gives them to who waits.
-    pub(crate) fn settle(&self, task: &Task, pool: &Pool, now: Timestamp) {
-        let current = Work::of(task, pool).map(|(_, work)| work);
+    pub(crate) fn release_unneeded(&self, task: &Task, pool: &Pool, now: Timestamp) {
+        let current = CommandRef::for_task(task, pool).map(|(_, work)| work);
         let may_begin =
             matches!(task.step.as_ref().map(|step| &step.state), Some(StepState::InFlight { .. }));
-        let wanted = |work: &Work, sent: bool| {
+        let wanted = |work: &CommandRef, sent: bool| {
             // A step that was told to stop may still be worked on, but must not be begun.
             task.title_step == Some(work.step)
-                || current.is_some_and(|current| current.is(work) && (sent || may_begin))
+                || current.is_some_and(|current| current.is_same(work) && (sent || may_begin))
         };
         let mut state = self.state();
         for queue in [Queue::Model, Queue::Code(pool.clone())] {
             let limit = self.limit(&queue);
-            let State { lanes, called, .. } = &mut *state;
+            let State { slots: lanes, ready: called, .. } = &mut *state;
             let key = (task.organization, queue);
             let Some(lane) = lanes.get_mut(&key) else { continue };
             lane.remove_unless(task.id, wanted);
@@ -256,84 +261,84 @@ impl Window {
                 lanes.remove(&key);
             }
         }
-        self.tell(&state);
+        self.publish_state(&state);
     }
 
     /// Whether nothing is known of a step that a worker may have, as after its partition came from
     /// another process.
-    pub(crate) fn is_news(
+    pub(crate) fn is_unknown(
         &self,
         organization: OrganizationId,
         queue: &Queue,
         task: TaskId,
-        work: &Work,
+        work: &CommandRef,
     ) -> bool {
-        if self.limit(queue) == 0 || !self.is_ours(task) {
+        if self.limit(queue) == 0 || !self.is_assigned(task) {
             return false;
         }
         let state = self.state();
-        let Some(lane) = state.lanes.get(&(organization, queue.clone())) else { return true };
-        let known = |known: &Work| known.is(work);
+        let Some(lane) = state.slots.get(&(organization, queue.clone())) else { return true };
+        let known = |known: &CommandRef| known.is_same(work);
         !lane.held.get(&task).is_some_and(|held| known(&held.work))
             && !lane.waiting.get(&task).is_some_and(|waits| known(&waits.work))
     }
 
     /// What is known of the command of a step, for people who ask; none of a task that another
     /// process looks after.
-    pub(crate) fn find(
+    pub(crate) fn command_state(
         &self,
         organization: OrganizationId,
         queue: &Queue,
         task: TaskId,
         step: StepId,
-    ) -> Option<Known> {
-        if !self.is_ours(task) {
+    ) -> Option<CommandState> {
+        if !self.is_assigned(task) {
             return None;
         }
         let state = self.state();
-        let Some(lane) = state.lanes.get(&(organization, queue.clone())) else {
-            return Some(Known::Goes);
+        let Some(lane) = state.slots.get(&(organization, queue.clone())) else {
+            return Some(CommandState::MayBeSent);
         };
         let waits = lane.waiting.get(&task).filter(|waits| waits.work.step == step);
-        Some(waits.map_or(Known::Goes, |waits| Known::Waits {
-            held: lane.held.len(),
-            before: lane.order.range(..waits.turn).count(),
+        Some(waits.map_or(CommandState::MayBeSent, |waits| CommandState::Queued {
+            in_flight: lane.held.len(),
+            ahead: lane.order.range(..waits.turn).count(),
         }))
     }
 
     /// Counts a command that stands in the queue, whoever sent it, also beyond the bound.
-    pub(crate) fn count(
+    pub(crate) fn record_queued(
         &self,
         organization: OrganizationId,
         queue: Queue,
         task: TaskId,
-        work: Work,
+        work: CommandRef,
     ) {
         let mut state = self.state();
-        if self.limit(&queue) == 0 || !self.is_ours(task) {
+        if self.limit(&queue) == 0 || !self.is_assigned(task) {
             return;
         }
-        let lane = state.lanes.entry((organization, queue)).or_default();
+        let lane = state.slots.entry((organization, queue)).or_default();
         lane.remove_unless(task, |_, _| false);
-        lane.held.insert(task, Held { work, sent: true });
-        self.tell(&state);
+        lane.held.insert(task, HeldSlot { work, sent: true });
+        self.publish_state(&state);
     }
 
     /// The command of this task that got its place after it had waited, or could not be sent, and
     /// is to be sent now.
-    pub(crate) fn due(
+    pub(crate) fn unsent(
         &self,
         organization: OrganizationId,
         queue: &Queue,
         task: TaskId,
-    ) -> Option<Work> {
+    ) -> Option<CommandRef> {
         let state = self.state();
-        let held = state.lanes.get(&(organization, queue.clone()))?.held.get(&task)?;
+        let held = state.slots.get(&(organization, queue.clone()))?.held.get(&task)?;
         (!held.sent).then_some(held.work)
     }
 
     /// The command of a step has left.
-    pub(crate) fn sent(
+    pub(crate) fn mark_sent(
         &self,
         organization: OrganizationId,
         queue: &Queue,
@@ -341,7 +346,7 @@ impl Window {
         step: StepId,
     ) {
         let mut state = self.state();
-        let lane = state.lanes.get_mut(&(organization, queue.clone()));
+        let lane = state.slots.get_mut(&(organization, queue.clone()));
         if let Some(held) =
             lane.and_then(|lane| lane.held.get_mut(&task)).filter(|held| held.work.step == step)
         {
@@ -350,7 +355,7 @@ impl Window {
     }
 
     /// The command of a step is not sent, nor asked for again.
-    pub(crate) fn give_back(
+    pub(crate) fn release(
         &self,
         organization: OrganizationId,
         queue: &Queue,
@@ -358,31 +363,32 @@ impl Window {
         step: StepId,
     ) {
         let mut state = self.state();
-        let State { lanes, called, .. } = &mut *state;
+        let State { slots: lanes, ready: called, .. } = &mut *state;
         if let Some(lane) = lanes.get_mut(&(organization, queue.clone())) {
             lane.remove_unless(task, |work, _| work.step != step);
             lane.advance(organization, self.limit(queue), clock::now(), called);
         }
-        self.tell(&state);
+        self.publish_state(&state);
     }
 
     /// A task is gone, or nobody looks at it any more.
     pub(crate) fn forget(&self, task: TaskId) {
-        self.in_all_lanes(|lane| lane.remove_unless(task, |_, _| false));
+        self.update_all(|lane| lane.remove_unless(task, |_, _| false));
     }
 
     /// Forgets the tasks that another process takes care of.
-    pub(crate) fn keep_own(&self) {
-        let share = *self.0.share.borrow();
-        self.in_all_lanes(|lane| {
+    pub(crate) fn retain_assigned(&self) {
+        let share = *self.0.assignment.borrow();
+        self.update_all(|lane| {
             let known = lane.held.keys().chain(lane.waiting.keys());
-            let gone: Vec<TaskId> = known.filter(|task| !share.has_task(**task)).copied().collect();
+            let gone: Vec<TaskId> =
+                known.filter(|task| !share.contains_task(**task)).copied().collect();
             gone.into_iter().for_each(|task| lane.remove_unless(task, |_, _| false));
         });
     }
 
     /// Has the tasks looked at whose turn it is, until told to stop.
-    pub(crate) async fn call(
+    pub(crate) async fn wake_ready_tasks(
         self,
         supervisor: ActorRef<supervisor::Msg>,
         stop: CancellationToken,
@@ -390,10 +396,10 @@ impl Window {
         loop {
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
-                () = self.0.called.notified() => {}
+                () = self.0.ready.notified() => {}
             }
-            let called = std::mem::take(&mut self.state().called);
-            for Called { organization, task, trace } in called {
+            let called = std::mem::take(&mut self.state().ready);
+            for ReadyTask { organization, task, trace } in called {
                 // One that is lost here is sent when its step is looked at again.
                 let _ = supervisor.cast(supervisor::Msg::Wake {
                     task,
@@ -405,15 +411,15 @@ impl Window {
         }
     }
 
-    fn in_all_lanes(&self, mut change: impl FnMut(&mut Lane)) {
+    fn update_all(&self, mut change: impl FnMut(&mut OrganizationSlots)) {
         let mut state = self.state();
-        let State { lanes, called, .. } = &mut *state;
+        let State { slots: lanes, ready: called, .. } = &mut *state;
         lanes.retain(|(organization, queue), lane| {
             change(lane);
             lane.advance(*organization, self.limit(queue), clock::now(), called);
             !lane.is_empty()
         });
-        self.tell(&state);
+        self.publish_state(&state);
     }
 
     fn limit(&self, queue: &Queue) -> usize {
@@ -424,8 +430,8 @@ impl Window {
     }
 
     /// Whether this process looks after the task.
-    pub(crate) fn is_ours(&self, task: TaskId) -> bool {
-        self.0.share.borrow().has_task(task)
+    pub(crate) fn is_assigned(&self, task: TaskId) -> bool {
+        self.0.assignment.borrow().contains_task(task)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -433,19 +439,22 @@ impl Window {
     }
 
     /// Lets who is called, and whoever watches, know of a change.
-    fn tell(&self, state: &State) {
-        metrics::withheld(state.waiting(Some(true)), state.waiting(Some(false)));
-        if !state.called.is_empty() {
-            self.0.called.notify_one();
+    fn publish_state(&self, state: &State) {
+        metrics::record_queued_commands(
+            state.count_waiting(Some(true)),
+            state.count_waiting(Some(false)),
+        );
+        if !state.ready.is_empty() {
+            self.0.ready.notify_one();
         }
     }
 }
 
 impl State {
     /// How many commands wait: model calls, scripts, or both.
-    fn waiting(&self, model: Option<bool>) -> usize {
+    fn count_waiting(&self, model: Option<bool>) -> usize {
         let wanted = |queue: &Queue| model.is_none_or(|model| model == (*queue == Queue::Model));
-        self.lanes
+        self.slots
             .iter()
             .filter(|((_, queue), _)| wanted(queue))
             .map(|(_, lane)| lane.waiting.len())
@@ -453,32 +462,34 @@ impl State {
     }
 }
 
-impl Lane {
+impl OrganizationSlots {
     /// Gives the places that are free to who waits longest.
     fn advance(
         &mut self,
         organization: OrganizationId,
         limit: usize,
         now: Timestamp,
-        called: &mut Vec<Called>,
+        called: &mut Vec<ReadyTask>,
     ) {
         if self.held.len() >= limit && !self.order.is_empty() {
-            self.held.retain(|_, held| now.duration_since(held.work.until) < GRACE);
+            self.held.retain(|_, held| now.duration_since(held.work.until) < SLOT_GRACE_PERIOD);
         }
         while self.held.len() < limit {
             let Some((_, task)) = self.order.pop_first() else { return };
-            let Some(Waits { work, trace, .. }) = self.waiting.remove(&task) else { continue };
+            let Some(WaitingCommand { work, trace, .. }) = self.waiting.remove(&task) else {
+                continue;
+            };
             // A step that is over needs none.
             if work.until > now {
-                self.held.insert(task, Held { work, sent: false });
-                called.push(Called { organization, task, trace });
+                self.held.insert(task, HeldSlot { work, sent: false });
+                called.push(ReadyTask { organization, task, trace });
             }
         }
     }
 
     /// Removes a task's place, or ends its waiting, unless `stays` says otherwise, which is told
     /// whether the command may be in the queue.
-    fn remove_unless(&mut self, task: TaskId, stays: impl Fn(&Work, bool) -> bool) {
+    fn remove_unless(&mut self, task: TaskId, stays: impl Fn(&CommandRef, bool) -> bool) {
         if self.held.get(&task).is_some_and(|held| !stays(&held.work, held.sent)) {
             self.held.remove(&task);
         }

@@ -12,36 +12,36 @@ use crate::web::{self, Token, Web, users, users::User};
 
 /// How long what is known of somebody is believed. Who has just become a guest is one at the latest
 /// after this.
-const BELIEVED: Duration = Duration::from_secs(5 * 60);
+const CACHE_TTL: Duration = Duration::from_secs(5 * 60);
 /// People remembered at most; then all are forgotten.
-const REMEMBERED: usize = 20_000;
+const CACHE_CAPACITY: usize = 20_000;
 
 type Key = (String, String);
 
 /// Asks Slack, and remembers. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct People {
+pub(crate) struct UserCache {
     web: Web,
-    known: Arc<Mutex<HashMap<Key, (Instant, User)>>>,
+    cache: Arc<Mutex<HashMap<Key, (Instant, User)>>>,
 }
 
-impl People {
+impl UserCache {
     pub(crate) fn new(web: Web) -> Self {
-        Self { web, known: Arc::default() }
+        Self { web, cache: Arc::default() }
     }
 
     /// One person, as a workspace sees them.
-    pub(crate) async fn one(&self, token: &Token, user: &str) -> Result<User, web::Error> {
+    pub(crate) async fn get(&self, token: &Token, user: &str) -> Result<User, web::Error> {
         let key = (token.team.clone(), user.to_owned());
         if let Some((at, user)) =
-            self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
-            && at.elapsed() < BELIEVED
+            self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
+            && at.elapsed() < CACHE_TTL
         {
             return Ok(user.clone());
         }
-        let found = users::info(&self.web, token, user).await?;
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= REMEMBERED {
+        let found = users::get(&self.web, token, user).await?;
+        let mut known = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= CACHE_CAPACITY {
             known.clear();
         }
         known.insert(key, (Instant::now(), found.clone()));
@@ -50,9 +50,9 @@ impl People {
 
     /// What people call somebody; their id when that cannot be found out, because a name is not
     /// worth waiting for.
-    pub(crate) async fn name(&self, token: &Token, user: &str) -> String {
-        match self.one(token, user).await {
-            Ok(found) => found.shown().to_owned(),
+    pub(crate) async fn display_name(&self, token: &Token, user: &str) -> String {
+        match self.get(token, user).await {
+            Ok(found) => found.display_name().to_owned(),
             Err(error) => {
                 tracing::debug!(%error, user, "a name could not be found out");
                 user.to_owned()

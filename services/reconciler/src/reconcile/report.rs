@@ -27,7 +27,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn read(result: mesh::StepResult) -> Result<Self, convert::Invalid> {
+    pub(super) fn parse(result: mesh::StepResult) -> Result<Self, convert::InvalidResult> {
         let model = result.model_id.parse().ok();
         let number = result.step.as_ref().map_or(0, |step| step.number);
         let organization = result.step.as_ref().and_then(|step| step.organization_id.parse().ok());
@@ -39,12 +39,12 @@ impl Report {
             _ => None,
         };
         let (result, usage) = convert::step_result(result)?;
-        let call = told.unwrap_or_else(|| derived(result.step, delivery));
+        let call = told.unwrap_or_else(|| derive_call_id(result.step, delivery));
         Ok(Self { result, usage, model, number, call, counted, organization })
     }
 
     /// Of a step that failed before a worker had it.
-    pub(super) fn of(result: StepResult, task: &Task) -> Self {
+    pub(super) fn for_failure(result: StepResult, task: &Task) -> Self {
         let number = task.step.as_ref().map_or(0, |step| step.number);
         let call = result.step.uuid();
         Self {
@@ -61,13 +61,13 @@ impl Report {
 
 /// The id of a call whose worker, one of an earlier version, has given it none: the step's, and for
 /// a later delivery of the command one that follows from both.
-fn derived(step: StepId, delivery: u32) -> Uuid {
+fn derive_call_id(step: StepId, delivery: u32) -> Uuid {
     // The low bits of a step's id are random.
     Uuid::from_u128(step.uuid().as_u128() ^ u128::from(delivery.saturating_sub(1)))
 }
 
 /// What the ledger is told. A call that cost nothing leaves no row.
-pub(super) fn step_usage(task: Option<&Task>, report: &Report) -> Option<StepUsage> {
+pub(super) fn billable_usage(task: Option<&Task>, report: &Report) -> Option<StepUsage> {
     let sums_up = |task: &Task| {
         task.turn.as_ref().is_some_and(|turn| matches!(turn.stage, Stage::Compact { .. }))
             && task.step.as_ref().is_some_and(|step| step.id == report.result.step)
@@ -88,7 +88,7 @@ pub(super) fn step_usage(task: Option<&Task>, report: &Report) -> Option<StepUsa
 }
 
 /// The title a model made, if that is what was reported: its first line, bounded.
-pub(super) fn title(loaded: &LoadedTask, report: &Report) -> Option<String> {
+pub(super) fn parse_title(loaded: &LoadedTask, report: &Report) -> Option<String> {
     if loaded.task.title_step != Some(report.result.step) {
         return None;
     }

@@ -4,7 +4,6 @@ use construct_store::slack::MentionKey;
 use serde_json::{Value, json};
 
 use crate::{
-    access::Refusal,
     mrkdwn::{self, escape},
     web::chat::Content,
 };
@@ -12,31 +11,32 @@ use crate::{
 /// Said at once.
 pub(crate) const WORKING: &str = "Working on it…";
 /// The button that asks for another try.
-pub(crate) const RETRY: &str = "construct_retry";
+pub(crate) const RETRY_ACTION: &str = "construct_retry";
 /// The buttons that decide about a call.
-pub(crate) const APPROVE: &str = "construct_approve";
+pub(crate) const APPROVE_ACTION: &str = "construct_approve";
 /// See [`APPROVE`].
-pub(crate) const REJECT: &str = "construct_reject";
+pub(crate) const REJECT_ACTION: &str = "construct_reject";
 
 /// Who has not said who they are.
 pub(crate) const NOT_LINKED: &str = "I do not know who you are in Construct. Make a code there (`construct key code slack --scope \
                                      tasks:write`), and tell it to me: `/construct link CODE`";
 /// A code of another organization.
-pub(crate) const ELSEWHERE: &str = "That code is for another organization than this workspace's.";
+pub(crate) const OTHER_ORGANIZATION: &str =
+    "That code is for another organization than this workspace's.";
 /// Somebody's key is refused.
-pub(crate) const KEY_ENDED: &str =
+pub(crate) const KEY_REJECTED: &str =
     "Construct does not accept your key any more. Link yourself again with `/construct link`.";
 /// Somebody's role is too small.
-pub(crate) const ROLE: &str =
+pub(crate) const ROLE_INSUFFICIENT: &str =
     "your role in Construct, or the key you have linked yourself with, does not allow it.";
 
 /// Characters of a text for notifications.
-const NOTIFICATION: usize = 300;
+const MAX_NOTIFICATION_CHARS: usize = 300;
 /// Characters of a reason.
-const REASON: usize = 1_500;
+const MAX_REASON_CHARS: usize = 1_500;
 
 /// A message that is one text.
-pub(crate) fn plain(text: &str) -> Content {
+pub(crate) fn plain_text(text: &str) -> Content {
     Content { text: text.to_owned(), blocks: vec![mrkdwn::section(&escape(text))] }
 }
 
@@ -59,18 +59,18 @@ pub(crate) fn suspended() -> Content {
 
 /// The beginning of a text, for notifications; escaped.
 pub(crate) fn notification(markdown: &str) -> String {
-    escape(&mrkdwn::clip(markdown.trim(), NOTIFICATION))
+    escape(&mrkdwn::truncate(markdown.trim(), MAX_NOTIFICATION_CHARS))
 }
 
 /// A failure, with a button for another try. `reason` is for people already.
-pub(crate) fn failed(reason: &str, key: &MentionKey) -> Content {
-    let reason = mrkdwn::clip(reason.trim(), REASON);
+pub(crate) fn failure(reason: &str, key: &MentionKey) -> Content {
+    let reason = mrkdwn::truncate(reason.trim(), MAX_REASON_CHARS);
     let text = format!("I could not finish this: {reason}");
     let button = json!({
         "type": "actions",
         "elements": [{
             "type": "button",
-            "action_id": RETRY,
+            "action_id": RETRY_ACTION,
             "text": {"type": "plain_text", "text": "Try again"},
             "value": json!([key.ts, key.attempt]).to_string(),
         }],
@@ -80,7 +80,7 @@ pub(crate) fn failed(reason: &str, key: &MentionKey) -> Content {
 }
 
 /// In the place of a failure that somebody wants tried again.
-pub(crate) fn again(user: &str) -> Content {
+pub(crate) fn retrying(user: &str) -> Content {
     let text = format!("I could not finish this. <@{}> asked me to try again.", user_id(user));
     Content {
         blocks: vec![mrkdwn::section(&text)],
@@ -88,23 +88,8 @@ pub(crate) fn again(user: &str) -> Content {
     }
 }
 
-/// Why somebody is not answered.
-pub(crate) const fn refusal(refusal: Refusal) -> &'static str {
-    match refusal {
-        Refusal::Bot => "I talk with people only.",
-        Refusal::Stranger => {
-            "I am sorry, I can help members of this workspace only. Guests and people of other organizations may ask a member to \
-             ask me."
-        }
-        Refusal::Unknown => NOT_LINKED,
-        Refusal::NotHere => {
-            "I am sorry, you may not use this agent here. An admin of the workspace can change that with `/construct allow`."
-        }
-    }
-}
-
 /// Why the gateway refuses, for people. What it says to programs stands in the log.
-pub(crate) fn gateway(status: &tonic::Status) -> String {
+pub(crate) fn gateway_error(status: &tonic::Status) -> String {
     match status.code() {
         tonic::Code::NotFound => {
             "the agent that answers here does not exist any more. Whoever runs Construct has to name another \
@@ -115,14 +100,14 @@ pub(crate) fn gateway(status: &tonic::Status) -> String {
             "Construct does not accept me. Whoever runs it has to look at my key.".to_owned()
         }
         tonic::Code::InvalidArgument | tonic::Code::OutOfRange => {
-            format!("Construct does not take the message ({}).", mrkdwn::clip(status.message(), NOTIFICATION))
+            format!("Construct does not take the message ({}).", mrkdwn::truncate(status.message(), MAX_NOTIFICATION_CHARS))
         }
-        _ => format!("Construct refuses ({}).", mrkdwn::clip(status.message(), NOTIFICATION)),
+        _ => format!("Construct refuses ({}).", mrkdwn::truncate(status.message(), MAX_NOTIFICATION_CHARS)),
     }
 }
 
 /// Why an answer is not in the thread.
-pub(crate) fn slack(error: &crate::web::Error) -> String {
+pub(crate) fn slack_error(error: &crate::web::Error) -> String {
     match error.code() {
         Some("not_in_channel" | "channel_not_found") => {
             "I am not in this channel. Invite me with `/invite`.".to_owned()
@@ -146,5 +131,5 @@ pub(crate) fn user_id(user: &str) -> String {
 
 /// A section with fields of text.
 pub(crate) fn header(text: &str) -> Value {
-    json!({"type": "header", "text": {"type": "plain_text", "text": mrkdwn::clip(text, 150)}})
+    json!({"type": "header", "text": {"type": "plain_text", "text": mrkdwn::truncate(text, 150)}})
 }

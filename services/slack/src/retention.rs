@@ -9,18 +9,18 @@ use jiff::SignedDuration;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::Shared;
+use crate::shared::Shared;
 
 /// How long it is kept after it is over.
-const KEPT: SignedDuration = SignedDuration::from_hours(30 * 24);
+const RETENTION: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// How often it is looked for.
-const EVERY: Duration = Duration::from_secs(10 * 60);
+const INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// How much is forgotten at once, so that nobody waits for it.
-const AT_ONCE: i64 = 2_000;
+const BATCH_SIZE: i64 = 2_000;
 
 /// Forgets until the service drains.
 pub(crate) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
-    let mut ticks = tokio::time::interval(EVERY);
+    let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -28,7 +28,7 @@ pub(crate) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
             () = draining.cancelled() => return,
             _ = ticks.tick() => {}
         }
-        match shared.store.slack_forget(clock::now() - KEPT, AT_ONCE).await {
+        match shared.store.slack_cleanup(clock::now() - RETENTION, BATCH_SIZE).await {
             Ok(0) => {}
             Ok(forgotten) => tracing::debug!(forgotten, "what is long over was forgotten"),
             Err(error) => {

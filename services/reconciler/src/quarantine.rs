@@ -4,16 +4,16 @@
 use construct_domain::{OrganizationId, TaskId};
 use construct_runtime::{clock, telemetry::Chain};
 
-use crate::{activation::Activator, metrics};
+use crate::{metrics, reconcile::Reconciler};
 
-impl Activator {
+impl Reconciler {
     /// Puts a task aside that could not be looked at with these `intents`. False when somebody has
     /// asked for something since, or when not even that works: then it is tried on.
-    pub(crate) async fn park(&self, task: TaskId, intents: i64, reason: &str) -> bool {
-        match self.store.task_park(task, intents, reason, clock::now()).await {
+    pub(crate) async fn quarantine(&self, task: TaskId, intents: i64, reason: &str) -> bool {
+        match self.store.task_quarantine(task, intents, reason, clock::now()).await {
             Ok(true) => {
-                self.window.forget(task);
-                metrics::parked();
+                self.limiter.forget(task);
+                metrics::record_quarantine();
                 tracing::error!(%task, reason, "the task is put aside, because looking at it fails each time");
                 true
             }
@@ -26,12 +26,12 @@ impl Activator {
     }
 
     /// Why a task is put aside, if it is, and nobody has asked for anything since.
-    pub(crate) async fn parked(
+    pub(crate) async fn quarantine_reason(
         &self,
         organization: OrganizationId,
         task: TaskId,
     ) -> Option<String> {
-        let parked = self.store.task_parked(organization, task).await;
+        let parked = self.store.task_quarantine_get(organization, task).await;
         parked.ok().flatten().map(|parked| parked.reason)
     }
 

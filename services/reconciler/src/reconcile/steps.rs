@@ -14,31 +14,33 @@ use construct_proto::mesh::v1 as mesh;
 use construct_runtime::{clock, telemetry::Chain};
 use construct_store::LoadedTask;
 
-use super::Activator;
+use super::Reconciler;
 use crate::{
     command,
-    window::{Known, Queue, Work},
+    in_flight::{CommandRef, CommandState, Queue},
 };
 
 /// A command younger than this was not sent before.
-const FIRST_LOOK: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
+const MIN_RESEND_AGE: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
 /// For how long a model call, and scripts, are not begun anew because a result of theirs is seen to
 /// stand in its queue. A result that nobody got, and that was released (ADR 42), has come before
 /// the first.
-const RESULT_OF_MODEL: Duration = Duration::from_secs(90);
-const RESULT_OF_CODE: Duration = Duration::from_secs(20);
+const MODEL_RESULT_TIMEOUT: Duration = Duration::from_secs(90);
+const CODE_RESULT_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long NATS has to say whether a command is queued, before its task is looked at all the same.
-const MEETING: Duration = Duration::from_secs(1);
+const QUEUE_QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How soon a step that is over is closed again when that failed.
-const END_AGAIN: Duration = Duration::from_secs(2);
+const CLOSE_RETRY_DELAY: Duration = Duration::from_secs(2);
 
-impl Activator {
+impl Reconciler {
     /// What another process has in the queues is not known when its partition comes to this one: it
     /// is counted when its task is first looked at.
-    pub(super) async fn meet(&self, loaded: &LoadedTask) {
+    pub(super) async fn refresh_in_flight(&self, loaded: &LoadedTask) {
         let (organization, task) = (loaded.task.organization, loaded.task.id);
-        let Some((queue, work)) = Work::of(&loaded.task, &command::pool(loaded)) else { return };
-        if !self.window.is_news(organization, &queue, task, &work) {
+        let Some((queue, work)) = CommandRef::for_task(&loaded.task, &command::pool(loaded)) else {
+            return;
+        };
+        if !self.limiter.is_unknown(organization, &queue, task, &work) {
             return;
         }
         let stands = async {
@@ -55,58 +57,67 @@ impl Activator {
         };
         // One that is not there asks for a place when it is to be sent; of one that cannot be found
         // out about NATS is asked at the next look.
-        if let Ok(Ok(true)) = tokio::time::timeout(MEETING, stands).await {
-            self.window.count(organization, queue, task, work);
+        if let Ok(Ok(true)) = tokio::time::timeout(QUEUE_QUERY_TIMEOUT, stands).await {
+            self.limiter.record_queued(organization, queue, task, work);
         }
     }
 
     /// What became of a model call whose deadline has passed, when it is certain that no worker has
     /// had it: a failure that counts as no try, because nothing was called.
-    pub(super) async fn untaken(&self, loaded: &LoadedTask) -> Option<StepResult> {
+    pub(super) async fn expire_untaken_call(&self, loaded: &LoadedTask) -> Option<StepResult> {
         let task = &loaded.task;
-        let (queue, work) = Work::of(task, &command::pool(loaded))?;
+        let (queue, work) = CommandRef::for_task(task, &command::pool(loaded))?;
         let in_flight = matches!(task.step.as_ref()?.state, StepState::InFlight { .. });
         if queue != Queue::Model
             || !in_flight
             || clock::now() < work.until
-            || !self.is_taken_back(task, work.step).await
+            || !self.withdraw_untaken(task, work.step).await
         {
             return None;
         }
         let message = format!(
             "no worker has taken the model call within {} s",
-            decide::MODEL_DEADLINE.as_secs()
+            decide::MODEL_TIMEOUT.as_secs()
         );
         let failure =
-            Failure { class: FailureClass::DeadlineExceeded, message, retry_at: None, tries: 0 };
+            Failure { class: FailureClass::DeadlineExceeded, message, retry_at: None, attempts: 0 };
         Some(StepResult { step: work.step, round: work.round, outcome: Outcome::Failed(failure) })
     }
 
     /// The result of a model call that is to stop and that no worker has begun: nobody will begin
     /// it any more, and nobody has to be waited for.
-    pub(super) async fn uncalled(&self, task: &Task, step: StepId) -> Option<StepResult> {
+    pub(super) async fn cancel_untaken_call(
+        &self,
+        task: &Task,
+        step: StepId,
+    ) -> Option<StepResult> {
         let stopping =
             |now: &&Step| now.id == step && matches!(now.state, StepState::Cancelling { .. });
         let round = task.step.as_ref().filter(stopping)?.round;
         let outcome = Outcome::Cancelled(Vec::new());
-        self.is_taken_back(task, step).await.then_some(StepResult { step, round, outcome })
+        self.withdraw_untaken(task, step).await.then_some(StepResult { step, round, outcome })
     }
 
     /// Whether no worker has had the command of a model call, which is in no queue any more.
-    async fn is_taken_back(&self, task: &Task, step: StepId) -> bool {
+    async fn withdraw_untaken(&self, task: &Task, step: StepId) -> bool {
         let (organization, queue) = (task.organization, Queue::Model);
         if matches!(
-            self.window.find(organization, &queue, task.id, step),
-            Some(Known::Waits { .. })
+            self.limiter.command_state(organization, &queue, task.id, step),
+            Some(CommandState::Queued { .. })
         ) {
             return true;
         }
         let unsent =
-            self.window.due(organization, &queue, task.id).is_some_and(|due| due.step == step);
+            self.limiter.unsent(organization, &queue, task.id).is_some_and(|due| due.step == step);
         let pool = subject::Pool::model_default();
         let (row, model) =
             (topology::model_consumer(&pool), subject::ModelInvoke::new(pool, task.id));
-        match tokio::time::timeout(MEETING, self.bus.withdraw_untaken(&model, &row, step)).await {
+        match tokio::time::timeout(
+            QUEUE_QUERY_TIMEOUT,
+            self.bus.withdraw_untaken(&model, &row, step),
+        )
+        .await
+        {
             Ok(Ok(Some(untaken))) => untaken,
             // It never reached its queue.
             Ok(Ok(None)) => unsent,
@@ -117,12 +128,12 @@ impl Activator {
     /// Whether a step that is looked at again has its result on the way: then its worker should not
     /// begin anew. What nobody takes from its queue is not waited for without end. A model that is
     /// called anew costs money; scripts are answered from their journal.
-    pub(super) async fn result_waits(
+    pub(super) async fn has_pending_result(
         &self,
         effect: &Effect,
         step: &Step,
         task: TaskId,
-        standing: &mut Standing,
+        standing: &mut PendingResult,
     ) -> bool {
         if !may_have_been_sent(step) {
             return false;
@@ -130,12 +141,12 @@ impl Activator {
         let has_scripts = matches!(effect, Effect::ExecuteCode(_));
         // Because NATS does not say nobody pays twice.
         if !self.bus.result_waits(task, step.id).await.unwrap_or(!has_scripts) {
-            *standing = Standing::default();
+            *standing = PendingResult::default();
             return false;
         }
-        let patience = if has_scripts { RESULT_OF_CODE } else { RESULT_OF_MODEL };
+        let patience = if has_scripts { CODE_RESULT_TIMEOUT } else { MODEL_RESULT_TIMEOUT };
         let now = Instant::now();
-        now.duration_since(standing.since(step, now)) < patience
+        now.duration_since(standing.first_seen(step, now)) < patience
     }
 
     /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need
@@ -154,13 +165,13 @@ impl Activator {
                 let withdrawn = if reported { Ok(()) } else { bus.withdraw(&address, step).await };
                 let withdrawn = withdrawn.map_err(|error| Chain(&error).to_string());
                 let Err(error) = closed.and(withdrawn) else { return };
-                if began.elapsed() > decide::CODE_DEADLINE || draining.is_cancelled() {
+                if began.elapsed() > decide::CODE_TIMEOUT || draining.is_cancelled() {
                     tracing::warn!(%step, error, "a step that is over could not be closed; its journal ages out");
                     return;
                 }
                 tokio::select! {
                     () = draining.cancelled() => {}
-                    () = tokio::time::sleep(END_AGAIN) => {}
+                    () = tokio::time::sleep(CLOSE_RETRY_DELAY) => {}
                 }
             }
         };
@@ -170,7 +181,7 @@ impl Activator {
     /// The result of scripts that are to stop and that no worker has begun, withheld or queued:
     /// none will begin them any more, and nobody has to be waited for. Of others their worker says
     /// what they have done.
-    pub(super) async fn unbegun(
+    pub(super) async fn cancel_unstarted_scripts(
         &self,
         task: &Task,
         step: StepId,
@@ -197,7 +208,7 @@ impl Activator {
         Some(StepResult { step, round: 0, outcome })
     }
 
-    pub(super) async fn cancel(
+    pub(super) async fn broadcast_cancel(
         &self,
         service: subject::Service,
         task: TaskId,
@@ -218,16 +229,16 @@ impl Activator {
 /// Whether the command of a step that is looked at may be on its way already, or have been carried
 /// out.
 pub(super) fn may_have_been_sent(step: &Step) -> bool {
-    clock::now().duration_since(step.wanted()) >= FIRST_LOOK
+    clock::now().duration_since(step.requested_at()) >= MIN_RESEND_AGE
 }
 
 /// Since when a result of a step is seen to wait in its queue, and of which step and round.
 #[derive(Debug, Default)]
-pub(super) struct Standing(Option<(StepId, u32, Instant)>);
+pub(super) struct PendingResult(Option<(StepId, u32, Instant)>);
 
-impl Standing {
+impl PendingResult {
     /// Since when one of this step is seen, which is seen now.
-    fn since(&mut self, step: &Step, now: Instant) -> Instant {
+    fn first_seen(&mut self, step: &Step, now: Instant) -> Instant {
         match self.0 {
             Some((id, round, since)) if (id, round) == (step.id, step.round) => since,
             Some(_) | None => {
@@ -256,13 +267,13 @@ mod tests {
             resumed: None,
             state: StepState::InFlight { deadline: Timestamp::MAX },
         };
-        let (mut standing, begin) = (Standing::default(), Instant::now());
+        let (mut standing, begin) = (PendingResult::default(), Instant::now());
         let at = |seconds| begin + Duration::from_secs(seconds);
         for (id, round, seen, since) in
             [(1, 0, 0, 0), (1, 0, 30, 0), (1, 1, 60, 60), (1, 1, 90, 60), (2, 0, 91, 91)]
         {
             assert_eq!(
-                standing.since(&step(id, round), at(seen)),
+                standing.first_seen(&step(id, round), at(seen)),
                 at(since),
                 "{id} {round} {seen}"
             );

@@ -10,7 +10,7 @@ use construct_bus::{Bus, publish, subject};
 use construct_domain::{
     ApprovalId, MessageId, StepId, TaskId,
     approval::ApprovalState,
-    decide::{self, Decision, Effect, Event, Fresh},
+    decide::{self, Decision, Effect, Entropy, Event},
     id,
     message::{Block, Content, Source},
     money::Usage,
@@ -19,30 +19,31 @@ use construct_domain::{
 use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
 use construct_runtime::{Lifecycle, MasterKeys, clock, telemetry::Chain};
 use construct_store::{
-    AppendedMessage, AskedApproval, Committed, EndedMessage, Error, LoadedTask, MessageFilter,
-    MessagePage, NewEvent, QUEUE_LIMIT, Store, StoredApproval, StoredEvent, Stream, TaskCommit,
+    AppendedMessage, CommittedTask, EndedMessage, Error, LoadedTask, MessageFilter, MessagePage,
+    NewApproval, NewEvent, QUEUE_LIMIT, Store, StoredApproval, StoredEvent, Stream, TaskCommit,
 };
 use jiff::Timestamp;
 use opentelemetry::Context;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
-use report::{Report, step_usage, title};
-use steps::{Standing, may_have_been_sent};
+use report::{Report, billable_usage, parse_title};
+use steps::{PendingResult, may_have_been_sent};
 
 use crate::{
     announce::Announcer,
     catalog::Catalog,
-    command, compaction,
-    failing::Failing,
-    material::{self, Material},
+    command,
+    command_inputs::{self, CommandInputs},
+    compaction,
+    failures::FailingTasks,
+    in_flight::{CommandRef, InFlightLimiter, Permit, Queue},
     metrics, record, spending, trace,
-    window::{Queue, Ticket, Window, Work},
 };
 
 /// How long a worker that was told to stop has to say what it used, before what was set aside for
 /// its call is given back.
-const DROPPED: std::time::Duration = std::time::Duration::from_secs(120);
+const USAGE_REPORT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
 /// How often a commit that lost a race is decided anew before the activation is given back.
 const MAX_CONFLICTS: u32 = 8;
 /// Decisions one activation may take in a row, so that a task with a long queue lets others have a
@@ -51,15 +52,15 @@ const MAX_DECISIONS: u32 = 16;
 
 /// What activations work with.
 #[derive(Debug)]
-pub(crate) struct Activator {
+pub(crate) struct Reconciler {
     pub(crate) store: Store,
     pub(crate) bus: Bus,
     pub(crate) catalog: Catalog,
     pub(crate) announcer: Announcer,
     /// Bounds the commands of each organization that stand in the work queues.
-    pub(crate) window: Window,
+    pub(crate) limiter: InFlightLimiter,
     /// What people are told of tasks that cannot be looked at just now.
-    pub(crate) failing: Failing,
+    pub(crate) failing_tasks: FailingTasks,
     /// Owns what goes on after an activation.
     pub(crate) lifecycle: Lifecycle,
     /// What tokens for models are signed with; none: scripts get none.
@@ -68,37 +69,37 @@ pub(crate) struct Activator {
 
 /// What is to be done about the task after an activation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextAction {
     /// Nothing until somebody says so.
     Idle,
     /// Look again at this time.
-    Wake(Timestamp),
+    RequeueAt(Timestamp),
     /// The task is deleted.
-    Gone,
+    Deleted,
 }
 
 /// What an actor remembers of its task from one activation to the next. Nothing depends on it.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct TaskCache {
     /// The task as the last activation left it. Held as long as the actor is, which is not long
     /// without anything to do.
-    pub(crate) known: Option<Box<LoadedTask>>,
+    pub(crate) task: Option<Box<LoadedTask>>,
     /// Where the trace of the task's turn was last gone on with.
     pub(crate) turn: Context,
     /// The result that was seen to wait in its queue.
-    standing: Standing,
+    pending_result: PendingResult,
 }
 
 /// A decision that is committed.
-struct Decided {
+struct CommittedDecision {
     decision: Decision,
     /// None when there was nothing to write.
-    committed: Option<Committed>,
+    committed: Option<CommittedTask>,
     /// For the effects, where it could be read.
-    material: Result<Material, Error>,
+    inputs: Result<CommandInputs, Error>,
 }
 
-impl Activator {
+impl Reconciler {
     /// Looks at the task, with what a worker reported if it is about that. On `Err` nothing that
     /// was reported is lost: the message it came in is not acknowledged and comes again.
     ///
@@ -106,14 +107,14 @@ impl Activator {
     /// ([`Memory::known`]): what has changed meanwhile is noticed by the commit. Whoever only says
     /// that something is new makes the task be loaded.
     #[tracing::instrument(name = "reconciler.task.activate", skip_all, fields(task = %task))]
-    pub(crate) async fn activate(
+    pub(crate) async fn reconcile(
         self: &Arc<Self>,
         task: TaskId,
         result: Option<mesh::StepResult>,
-        memory: &mut Memory,
-    ) -> Result<Next, Error> {
-        let mut remembered = memory.known.take().filter(|_| result.is_some());
-        let mut report = match result.map(Report::read).transpose() {
+        memory: &mut TaskCache,
+    ) -> Result<NextAction, Error> {
+        let mut remembered = memory.task.take().filter(|_| result.is_some());
+        let mut report = match result.map(Report::parse).transpose() {
             Ok(report) => report,
             Err(error) => {
                 // That it names one is checked where it is received.
@@ -128,24 +129,28 @@ impl Activator {
                 None => match self.store.task_load(task).await? {
                     Some(loaded) => loaded,
                     None => {
-                        self.window.forget(task);
-                        self.book_late(task, report.as_ref()).await?;
-                        return Ok(Next::Gone);
+                        self.limiter.forget(task);
+                        self.record_late_usage(task, report.as_ref()).await?;
+                        return Ok(NextAction::Deleted);
                     }
                 },
             };
             if loaded.deleted {
-                self.window.forget(task);
-                self.book_late(task, report.as_ref()).await?;
-                return self.purge(&loaded).await;
+                self.limiter.forget(task);
+                self.record_late_usage(task, report.as_ref()).await?;
+                return self.purge_task(&loaded).await;
             }
-            self.meet(&loaded).await;
+            self.refresh_in_flight(&loaded).await;
             if report.is_none() {
-                report = self.untaken(&loaded).await.map(|result| Report::of(result, &loaded.task));
+                report = self
+                    .expire_untaken_call(&loaded)
+                    .await
+                    .map(|result| Report::for_failure(result, &loaded.task));
             }
-            let span = trace::of_turn(&loaded, &mut memory.turn);
-            let decided = self.decide(&loaded, report.as_ref()).instrument(span.clone()).await;
-            let Decided { decision, committed, material } = match decided {
+            let span = trace::turn_span(&loaded, &mut memory.turn);
+            let decided =
+                self.decide_and_commit(&loaded, report.as_ref()).instrument(span.clone()).await;
+            let CommittedDecision { decision, committed, inputs } = match decided {
                 Err(Error::Conflict) if conflicts < MAX_CONFLICTS => {
                     conflicts += 1;
                     continue;
@@ -157,15 +162,15 @@ impl Activator {
             let reported = report
                 .take()
                 .is_some_and(|report| matches!(report.result.outcome, Outcome::Code(_)));
-            let nothing = Material::default();
+            let nothing = CommandInputs::default();
             for effect in &decision.effects {
-                let material = match &material {
+                let material = match &command_inputs {
                     Ok(material) => material,
                     // A command is found missing when the task looks at its step again, except a
                     // title's; what ends one would not be.
-                    Err(_) if effect_is_a_command(effect) => {
+                    Err(_) if is_command(effect) => {
                         if let Effect::MakeTitle(step) = effect {
-                            self.window.give_back(
+                            self.limiter.release(
                                 loaded.task.organization,
                                 &Queue::Model,
                                 task,
@@ -183,40 +188,41 @@ impl Activator {
                     effect,
                     material,
                     reported,
-                    &mut memory.standing,
+                    &mut memory.pending_result,
                 );
                 let failed = performed.instrument(span.clone()).await;
-                report = failed.map(|result| Report::of(result, &decision.task)).or(report);
+                report =
+                    failed.map(|result| Report::for_failure(result, &decision.task)).or(report);
             }
             // Only now: what its places say of a call that is stopped, nothing else does.
-            self.window.settle(&decision.task, &command::pool(&loaded), clock::now());
+            self.limiter.release_unneeded(&decision.task, &command::pool(&loaded), clock::now());
             // What fails from here on is found again when the task is looked at again; what an
             // effect ends would not be.
-            self.store.subtasks_seen(&loaded).await?;
-            material?;
+            self.store.subtasks_mark_seen(&loaded).await?;
+            command_inputs?;
             let next_wake =
                 committed.as_ref().map_or(decision.task.next_wake, |committed| committed.next_wake);
             let again = committed.as_ref().is_some_and(|committed| committed.has_new_intents);
-            let left = committed.and_then(|committed| committed.left);
+            let left = committed.and_then(|committed| committed.cached_task);
             let next = match next_wake {
                 _ if report.is_some() || again => None,
-                Some(wake) if wake > clock::now() => Some(Next::Wake(wake)),
+                Some(wake) if wake > clock::now() => Some(NextAction::RequeueAt(wake)),
                 Some(_) => None,
-                None => Some(Next::Idle),
+                None => Some(NextAction::Idle),
             };
             if let Some(next) = next {
-                memory.known = left;
+                memory.task = left;
                 return Ok(next);
             }
             remembered = left;
         }
-        Ok(Next::Wake(clock::now()))
+        Ok(NextAction::RequeueAt(clock::now()))
     }
 
     /// Books what was used for a task that is gone: it is paid for all the same.
-    async fn book_late(&self, task: TaskId, report: Option<&Report>) -> Result<(), Error> {
+    async fn record_late_usage(&self, task: TaskId, report: Option<&Report>) -> Result<(), Error> {
         let Some(report) = report else { return Ok(()) };
-        let (Some(organization), Some(paid)) = (report.organization, step_usage(None, report))
+        let (Some(organization), Some(paid)) = (report.organization, billable_usage(None, report))
         else {
             return Ok(());
         };
@@ -228,7 +234,11 @@ impl Activator {
     }
 
     /// Decides and commits.
-    async fn decide(&self, loaded: &LoadedTask, report: Option<&Report>) -> Result<Decided, Error> {
+    async fn decide_and_commit(
+        &self,
+        loaded: &LoadedTask,
+        report: Option<&Report>,
+    ) -> Result<CommittedDecision, Error> {
         match self.decide_with(loaded, report, None).await {
             // What the decision would cost is not there: it is made anew with that known, which
             // then costs nothing.
@@ -246,41 +256,42 @@ impl Activator {
         loaded: &LoadedTask,
         report: Option<&Report>,
         exhausted: Option<&str>,
-    ) -> Result<Decided, Error> {
+    ) -> Result<CommittedDecision, Error> {
         // PostgreSQL keeps microseconds; what is told must be what is kept.
         let now = Timestamp::from_microsecond(clock::now().as_microsecond())
             .unwrap_or(Timestamp::UNIX_EPOCH);
         let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
         let decide = |task: &Task| match exhausted {
-            None => decide::decide(task, loaded.queued, event.clone(), now, fresh(now)),
-            Some(words) => decide::decide_without_money(
+            None => decide::decide(task, loaded.queued, event.clone(), now, new_entropy(now)),
+            Some(words) => decide::decide_without_budget(
                 task,
                 loaded.queued,
                 event.clone(),
                 now,
-                fresh(now),
+                new_entropy(now),
                 words,
             ),
         };
         let mut task = loaded.task.clone();
-        compaction::complete(
+        compaction::add_fixed_tokens(
             &mut task.context,
-            self.catalog.known_bytes(&command::pool(loaded), &loaded.workspace),
+            self.catalog.cached_bytes(&command::pool(loaded), &loaded.workspace),
         );
         task.context.counted = report.and_then(|report| report.counted);
         let mut decision = decide(&task);
-        if decision.wants_outline {
+        if decision.needs_outline {
             task.context.outline = Some(self.store.outline(task.id).await?);
             decision = decide(&task);
         }
         let usage = report.map(|report| report.usage).unwrap_or_default();
-        let paid = report.and_then(|report| step_usage(Some(&loaded.task), report));
+        let paid = report.and_then(|report| billable_usage(Some(&loaded.task), report));
         // Only where a budget applies anything can have been set aside.
-        let settled = report.filter(|_| loaded.spending.is_some()).map(|report| report.result.step);
+        let settled =
+            report.filter(|_| loaded.cost_inputs.is_some()).map(|report| report.result.step);
 
         if !decision.changes(&loaded.task) {
             // No commit will notice that something is not as it is remembered.
-            if loaded.remembered() {
+            if loaded.is_cached() {
                 return Err(Error::Conflict);
             }
             if let Some(paid) = &paid {
@@ -292,19 +303,21 @@ impl Activator {
                 self.store.step_release(loaded.task.organization, step, now).await?;
             }
             if loaded.has_new_intents() {
-                self.store.task_intents_seen(loaded).await?;
+                self.store.task_intents_mark_seen(loaded).await?;
             }
-            let tickets = self.withhold(loaded, &decision.task, &mut decision.effects, now);
-            tickets.into_iter().for_each(Ticket::keep);
-            let material = material::gather(self, loaded, &decision).await;
-            return Ok(Decided { decision, committed: None, material });
+            let tickets =
+                self.apply_concurrency_limit(loaded, &decision.task, &mut decision.effects, now);
+            tickets.into_iter().for_each(Permit::commit);
+            let material = command_inputs::gather(self, loaded, &decision).await;
+            return Ok(CommittedDecision { decision, committed: None, inputs: material });
         }
 
         let current = report.filter(|report| {
             loaded.task.step.as_ref().is_some_and(|step| step.awaits(&report.result))
         });
         // A step that waits for people is not over: what its scripts do further is told after this.
-        let goes_on = |report: &&Report| !matches!(report.result.outcome, Outcome::Parked { .. });
+        let goes_on =
+            |report: &&Report| !matches!(report.result.outcome, Outcome::Suspended { .. });
         let step = current.filter(goes_on).map(|report| report.number);
         let mut commit = TaskCommit::new(loaded, &decision.task, now);
         commit.admitted = decision.admitted;
@@ -324,70 +337,74 @@ impl Activator {
                 }
             })
             .collect();
-        commit.ended = decision
+        commit.ended_message = decision
             .ended
             .as_ref()
-            .map(|ended| EndedMessage { message: ended.message, error: ended_error(&decision) });
+            .map(|ended| EndedMessage { message: ended.message, error: turn_error(&decision) });
         commit.drop_queued.clone_from(&decision.drop_queued);
-        commit.rewound = decision.rewound;
-        commit.compacted.clone_from(&decision.compacted);
+        commit.rewind_from = decision.rewound;
+        commit.compaction.clone_from(&decision.compacted);
         commit.usage = paid.into_iter().collect();
-        commit.settled = settled;
+        commit.settled_step = settled;
         commit.reservation = spending::reservation(loaded, &decision, &self.catalog, now);
-        commit.tool_uses = tool_uses(&decision);
-        commit.title = report.and_then(|report| title(loaded, report));
+        commit.tool_uses = count_tool_uses(&decision);
+        commit.title = report.and_then(|report| parse_title(loaded, report));
         // A turn stays in the trace it began in.
         commit.trace_id = if decision.admitted.is_some() || loaded.trace_id.is_none() {
-            trace::current()
+            trace::current_trace_id()
         } else {
             None
         };
-        commit.asked = asked(loaded, &decision);
-        commit.closed.clone_from(&decision.closed);
-        commit.events = self.approval_events(loaded, &commit.asked, &decision, now).await?;
-        commit.events.extend(record::events(loaded, &decision, &usage, step, now));
+        commit.new_approvals = approval_requests(loaded, &decision);
+        commit.closed_approvals.clone_from(&decision.closed_approvals);
+        commit.events = self.approval_events(loaded, &commit.new_approvals, &decision, now).await?;
+        commit.events.extend(record::decision_events(loaded, &decision, &usage, step, now));
         if let Some(words) = &decision.drop_queued {
-            commit.events.extend(self.dropped(loaded, words, now).await?);
+            commit.events.extend(self.dropped_message_events(loaded, words, now).await?);
         }
         if let Some(title) = commit.title.clone() {
-            commit.events.push(self.titled(loaded, title, commit.events.len(), now).await?);
+            commit.events.push(self.title_event(loaded, title, commit.events.len(), now).await?);
         }
         if current.is_none() {
-            self.give_up(&decision).await?;
+            self.close_journals(&decision).await?;
         }
         self.cancel_subtasks(loaded, now).await?;
-        let tickets = self.withhold(loaded, &decision.task, &mut decision.effects, now);
+        let tickets =
+            self.apply_concurrency_limit(loaded, &decision.task, &mut decision.effects, now);
         let (committed, material) =
-            tokio::join!(self.commit(commit), material::gather(self, loaded, &decision));
+            tokio::join!(self.commit(commit), command_inputs::gather(self, loaded, &decision));
         let committed = Some(committed?);
-        tickets.into_iter().for_each(Ticket::keep);
+        tickets.into_iter().for_each(Permit::commit);
         if decision.ended.is_some() || decision.drop_queued.is_some() {
             self.wake_parent(loaded).await;
         }
-        metrics::decided(
+        metrics::record_decision(
             &loaded.task,
             current.map(|report| &report.result.outcome),
             &decision,
             now,
         );
-        Ok(Decided { committed, material, decision })
+        Ok(CommittedDecision { committed, inputs: material, decision })
     }
 
     /// Leaves out the commands that have no place in their queue, and adds the one whose turn it
     /// is. It follows from the task as well as one that is asked for.
-    fn withhold(
+    fn apply_concurrency_limit(
         &self,
         loaded: &LoadedTask,
         task: &Task,
         effects: &mut Vec<Effect>,
         now: Timestamp,
-    ) -> Vec<Ticket> {
+    ) -> Vec<Permit> {
         let (organization, pool) = (task.organization, command::pool(loaded));
-        if !effects.iter().any(effect_is_a_command) {
+        if !effects.iter().any(is_command) {
             let due = |queue: &Queue, step: StepId| {
-                self.window.due(organization, queue, task.id).is_some_and(|work| work.step == step)
+                self.limiter
+                    .unsent(organization, queue, task.id)
+                    .is_some_and(|work| work.step == step)
             };
-            let current = Work::of(task, &pool).filter(|(queue, work)| due(queue, work.step));
+            let current =
+                CommandRef::for_task(task, &pool).filter(|(queue, work)| due(queue, work.step));
             effects.extend(current.and_then(|_| decide::command(task)));
             effects.extend(
                 task.title_step.filter(|&step| due(&Queue::Model, step)).map(Effect::MakeTitle),
@@ -397,21 +414,22 @@ impl Activator {
         effects.retain(|effect| {
             let asked = match effect {
                 Effect::InvokeModel(_) | Effect::Compact(_) | Effect::ExecuteCode(_) => {
-                    Work::of(task, &pool)
+                    CommandRef::for_task(task, &pool)
                 }
                 Effect::MakeTitle(step) => {
                     let known = self
-                        .window
-                        .due(organization, &Queue::Model, task.id)
+                        .limiter
+                        .unsent(organization, &Queue::Model, task.id)
                         .filter(|work| work.step == *step);
-                    let work = Work { step: *step, round: 0, until: now + decide::MODEL_DEADLINE };
+                    let work =
+                        CommandRef { step: *step, round: 0, until: now + decide::MODEL_TIMEOUT };
                     Some((Queue::Model, known.unwrap_or(work)))
                 }
                 Effect::CancelModel(..) | Effect::CancelCode(..) | Effect::EndCode(_) => None,
             };
             let Some((queue, work)) = asked else { return true };
-            let ticket = self.window.ask(organization, queue, task.id, work, now);
-            let goes = ticket.goes();
+            let ticket = self.limiter.acquire(organization, queue, task.id, work, now);
+            let goes = ticket.is_granted();
             tickets.push(ticket);
             goes
         });
@@ -421,7 +439,7 @@ impl Activator {
     /// Before it is said that scripts are over whose worker has not said so, they are kept from
     /// going on: it may be at them still, and would otherwise have effects that nobody knows of. As
     /// long as that cannot be done nothing is committed.
-    async fn give_up(&self, decision: &Decision) -> Result<(), Error> {
+    async fn close_journals(&self, decision: &Decision) -> Result<(), Error> {
         for effect in &decision.effects {
             if let Effect::EndCode(step) = effect {
                 self.bus
@@ -435,7 +453,7 @@ impl Activator {
     }
 
     /// Commits, and has what was committed told.
-    async fn commit(&self, commit: TaskCommit<'_>) -> Result<Committed, Error> {
+    async fn commit(&self, commit: TaskCommit<'_>) -> Result<CommittedTask, Error> {
         let (events, created_at) = (commit.events.clone(), commit.now);
         let organization = commit.task.organization;
         let stream = Stream::task(organization, commit.task.id).id();
@@ -458,21 +476,24 @@ impl Activator {
     async fn approval_events(
         &self,
         loaded: &LoadedTask,
-        asked: &[AskedApproval],
+        asked: &[NewApproval],
         decision: &Decision,
         now: Timestamp,
     ) -> Result<Vec<NewEvent>, Error> {
-        let Some(step) =
-            loaded.task.step.as_ref().filter(|_| !asked.is_empty() || !decision.closed.is_empty())
+        let Some(step) = loaded
+            .task
+            .step
+            .as_ref()
+            .filter(|_| !asked.is_empty() || !decision.closed_approvals.is_empty())
         else {
             return Ok(Vec::new());
         };
         // A question that replaces another one keeps its id.
         let known = self.store.approvals_of_step(step.id).await?;
         let mut events = Vec::new();
-        for AskedApproval { id, step, asked, expires_at } in asked {
-            let before = known.iter().find(|known| known.call.is_at(&asked.call));
-            events.push(record::requested(&StoredApproval {
+        for NewApproval { id, step, asked, expires_at } in asked {
+            let before = known.iter().find(|known| known.call.is_same_call(&asked.call));
+            events.push(record::approval_requested(&StoredApproval {
                 id: before.map_or(*id, |before| before.id),
                 organization: loaded.task.organization,
                 task: loaded.task.id,
@@ -492,7 +513,7 @@ impl Activator {
                 updated_at: now,
             }));
         }
-        for closed in &decision.closed {
+        for closed in &decision.closed_approvals {
             let Some(mut approval) = known.iter().find(|known| known.id == closed.id).cloned()
             else {
                 continue;
@@ -502,13 +523,13 @@ impl Activator {
             approval.decided_at = Some(now);
             approval.revision += 1;
             approval.updated_at = now;
-            events.push(record::closed(&approval));
+            events.push(record::approval_closed(&approval));
         }
         Ok(events)
     }
 
     /// The events of queued messages that a cancel or rewind drops.
-    async fn dropped(
+    async fn dropped_message_events(
         &self,
         loaded: &LoadedTask,
         words: &str,
@@ -536,7 +557,7 @@ impl Activator {
     }
 
     /// The event of a task that got its title.
-    async fn titled(
+    async fn title_event(
         &self,
         loaded: &LoadedTask,
         title: String,
@@ -563,44 +584,47 @@ impl Activator {
         loaded: &LoadedTask,
         now: &Task,
         effect: &Effect,
-        material: &Material,
+        material: &CommandInputs,
         reported: bool,
-        standing: &mut Standing,
+        standing: &mut PendingResult,
     ) -> Option<StepResult> {
         let task = loaded.task.id;
         let failed = |step: StepId, error: command::Error| {
             let (class, message, retry_at) =
                 (error.class(), Chain(&error).to_string(), error.retry_at());
-            let failure = Failure { class, message, retry_at, tries: 0 };
+            let failure = Failure { class, message, retry_at, attempts: 0 };
             Some(StepResult { step, round: round_of(now, step), outcome: Outcome::Failed(failure) })
         };
         let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
         match effect {
             Effect::InvokeModel(step) | Effect::Compact(step) | Effect::ExecuteCode(step)
-                if self.result_waits(effect, step, task, standing).await =>
+                if self.has_pending_result(effect, step, task, standing).await =>
             {
                 None
             }
-            Effect::InvokeModel(step) => match self.answer_command(loaded, step, material).await {
+            Effect::InvokeModel(step) => match self.build_answer(loaded, step, material).await {
                 Ok(invoke) => self.dispatch(loaded, Queue::Model, step.id, &model, &invoke).await,
                 Err(error) => failed(step.id, error),
             },
-            Effect::Compact(step) => match command::compaction(loaded, now, step, material) {
+            Effect::Compact(step) => match command::build_compaction(loaded, now, step, material) {
                 Ok(invoke) => self.dispatch(loaded, Queue::Model, step.id, &model, &invoke).await,
                 Err(error) => failed(step.id, error),
             },
             Effect::MakeTitle(step) => {
-                let place = self.window.due(loaded.task.organization, &Queue::Model, task);
+                let place = self.limiter.unsent(loaded.task.organization, &Queue::Model, task);
                 let until =
-                    place.map_or_else(|| clock::now() + decide::MODEL_DEADLINE, |work| work.until);
-                match command::title(loaded, *step, until, material) {
+                    place.map_or_else(|| clock::now() + decide::MODEL_TIMEOUT, |work| work.until);
+                match command::build_title(loaded, *step, until, material) {
                     Ok(invoke) => {
                         let refused =
                             self.dispatch(loaded, Queue::Model, *step, &model, &invoke).await;
                         // Nobody asks for it again: where it could not be sent, its place is free.
-                        if self.window.due(loaded.task.organization, &Queue::Model, task).is_some()
+                        if self
+                            .limiter
+                            .unsent(loaded.task.organization, &Queue::Model, task)
+                            .is_some()
                         {
-                            self.window.give_back(
+                            self.limiter.release(
                                 loaded.task.organization,
                                 &Queue::Model,
                                 task,
@@ -613,7 +637,13 @@ impl Activator {
                 }
             }
             Effect::ExecuteCode(step) => {
-                match command::execute(loaded, now, step, material, self.token_keys.as_deref()) {
+                match command::build_execution(
+                    loaded,
+                    now,
+                    step,
+                    material,
+                    self.token_keys.as_deref(),
+                ) {
                     Ok(execute) => {
                         let execute =
                             mesh::CodeExecute { again: may_have_been_sent(step), ..execute };
@@ -632,8 +662,8 @@ impl Activator {
                 }
             }
             Effect::CancelModel(step, reason) => {
-                self.cancel(subject::Service::Providers, task, *step, reason).await;
-                if let Some(uncalled) = self.uncalled(now, *step).await {
+                self.broadcast_cancel(subject::Service::Providers, task, *step, reason).await;
+                if let Some(uncalled) = self.cancel_untaken_call(now, *step).await {
                     return Some(uncalled);
                 }
                 // One whose worker is gone must not cost money later.
@@ -641,18 +671,19 @@ impl Activator {
                     tracing::warn!(%error, "a model call that nobody waits for could not be taken back");
                 }
                 // A worker that has begun it says what it used.
-                if loaded.spending.is_some()
-                    && let Err(error) = self.store.step_dropped(*step, clock::now() + DROPPED).await
+                if loaded.cost_inputs.is_some()
+                    && let Err(error) =
+                        self.store.step_abandon(*step, clock::now() + USAGE_REPORT_TIMEOUT).await
                 {
                     tracing::warn!(%error, "what was set aside for a call stays set aside for longer");
                 }
                 None
             }
             Effect::CancelCode(step, reason) => {
-                self.cancel(subject::Service::Interpreter, task, *step, reason).await;
+                self.broadcast_cancel(subject::Service::Interpreter, task, *step, reason).await;
                 // What its scripts, and programs that work for the task, ask models at the moment.
-                self.cancel(subject::Service::Providers, task, *step, reason).await;
-                self.unbegun(now, *step, reason).await
+                self.broadcast_cancel(subject::Service::Providers, task, *step, reason).await;
+                self.cancel_unstarted_scripts(now, *step, reason).await
             }
             Effect::EndCode(step) => {
                 self.end_code(loaded, *step, reported);
@@ -661,15 +692,15 @@ impl Activator {
         }
     }
 
-    async fn answer_command(
+    async fn build_answer(
         &self,
         loaded: &LoadedTask,
         step: &Step,
-        material: &Material,
+        material: &CommandInputs,
     ) -> Result<mesh::ModelInvoke, command::Error> {
         let pool = command::pool(loaded);
         match self.catalog.get(&pool, &loaded.workspace).await {
-            Ok(catalog) => command::answer(loaded, step, material, &catalog),
+            Ok(catalog) => command::build_answer(loaded, step, material, &catalog),
             Err(source) => Err(command::Error::NoCatalog { pool, source }),
         }
     }
@@ -688,7 +719,7 @@ impl Activator {
         A: subject::Command,
     {
         let Err(error) = self.bus.publish_once(address, command).await else {
-            self.window.sent(loaded.task.organization, &queue, loaded.task.id, step);
+            self.limiter.mark_sent(loaded.task.organization, &queue, loaded.task.id, step);
             return None;
         };
         if error.is_retryable() {
@@ -700,14 +731,15 @@ impl Activator {
             _ => FailureClass::Configuration,
         };
         let failure =
-            Failure { class, message: Chain(&error).to_string(), retry_at: None, tries: 0 };
+            Failure { class, message: Chain(&error).to_string(), retry_at: None, attempts: 0 };
         Some(StepResult { step, round: 0, outcome: Outcome::Failed(failure) })
     }
 
-    async fn purge(&self, loaded: &LoadedTask) -> Result<Next, Error> {
+    async fn purge_task(&self, loaded: &LoadedTask) -> Result<NextAction, Error> {
         if let Some(step) = &loaded.task.step {
             for service in [subject::Service::Providers, subject::Service::Interpreter] {
-                self.cancel(service, loaded.task.id, step.id, "the task is deleted").await;
+                self.broadcast_cancel(service, loaded.task.id, step.id, "the task is deleted")
+                    .await;
             }
             let address = subject::ModelInvoke::new(subject::Pool::model_default(), loaded.task.id);
             if let Err(error) = self.bus.withdraw(&address, step.id).await {
@@ -721,12 +753,12 @@ impl Activator {
             self.end_code(loaded, step.id, false);
         }
         self.purge_tree(loaded).await?;
-        Ok(Next::Gone)
+        Ok(NextAction::Deleted)
     }
 }
 
 /// Whether an effect is a command to a worker, which is made of what is read.
-fn effect_is_a_command(effect: &Effect) -> bool {
+fn is_command(effect: &Effect) -> bool {
     match effect {
         Effect::InvokeModel(_)
         | Effect::Compact(_)
@@ -742,18 +774,18 @@ fn round_of(task: &Task, step: StepId) -> u32 {
 }
 
 /// What people are asked by a decision.
-fn asked(loaded: &LoadedTask, decision: &Decision) -> Vec<AskedApproval> {
+fn approval_requests(loaded: &LoadedTask, decision: &Decision) -> Vec<NewApproval> {
     let Some(step) = &loaded.task.step else { return Vec::new() };
-    let asked = decision.asked.iter().map(|asked| AskedApproval {
+    let asked = decision.asked.iter().map(|asked| NewApproval {
         id: ApprovalId::from_uuid(Uuid::now_v7()),
         step: step.id,
-        asked: asked.clone(),
-        expires_at: step.approvals_expire(),
+        request: asked.clone(),
+        expires_at: step.approvals_expire_at(),
     });
     asked.collect()
 }
 
-fn ended_error(decision: &Decision) -> Option<String> {
+fn turn_error(decision: &Decision) -> Option<String> {
     use construct_domain::task::TurnOutcome;
     match decision.ended.as_ref()?.outcome {
         TurnOutcome::Completed => None,
@@ -766,7 +798,7 @@ fn ended_error(decision: &Decision) -> Option<String> {
     }
 }
 
-fn tool_uses(decision: &Decision) -> BTreeMap<String, i64> {
+fn count_tool_uses(decision: &Decision) -> BTreeMap<String, i64> {
     let mut uses = BTreeMap::new();
     for message in &decision.appended {
         for block in &message.blocks {
@@ -782,8 +814,8 @@ fn tool_uses(decision: &Decision) -> BTreeMap<String, i64> {
 
 /// What is new in a decision. The time in a step's id is compared with that since which journals
 /// are kept, so it is not by this machine's clock (ADR 40).
-fn fresh(now: Timestamp) -> Fresh {
-    Fresh {
+fn new_entropy(now: Timestamp) -> Entropy {
+    Entropy {
         step: StepId::from_uuid(id::new_at(now)),
         title_step: StepId::from_uuid(Uuid::now_v7()),
         messages: [MessageId::from_uuid(Uuid::now_v7()), MessageId::from_uuid(Uuid::now_v7())],

@@ -12,7 +12,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::scan::Trouble;
+use crate::error::Error;
 
 /// The largest answer that is read, in bytes.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
@@ -47,18 +47,24 @@ impl Gateway {
     }
 
     /// A request with the token of a scan.
-    pub(crate) fn request<T>(
-        &self,
-        token: &SecretString,
-        message: T,
-    ) -> Result<Request<T>, Trouble> {
+    pub(crate) fn request<T>(&self, token: &SecretString, message: T) -> Result<Request<T>, Error> {
         let mut request = Request::new(message);
         let value = format!("Bearer {}", token.expose_secret()).parse::<MetadataValue<Ascii>>();
         let mut value = value
-            .map_err(|_| Trouble::Failed("the scan's token cannot stand in a header".to_owned()))?;
+            .map_err(|_| Error::Failed("the scan's token cannot stand in a header".to_owned()))?;
         value.set_sensitive(true);
         request.metadata_mut().insert("authorization", value);
         Ok(request)
+    }
+}
+
+impl From<tonic::Status> for Error {
+    fn from(status: tonic::Status) -> Self {
+        if is_transient(&status) {
+            Self::Retryable { reason: format!("the gateway: {}", status.message()), not_before: None }
+        } else {
+            Self::Failed(format!("the gateway refuses: {}", status.message()))
+        }
     }
 }
 

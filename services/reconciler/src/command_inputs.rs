@@ -4,21 +4,22 @@
 
 use construct_domain::{
     MessageId,
-    decide::{Compacted, Decision, Effect},
+    decide::{ContextCompaction, Decision, Effect},
     message::{Attachment, Block, Source},
 };
 use construct_store::{
-    Compaction, Error, Invocation, LoadedTask, Means, Secret, StoredApproval, StoredMessage,
+    Compaction, Error, Invocation, LoadedTask, ScriptCapabilities, Secret, StoredApproval,
+    StoredMessage,
 };
 
-use crate::activation::Activator;
+use crate::reconcile::Reconciler;
 
 /// Files of a conversation that its scripts may save: the newest.
-const FILES: u32 = 1_000;
+const MAX_FILES: u32 = 1_000;
 
 /// What was read. Empty where no effect asks for it.
 #[derive(Debug, Default)]
-pub(crate) struct Material {
+pub(crate) struct CommandInputs {
     /// The task's agent, its model and account.
     pub(crate) invocation: Option<Invocation>,
     /// What the agent may use by name.
@@ -39,7 +40,7 @@ pub(crate) struct Material {
 
 /// A message of a transcript, as far as models and scripts are concerned.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Said<'a> {
+pub(crate) struct TranscriptMessage<'a> {
     /// Who said it.
     pub(crate) source: Source,
     /// What.
@@ -48,7 +49,7 @@ pub(crate) struct Said<'a> {
 
 /// What the effects of a decision want to be read.
 #[derive(Debug, Default, Clone, Copy)]
-struct Wanted {
+struct RequiredInputs {
     agent: bool,
     secrets: bool,
     script: bool,
@@ -56,9 +57,9 @@ struct Wanted {
     approvals: bool,
 }
 
-impl Material {
+impl CommandInputs {
     /// The transcript, with what the decision added.
-    pub(crate) fn transcript(&self) -> Vec<Said<'_>> {
+    pub(crate) fn transcript(&self) -> Vec<TranscriptMessage<'_>> {
         let summary = self.summary.iter().map(|blocks| (Source::System, blocks));
         let stored =
             self.transcript.iter().map(|message| (message.source, &message.content.blocks));
@@ -66,24 +67,24 @@ impl Material {
         summary
             .chain(stored)
             .chain(appended)
-            .map(|(source, blocks)| Said { source, blocks })
+            .map(|(source, blocks)| TranscriptMessage { source, blocks })
             .collect()
     }
 
     /// What is to be summed up: what is shown up to a place, without what stays.
-    pub(crate) fn older(&self, through: i64, kept: &[i64]) -> Vec<Said<'_>> {
+    pub(crate) fn older_messages(&self, through: i64, kept: &[i64]) -> Vec<TranscriptMessage<'_>> {
         let summary = self.summary.iter().map(|blocks| (Source::System, blocks));
         let goes = |message: &&StoredMessage| {
             message.position.is_some_and(|place| place <= through && !kept.contains(&place))
         };
         let stored = self.transcript.iter().filter(goes);
         let stored = stored.map(|message| (message.source, &message.content.blocks));
-        summary.chain(stored).map(|(source, blocks)| Said { source, blocks }).collect()
+        summary.chain(stored).map(|(source, blocks)| TranscriptMessage { source, blocks }).collect()
     }
 }
 
-impl Wanted {
-    fn by(decision: &Decision) -> Self {
+impl RequiredInputs {
+    fn for_decision(decision: &Decision) -> Self {
         let mut wanted = Self::default();
         for effect in &decision.effects {
             match effect {
@@ -110,17 +111,21 @@ impl Wanted {
 
 /// Reads what the effects of a decision need.
 pub(crate) async fn gather(
-    activator: &Activator,
+    activator: &Reconciler,
     loaded: &LoadedTask,
     decision: &Decision,
-) -> Result<Material, Error> {
-    let wanted = Wanted::by(decision);
+) -> Result<CommandInputs, Error> {
+    let wanted = RequiredInputs::for_decision(decision);
     let (store, task) = (&activator.store, loaded.task.id);
     // What there is none of is not read: most agents have no secrets, and most conversations no
     // files.
     let by_agent = async {
         let invocation = if wanted.agent { store.invocation(task).await? } else { None };
-        let means = if wanted.script { store.task_means(task).await? } else { Means::default() };
+        let means = if wanted.script {
+            store.task_script_capabilities(task).await?
+        } else {
+            ScriptCapabilities::default()
+        };
         let has_secrets =
             means.secrets || invocation.as_ref().is_some_and(|invocation| invocation.has_secrets);
         let secrets = async {
@@ -131,7 +136,7 @@ pub(crate) async fn gather(
             }
         };
         let files = async {
-            if means.files { store.task_files(task, FILES).await } else { Ok(Vec::new()) }
+            if means.files { store.task_files(task, MAX_FILES).await } else { Ok(Vec::new()) }
         };
         let (secrets, files) = tokio::try_join!(secrets, files)?;
         // Without a key for tokens nothing can be called by name.
@@ -143,7 +148,7 @@ pub(crate) async fn gather(
             return Ok(Vec::new());
         };
         let mut approvals = store.approvals_of_step(step.id).await?;
-        for closed in &decision.closed {
+        for closed in &decision.closed_approvals {
             if let Some(approval) = approvals.iter_mut().find(|approval| approval.id == closed.id) {
                 approval.state = closed.state;
                 approval.words.clone_from(&closed.words);
@@ -170,7 +175,7 @@ pub(crate) async fn gather(
     let stays = |position: i64| decision.rewound.is_none_or(|from| position < from);
     let appended = decision.appended.iter().filter(|message| stays(message.position));
     let appended = appended.map(|message| (message.source, message.blocks.clone())).collect();
-    Ok(Material {
+    Ok(CommandInputs {
         invocation,
         secrets,
         approvals,
@@ -184,14 +189,14 @@ pub(crate) async fn gather(
 
 /// What is shown in the place of the transcript's older part once the decision is committed.
 async fn compaction(
-    activator: &Activator,
+    activator: &Reconciler,
     loaded: &LoadedTask,
     decision: &Decision,
     until: i64,
 ) -> Result<Option<Compaction>, Error> {
     let through = loaded.task.context.through;
     match &decision.compacted {
-        Some(Compacted { through, kept, text, tokens, .. }) => Ok(Some(Compaction {
+        Some(ContextCompaction { through, kept, text, tokens, .. }) => Ok(Some(Compaction {
             through: *through,
             kept: kept.clone(),
             text: text.clone(),

@@ -8,20 +8,20 @@ use construct_proto::{mesh::v1 as mesh, v1};
 use construct_store::scan::ScanHost;
 use tokio_util::sync::CancellationToken;
 
-use super::Shared;
 use crate::{
     repository::{Listing, Owner, Repository, SourceError},
     scan::source,
+    shared::Shared,
 };
 
 /// The pause before a subscription is tried again.
-const AGAIN: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
     while !draining.is_cancelled() {
         let answer = |question| {
             let shared = Arc::clone(&shared);
-            async move { Some(repositories(&shared, question).await) }
+            async move { Some(answer_question(&shared, question).await) }
         };
         if let Err(error) =
             shared.bus.answer(&subject::ListRepositories, draining.clone(), answer).await
@@ -30,12 +30,12 @@ pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
         }
         tokio::select! {
             () = draining.cancelled() => {}
-            () = tokio::time::sleep(AGAIN) => {}
+            () = tokio::time::sleep(RETRY_DELAY) => {}
         }
     }
 }
 
-async fn repositories(shared: &Shared, question: mesh::RepositoriesQuestion) -> mesh::Repositories {
+async fn answer_question(shared: &Shared, question: mesh::RepositoriesQuestion) -> mesh::Repositories {
     match list(shared, &question).await {
         Ok((repositories, next_page)) => {
             mesh::Repositories { repositories, next_page, failure: String::new() }
@@ -57,7 +57,7 @@ async fn list(
         ScanHost::Gitlab => {
             let gitlab =
                 source::gitlab(shared, Some(&connection)).map_err(|trouble| trouble.to_string())?;
-            of(owner, |owner| {
+            list_owner(owner, |owner| {
                 let gitlab = gitlab.clone();
                 async move { gitlab.projects(&owner, page).await }
             })
@@ -66,19 +66,19 @@ async fn list(
         ScanHost::Github => {
             let github =
                 source::github(shared, Some(&connection)).map_err(|trouble| trouble.to_string())?;
-            of(owner, |owner| {
+            list_owner(owner, |owner| {
                 let github = github.clone();
                 async move { github.repositories(&owner, page).await }
             })
             .await
         }
     };
-    listing.map(|listing| told(listing, page)).map_err(|error| error.to_string())
+    listing.map(|listing| to_page(listing, page)).map_err(|error| error.to_string())
 }
 
 /// A page of what the connection reaches, or of what somebody has: of a name nobody says whether it
 /// is an organization's or a person's.
-async fn of<F>(name: &str, list: impl Fn(Owner) -> F) -> Result<Listing, SourceError>
+async fn list_owner<F>(name: &str, list: impl Fn(Owner) -> F) -> Result<Listing, SourceError>
 where
     F: Future<Output = Result<Listing, SourceError>>,
 {
@@ -92,12 +92,12 @@ where
 }
 
 /// A page, and which one comes next.
-fn told(listing: Listing, page: u32) -> (Vec<v1::Repository>, u32) {
+fn to_page(listing: Listing, page: u32) -> (Vec<v1::Repository>, u32) {
     let next = if listing.more { page.saturating_add(1) } else { 0 };
-    (listing.repositories.into_iter().map(shown).collect(), next)
+    (listing.repositories.into_iter().map(to_proto).collect(), next)
 }
 
-fn shown(repository: Repository) -> v1::Repository {
+fn to_proto(repository: Repository) -> v1::Repository {
     v1::Repository {
         name: repository.full_name,
         description: repository.description.unwrap_or_default().chars().take(500).collect(),

@@ -9,53 +9,53 @@ const _: () = assert!(partition::COUNT <= 64);
 
 /// A set of partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Share(u64);
+pub(crate) struct PartitionAssignment(u64);
 
-impl Share {
-    pub(crate) const NONE: Self = Self(0);
+impl PartitionAssignment {
+    pub(crate) const EMPTY: Self = Self(0);
 
     #[cfg(test)]
     pub(crate) fn all() -> Self {
         (0..partition::COUNT).collect()
     }
 
-    pub(crate) const fn has(self, partition: u16) -> bool {
+    pub(crate) const fn contains(self, partition: u16) -> bool {
         self.0 >> partition & 1 == 1
     }
 
-    pub(crate) fn has_task(self, task: TaskId) -> bool {
-        self.has(partition::of(task))
+    pub(crate) fn contains_task(self, task: TaskId) -> bool {
+        self.contains(partition::for_task(task))
     }
 
     pub(crate) const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    pub(crate) const fn without(self, other: Self) -> Self {
+    pub(crate) const fn difference(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    pub(crate) const fn with(self, other: Self) -> Self {
+    pub(crate) const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    pub(crate) const fn both(self, other: Self) -> Self {
+    pub(crate) const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
     pub(crate) fn partitions(self) -> impl Iterator<Item = u16> {
-        (0..partition::COUNT).filter(move |&partition| self.has(partition))
+        (0..partition::COUNT).filter(move |&partition| self.contains(partition))
     }
 }
 
-impl FromIterator<u16> for Share {
+impl FromIterator<u16> for PartitionAssignment {
     fn from_iter<I: IntoIterator<Item = u16>>(partitions: I) -> Self {
         Self(partitions.into_iter().fold(0, |bits, partition| bits | 1 << partition))
     }
 }
 
 /// As in subjects, two digits each.
-impl fmt::Display for Share {
+impl fmt::Display for PartitionAssignment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, partition) in self.partitions().enumerate() {
             let gap = if n > 0 { " " } else { "" };
@@ -71,13 +71,16 @@ mod tests {
 
     #[test]
     fn what_is_gained_and_lost_is_the_difference() {
-        let (old, new): (Share, Share) =
+        let (old, new): (PartitionAssignment, PartitionAssignment) =
             ([0, 3, 7].into_iter().collect(), [3, 15].into_iter().collect());
-        assert_eq!(new.without(old).to_string(), "15");
-        assert_eq!(old.without(new).to_string(), "00 07");
-        assert_eq!(old.with(new).to_string(), "00 03 07 15");
-        assert_eq!(old.both(new).to_string(), "03");
-        assert_eq!(Share::all().without(Share::all()), Share::NONE);
-        assert!(Share::NONE.is_empty() && !new.is_empty());
+        assert_eq!(new.difference(old).to_string(), "15");
+        assert_eq!(old.difference(new).to_string(), "00 07");
+        assert_eq!(old.union(new).to_string(), "00 03 07 15");
+        assert_eq!(old.intersection(new).to_string(), "03");
+        assert_eq!(
+            PartitionAssignment::all().difference(PartitionAssignment::all()),
+            PartitionAssignment::EMPTY
+        );
+        assert!(PartitionAssignment::EMPTY.is_empty() && !new.is_empty());
     }
 }

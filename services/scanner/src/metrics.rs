@@ -13,7 +13,7 @@ const OUTCOME: &str = "construct.outcome";
 const PHASE: &str = "construct.scan.phase";
 
 /// The phases a scan is worked on in.
-const AT_WORK: [ScanPhase; 5] = [
+const ACTIVE_PHASES: [ScanPhase; 5] = [
     ScanPhase::Queued,
     ScanPhase::Snapshot,
     ScanPhase::Survey,
@@ -22,7 +22,7 @@ const AT_WORK: [ScanPhase; 5] = [
 ];
 
 /// In seconds.
-const SECONDS: [f64; 10] = [0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0, 7200.0];
+const DURATION_BUCKETS: [f64; 10] = [0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0, 7200.0];
 
 /// Counts. Clones count together.
 #[derive(Debug, Clone)]
@@ -53,7 +53,7 @@ impl Metrics {
             phases: meter
                 .f64_histogram("construct.scanner.phase.duration")
                 .with_unit("s")
-                .with_boundaries(SECONDS.to_vec())
+                .with_boundaries(DURATION_BUCKETS.to_vec())
                 .with_description("How long scans were in each phase")
                 .build(),
             waits: count(
@@ -86,60 +86,60 @@ impl Metrics {
             .build()
             .record(slots as u64, &[]);
         let metrics = Self(Arc::new(instruments));
-        metrics.begin();
+        metrics.initialize();
         metrics
     }
 
     /// What is counted stands at zero from the start, so that the first one shows as a rise.
-    fn begin(&self) {
-        for phase in AT_WORK {
+    fn initialize(&self) {
+        for phase in ACTIVE_PHASES {
             self.0.waits.add(0, &[KeyValue::new(PHASE, phase.as_str())]);
-            self.0.scans.add(0, &ends(ScanPhase::Failed, phase));
+            self.0.scans.add(0, &end_labels(ScanPhase::Failed, phase));
         }
-        self.0.scans.add(0, &ends(ScanPhase::Review, ScanPhase::Checking));
+        self.0.scans.add(0, &end_labels(ScanPhase::Review, ScanPhase::Checking));
         self.0.running.add(0, &[]);
         self.0.cost.add(0.0, &[]);
-        self.candidates(0, 0);
+        self.record_candidates(0, 0);
     }
 
     /// A scan's work is over, which was in this phase and has cost so much, in 10⁻¹² dollars.
-    pub(crate) fn ended(&self, outcome: ScanPhase, from: ScanPhase, cost_pico_usd: i64) {
-        self.0.scans.add(1, &ends(outcome, from));
+    pub(crate) fn record_end(&self, outcome: ScanPhase, from: ScanPhase, cost_pico_usd: i64) {
+        self.0.scans.add(1, &end_labels(outcome, from));
         self.0.cost.add(cost_pico_usd.max(0) as f64 / 1e12, &[]);
     }
 
     /// A scan has left a phase.
-    pub(crate) fn phase(&self, phase: ScanPhase, took: Duration) {
+    pub(crate) fn record_phase(&self, phase: ScanPhase, took: Duration) {
         self.0.phases.record(took.as_secs_f64(), &[KeyValue::new(PHASE, phase.as_str())]);
     }
 
     /// A scan cannot be gone on with for a while.
-    pub(crate) fn waits(&self, phase: ScanPhase) {
+    pub(crate) fn record_wait(&self, phase: ScanPhase) {
         self.0.waits.add(1, &[KeyValue::new(PHASE, phase.as_str())]);
     }
 
     /// A model's answer is checked.
-    pub(crate) fn candidates(&self, accepted: u64, refused: u64) {
+    pub(crate) fn record_candidates(&self, accepted: u64, refused: u64) {
         self.0.candidates.add(accepted, &[KeyValue::new(OUTCOME, "accepted")]);
         self.0.candidates.add(refused, &[KeyValue::new(OUTCOME, "refused")]);
     }
 
     /// A scan is worked on, until what this gives is dropped.
-    pub(crate) fn running(&self) -> Running {
+    pub(crate) fn track_running(&self) -> RunningGuard {
         self.0.running.add(1, &[]);
-        Running(self.clone())
+        RunningGuard(self.clone())
     }
 }
 
-fn ends(outcome: ScanPhase, from: ScanPhase) -> [KeyValue; 2] {
+fn end_labels(outcome: ScanPhase, from: ScanPhase) -> [KeyValue; 2] {
     [KeyValue::new(OUTCOME, outcome.as_str()), KeyValue::new(PHASE, from.as_str())]
 }
 
 /// A scan in the hands of this process.
 #[derive(Debug)]
-pub(crate) struct Running(Metrics);
+pub(crate) struct RunningGuard(Metrics);
 
-impl Drop for Running {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         self.0.0.running.add(-1, &[]);
     }
@@ -162,10 +162,10 @@ mod tests {
         has(
             r#"construct_scanner_scans_total{construct_outcome="failed",construct_scan_phase="queued"} 0"#,
         );
-        let one = metrics.running();
+        let one = metrics.track_running();
         has("construct_scanner_running 1");
-        metrics.waits(ScanPhase::Exploring);
-        metrics.ended(ScanPhase::Failed, ScanPhase::Exploring, 1_500_000_000_000);
+        metrics.record_wait(ScanPhase::Exploring);
+        metrics.record_end(ScanPhase::Failed, ScanPhase::Exploring, 1_500_000_000_000);
         drop(one);
         has("construct_scanner_running 0");
         has(r#"construct_scanner_waits_total{construct_scan_phase="exploring"} 1"#);

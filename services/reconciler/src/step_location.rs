@@ -10,41 +10,43 @@ use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    failing::{FailedLooks, Failing},
-    window::{Known, Queue, Window},
+    failures::{FailingTasks, FailureStreak},
+    in_flight::{CommandState, InFlightLimiter, Queue},
 };
 
 /// Answers until the service drains. Every reconciler is asked; the one that looks after the task
 /// knows.
 pub(crate) async fn answer(
-    window: Window,
-    failing: Failing,
+    window: InFlightLimiter,
+    failing: FailingTasks,
     bus: Bus,
     stop: CancellationToken,
 ) -> Result<(), subscribe::Error> {
     let known = bus.clone();
     let answer = move |question| {
         let (window, failing, bus) = (window.clone(), failing.clone(), known.clone());
-        Box::pin(async move { find(&window, &failing, &bus, question).await })
+        Box::pin(async move { find_location(&window, &failing, &bus, question).await })
             as BoxFuture<'static, _>
     };
     bus.answer(&subject::Whereabouts, stop, answer).await
 }
 
 /// No answer when it cannot be found out, or is another process's to say.
-async fn find(
-    window: &Window,
-    failing: &Failing,
+async fn find_location(
+    window: &InFlightLimiter,
+    failing: &FailingTasks,
     bus: &Bus,
     question: mesh::WhereaboutsQuestion,
 ) -> Option<mesh::Whereabouts> {
     let organization: OrganizationId = question.organization_id.parse().ok()?;
     let task: TaskId = question.task_id.parse().ok()?;
-    if !window.is_ours(task) {
+    if !window.is_assigned(task) {
         return None;
     }
-    let found =
-        mesh::Whereabouts { failed: failing.find(task).map(told), ..mesh::Whereabouts::default() };
+    let found = mesh::Whereabouts {
+        failed: failing.find(task).map(failure_streak),
+        ..mesh::Whereabouts::default()
+    };
     if question.step_id.is_empty() {
         return Some(found);
     }
@@ -53,11 +55,13 @@ async fn find(
         "" => Queue::Model,
         pool => Queue::Code(Pool::new(pool).ok()?),
     };
-    if let Known::Waits { held, before } = window.find(organization, &queue, task, step)? {
+    if let CommandState::Queued { in_flight: held, ahead: before } =
+        window.command_state(organization, &queue, task, step)?
+    {
         return Some(mesh::Whereabouts {
             withheld: true,
-            standing: count(held),
-            before: count(before),
+            standing: saturating_u32(held),
+            before: saturating_u32(before),
             ..found
         });
     }
@@ -70,8 +74,8 @@ async fn find(
     }
 }
 
-fn told(failed: FailedLooks) -> mesh::FailedLooks {
-    let FailedLooks { since, count, error, next } = failed;
+fn failure_streak(failed: FailureStreak) -> mesh::FailedLooks {
+    let FailureStreak { since, count, error, next } = failed;
     mesh::FailedLooks {
         since: Some(convert::time(since)),
         count,
@@ -98,6 +102,6 @@ async fn queued_at(
     }
 }
 
-fn count(number: usize) -> u32 {
+fn saturating_u32(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }

@@ -3,10 +3,10 @@
 use reqwest::Url;
 use serde_json::{Value, json};
 
-use crate::{Shared, mention::Trouble, mrkdwn::escape, web::chat};
+use crate::{error::Error, mrkdwn::escape, shared::Shared, web::chat};
 
 /// Whom, and the ways to reach them.
-struct Person<'a> {
+struct Recipient<'a> {
     user: &'a str,
     channel: &'a str,
     thread: Option<&'a str>,
@@ -14,9 +14,9 @@ struct Person<'a> {
     url: &'a str,
 }
 
-impl<'a> Person<'a> {
+impl<'a> Recipient<'a> {
     /// Who has sent this.
-    fn of(payload: &'a Value) -> Self {
+    fn from_payload(payload: &'a Value) -> Self {
         let text = |value: &'a Value| value.as_str().unwrap_or_default();
         let either = |one: &'a Value, other: &'a Value| {
             if one.is_string() { text(one) } else { text(other) }
@@ -36,37 +36,42 @@ impl<'a> Person<'a> {
 }
 
 /// Says why something has come to nothing, where there is something to say and a way to say it.
-pub(crate) async fn failed(shared: &Shared, team: &str, payload: &Value, trouble: &Trouble) {
+pub(crate) async fn report_failure(shared: &Shared, team: &str, payload: &Value, trouble: &Error) {
     let said = match trouble {
-        Trouble::Failed(why) => format!("I could not do that: {}", escape(why)),
-        Trouble::Later { .. } => {
+        Error::Failed(why) => format!("I could not do that: {}", escape(why)),
+        Error::Retryable { .. } => {
             "I could not do that, although I have tried for an hour. Whoever runs Construct can find out why."
                 .to_owned()
         }
-        Trouble::Mute(_) | Trouble::Lost => return,
+        Error::Silent(_) | Error::LeaseLost => return,
     };
-    if let Err(error) = person(shared, team, payload, &said).await {
+    if let Err(error) = send_privately(shared, team, payload, &said).await {
         tracing::warn!(%error, "somebody could not be told that something has come to nothing");
     }
 }
 
 /// Says something to whoever has sent this, and to nobody else.
-async fn person(shared: &Shared, team: &str, payload: &Value, said: &str) -> Result<(), Trouble> {
-    let person = Person::of(payload);
+async fn send_privately(
+    shared: &Shared,
+    team: &str,
+    payload: &Value,
+    said: &str,
+) -> Result<(), Error> {
+    let person = Recipient::from_payload(payload);
     if respond(shared, person.url, said).await? {
         return Ok(());
     }
     if person.channel.is_empty() || person.user.is_empty() {
-        return Err(Trouble::Mute("there is no channel to say it in".to_owned()));
+        return Err(Error::Silent("there is no channel to say it in".to_owned()));
     }
     let team = shared.teams.team(team).await?;
-    let Person { user, channel, thread, .. } = person;
+    let Recipient { user, channel, thread, .. } = person;
     Ok(chat::post_ephemeral(&shared.web, &team.token, channel, user, thread, said).await?)
 }
 
 /// Answers where Slack wants an answer to be sent. Whether it was taken.
-pub(crate) async fn respond(shared: &Shared, url: &str, text: &str) -> Result<bool, Trouble> {
-    let Some(url) = Url::parse(url).ok().filter(|url| shared.web.is_slacks(url)) else {
+pub(crate) async fn respond(shared: &Shared, url: &str, text: &str) -> Result<bool, Error> {
+    let Some(url) = Url::parse(url).ok().filter(|url| shared.web.is_slack_url(url)) else {
         return Ok(false);
     };
     let body =
@@ -75,7 +80,9 @@ pub(crate) async fn respond(shared: &Shared, url: &str, text: &str) -> Result<bo
         shared.web.client().post(url).header("content-type", "application/json").body(body);
     match request.send().await {
         Ok(answer) => Ok(answer.status().is_success()),
-        Err(error) => Err(Trouble::Later { what: error.without_url().to_string(), after: None }),
+        Err(error) => {
+            Err(Error::Retryable { reason: error.without_url().to_string(), retry_after: None })
+        }
     }
 }
 
@@ -90,11 +97,11 @@ mod tests {
             json!({"user": {"id": "U1"}, "channel": {"id": "C1"}, "message": {"thread_ts": "1.0"}});
         let form = json!({"user": {"id": "U1"}, "view": {"private_metadata": "C1"}});
         for payload in [&command, &button, &form] {
-            let person = Person::of(payload);
+            let person = Recipient::from_payload(payload);
             assert_eq!((person.user, person.channel), ("U1", "C1"), "{payload}");
         }
         assert_eq!(
-            (Person::of(&command).url, Person::of(&button).thread),
+            (Recipient::from_payload(&command).url, Recipient::from_payload(&button).thread),
             ("https://hooks.slack.com/1", Some("1.0"))
         );
     }

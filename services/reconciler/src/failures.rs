@@ -11,7 +11,7 @@ use jiff::Timestamp;
 
 /// Looks at a task that failed, one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FailedLooks {
+pub(crate) struct FailureStreak {
     /// When the first of them did.
     pub(crate) since: Timestamp,
     pub(crate) count: u32,
@@ -23,48 +23,48 @@ pub(crate) struct FailedLooks {
 
 /// The tasks of the process whose last look failed. No more than have actors.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Failing(Arc<Mutex<HashMap<TaskId, FailedLooks>>>);
+pub(crate) struct FailingTasks(Arc<Mutex<HashMap<TaskId, FailureStreak>>>);
 
-impl Failing {
+impl FailingTasks {
     /// What has failed of a task since it was last looked at with success.
-    pub(crate) fn find(&self, task: TaskId) -> Option<FailedLooks> {
+    pub(crate) fn find(&self, task: TaskId) -> Option<FailureStreak> {
         self.tasks().get(&task).cloned()
     }
 
     /// What the actor of a task tells of its looks.
-    pub(crate) fn of(&self, task: TaskId) -> Looks {
-        Looks { failing: self.clone(), task }
+    pub(crate) fn for_task(&self, task: TaskId) -> ReconcileFailures {
+        ReconcileFailures { tasks: self.clone(), task }
     }
 
-    fn tasks(&self) -> MutexGuard<'_, HashMap<TaskId, FailedLooks>> {
+    fn tasks(&self) -> MutexGuard<'_, HashMap<TaskId, FailureStreak>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Tells of the looks at one task for as long as somebody looks at it.
 #[derive(Debug)]
-pub(crate) struct Looks {
-    failing: Failing,
+pub(crate) struct ReconcileFailures {
+    tasks: FailingTasks,
     task: TaskId,
 }
 
-impl Looks {
+impl ReconcileFailures {
     /// One has failed, with which it is so many in a row, and the next one will be then.
-    pub(crate) fn failed(&self, count: u32, error: String, now: Timestamp, next: Timestamp) {
-        let mut tasks = self.failing.tasks();
+    pub(crate) fn record(&self, count: u32, error: String, now: Timestamp, next: Timestamp) {
+        let mut tasks = self.tasks.tasks();
         let since = tasks.get(&self.task).map_or(now, |before| before.since);
-        tasks.insert(self.task, FailedLooks { since, count, error, next });
+        tasks.insert(self.task, FailureStreak { since, count, error, next });
     }
 
     /// One went well, or the task is put aside.
-    pub(crate) fn ended(&self) {
-        self.failing.tasks().remove(&self.task);
+    pub(crate) fn clear(&self) {
+        self.tasks.tasks().remove(&self.task);
     }
 }
 
-impl Drop for Looks {
+impl Drop for ReconcileFailures {
     fn drop(&mut self) {
-        self.ended();
+        self.clear();
     }
 }
 
@@ -78,18 +78,19 @@ mod tests {
 
     #[test]
     fn failures_are_told_from_the_first_to_the_next_look_that_goes_well() {
-        let (failing, task) = (Failing::default(), TaskId::from_uuid(uuid::Uuid::from_u128(7)));
-        let looks = failing.of(task);
+        let (failing, task) =
+            (FailingTasks::default(), TaskId::from_uuid(uuid::Uuid::from_u128(7)));
+        let looks = failing.for_task(task);
         assert_eq!(failing.find(task), None);
-        looks.failed(1, "away".to_owned(), at(10), at(11));
-        looks.failed(2, "still away".to_owned(), at(11), at(13));
+        looks.record(1, "away".to_owned(), at(10), at(11));
+        looks.record(2, "still away".to_owned(), at(11), at(13));
         let told =
-            FailedLooks { since: at(10), count: 2, error: "still away".to_owned(), next: at(13) };
+            FailureStreak { since: at(10), count: 2, error: "still away".to_owned(), next: at(13) };
         assert_eq!(failing.find(task), Some(told));
         assert_eq!(failing.find(TaskId::from_uuid(uuid::Uuid::from_u128(8))), None);
-        looks.ended();
+        looks.clear();
         assert_eq!(failing.find(task), None);
-        looks.failed(1, "away again".to_owned(), at(20), at(21));
+        looks.record(1, "away again".to_owned(), at(20), at(21));
         assert_eq!(failing.find(task).map(|told| (told.since, told.count)), Some((at(20), 1)));
         // Nobody looks any more.
         drop(looks);

@@ -13,25 +13,24 @@ use construct_domain::ScanId;
 use construct_proto::mesh::v1::ToolCreate;
 use construct_runtime::{clock, telemetry::Chain};
 use construct_store::scan::{HandOver, Scan};
-use construct_wire::scan as show;
+use construct_wire::scan as wire;
 use jiff::SignedDuration;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use super::Shared;
-use crate::repository::Tree;
+use crate::{repository::Tree, shared::Shared};
 
 /// How folders are called whose files are not masked yet, before the scan's id.
-const UNMASKED: &str = ".unmasked-";
+const UNMASKED_PREFIX: &str = ".unmasked-";
 /// How often.
-const TIDY: Duration = Duration::from_secs(15);
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(15);
 /// What is done at a time.
-const AT_ONCE: i64 = 100;
+const BATCH_SIZE: i64 = 100;
 /// A hand-over that is younger is still being told of by the gateway.
-const YOUNG: SignedDuration = SignedDuration::from_secs(10);
+const MIN_HAND_OVER_AGE: SignedDuration = SignedDuration::from_secs(10);
 
 pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
-    let mut ticks = tokio::time::interval(TIDY);
+    let mut ticks = tokio::time::interval(CLEANUP_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -40,10 +39,10 @@ pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
             _ = ticks.tick() => {}
         }
         shared.hosts.forget_idle(clock::now());
-        if let Err(error) = hand_overs(&shared).await {
+        if let Err(error) = publish_hand_overs(&shared).await {
             tracing::warn!(error = &*error, "the mesh could not be told of hand-overs");
         }
-        if let Err(error) = files(&shared).await {
+        if let Err(error) = delete_files(&shared).await {
             tracing::warn!(error = &*error, "files of scans could not be deleted");
         }
     }
@@ -51,9 +50,9 @@ pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-async fn hand_overs(shared: &Shared) -> Result<(), Failure> {
+async fn publish_hand_overs(shared: &Shared) -> Result<(), Failure> {
     let now = clock::now();
-    for hand_over in shared.store.hand_overs_untold(now - YOUNG, AT_ONCE).await? {
+    for hand_over in shared.store.hand_overs_unpublished(now - MIN_HAND_OVER_AGE, BATCH_SIZE).await? {
         let HandOver { id, scan, candidates } = hand_over;
         let message = ToolCreate {
             organization_id: scan.organization.to_string(),
@@ -61,7 +60,7 @@ async fn hand_overs(shared: &Shared) -> Result<(), Failure> {
             scan_id: scan.id.to_string(),
             repository: scan.repository,
             commit: scan.commit,
-            candidates: candidates.iter().map(show::candidate).collect(),
+            candidates: candidates.iter().map(wire::candidate).collect(),
         };
         // One that cannot be told keeps no other one from being told.
         match shared
@@ -69,7 +68,7 @@ async fn hand_overs(shared: &Shared) -> Result<(), Failure> {
             .publish(&subject::ToolCreate { organization: scan.organization }, &message)
             .await
         {
-            Ok(_) => shared.store.hand_over_told(id, clock::now()).await?,
+            Ok(_) => shared.store.hand_over_mark_published(id, clock::now()).await?,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), hand_over = %id, "the mesh could not be told of a hand-over");
             }
@@ -81,12 +80,12 @@ async fn hand_overs(shared: &Shared) -> Result<(), Failure> {
 /// Deletes the files of scans that are over and have been kept long enough, and folders that belong
 /// to no scan: those of scans that were deleted, or that a process left which died. What cannot be
 /// deleted keeps nothing else from being deleted.
-async fn files(shared: &Shared) -> Result<(), Failure> {
+async fn delete_files(shared: &Shared) -> Result<(), Failure> {
     let now = clock::now();
     let kept = SignedDuration::try_from(shared.config.scanner_keep_snapshots)?;
-    for (id, archive) in shared.store.scans_to_clean(now - kept, AT_ONCE).await? {
-        match clean(shared, id, archive.as_deref()).await {
-            Ok(()) => shared.store.scan_cleaned(id, clock::now()).await?,
+    for (id, archive) in shared.store.scans_to_clean(now - kept, BATCH_SIZE).await? {
+        match delete_scan_files(shared, id, archive.as_deref()).await {
+            Ok(()) => shared.store.scan_mark_cleaned(id, clock::now()).await?,
             Err(error) => {
                 tracing::warn!(error = &*error, scan = %id, "the files of a scan could not be deleted")
             }
@@ -97,12 +96,12 @@ async fn files(shared: &Shared) -> Result<(), Failure> {
     while let Some(entry) = entries.next_entry().await? {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        found.extend(name.strip_prefix(UNMASKED).unwrap_or(&name).parse::<ScanId>());
+        found.extend(name.strip_prefix(UNMASKED_PREFIX).unwrap_or(&name).parse::<ScanId>());
     }
     let needed = shared.store.scans_with_files(&found).await?;
     for id in found.into_iter().filter(|id| !needed.contains(id)) {
         tracing::info!(scan = %id, "the files of a scan that is gone are deleted");
-        if let Err(error) = remove(&shared.dir, id).await {
+        if let Err(error) = remove_folders(&shared.dir, id).await {
             tracing::warn!(%error, scan = %id, "the files of a scan that is gone could not be deleted");
         }
     }
@@ -110,22 +109,22 @@ async fn files(shared: &Shared) -> Result<(), Failure> {
 }
 
 /// Where the files of a scan lie until they are masked: no task has its workspace there.
-pub(crate) fn unmasked(dir: &Path, id: ScanId) -> PathBuf {
-    dir.join(format!("{UNMASKED}{id}"))
+pub(crate) fn unmasked_dir(dir: &Path, id: ScanId) -> PathBuf {
+    dir.join(format!("{UNMASKED_PREFIX}{id}"))
 }
 
 /// Deletes what a scan needed: its files, and the archive that was sent for it. That is sealed, so
 /// that no other scan has the same.
-async fn clean(shared: &Shared, id: ScanId, archive: Option<&str>) -> Result<(), Failure> {
+async fn delete_scan_files(shared: &Shared, id: ScanId, archive: Option<&str>) -> Result<(), Failure> {
     if let Some(archive) = archive {
         shared.blobs.remove(&archive.parse()?).await?;
     }
-    Ok(remove(&shared.dir, id).await?)
+    Ok(remove_folders(&shared.dir, id).await?)
 }
 
 /// Deletes a scan's files, if there are any.
-async fn remove(dir: &Path, id: ScanId) -> io::Result<()> {
-    for folder in [format!("{UNMASKED}{id}"), id.to_string()] {
+async fn remove_folders(dir: &Path, id: ScanId) -> io::Result<()> {
+    for folder in [format!("{UNMASKED_PREFIX}{id}"), id.to_string()] {
         let mut removed = tokio::fs::remove_dir_all(dir.join(&folder)).await;
         if removed.as_ref().is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
             let (below, closed) = (dir.to_owned(), folder.clone());
@@ -142,13 +141,13 @@ async fn remove(dir: &Path, id: ScanId) -> io::Result<()> {
 }
 
 /// The same at the end of a scan, when nothing is to be kept.
-pub(crate) async fn ended(shared: &Shared, scan: &Scan) {
+pub(crate) async fn delete_unless_kept(shared: &Shared, scan: &Scan) {
     if !shared.config.scanner_keep_snapshots.is_zero() {
         return;
     }
-    if let Err(error) = clean(shared, scan.id, scan.archive.as_deref()).await {
+    if let Err(error) = delete_scan_files(shared, scan.id, scan.archive.as_deref()).await {
         tracing::warn!(error = &*error, scan = %scan.id, "the files of a scan are deleted later");
-    } else if let Err(error) = shared.store.scan_cleaned(scan.id, clock::now()).await {
+    } else if let Err(error) = shared.store.scan_mark_cleaned(scan.id, clock::now()).await {
         tracing::debug!(error = %Chain(&error), "that files are deleted could not be written down");
     }
 }

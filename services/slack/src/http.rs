@@ -17,20 +17,21 @@ use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
 use crate::{
-    Shared, commands, install,
+    commands, install,
     intake::{Error, Intake},
+    shared::Shared,
     signature::Verifier,
 };
 
 /// Larger requests are refused; Slack's have some kilobytes.
-const MAX_BODY: usize = 2 * 1024 * 1024;
+const MAX_BODY_BYTES: usize = 2 * 1024 * 1024;
 /// Tells Slack not to send a request again.
-const NO_RETRY: HeaderName = HeaderName::from_static("x-slack-no-retry");
-const RETRY_NUM: &str = "x-slack-retry-num";
-const RETRY_REASON: &str = "x-slack-retry-reason";
+const NO_RETRY_HEADER: HeaderName = HeaderName::from_static("x-slack-no-retry");
+const RETRY_NUMBER_HEADER: &str = "x-slack-retry-num";
+const RETRY_REASON_HEADER: &str = "x-slack-retry-reason";
 
-pub(crate) struct Face {
-    pub(crate) shared: Arc<Shared>,
+struct HttpState {
+    shared: Arc<Shared>,
     intake: Intake,
     verifier: Verifier,
 }
@@ -43,22 +44,25 @@ pub(crate) fn spawn(
     listener: TcpListener,
     lifecycle: &Lifecycle,
 ) {
-    let face = Arc::new(Face { shared, intake, verifier });
+    let installation = Router::new()
+        .route("/slack/connect", get(install::connect).post(install::connect_with_code))
+        .route("/slack/callback", get(install::callback))
+        .with_state(Arc::clone(&shared));
+    let face = Arc::new(HttpState { shared, intake, verifier });
     let router = Router::new()
         .route("/slack/events", post(events))
         .route("/slack/interactivity", post(interactivity))
-        .route("/slack/commands", post(command))
-        .route("/slack/connect", get(install::connect).post(install::join))
-        .route("/slack/callback", get(install::callback))
-        .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(face);
+        .route("/slack/commands", post(slash_command))
+        .with_state(face)
+        .merge(installation)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES));
     let draining = lifecycle.draining();
     lifecycle.spawn("requests", async move {
         axum::serve(listener, router).with_graceful_shutdown(draining.cancelled_owned()).await
     });
 }
 
-async fn events(State(face): State<Arc<Face>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn events(State(face): State<Arc<HttpState>>, headers: HeaderMap, body: Bytes) -> Response {
     if let Err(response) = face.check(&headers, &body) {
         return response;
     }
@@ -78,7 +82,11 @@ async fn events(State(face): State<Arc<Face>>, headers: HeaderMap, body: Bytes) 
     }
 }
 
-async fn interactivity(State(face): State<Arc<Face>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn interactivity(
+    State(face): State<Arc<HttpState>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     if let Err(response) = face.check(&headers, &body) {
         return response;
     }
@@ -92,7 +100,11 @@ async fn interactivity(State(face): State<Arc<Face>>, headers: HeaderMap, body: 
     }
 }
 
-async fn command(State(face): State<Arc<Face>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn slash_command(
+    State(face): State<Arc<HttpState>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     if let Err(response) = face.check(&headers, &body) {
         return response;
     }
@@ -110,17 +122,21 @@ async fn command(State(face): State<Arc<Face>>, headers: HeaderMap, body: Bytes)
     answer(face.intake.command(&command).await, "")
 }
 
-impl Face {
+impl HttpState {
     fn check(&self, headers: &HeaderMap, body: &[u8]) -> Result<(), Response> {
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        if let Some(number) = header(RETRY_NUM) {
-            tracing::debug!(number, reason = header(RETRY_REASON), "Slack sends a request again");
+        if let Some(number) = header(RETRY_NUMBER_HEADER) {
+            tracing::debug!(
+                number,
+                reason = header(RETRY_REASON_HEADER),
+                "Slack sends a request again"
+            );
         }
         let (timestamp, signature) =
             (header("x-slack-request-timestamp"), header("x-slack-signature"));
         self.verifier.check(timestamp, signature, body, clock::now()).map_err(|error| {
             tracing::warn!(%error, "a request that is not Slack's was refused");
-            (StatusCode::UNAUTHORIZED, [(NO_RETRY, "1")]).into_response()
+            (StatusCode::UNAUTHORIZED, [(NO_RETRY_HEADER, "1")]).into_response()
         })
     }
 }
@@ -129,7 +145,7 @@ impl Face {
 fn answer(taken: Result<(), Error>, text: &'static str) -> Response {
     match taken {
         Ok(()) => text.into_response(),
-        Err(error @ (Error::Queue(_) | Error::Sealed(_))) => {
+        Err(error @ (Error::Queue(_) | Error::Seal(_))) => {
             tracing::error!(error = %Chain(&error), "a delivery of Slack was not taken");
             StatusCode::SERVICE_UNAVAILABLE.into_response()
         }
@@ -139,5 +155,5 @@ fn answer(taken: Result<(), Error>, text: &'static str) -> Response {
 
 fn refuse(reason: &str) -> Response {
     tracing::warn!(reason, "a request of Slack cannot be read");
-    (StatusCode::BAD_REQUEST, [(NO_RETRY, "1")]).into_response()
+    (StatusCode::BAD_REQUEST, [(NO_RETRY_HEADER, "1")]).into_response()
 }

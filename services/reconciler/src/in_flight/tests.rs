@@ -19,38 +19,38 @@ fn task(n: u128) -> TaskId {
     TaskId::from_uuid(Uuid::from_u128(n))
 }
 
-fn work(step: u128) -> Work {
-    Work { step: StepId::from_uuid(Uuid::from_u128(step)), round: 0, until: LATER }
+fn work(step: u128) -> CommandRef {
+    CommandRef { step: StepId::from_uuid(Uuid::from_u128(step)), round: 0, until: LATER }
 }
 
 fn pool() -> Pool {
     Pool::code_default()
 }
 
-fn window(places: usize) -> (Window, watch::Sender<Share>) {
-    let (sharing, share) = watch::channel(Share::all());
-    (Window::new(Limits { model_calls: places, scripts: places }, share), sharing)
+fn window(places: usize) -> (InFlightLimiter, watch::Sender<PartitionAssignment>) {
+    let (sharing, share) = watch::channel(PartitionAssignment::all());
+    (InFlightLimiter::new(InFlightLimits { model_calls: places, scripts: places }, share), sharing)
 }
 
 /// Asks for a place for a task's step of the same number, as a decision that is committed does.
-fn ask(window: &Window, of: u128, n: u128) -> bool {
+fn ask(window: &InFlightLimiter, of: u128, n: u128) -> bool {
     ask_for(window, of, n, work(n), NOW)
 }
 
-fn ask_for(window: &Window, of: u128, n: u128, work: Work, now: Timestamp) -> bool {
-    let ticket = window.ask(organization(of), Queue::Model, task(n), work, now);
-    let goes = ticket.goes();
-    ticket.keep();
+fn ask_for(window: &InFlightLimiter, of: u128, n: u128, work: CommandRef, now: Timestamp) -> bool {
+    let ticket = window.acquire(organization(of), Queue::Model, task(n), work, now);
+    let goes = ticket.is_granted();
+    ticket.commit();
     goes
 }
 
-fn send(window: &Window, of: u128, n: u128) {
-    window.sent(organization(of), &Queue::Model, task(n), work(n).step);
+fn send(window: &InFlightLimiter, of: u128, n: u128) {
+    window.mark_sent(organization(of), &Queue::Model, task(n), work(n).step);
 }
 
 /// Who got a place after it had waited, since this was last asked.
-fn called(window: &Window) -> Vec<u128> {
-    let called = std::mem::take(&mut window.state().called);
+fn called(window: &InFlightLimiter) -> Vec<u128> {
+    let called = std::mem::take(&mut window.state().ready);
     called.into_iter().map(|called| called.task.uuid().as_u128()).collect()
 }
 
@@ -97,8 +97,8 @@ fn idle(of: u128, n: u128) -> Task {
     Task { step: None, turn: None, phase: Phase::AwaitInput, ..row(of, n, n, FLYING) }
 }
 
-fn settle(window: &Window, task: &Task) {
-    window.settle(task, &pool(), NOW);
+fn settle(window: &InFlightLimiter, task: &Task) {
+    window.release_unneeded(task, &pool(), NOW);
 }
 
 #[test]
@@ -107,15 +107,15 @@ fn a_flood_fills_its_own_places_and_nobody_elses() {
     assert_eq!([1, 2, 3, 4].map(|n| ask(&window, 1, n)), [true, true, false, false]);
     assert_eq!([11, 12, 13].map(|n| ask(&window, 2, n)), [true, true, false]);
     // Each queue has places of its own.
-    let code = window.ask(organization(1), Queue::Code(pool()), task(3), work(5), NOW);
-    let large = window.ask(
+    let code = window.acquire(organization(1), Queue::Code(pool()), task(3), work(5), NOW);
+    let large = window.acquire(
         organization(1),
         Queue::Code(Pool::new("large").unwrap()),
         task(4),
         work(6),
         NOW,
     );
-    assert!(code.goes() && large.goes());
+    assert!(code.is_granted() && large.is_granted());
     assert_eq!(called(&window), NOBODY);
 }
 
@@ -140,28 +140,30 @@ fn who_asks_is_told_how_many_are_before() {
     for n in 1..=4 {
         ask(&window, 1, n);
     }
-    let find =
-        |n: u128, step: u128| window.find(organization(1), &Queue::Model, task(n), work(step).step);
-    assert_eq!(find(1, 1), Some(Known::Goes));
-    assert_eq!(find(3, 3), Some(Known::Waits { held: 2, before: 0 }));
-    assert_eq!(find(4, 4), Some(Known::Waits { held: 2, before: 1 }));
-    assert_eq!(find(4, 7), Some(Known::Goes), "another step does not wait");
+    let find = |n: u128, step: u128| {
+        window.command_state(organization(1), &Queue::Model, task(n), work(step).step)
+    };
+    assert_eq!(find(1, 1), Some(CommandState::MayBeSent));
+    assert_eq!(find(3, 3), Some(CommandState::Queued { in_flight: 2, ahead: 0 }));
+    assert_eq!(find(4, 4), Some(CommandState::Queued { in_flight: 2, ahead: 1 }));
+    assert_eq!(find(4, 7), Some(CommandState::MayBeSent), "another step does not wait");
     assert_eq!(
-        window.find(organization(2), &Queue::Model, task(4), work(4).step),
-        Some(Known::Goes)
+        window.command_state(organization(2), &Queue::Model, task(4), work(4).step),
+        Some(CommandState::MayBeSent)
     );
     settle(&window, &idle(1, 1));
     assert_eq!(
         (find(3, 3), find(4, 4)),
-        (Some(Known::Goes), Some(Known::Waits { held: 2, before: 0 }))
+        (Some(CommandState::MayBeSent), Some(CommandState::Queued { in_flight: 2, ahead: 0 }))
     );
-    sharing.send_replace(Share::NONE);
+    sharing.send_replace(PartitionAssignment::EMPTY);
     assert_eq!(find(4, 4), None, "another process looks after it");
 }
 
 #[test]
 fn every_end_of_a_step_gives_its_place_to_the_next() {
-    let parked = StepState::Parked { waits: Vec::new(), awaits: Vec::new(), results: Vec::new() };
+    let parked =
+        StepState::Suspended { waits: Vec::new(), awaits: Vec::new(), results: Vec::new() };
     let mut resumed = row(1, 1, 1, FLYING);
     resumed.step.as_mut().unwrap().round = 1;
     let no_step = Task { step: None, ..row(1, 1, 1, FLYING) };
@@ -222,22 +224,22 @@ fn a_later_step_of_a_task_takes_its_place_over() {
 #[test]
 fn what_is_not_committed_is_given_back() {
     let (window, _sharing) = window(1);
-    drop(window.ask(organization(1), Queue::Model, task(1), work(1), NOW));
-    let first = window.ask(organization(1), Queue::Model, task(2), work(2), NOW);
-    assert!(first.goes());
-    drop(window.ask(organization(1), Queue::Model, task(3), work(3), NOW));
+    drop(window.acquire(organization(1), Queue::Model, task(1), work(1), NOW));
+    let first = window.acquire(organization(1), Queue::Model, task(2), work(2), NOW);
+    assert!(first.is_granted());
+    drop(window.acquire(organization(1), Queue::Model, task(3), work(3), NOW));
     assert!(!ask(&window, 1, 4));
     drop(first);
     assert_eq!(called(&window), [4], "and who gave up waiting is not called");
     // To ask again for what is committed already risks nothing.
-    drop(window.ask(organization(1), Queue::Model, task(4), work(4), NOW));
+    drop(window.acquire(organization(1), Queue::Model, task(4), work(4), NOW));
     assert!(!ask(&window, 1, 5));
 }
 
 #[test]
 fn a_command_is_due_from_its_turn_until_it_has_left() {
     let (window, _sharing) = window(1);
-    let due = |n| window.due(organization(1), &Queue::Model, task(n)).map(|due| due.step);
+    let due = |n| window.unsent(organization(1), &Queue::Model, task(n)).map(|due| due.step);
     ask(&window, 1, 1);
     send(&window, 1, 1);
     ask(&window, 1, 2);
@@ -257,12 +259,12 @@ fn a_task_that_is_gone_or_cannot_be_sent_makes_room() {
     window.forget(task(1));
     assert_eq!(called(&window), [2]);
     window.forget(task(3));
-    window.give_back(organization(1), &Queue::Model, task(2), work(9).step);
+    window.release(organization(1), &Queue::Model, task(2), work(9).step);
     assert_eq!(called(&window), NOBODY, "another step's");
-    window.give_back(organization(1), &Queue::Model, task(2), work(2).step);
+    window.release(organization(1), &Queue::Model, task(2), work(2).step);
     assert_eq!(called(&window), [4]);
     window.forget(task(4));
-    assert!(window.state().lanes.is_empty());
+    assert!(window.state().slots.is_empty());
 }
 
 #[test]
@@ -270,31 +272,32 @@ fn tasks_of_partitions_that_were_handed_over_have_no_places() {
     let (window, sharing) = window(1);
     let theirs = (1..).find(|&n| !same_partition(n, 100)).unwrap();
     assert!(ask(&window, 1, theirs) && !ask(&window, 1, 100));
-    sharing.send_replace([construct_domain::partition::of(task(100))].into_iter().collect());
-    window.keep_own();
+    sharing.send_replace([construct_domain::partition::for_task(task(100))].into_iter().collect());
+    window.retain_assigned();
     assert_eq!(called(&window), [100]);
     // What an actor does that ends its work is not counted, and not held up either.
     assert!(ask(&window, 1, theirs));
-    window.count(organization(1), Queue::Model, task(theirs), work(theirs));
-    assert!(!window.is_news(organization(1), &Queue::Model, task(theirs), &work(theirs)));
+    window.record_queued(organization(1), Queue::Model, task(theirs), work(theirs));
+    assert!(!window.is_unknown(organization(1), &Queue::Model, task(theirs), &work(theirs)));
     settle(&window, &idle(1, 100));
-    assert!(window.state().lanes.is_empty());
+    assert!(window.state().slots.is_empty());
 }
 
 fn same_partition(one: u128, other: u128) -> bool {
-    construct_domain::partition::of(task(one)) == construct_domain::partition::of(task(other))
+    construct_domain::partition::for_task(task(one))
+        == construct_domain::partition::for_task(task(other))
 }
 
 #[test]
 fn what_another_process_has_sent_is_counted_beyond_the_bound() {
     let (window, _sharing) = window(2);
     for n in 1..=4 {
-        assert!(window.is_news(organization(1), &Queue::Model, task(n), &work(n)));
-        window.count(organization(1), Queue::Model, task(n), work(n));
-        assert!(!window.is_news(organization(1), &Queue::Model, task(n), &work(n)));
+        assert!(window.is_unknown(organization(1), &Queue::Model, task(n), &work(n)));
+        window.record_queued(organization(1), Queue::Model, task(n), work(n));
+        assert!(!window.is_unknown(organization(1), &Queue::Model, task(n), &work(n)));
     }
     assert!(ask(&window, 1, 4) && !ask(&window, 1, 5));
-    assert!(!window.is_news(organization(1), &Queue::Model, task(5), &work(5)));
+    assert!(!window.is_unknown(organization(1), &Queue::Model, task(5), &work(5)));
     for n in 1..=2 {
         settle(&window, &idle(1, n));
         assert_eq!(called(&window), NOBODY);
@@ -303,7 +306,7 @@ fn what_another_process_has_sent_is_counted_beyond_the_bound() {
     assert_eq!(called(&window), [5]);
     // One that waited here and turns out to stand in the queue waits no more.
     ask(&window, 1, 6);
-    window.count(organization(1), Queue::Model, task(6), work(6));
+    window.record_queued(organization(1), Queue::Model, task(6), work(6));
     settle(&window, &idle(1, 4));
     settle(&window, &idle(1, 5));
     assert_eq!(called(&window), NOBODY);
@@ -314,18 +317,18 @@ fn a_place_nobody_gave_back_is_given_away_after_its_deadline() {
     let (window, _sharing) = window(1);
     assert!(ask(&window, 1, 1));
     let later = |seconds| LATER + SignedDuration::from_secs(seconds);
-    let patient = |n| Work { until: later(1_000), ..work(n) };
+    let patient = |n| CommandRef { until: later(1_000), ..work(n) };
     assert!(!ask_for(&window, 1, 2, patient(2), later(59)));
     // Whoever looks at its task again asks again.
     assert!(!ask_for(&window, 1, 3, patient(3), later(60)));
     assert_eq!(called(&window), [2]);
     // Nobody waits behind one whose own deadline has passed.
-    let hasty = Work { until: later(100), ..work(4) };
+    let hasty = CommandRef { until: later(100), ..work(4) };
     ask_for(&window, 1, 4, hasty, later(60));
     ask_for(&window, 1, 5, patient(5), later(60));
     window.forget(task(2));
     assert_eq!(called(&window), [3]);
-    window.settle(&idle(1, 3), &pool(), later(101));
+    window.release_unneeded(&idle(1, 3), &pool(), later(101));
     assert_eq!(called(&window), [5]);
 }
 
@@ -333,8 +336,8 @@ fn a_place_nobody_gave_back_is_given_away_after_its_deadline() {
 fn without_a_bound_nothing_is_counted() {
     let (window, _sharing) = window(0);
     assert!((1..=1_000).all(|n| ask(&window, 1, n)));
-    assert!(!window.is_news(organization(1), &Queue::Model, task(5), &work(6)));
-    assert!(window.state().lanes.is_empty());
+    assert!(!window.is_unknown(organization(1), &Queue::Model, task(5), &work(6)));
+    assert!(window.state().slots.is_empty());
 }
 
 #[test]
@@ -344,23 +347,23 @@ fn so_many_wait_and_no_more_of_one_organization() {
     ask(&window, 1, 1);
     {
         let mut state = window.state();
-        let lane = state.lanes.get_mut(&(organization(1), Queue::Model)).unwrap();
-        for turn in 0..WAITING as u128 / 2 {
+        let lane = state.slots.get_mut(&(organization(1), Queue::Model)).unwrap();
+        for turn in 0..MAX_WAITING as u128 / 2 {
             let id = turn + 1_000;
             lane.order.insert(turn as u64, task(id));
             lane.waiting.insert(
                 task(id),
-                Waits { work: work(id), turn: turn as u64, trace: Context::new() },
+                WaitingCommand { work: work(id), turn: turn as u64, trace: Context::new() },
             );
         }
     }
     assert!(!ask(&window, 1, 2));
     assert!(
-        window.is_news(organization(1), &Queue::Model, task(2), &work(2)),
+        window.is_unknown(organization(1), &Queue::Model, task(2), &work(2)),
         "it is not remembered"
     );
     assert!(ask(&window, 2, 3) && !ask(&window, 2, 4));
-    assert!(!window.is_news(organization(2), &Queue::Model, task(4), &work(4)));
+    assert!(!window.is_unknown(organization(2), &Queue::Model, task(4), &work(4)));
 }
 
 /// Whatever happens in whatever order: nobody waits while a place is free, and when everything is
@@ -376,23 +379,24 @@ fn no_history_leaves_a_place_behind() {
             (state >> 33) % below
         };
         let (window, sharing) = window(3);
-        let all = Share::all();
-        let half: Share = all.partitions().filter(|partition| partition % 2 == 0).collect();
+        let all = PartitionAssignment::all();
+        let half: PartitionAssignment =
+            all.partitions().filter(|partition| partition % 2 == 0).collect();
         for _ in 0..400 {
             let (n, of) = (1 + u128::from(random(12)), 1 + u128::from(random(2)));
             let (n, step) = (n + 100 * of, u128::from(random(4)));
             match random(9) {
                 0..=3 => _ = ask_for(&window, of, n, work(step), NOW),
-                4 => drop(window.ask(organization(of), Queue::Model, task(n), work(step), NOW)),
+                4 => drop(window.acquire(organization(of), Queue::Model, task(n), work(step), NOW)),
                 5 => settle(&window, &row(of, n, step, FLYING)),
                 6 => settle(&window, &idle(of, n)),
                 7 => window.forget(task(n)),
                 _ => {
                     sharing.send_replace(if random(2) == 0 { all } else { half });
-                    window.keep_own();
+                    window.retain_assigned();
                 }
             }
-            for lane in window.state().lanes.values() {
+            for lane in window.state().slots.values() {
                 assert!(lane.held.len() <= 3, "seed {seed}: {lane:?}");
                 assert!(lane.held.len() == 3 || lane.waiting.is_empty(), "seed {seed}: {lane:?}");
                 assert_eq!(lane.waiting.len(), lane.order.len(), "seed {seed}: {lane:?}");
@@ -407,6 +411,6 @@ fn no_history_leaves_a_place_behind() {
                 settle(&window, &idle(of, n + 100 * of));
             }
         }
-        assert!(window.state().lanes.is_empty(), "seed {seed}: {:?}", window.state().lanes);
+        assert!(window.state().slots.is_empty(), "seed {seed}: {:?}", window.state().slots);
     }
 }

@@ -10,8 +10,10 @@ use std::{
 use construct_domain::ScanConnectionId;
 use jiff::{SignedDuration, Timestamp};
 
-use super::Trouble;
-use crate::repository::{GitHub, GitLab};
+use crate::{
+    error::Error,
+    repository::{GitHub, GitLab},
+};
 
 /// Clients of a kind that are kept. Of more the one goes that was not used for the longest time,
 /// and is made again when it is needed.
@@ -53,8 +55,8 @@ impl<T: Clone> Clients<T> {
         &self,
         key: Key,
         now: Timestamp,
-        make: impl FnOnce() -> Result<T, Trouble>,
-    ) -> Result<T, Trouble> {
+        make: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
         self.forget_idle(now);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let found =
@@ -119,7 +121,7 @@ mod tests {
     fn a_client_that_cannot_be_made_is_tried_again() {
         let clients = Clients::<usize>::default();
         let failed =
-            clients.get(key(1, 1), Timestamp::UNIX_EPOCH, || Err(Trouble::Failed("no".to_owned())));
+            clients.get(key(1, 1), Timestamp::UNIX_EPOCH, || Err(Error::Failed("no".to_owned())));
         assert!(failed.is_err());
         assert_eq!(clients.get(key(1, 1), Timestamp::UNIX_EPOCH, || Ok(2)).expect("now it can"), 2);
     }
