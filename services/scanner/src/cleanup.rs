@@ -1,5 +1,5 @@
-//! What is looked after beside scans: files of scans that are over, and hand-overs of which the
-//! mesh was not told.
+//! Background work beside scans: deleting the files of ended scans, and publishing hand-overs that
+//! the mesh has not received.
 
 use std::{
     io::{self, ErrorKind},
@@ -20,13 +20,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{repository::Tree, shared::Shared};
 
-/// How folders are called whose files are not masked yet, before the scan's id.
+/// The prefix of folders with unmasked files, before the scan's id.
 const UNMASKED_PREFIX: &str = ".unmasked-";
-/// How often.
+/// The interval of the cleanup.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(15);
-/// What is done at a time.
+/// Rows per statement.
 const BATCH_SIZE: i64 = 100;
-/// A hand-over that is younger is still being told of by the gateway.
+/// The gateway may still be publishing a younger hand-over.
 const MIN_HAND_OVER_AGE: SignedDuration = SignedDuration::from_secs(10);
 
 pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
@@ -40,10 +40,10 @@ pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
         }
         shared.hosts.forget_idle(clock::now());
         if let Err(error) = publish_hand_overs(&shared).await {
-            tracing::warn!(error = &*error, "the mesh could not be told of hand-overs");
+            tracing::warn!(error = &*error, "cannot publish hand-overs");
         }
         if let Err(error) = delete_files(&shared).await {
-            tracing::warn!(error = &*error, "files of scans could not be deleted");
+            tracing::warn!(error = &*error, "cannot delete files of scans");
         }
     }
 }
@@ -52,7 +52,9 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 async fn publish_hand_overs(shared: &Shared) -> Result<(), Failure> {
     let now = clock::now();
-    for hand_over in shared.store.hand_overs_unpublished(now - MIN_HAND_OVER_AGE, BATCH_SIZE).await? {
+    for hand_over in
+        shared.store.hand_overs_unpublished(now - MIN_HAND_OVER_AGE, BATCH_SIZE).await?
+    {
         let HandOver { id, scan, candidates } = hand_over;
         let message = ToolCreate {
             organization_id: scan.organization.to_string(),
@@ -62,7 +64,7 @@ async fn publish_hand_overs(shared: &Shared) -> Result<(), Failure> {
             commit: scan.commit,
             candidates: candidates.iter().map(wire::candidate).collect(),
         };
-        // One that cannot be told keeps no other one from being told.
+        // A failure does not block the others.
         match shared
             .bus
             .publish(&subject::ToolCreate { organization: scan.organization }, &message)
@@ -70,24 +72,23 @@ async fn publish_hand_overs(shared: &Shared) -> Result<(), Failure> {
         {
             Ok(_) => shared.store.hand_over_mark_published(id, clock::now()).await?,
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), hand_over = %id, "the mesh could not be told of a hand-over");
+                tracing::warn!(error = %Chain(&error), hand_over = %id, "cannot publish a hand-over");
             }
         }
     }
     Ok(())
 }
 
-/// Deletes the files of scans that are over and have been kept long enough, and folders that belong
-/// to no scan: those of scans that were deleted, or that a process left which died. What cannot be
-/// deleted keeps nothing else from being deleted.
+/// Deletes the files of scans that ended long enough ago, and folders that belong to no scan: those
+/// of deleted scans, and leftovers of a crash. A failure does not block the others.
 async fn delete_files(shared: &Shared) -> Result<(), Failure> {
     let now = clock::now();
-    let kept = SignedDuration::try_from(shared.config.scanner_keep_snapshots)?;
-    for (id, archive) in shared.store.scans_to_clean(now - kept, BATCH_SIZE).await? {
+    let retention = SignedDuration::try_from(shared.config.scanner_keep_snapshots)?;
+    for (id, archive) in shared.store.scans_to_clean(now - retention, BATCH_SIZE).await? {
         match delete_scan_files(shared, id, archive.as_deref()).await {
             Ok(()) => shared.store.scan_mark_cleaned(id, clock::now()).await?,
             Err(error) => {
-                tracing::warn!(error = &*error, scan = %id, "the files of a scan could not be deleted")
+                tracing::warn!(error = &*error, scan = %id, "cannot delete the files of a scan")
             }
         }
     }
@@ -100,29 +101,33 @@ async fn delete_files(shared: &Shared) -> Result<(), Failure> {
     }
     let needed = shared.store.scans_with_files(&found).await?;
     for id in found.into_iter().filter(|id| !needed.contains(id)) {
-        tracing::info!(scan = %id, "the files of a scan that is gone are deleted");
+        tracing::info!(scan = %id, "deleting the files of a scan that no longer exists");
         if let Err(error) = remove_folders(&shared.dir, id).await {
-            tracing::warn!(%error, scan = %id, "the files of a scan that is gone could not be deleted");
+            tracing::warn!(%error, scan = %id, "cannot delete the files of a scan that no longer exists");
         }
     }
     Ok(())
 }
 
-/// Where the files of a scan lie until they are masked: no task has its workspace there.
+/// The folder of a scan's files until they are masked. No task's workspace is there.
 pub(crate) fn unmasked_dir(dir: &Path, id: ScanId) -> PathBuf {
     dir.join(format!("{UNMASKED_PREFIX}{id}"))
 }
 
-/// Deletes what a scan needed: its files, and the archive that was sent for it. That is sealed, so
-/// that no other scan has the same.
-async fn delete_scan_files(shared: &Shared, id: ScanId, archive: Option<&str>) -> Result<(), Failure> {
+/// Deletes the files of a scan, and its uploaded archive. The archive is sealed, so no other scan
+/// shares it.
+async fn delete_scan_files(
+    shared: &Shared,
+    id: ScanId,
+    archive: Option<&str>,
+) -> Result<(), Failure> {
     if let Some(archive) = archive {
         shared.blobs.remove(&archive.parse()?).await?;
     }
     Ok(remove_folders(&shared.dir, id).await?)
 }
 
-/// Deletes a scan's files, if there are any.
+/// Deletes the folders of a scan, if they exist.
 async fn remove_folders(dir: &Path, id: ScanId) -> io::Result<()> {
     for folder in [format!("{UNMASKED_PREFIX}{id}"), id.to_string()] {
         let mut removed = tokio::fs::remove_dir_all(dir.join(&folder)).await;
@@ -140,14 +145,14 @@ async fn remove_folders(dir: &Path, id: ScanId) -> io::Result<()> {
     Ok(())
 }
 
-/// The same at the end of a scan, when nothing is to be kept.
+/// Deletes the files of an ended scan, unless they are kept for a while.
 pub(crate) async fn delete_unless_kept(shared: &Shared, scan: &Scan) {
     if !shared.config.scanner_keep_snapshots.is_zero() {
         return;
     }
     if let Err(error) = delete_scan_files(shared, scan.id, scan.archive.as_deref()).await {
-        tracing::warn!(error = &*error, scan = %scan.id, "the files of a scan are deleted later");
+        tracing::warn!(error = &*error, scan = %scan.id, "cannot delete the files of a scan yet");
     } else if let Err(error) = shared.store.scan_mark_cleaned(scan.id, clock::now()).await {
-        tracing::debug!(error = %Chain(&error), "that files are deleted could not be written down");
+        tracing::debug!(error = %Chain(&error), "cannot record that files were deleted");
     }
 }

@@ -6,33 +6,33 @@ use jiff::Timestamp;
 
 use crate::repository::{SnapshotError, SourceError};
 
-/// Why a scan cannot be gone on with now, or at all.
+/// Why a scan cannot be processed now, or at all.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// Another try may help.
-    #[error("{what}")]
+    /// Another attempt may succeed.
+    #[error("{reason}")]
     Retryable {
-        /// What went wrong.
+        /// What failed.
         reason: String,
-        /// Not before then.
+        /// The earliest time of the next attempt.
         not_before: Option<Timestamp>,
     },
-    /// It is over.
+    /// A permanent failure.
     #[error("{0}")]
     Failed(String),
-    /// Somebody else is at it.
-    #[error("somebody else is at it")]
+    /// Another process holds the lease.
+    #[error("another process holds the lease")]
     LeaseLost,
 }
 
 impl Error {
-    /// Something that may pass.
+    /// A failure that may pass.
     pub(crate) fn retryable(error: &(dyn std::error::Error + 'static)) -> Self {
         Self::Retryable { reason: Chain(error).to_string(), not_before: None }
     }
 
-    /// Something sealed cannot be opened. A key that is not here may be given back; until then the
-    /// scan waits, and its task can be ended.
+    /// A secret cannot be unsealed. A missing key may be restored; until then the scan waits, and
+    /// its task can still be ended.
     pub(crate) fn from_seal_error(error: SealError) -> Self {
         match error {
             error @ SealError::UnknownKey { .. } => Self::retryable(&error),

@@ -1,6 +1,5 @@
-//! Hosts of repositories as they are reached: one client for each connection, however many scans go
-//! through it. So what a host says of its limit holds for all of them, what it has answered need
-//! not be sent again, and an app's token serves until it ends.
+//! Clients of repository hosts: one per connection, shared by all its scans. So a rate limit holds
+//! for all of them, cached responses are shared, and an app's token is used until it expires.
 
 use std::{
     collections::VecDeque,
@@ -15,74 +14,76 @@ use crate::{
     repository::{GitHub, GitLab},
 };
 
-/// Clients of a kind that are kept. Of more the one goes that was not used for the longest time,
-/// and is made again when it is needed.
-const KEPT: usize = 32;
-/// A client that nobody has used for so long is dropped with the credential in it. Longer than a
-/// host wants to be left alone.
-const IDLE: SignedDuration = SignedDuration::from_hours(3);
+/// Clients of one kind at most. The least recently used one is dropped, and recreated when it is
+/// needed.
+const MAX_CLIENTS: usize = 32;
+/// An unused client is dropped after this time, with the credential in it. Longer than the longest
+/// rate limit.
+const IDLE_TIMEOUT: SignedDuration = SignedDuration::from_hours(3);
 
-/// What this process reaches.
+/// The clients of this process.
 #[derive(Debug, Default)]
-pub(crate) struct Hosts {
+pub(crate) struct HostClients {
     pub(super) github: Clients<GitHub>,
     pub(super) gitlab: Clients<GitLab>,
 }
 
-/// What tells clients apart: the connection, with its revision, and where the host is. Without a
-/// connection it is the same for everybody.
+/// The key of a client: the connection with its revision, and the host's address. Without a
+/// connection, all scans share the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Key {
+pub(super) struct ClientKey {
     pub(super) connection: Option<(ScanConnectionId, i64)>,
     pub(super) base: Option<String>,
 }
 
-/// Clients of one kind, the one that was used last at the end.
+/// Clients of one kind, the latest used last.
 #[derive(Debug)]
 pub(super) struct Clients<T> {
-    kept: Mutex<VecDeque<(Key, Timestamp, T)>>,
+    entries: Mutex<VecDeque<(ClientKey, Timestamp, T)>>,
 }
 
 impl<T> Default for Clients<T> {
     fn default() -> Self {
-        Self { kept: Mutex::default() }
+        Self { entries: Mutex::default() }
     }
 }
 
 impl<T: Clone> Clients<T> {
-    /// The client that there is, or a new one.
+    /// Returns the existing client, or a new one.
     pub(super) fn get(
         &self,
-        key: Key,
+        key: ClientKey,
         now: Timestamp,
-        make: impl FnOnce() -> Result<T, Error>,
+        create: impl FnOnce() -> Result<T, Error>,
     ) -> Result<T, Error> {
-        self.forget_idle(now);
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let found =
-            kept.iter().position(|(known, ..)| *known == key).and_then(|index| kept.remove(index));
+        self.drop_idle(now);
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = entries
+            .iter()
+            .position(|(known, ..)| *known == key)
+            .and_then(|index| entries.remove(index));
         let client = match found {
             Some((.., client)) => client,
-            None => make()?,
+            None => create()?,
         };
-        kept.push_back((key, now, client.clone()));
-        if kept.len() > KEPT {
-            kept.pop_front();
+        entries.push_back((key, now, client.clone()));
+        if entries.len() > MAX_CLIENTS {
+            entries.pop_front();
         }
         Ok(client)
     }
 
-    fn forget_idle(&self, now: Timestamp) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|(_, used, _)| now.duration_since(*used) < IDLE);
+    fn drop_idle(&self, now: Timestamp) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|(_, used, _)| now.duration_since(*used) < IDLE_TIMEOUT);
     }
 }
 
-impl Hosts {
-    /// Drops the clients that nobody has used for long.
+impl HostClients {
+    /// Drops the clients that were unused for long.
     pub(crate) fn forget_idle(&self, now: Timestamp) {
-        self.github.forget_idle(now);
-        self.gitlab.forget_idle(now);
+        self.github.drop_idle(now);
+        self.gitlab.drop_idle(now);
     }
 }
 
@@ -92,13 +93,13 @@ mod tests {
 
     use super::*;
 
-    fn key(number: usize, revision: i64) -> Key {
+    fn key(number: usize, revision: i64) -> ClientKey {
         let id = ScanConnectionId::from_uuid(Uuid::from_u128(number as u128));
-        Key { connection: Some((id, revision)), base: None }
+        ClientKey { connection: Some((id, revision)), base: None }
     }
 
     #[test]
-    fn a_client_is_made_once_and_again_when_its_connection_has_changed_or_nobody_has_used_it() {
+    fn client_is_shared_until_its_connection_changes_or_it_idles() {
         let (clients, now) = (Clients::default(), Timestamp::UNIX_EPOCH);
         let get =
             |key, now, made: usize| clients.get(key, now, || Ok(made)).expect("it can be made");
@@ -106,19 +107,22 @@ mod tests {
             (get(key(1, 1), now, 1), get(key(1, 1), now, 2), get(key(1, 2), now, 3)),
             (1, 1, 3)
         );
-        assert_eq!(get(Key { connection: None, base: None }, now, 4), 4);
-        assert_eq!(get(Key { connection: None, base: Some("http://a".to_owned()) }, now, 5), 5);
-        // The one that was used last stays.
-        for number in 2..KEPT {
+        assert_eq!(get(ClientKey { connection: None, base: None }, now, 4), 4);
+        assert_eq!(
+            get(ClientKey { connection: None, base: Some("http://a".to_owned()) }, now, 5),
+            5
+        );
+        // The client that was used last stays.
+        for number in 2..MAX_CLIENTS {
             get(key(number, 1), now, 0);
             assert_eq!(get(key(1, 1), now, 6), 1);
         }
         assert_eq!(get(key(1, 2), now, 7), 7);
-        assert_eq!(get(key(1, 1), now + IDLE, 8), 8);
+        assert_eq!(get(key(1, 1), now + IDLE_TIMEOUT, 8), 8);
     }
 
     #[test]
-    fn a_client_that_cannot_be_made_is_tried_again() {
+    fn failed_client_creation_is_retried() {
         let clients = Clients::<usize>::default();
         let failed =
             clients.get(key(1, 1), Timestamp::UNIX_EPOCH, || Err(Error::Failed("no".to_owned())));

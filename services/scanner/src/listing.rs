@@ -1,4 +1,4 @@
-//! What connections reach, for the gateway, which asks: no credential leaves this service.
+//! Lists the repositories of connections for the gateway. No credential leaves this service.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     shared::Shared,
 };
 
-/// The pause before a subscription is tried again.
+/// The delay before a subscription is retried.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
@@ -26,7 +26,7 @@ pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
         if let Err(error) =
             shared.bus.answer(&subject::ListRepositories, draining.clone(), answer).await
         {
-            tracing::warn!(%error, "nobody can be told what connections reach");
+            tracing::warn!(%error, "the subscription to repository questions failed");
         }
         tokio::select! {
             () = draining.cancelled() => {}
@@ -35,7 +35,10 @@ pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
     }
 }
 
-async fn answer_question(shared: &Shared, question: mesh::RepositoriesQuestion) -> mesh::Repositories {
+async fn answer_question(
+    shared: &Shared,
+    question: mesh::RepositoriesQuestion,
+) -> mesh::Repositories {
     match list(shared, &question).await {
         Ok((repositories, next_page)) => {
             mesh::Repositories { repositories, next_page, failure: String::new() }
@@ -55,8 +58,8 @@ async fn list(
     let (owner, page) = (question.owner.as_str(), question.page.max(1));
     let listing = match connection.host {
         ScanHost::Gitlab => {
-            let gitlab =
-                source::gitlab(shared, Some(&connection)).map_err(|trouble| trouble.to_string())?;
+            let gitlab = source::gitlab_client(shared, Some(&connection))
+                .map_err(|trouble| trouble.to_string())?;
             list_owner(owner, |owner| {
                 let gitlab = gitlab.clone();
                 async move { gitlab.projects(&owner, page).await }
@@ -64,8 +67,8 @@ async fn list(
             .await
         }
         ScanHost::Github => {
-            let github =
-                source::github(shared, Some(&connection)).map_err(|trouble| trouble.to_string())?;
+            let github = source::github_client(shared, Some(&connection))
+                .map_err(|trouble| trouble.to_string())?;
             list_owner(owner, |owner| {
                 let github = github.clone();
                 async move { github.repositories(&owner, page).await }
@@ -76,8 +79,8 @@ async fn list(
     listing.map(|listing| to_page(listing, page)).map_err(|error| error.to_string())
 }
 
-/// A page of what the connection reaches, or of what somebody has: of a name nobody says whether it
-/// is an organization's or a person's.
+/// A page of the connection's repositories, or of an owner's. A name does not tell whether it is an
+/// organization's or a user's.
 async fn list_owner<F>(name: &str, list: impl Fn(Owner) -> F) -> Result<Listing, SourceError>
 where
     F: Future<Output = Result<Listing, SourceError>>,
@@ -91,7 +94,7 @@ where
     }
 }
 
-/// A page, and which one comes next.
+/// A page, and the number of the next one.
 fn to_page(listing: Listing, page: u32) -> (Vec<v1::Repository>, u32) {
     let next = if listing.more { page.saturating_add(1) } else { 0 };
     (listing.repositories.into_iter().map(to_proto).collect(), next)

@@ -1,5 +1,5 @@
-//! What is counted of scans. `deploy/observability/metrics.txt` lists what every service counts.
-//! Nothing is told apart by organization or repository.
+//! Metrics of scans. `deploy/observability/metrics.txt` lists the metrics of all services. No label
+//! names an organization or repository.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use opentelemetry::{
 const OUTCOME: &str = "construct.outcome";
 const PHASE: &str = "construct.scan.phase";
 
-/// The phases a scan is worked on in.
+/// The phases in which a scan is active.
 const ACTIVE_PHASES: [ScanPhase; 5] = [
     ScanPhase::Queued,
     ScanPhase::Snapshot,
@@ -21,10 +21,10 @@ const ACTIVE_PHASES: [ScanPhase; 5] = [
     ScanPhase::Checking,
 ];
 
-/// In seconds.
+/// Histogram buckets, in seconds.
 const DURATION_BUCKETS: [f64; 10] = [0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0, 7200.0];
 
-/// Counts. Clones count together.
+/// The instruments. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics(Arc<Instruments>);
 
@@ -39,7 +39,7 @@ struct Instruments {
 }
 
 impl Metrics {
-    /// Makes the instruments of a process that works on so many scans at a time.
+    /// Creates the instruments of a process with this number of work slots.
     pub(crate) fn new(meter: &Meter, slots: usize) -> Self {
         let count = |name: &'static str, unit: &'static str, description: &'static str| {
             meter.u64_counter(name).with_unit(unit).with_description(description).build()
@@ -48,7 +48,7 @@ impl Metrics {
             scans: count(
                 "construct.scanner.scans",
                 "{scan}",
-                "Scans whose work is over, by how they ended and from which phase",
+                "Scans that ended, by outcome and last phase",
             ),
             phases: meter
                 .f64_histogram("construct.scanner.phase.duration")
@@ -59,30 +59,30 @@ impl Metrics {
             waits: count(
                 "construct.scanner.waits",
                 "{wait}",
-                "How often a scan could not be gone on with and had to wait, by phase",
+                "How often a scan had to wait, by phase",
             ),
             running: meter
                 .i64_up_down_counter("construct.scanner.running")
                 .with_unit("{scan}")
-                .with_description("Scans that are being worked on")
+                .with_description("Scans that are being processed")
                 .build(),
             cost: meter
                 .f64_counter("construct.scanner.cost")
                 .with_unit("{USD}")
                 .with_description(
-                    "What the explorations of scans that are over have cost, in dollars; providers count it, too",
+                    "Cost of the explorations of ended scans, in dollars; providers count it, too",
                 )
                 .build(),
             candidates: count(
                 "construct.scanner.candidates",
                 "{candidate}",
-                "What models proposed, by what the check said",
+                "Candidates that models proposed, by the result of the check",
             ),
         };
         meter
             .u64_gauge("construct.scanner.slots")
             .with_unit("{scan}")
-            .with_description("Scans that this process works on at a time, at most")
+            .with_description("Scans that this process handles at a time, at most")
             .build()
             .record(slots as u64, &[]);
         let metrics = Self(Arc::new(instruments));
@@ -90,7 +90,7 @@ impl Metrics {
         metrics
     }
 
-    /// What is counted stands at zero from the start, so that the first one shows as a rise.
+    /// Starts every series at zero, so that the first increment is visible.
     fn initialize(&self) {
         for phase in ACTIVE_PHASES {
             self.0.waits.add(0, &[KeyValue::new(PHASE, phase.as_str())]);
@@ -102,29 +102,29 @@ impl Metrics {
         self.record_candidates(0, 0);
     }
 
-    /// A scan's work is over, which was in this phase and has cost so much, in 10⁻¹² dollars.
+    /// Counts a scan that ended, by its last phase, with its cost in 10⁻¹² dollars.
     pub(crate) fn record_end(&self, outcome: ScanPhase, from: ScanPhase, cost_pico_usd: i64) {
         self.0.scans.add(1, &end_labels(outcome, from));
         self.0.cost.add(cost_pico_usd.max(0) as f64 / 1e12, &[]);
     }
 
-    /// A scan has left a phase.
-    pub(crate) fn record_phase(&self, phase: ScanPhase, took: Duration) {
-        self.0.phases.record(took.as_secs_f64(), &[KeyValue::new(PHASE, phase.as_str())]);
+    /// Records the duration of a phase.
+    pub(crate) fn record_phase(&self, phase: ScanPhase, duration: Duration) {
+        self.0.phases.record(duration.as_secs_f64(), &[KeyValue::new(PHASE, phase.as_str())]);
     }
 
-    /// A scan cannot be gone on with for a while.
+    /// Counts a scan that has to wait.
     pub(crate) fn record_wait(&self, phase: ScanPhase) {
         self.0.waits.add(1, &[KeyValue::new(PHASE, phase.as_str())]);
     }
 
-    /// A model's answer is checked.
+    /// Counts the candidates of a checked answer.
     pub(crate) fn record_candidates(&self, accepted: u64, refused: u64) {
         self.0.candidates.add(accepted, &[KeyValue::new(OUTCOME, "accepted")]);
         self.0.candidates.add(refused, &[KeyValue::new(OUTCOME, "refused")]);
     }
 
-    /// A scan is worked on, until what this gives is dropped.
+    /// Counts a scan as running, until the returned guard is dropped.
     pub(crate) fn track_running(&self) -> RunningGuard {
         self.0.running.add(1, &[]);
         RunningGuard(self.clone())
@@ -135,7 +135,7 @@ fn end_labels(outcome: ScanPhase, from: ScanPhase) -> [KeyValue; 2] {
     [KeyValue::new(OUTCOME, outcome.as_str()), KeyValue::new(PHASE, from.as_str())]
 }
 
-/// A scan in the hands of this process.
+/// A scan that this process handles.
 #[derive(Debug)]
 pub(crate) struct RunningGuard(Metrics);
 
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scan_counts_as_running_until_it_is_put_down_and_its_end_by_phase_with_its_cost() {
+    fn scan_metrics_cover_running_waits_end_and_cost() {
         let counted = construct_runtime::metrics::Metrics::new("construct-scanner").unwrap();
         let metrics = Metrics::new(&counted.meter("construct-scanner"), 2);
         let has = |line: &str| {

@@ -1,5 +1,4 @@
-//! What the service is made of, and how it takes up scans: by a command, or by the sweep when none
-//! came.
+//! Assembles the service, and claims scans: after a command, or in the sweep.
 
 use std::{
     sync::{Arc, Mutex},
@@ -19,32 +18,31 @@ use crate::{
     OUTLINE, cleanup,
     config::Config,
     gateway::Gateway,
-    hosts::Hosts,
+    hosts::HostClients,
     listing,
     metrics::Metrics,
-    repository::{Outliner, OutlinerLimits, Reach},
+    repository::{ForgeClients, Outliner, OutlinerLimits},
     scan,
     shared::Shared,
 };
 
-/// How often scans are looked for of which nobody has said that they are there, or whose next look
-/// has come.
+/// The interval of the query for due scans.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Scans whose tasks are looked at, or that are ended, at the same time. That takes two questions
-/// to the gateway each, and none of the places for work, so that scans whose models take their time
-/// keep nobody else's waiting. Further ones wait in PostgreSQL.
+/// Scans whose tasks are polled, or that are ended, at a time. Each needs two requests to the
+/// gateway and no work slot. So scans with slow models do not block others. Further ones wait in
+/// PostgreSQL.
 const MAX_TASK_CHECKS: usize = 16;
-/// Commands that are taken at the same time; each only rings.
+/// Commands that are received at a time; each only wakes the sweep.
 const MAX_COMMANDS: usize = 16;
 
-/// Starts the service. When this returns it takes scans.
+/// Starts the service. It processes scans when this returns.
 ///
 /// # Errors
-/// When the folder cannot be used, a key is missing, or the process is told to stop.
+/// When the folder cannot be used, a key is missing, or the process is asked to stop.
 pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let (common, lifecycle) = (context.common(), context.lifecycle());
     let dir = config.scanner_dir.clone().context("scanner_dir is not set")?;
-    std::fs::create_dir_all(&dir).with_context(|| format!("{} cannot be made", dir.display()))?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let (database, nats) =
         (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let url = common.database_url()?.clone();
@@ -71,22 +69,22 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let (store, bus) = tokio::try_join!(store, bus)?;
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let database_clock = store.clone();
-    let ask = move || {
+    let read_clock = move || {
         let store = database_clock.clone();
         async move { store.clock().await }
     };
-    lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
+    lifecycle.spawn_job("clock", clock::follow(read_clock, lifecycle.draining()));
 
     let program = std::env::current_exe()
-        .context("this program cannot be found, which lists symbols in a process of its own")?;
+        .context("cannot find the path of this program, which lists symbols in a child process")?;
     let shared = Arc::new(Shared {
         dir,
         store,
         blobs: blob::Store::open(common.blob_dir())?,
         keyring: keyring(&common.master_keys()?)?,
         gateway: Gateway::new(&config.scanner_gateway_url)?,
-        reach: Reach::new(config.scanner_trusted_hosts.iter().cloned())?,
-        hosts: Hosts::default(),
+        forge_clients: ForgeClients::new(config.scanner_trusted_hosts.iter().cloned())?,
+        hosts: HostClients::default(),
         outliner: Outliner::new(program, vec![OUTLINE.into()], OutlinerLimits::default()),
         metrics: Metrics::new(
             &opentelemetry::global::meter("construct-scanner"),
@@ -99,7 +97,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         bus,
         config,
     });
-    lifecycle.spawn_job("tidying", cleanup::run(Arc::clone(&shared), lifecycle.draining()));
+    lifecycle.spawn_job("cleanup", cleanup::run(Arc::clone(&shared), lifecycle.draining()));
     lifecycle.spawn_job("repositories", listing::run(Arc::clone(&shared), lifecycle.draining()));
     lifecycle.spawn("commands", receive_commands(Arc::clone(&shared), lifecycle.clone()));
     lifecycle.spawn("sweep", sweep(shared, lifecycle.clone()));
@@ -111,11 +109,11 @@ fn keyring(keys: &MasterKeys) -> anyhow::Result<Keyring> {
     Ok(Keyring::new(active, keys.iter().map(|key| (key.id().to_owned(), *key.expose())))?)
 }
 
-/// Hears of scans until the service drains. A command only says that there is something to look at:
-/// what that is stands in the row, and whose turn it is as well. So it is done with when it was
-/// heard.
+/// Receives commands until the service drains. A command only says that a scan may be due. The row
+/// says which one, and whose turn it is, so a command is acknowledged at once.
 async fn receive_commands(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Result<()> {
-    let mut deliveries = shared.bus.consume_scans(ConsumeOptions::new(MAX_COMMANDS, lifecycle.draining()));
+    let mut deliveries =
+        shared.bus.consume_scans(ConsumeOptions::new(MAX_COMMANDS, lifecycle.draining()));
     while let Some(delivery) = deliveries.next().await {
         shared.due.notify_one();
         delivery.receipt.ack().await;
@@ -123,16 +121,16 @@ async fn receive_commands(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::
     Ok(())
 }
 
-/// What a scan is taken for.
+/// What a scan is claimed for.
 #[derive(Debug, Clone, Copy)]
 enum ClaimKind {
-    /// A look at its task, or its end.
+    /// Polling its task, or ending it.
     TaskCheck,
     /// Everything else.
     Work,
 }
 
-/// Takes scans that have to be looked at, until the service drains.
+/// Claims due scans until the service drains.
 async fn sweep(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Result<()> {
     let draining = lifecycle.draining();
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
@@ -144,26 +142,26 @@ async fn sweep(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Result<()> 
             () = shared.due.notified() => {}
             _ = ticks.tick() => {}
         }
-        for turn in [ClaimKind::TaskCheck, ClaimKind::Work] {
-            if let Err(error) = claim_scans(&shared, turn, &lifecycle).await {
-                tracing::warn!(error = %Chain(&error), "scans could not be looked for");
+        for kind in [ClaimKind::TaskCheck, ClaimKind::Work] {
+            if let Err(error) = claim_scans(&shared, kind, &lifecycle).await {
+                tracing::warn!(error = %Chain(&error), "cannot query due scans");
             }
         }
     }
 }
 
-/// Takes as many scans as there is room for.
+/// Claims as many scans as there are free slots.
 async fn claim_scans(
     shared: &Arc<Shared>,
-    turn: ClaimKind,
+    kind: ClaimKind,
     lifecycle: &Lifecycle,
 ) -> Result<(), construct_store::Error> {
-    let places = match turn {
+    let pool = match kind {
         ClaimKind::TaskCheck => &shared.task_check_slots,
         ClaimKind::Work => &shared.work_slots,
     };
     let mut slots: Vec<OwnedSemaphorePermit> = Vec::new();
-    while let Ok(slot) = Arc::clone(places).try_acquire_owned() {
+    while let Ok(slot) = Arc::clone(pool).try_acquire_owned() {
         slots.push(slot);
     }
     if slots.is_empty() {
@@ -171,20 +169,22 @@ async fn claim_scans(
     }
     let (free, lease, now) =
         (i64::try_from(slots.len()).unwrap_or(i64::MAX), shared.config.scanner_lease, clock::now());
-    let taken = match turn {
+    let claimed = match kind {
         ClaimKind::TaskCheck => shared.store.scans_claim_waiting(free, lease, now).await?,
-        ClaimKind::Work => shared.store.scans_claim(free, &shared.recent_organizations(), lease, now).await?,
+        ClaimKind::Work => {
+            shared.store.scans_claim(free, &shared.recent_organizations(), lease, now).await?
+        }
     };
-    // There may be more, for which there is room when one of these has ended.
-    let full = taken.len() == slots.len();
-    for (scan, slot) in taken.into_iter().zip(slots) {
-        if matches!(turn, ClaimKind::Work) {
+    // There may be more, which can be claimed when one of these has ended.
+    let full = claimed.len() == slots.len();
+    for (scan, slot) in claimed.into_iter().zip(slots) {
+        if matches!(kind, ClaimKind::Work) {
             shared.mark_recent(scan.organization);
         }
         let (shared, draining) = (Arc::clone(shared), lifecycle.draining());
         lifecycle.spawn_job("scan", async move {
-            let _running = matches!(turn, ClaimKind::Work).then(|| shared.metrics.track_running());
-            let more = scan::work(&shared, scan, &draining).await;
+            let _running = matches!(kind, ClaimKind::Work).then(|| shared.metrics.track_running());
+            let more = scan::process(&shared, scan, &draining).await;
             drop(slot);
             if more || full {
                 shared.due.notify_one();

@@ -14,45 +14,45 @@ use tokio::sync::{Notify, Semaphore};
 use crate::{
     config::Config,
     gateway::Gateway,
-    hosts::Hosts,
+    hosts::HostClients,
     metrics::Metrics,
-    repository::{Outliner, Reach},
+    repository::{ForgeClients, Outliner},
 };
 
-/// Organizations of which it is remembered when they had their turn.
+/// Recently served organizations that are remembered.
 const MAX_RECENT_ORGANIZATIONS: usize = 256;
 
-/// What all parts share.
+/// The shared state.
 pub(crate) struct Shared {
     pub(crate) config: Config,
-    /// Where the files of scans lie.
+    /// The folder for the files of scans.
     pub(crate) dir: PathBuf,
     pub(crate) store: Store,
     pub(crate) bus: Bus,
     pub(crate) blobs: blob::Store,
     pub(crate) keyring: Keyring,
     pub(crate) gateway: Gateway,
-    pub(crate) reach: Reach,
-    pub(crate) hosts: Hosts,
+    pub(crate) forge_clients: ForgeClients,
+    pub(crate) hosts: HostClients,
     pub(crate) outliner: Outliner,
     pub(crate) metrics: Metrics,
-    /// Places for work.
+    /// The slots for work.
     pub(crate) work_slots: Arc<Semaphore>,
-    /// Places for looks at tasks that explore, and for ends.
+    /// The slots for polling and ending tasks.
     pub(crate) task_check_slots: Arc<Semaphore>,
-    /// There may be something to take.
+    /// Notified when a scan may be due.
     pub(crate) due: Notify,
     pub(crate) recent: Mutex<VecDeque<OrganizationId>>,
 }
 
 impl Shared {
-    /// Organizations whose scans were worked on here, the last one at the end.
+    /// Organizations whose scans were processed here, the latest last.
     pub(crate) fn recent_organizations(&self) -> Vec<OrganizationId> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
 
-    /// An organization's scan is worked on. That others forget this with their process costs one
-    /// turn and nothing else.
+    /// Records that a scan of an organization is processed. When a restart forgets this, it costs
+    /// one turn and nothing else.
     pub(crate) fn mark_recent(&self, organization: OrganizationId) {
         let mut served = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         served.retain(|other| *other != organization);

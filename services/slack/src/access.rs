@@ -1,8 +1,11 @@
-//! Who may do what. Full members of the workspace only (where it is so configured, those who have
-//! said who they are in Construct); among them, when nothing is said in a workspace, everybody may
-//! use its default agent, and calls are decided about by whoever asked and by the workspace's
-//! admins. As soon as there are permissions of a kind, they alone count for that kind, beside
-//! admins for decisions.
+//! Permissions of Slack users.
+//!
+//! - Only full members of the workspace have access, and where so configured only those with a
+//!   linked Construct account.
+//! - Without permissions in a workspace, every member may use its default agent. The author of a
+//!   question and the workspace's admins decide about its calls.
+//! - Once there are permissions of a kind, only they count for that kind, besides admins for
+//!   decisions.
 
 use construct_store::slack::{GrantKind, ThreadKey};
 
@@ -14,26 +17,26 @@ use crate::{
     web::{self, users::User},
 };
 
-/// Why somebody may not.
+/// Why a user has no access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// They are a bot, with which we don't talk.
+    /// A bot; bots are never answered.
     Bot,
-    /// They are a guest, or from another workspace.
+    /// A guest, or a user of another workspace.
     NotAMember,
-    /// Nobody knows who they are in Construct, and here one has to be a member there.
+    /// A user without a linked account, where one is required.
     NotLinked,
-    /// They have no permission here.
+    /// A user without permission here.
     NotPermitted,
 }
 
 impl Refusal {
-    /// What the user is told.
+    /// The text for the user.
     pub(crate) const fn message(self) -> &'static str {
         match self {
-            Self::Bot => "I talk with people only.",
+            Self::Bot => "I only answer people.",
             Self::NotAMember => {
-                "I am sorry, I can help members of this workspace only. Guests and people of other organizations may ask a member to \
+                "I am sorry, I can only help members of this workspace. Guests and people of other organizations can ask a member to \
                  ask me."
             }
             Self::NotLinked => texts::NOT_LINKED,
@@ -44,14 +47,14 @@ impl Refusal {
     }
 }
 
-/// Why it could not be found out.
+/// Why access could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// Slack doesn't say who somebody is.
-    #[error("it cannot be found out who somebody is")]
+    /// Slack did not return the user.
+    #[error("cannot look up a Slack user")]
     User(#[source] web::Error),
     /// The permissions cannot be read.
-    #[error("the permissions cannot be read")]
+    #[error("cannot read the permissions")]
     Store(#[source] construct_store::Error),
 }
 
@@ -59,7 +62,7 @@ impl From<Error> for error::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::User(error) => match error.into() {
-                Self::Failed(_) => Self::Silent("it cannot be found out who asks".to_owned()),
+                Self::Failed(_) => Self::Silent("cannot determine who asks".to_owned()),
                 trouble => trouble,
             },
             Error::Store(error) => error.into(),
@@ -67,7 +70,7 @@ impl From<Error> for error::Error {
     }
 }
 
-/// Whether somebody may have an agent answer in a channel.
+/// Whether a user may ask an agent in a channel.
 pub(crate) async fn may_use(
     shared: &Shared,
     team: &Team,
@@ -89,8 +92,8 @@ pub(crate) async fn may_use(
     Ok(if allowed { Ok(person) } else { Err(Refusal::NotPermitted) })
 }
 
-/// Whether somebody may decide about a call of an agent's script; `asked_by` is whose question had
-/// it made.
+/// Whether a user may decide about a call of an agent's script. `asked_by` is the author of the
+/// question that caused it.
 pub(crate) async fn may_approve(
     shared: &Shared,
     team: &Team,
@@ -117,7 +120,7 @@ pub(crate) async fn may_approve(
     Ok(if allowed { Ok(person) } else { Err(Refusal::NotPermitted) })
 }
 
-/// Whether somebody is one of those for whom we are here at all.
+/// Whether a user may use the app at all.
 pub(crate) async fn check_membership(
     shared: &Shared,
     team: &Team,

@@ -45,9 +45,7 @@ pub(crate) async fn post_answer(
         let more = parts.len() > 1;
         if let Some(mut first) = parts.into_iter().next() {
             if more {
-                first.push(mrkdwn::context(
-                    "This is only the beginning of the text so far.",
-                ));
+                first.push(mrkdwn::context("This is only the beginning of the text so far."));
             }
             content.blocks.splice(0..0, first);
         }
@@ -202,8 +200,15 @@ async fn upload(
     shared.store.slack_mention_save(mention, false, clock::now()).await?;
     let (target, may_continue) =
         ((place.channel.as_str(), place.thread.as_str()), || posts.lease.is_held());
-    match files::complete_upload(posts.web, posts.token, &upload.file_id, "Answer", target, &may_continue)
-        .await
+    match files::complete_upload(
+        posts.web,
+        posts.token,
+        &upload.file_id,
+        "Answer",
+        target,
+        &may_continue,
+    )
+    .await
     {
         Ok(()) => Ok(()),
         Err(error) if error.code() == Some("missing_scope") => {

@@ -1,4 +1,4 @@
-//! `/construct`: lists agents, has one answer, and says who may do what.
+//! `/construct`: lists agents, asks one, and manages permissions.
 
 use std::time::Duration;
 
@@ -21,32 +21,33 @@ use crate::{
     web::{self, chat::Content, views},
 };
 
-/// What the command can do.
-pub(crate) const HELP: &str = "`/construct list [BEGINNING]` — the agents there are\n`/construct run` — ask one, in a form\n`/construct run AGENT WORDS` — \
-                               ask one here\n`/construct allow use|approve AGENT|all [@PERSON] [here]` — for admins: who may ask an agent, \
-                               or decide about its calls\n`/construct forbid …` — takes that back\n`/construct who` — who may\n`/construct link CODE`, `unlink`, `me` — says who you are in Construct, with a code of \
+/// The help text.
+pub(crate) const HELP: &str = "`/construct list [PREFIX]` — list the agents\n`/construct run` — ask an agent, with a form\n`/construct run AGENT MESSAGE` — \
+                               ask an agent here\n`/construct allow use|approve AGENT|all [@USER] [here]` — for admins: who may ask an agent, \
+                               or decide about its calls\n`/construct forbid …` — revoke that\n`/construct who` — list the permissions\n`/construct link CODE`, `unlink`, `me` — link your Construct account, with a code of \
                                `construct key code`";
-/// The form's name.
+/// The id of the form.
 const FORM_ID: &str = "construct_run";
-/// The menu of agents in it, and its block.
+/// The menu of agents in the form, and its block.
 const AGENT_FIELD: &str = "agent";
-/// Agents read at once; the API's most.
+/// Agents per page; the API's maximum.
 const PAGE_SIZE: i32 = 100;
 /// Agents that are listed at most.
 const MAX_LISTED: usize = 1_000;
-/// Bytes of the list; Slack takes 40,000 characters.
+/// Bytes of the list at most; Slack accepts 40,000 characters.
 const MAX_LIST_BYTES: usize = 35_000;
-/// Choices of a menu; Slack's most (<https://docs.slack.dev/reference/block-kit/block-elements/select-menu-element>).
+/// Options of a menu; Slack's maximum
+/// (<https://docs.slack.dev/reference/block-kit/block-elements/select-menu-element>).
 const MAX_OPTIONS: usize = 100;
-/// How long finding out what there is to choose from may take.
+/// The time limit for suggestions.
 const SUGGEST_TIMEOUT: Duration = Duration::from_millis(2_500);
 
-/// Whether somebody only wants to know what the command can do.
+/// Whether a command asks for help.
 pub(crate) fn is_help(command: &Value) -> bool {
     matches!(command["text"].as_str().map(str::trim), None | Some("" | "help"))
 }
 
-/// Deals with a command.
+/// Processes a command.
 pub(crate) async fn process(
     shared: &Shared,
     team: &str,
@@ -61,7 +62,7 @@ pub(crate) async fn process(
     {
         return reply_privately(shared, &team, command, refusal.message()).await;
     }
-    let said = match verb {
+    let reply = match verb {
         "list" => Some(list(shared, &team, rest).await?),
         "run" if rest.is_empty() => {
             let form = agent_form(shared, &team, text("channel_id")).await?;
@@ -88,28 +89,28 @@ pub(crate) async fn process(
         }
         _ => Some(HELP.to_owned()),
     };
-    match said {
-        Some(said) => reply_privately(shared, &team, command, &said).await,
+    match reply {
+        Some(reply) => reply_privately(shared, &team, command, &reply).await,
         None => Ok(()),
     }
 }
 
-/// Answers whoever has sent a command, and nobody else.
+/// Replies to the sender of a command only.
 async fn reply_privately(
     shared: &Shared,
     team: &Team,
     command: &Value,
-    said: &str,
+    reply: &str,
 ) -> Result<(), Error> {
     let text = |name: &str| command[name].as_str().unwrap_or_default();
-    if !failure_notice::respond(shared, text("response_url"), said).await? {
+    if !failure_notice::respond(shared, text("response_url"), reply).await? {
         let (channel, user) = (text("channel_id"), text("user_id"));
-        web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, said).await?;
+        web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, reply).await?;
     }
     Ok(())
 }
 
-/// Deals with the form.
+/// Processes the submitted form.
 pub(crate) async fn process_form(
     shared: &Shared,
     team: &str,
@@ -126,13 +127,14 @@ pub(crate) async fn process_form(
     let channel = view["private_metadata"].as_str().unwrap_or_default();
     let user = payload["user"]["id"].as_str().unwrap_or_default();
     let key = view["id"].as_str().unwrap_or_default();
-    if let Some(said) = run(shared, &team, (channel, user), key, agent, &escape(words)).await? {
-        let told =
-            web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, &said).await;
-        match told {
-            // Where the app is not, it can say nothing; with the person it can always talk.
+    if let Some(reply) = run(shared, &team, (channel, user), key, agent, &escape(words)).await? {
+        let sent =
+            web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, &reply).await;
+        match sent {
+            // The app cannot post in channels that it is not in, but it can always send a direct
+            // message.
             Err(web::Error::Refused { .. }) => {
-                let content = texts::plain_text(&said);
+                let content = texts::plain_text(&reply);
                 web::chat::post(
                     &shared.web,
                     &team.token,
@@ -143,14 +145,14 @@ pub(crate) async fn process_form(
                 )
                 .await?;
             }
-            told => told?,
+            sent => sent?,
         }
     }
     Ok(())
 }
 
-/// Asks an agent in a channel: the question, in Slack's markup, becomes a message there, and its
-/// thread the task. What to say to whoever asked instead.
+/// Asks an agent in a channel. The question, in Slack's markup, is posted there, and its thread
+/// becomes the task. Returns a text for the user if that is impossible.
 async fn run(
     shared: &Shared,
     team: &Team,
@@ -160,7 +162,7 @@ async fn run(
     markup: &str,
 ) -> Result<Option<String>, Error> {
     if agent.is_empty() || markup.trim().is_empty() {
-        return Ok(Some("Say which agent, and what: `/construct run AGENT WORDS`".to_owned()));
+        return Ok(Some("Name an agent and a message: `/construct run AGENT MESSAGE`".to_owned()));
     }
     if let Err(refusal) = access::may_use(shared, team, channel, user, agent).await? {
         return Ok(Some(refusal.message().to_owned()));
@@ -191,7 +193,7 @@ async fn run(
         thread: String::new(),
     };
     let asked = format!("<@{}> asks *{}*:", texts::user_id(user), escape(agent));
-    // What a person has typed stands for itself here: it calls nobody.
+    // The user's text is shown literally; it mentions nobody.
     let words = markup.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
     let shown = mrkdwn::section(&escape(&mrkdwn::truncate(&words, 2_000)));
     let blocks = vec![mrkdwn::section(&asked), shown];
@@ -218,8 +220,8 @@ async fn run(
     Ok(None)
 }
 
-/// Has somebody say who they are. For members of the workspace: their keys would outlive what
-/// others have to do here.
+/// Links the user's account. For members of the workspace only: a guest's key would outlive the
+/// guest's access.
 async fn link(shared: &Shared, team: &Team, user: &str, code: &str) -> Result<String, Error> {
     let person = shared.people.get(&team.token, user).await?;
     if person.is_bot || !person.is_member(&team.token.team) {
@@ -228,7 +230,7 @@ async fn link(shared: &Shared, team: &Team, user: &str, code: &str) -> Result<St
     shared.members.link(team, user, code.trim_matches('`')).await
 }
 
-/// The agents whose names begin like this, by name, so many at most; and whether there are more.
+/// The agents whose names begin with `begin`, in order, at most `most`; and whether there are more.
 async fn find_agents(
     shared: &Shared,
     team: &Team,
@@ -256,7 +258,7 @@ async fn find_agents(
 
 async fn list(shared: &Shared, team: &Team, begin: &str) -> Result<String, Error> {
     let (agents, more) = match find_agents(shared, team, begin, MAX_LISTED).await {
-        // What no name can begin with.
+        // No name can begin with this.
         Err(Error::Failed(_)) if !begin.is_empty() => (Vec::new(), false),
         found => found?,
     };
@@ -274,7 +276,7 @@ async fn list(shared: &Shared, team: &Team, begin: &str) -> Result<String, Error
         return Ok(if begin.is_empty() {
             "There are no agents yet."
         } else {
-            "No agent's name begins like this."
+            "No agent's name begins with this."
         }
         .to_owned());
     }
@@ -286,29 +288,29 @@ async fn list(shared: &Shared, team: &Team, begin: &str) -> Result<String, Error
     });
     if more || lines.len() < all {
         lines.push(
-            "There are more: `/construct list BEGINNING` shows those whose names begin like this."
+            "There are more. `/construct list PREFIX` lists those whose names begin with it."
                 .to_owned(),
         );
     }
     Ok(lines.join("\n"))
 }
 
-/// One of a menu's choices.
+/// An option of a menu.
 fn menu_option(name: &str) -> Value {
     json!({"text": {"type": "plain_text", "text": mrkdwn::truncate(name, 75)}, "value": name})
 }
 
-/// The form. Where there are more agents than a menu can have, Slack asks for those that fit what
-/// somebody types ([`suggest`]).
+/// The form. With more agents than a menu can have, Slack requests the options that match the
+/// user's input ([`suggest`]).
 async fn agent_form(shared: &Shared, team: &Team, channel: &str) -> Result<Value, Error> {
     let (agents, more) = find_agents(shared, team, "", MAX_OPTIONS).await?;
-    // Slack's limit of a value is 150; agents have names of at most 64 characters.
+    // Slack's limit of a value is 150 characters; agents have names of at most 64.
     let options: Vec<Value> = agents.iter().map(|agent| menu_option(&agent.name)).collect();
     if options.is_empty() {
         return Err(Error::Failed("there are no agents to choose from.".to_owned()));
     }
     let mut select = if more {
-        let placeholder = json!({"type": "plain_text", "text": "Type how its name begins"});
+        let placeholder = json!({"type": "plain_text", "text": "Type the beginning of its name"});
         json!({"type": "external_select", "action_id": AGENT_FIELD, "min_query_length": 0, "placeholder": placeholder})
     } else {
         json!({"type": "static_select", "action_id": AGENT_FIELD, "options": options})
@@ -330,17 +332,17 @@ async fn agent_form(shared: &Shared, team: &Team, channel: &str) -> Result<Value
     }))
 }
 
-/// Whether Slack asks what there is to choose from.
+/// Whether Slack requests the options of a menu.
 pub(crate) fn is_suggestion(payload: &Value) -> bool {
     payload["type"] == "block_suggestion"
 }
 
-/// What there is to choose from, for what somebody has typed. Slack shows nothing when it waits for
-/// longer than three seconds, and so nothing is what it is told when this comes to nothing.
+/// The options that match the user's input. Slack shows nothing after three seconds, so a failure
+/// returns no options.
 pub(crate) async fn suggest(shared: &Shared, payload: &Value) -> Value {
     let found = async {
         let team = intake::action_team(payload)
-            .ok_or_else(|| Error::Silent("there is no workspace".to_owned()))?;
+            .ok_or_else(|| Error::Silent("the payload names no workspace".to_owned()))?;
         let team = shared.teams.team(team).await?;
         let user = payload["user"]["id"].as_str().unwrap_or_default();
         if payload["action_id"] != AGENT_FIELD
@@ -354,18 +356,18 @@ pub(crate) async fn suggest(shared: &Shared, payload: &Value) -> Value {
     let agents = match tokio::time::timeout(SUGGEST_TIMEOUT, found).await {
         Ok(Ok(agents)) => agents,
         Ok(Err(trouble)) => {
-            tracing::debug!(error = %Chain(&trouble), "there is nothing to choose from");
+            tracing::debug!(error = %Chain(&trouble), "cannot list agents for a menu");
             Vec::new()
         }
         Err(_) => {
-            tracing::warn!("agents could not be listed in time");
+            tracing::warn!("listing agents for a menu timed out");
             Vec::new()
         }
     };
     json!({"options": agents.iter().map(|agent| menu_option(&agent.name)).collect::<Vec<_>>()})
 }
 
-/// Says and changes who may do what; changes are for the workspace's admins.
+/// Shows and changes permissions; changes are for the workspace's admins.
 async fn run_permission_command(
     shared: &Shared,
     team: &Team,
@@ -382,25 +384,25 @@ async fn run_permission_command(
                 lines.push(describe_grant(&grant));
             }
         }
-        let none = "Nothing is set: every member may ask the agent that answers mentions; who asked decides about its calls, and admins.";
+        let none = "No permissions are set. Every member may ask the agent that answers mentions. Its calls are decided by the person who asked, and by admins.";
         return Ok(if lines.is_empty() { none.to_owned() } else { lines.join("\n") });
     }
     let person = shared.people.get(&team.token, text("user_id")).await?;
     if !(person.is_admin || person.is_owner) || !person.is_member(id) {
-        return Ok("Only admins of the workspace can change who may do what.".to_owned());
+        return Ok("Only admins of the workspace can change permissions.".to_owned());
     }
     let Some(grant) = parse_grant(id, text("channel_id"), rest) else { return Ok(HELP.to_owned()) };
     if verb == "allow" {
         shared.store.slack_grant(&grant, text("user_id"), clock::now()).await?;
         Ok(format!("Allowed: {}", describe_grant(&grant)))
     } else if shared.store.slack_grant_remove(&grant).await? {
-        Ok(format!("Not allowed any more: {}", describe_grant(&grant)))
+        Ok(format!("No longer allowed: {}", describe_grant(&grant)))
     } else {
-        Ok("There was no such permission. `/construct who` shows them.".to_owned())
+        Ok("There was no such permission. `/construct who` lists them.".to_owned())
     }
 }
 
-/// Reads `use|approve AGENT|all [<@U1|name>] [here]`.
+/// Parses `use|approve AGENT|all [<@U1|name>] [here]`.
 fn parse_grant(team: &str, channel: &str, words: &str) -> Option<Grant> {
     let mut words = words.split_whitespace();
     let may = match words.next()? {
@@ -429,7 +431,7 @@ fn parse_grant(team: &str, channel: &str, words: &str) -> Option<Grant> {
 }
 
 fn describe_grant(grant: &Grant) -> String {
-    let who = if grant.user.is_empty() {
+    let subject = if grant.user.is_empty() {
         "every member".to_owned()
     } else {
         format!("<@{}>", texts::user_id(&grant.user))
@@ -445,8 +447,8 @@ fn describe_grant(grant: &Grant) -> String {
         format!(" in <#{}>", texts::user_id(&grant.channel))
     };
     match grant.kind {
-        GrantKind::Use => format!("{who} may ask {agent}{place}"),
-        GrantKind::Approve => format!("{who} may decide about calls of {agent}{place}"),
+        GrantKind::Use => format!("{subject} may ask {agent}{place}"),
+        GrantKind::Approve => format!("{subject} may decide about calls of {agent}{place}"),
     }
 }
 
@@ -460,7 +462,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_permission_is_read_whole_or_not_at_all() {
+    fn malformed_permission_is_rejected() {
         let read = parse_grant("T1", "C1", "approve all <@U1|ann> here").expect("it is one");
         assert_eq!(describe_grant(&read), "<@U1> may decide about calls of every agent in <#C1>");
         let read = parse_grant("T1", "C1", "use helper").expect("it is one");

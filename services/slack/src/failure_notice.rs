@@ -1,33 +1,35 @@
-//! Telling one person that what they wanted with a command, a button or a form has come to nothing.
+//! Tells one user that their command, button or form failed.
 
 use reqwest::Url;
 use serde_json::{Value, json};
 
 use crate::{error::Error, mrkdwn::escape, shared::Shared, web::chat};
 
-/// Whom, and the ways to reach them.
+/// A user, and the ways to reach them.
 struct Recipient<'a> {
     user: &'a str,
     channel: &'a str,
     thread: Option<&'a str>,
-    /// Good for half an hour, also where the app is in no channel.
+    /// Valid for half an hour, even where the app is in no channel.
     url: &'a str,
 }
 
 impl<'a> Recipient<'a> {
-    /// Who has sent this.
+    /// The sender of a payload.
     fn from_payload(payload: &'a Value) -> Self {
         let text = |value: &'a Value| value.as_str().unwrap_or_default();
-        let either = |one: &'a Value, other: &'a Value| {
-            if one.is_string() { text(one) } else { text(other) }
+        let text_of_either = |first: &'a Value, second: &'a Value| {
+            if first.is_string() { text(first) } else { text(second) }
         };
         Self {
-            // Buttons and forms name people and channels in objects, commands don't, and a form is
-            // in no channel but of the command it was opened by.
-            user: either(&payload["user"]["id"], &payload["user_id"]),
+            // Buttons and forms name users and channels in objects, commands do not. A form has no
+            // channel but that of the command that opened it.
+            user: text_of_either(&payload["user"]["id"], &payload["user_id"]),
             channel: match payload["channel"]["id"].as_str() {
                 Some(channel) => channel,
-                None => either(&payload["channel_id"], &payload["view"]["private_metadata"]),
+                None => {
+                    text_of_either(&payload["channel_id"], &payload["view"]["private_metadata"])
+                }
             },
             thread: payload["message"]["thread_ts"].as_str(),
             url: text(&payload["response_url"]),
@@ -35,41 +37,41 @@ impl<'a> Recipient<'a> {
     }
 }
 
-/// Says why something has come to nothing, where there is something to say and a way to say it.
-pub(crate) async fn report_failure(shared: &Shared, team: &str, payload: &Value, trouble: &Error) {
-    let said = match trouble {
-        Error::Failed(why) => format!("I could not do that: {}", escape(why)),
+/// Reports a failure, if there is something to say and a way to say it.
+pub(crate) async fn report_failure(shared: &Shared, team: &str, payload: &Value, failure: &Error) {
+    let text = match failure {
+        Error::Failed(reason) => format!("I could not do that: {}", escape(reason)),
         Error::Retryable { .. } => {
-            "I could not do that, although I have tried for an hour. Whoever runs Construct can find out why."
+            "I could not do that after trying for an hour. Please ask your Construct operator for the reason."
                 .to_owned()
         }
         Error::Silent(_) | Error::LeaseLost => return,
     };
-    if let Err(error) = send_privately(shared, team, payload, &said).await {
-        tracing::warn!(%error, "somebody could not be told that something has come to nothing");
+    if let Err(error) = send_privately(shared, team, payload, &text).await {
+        tracing::warn!(%error, "cannot report a failure to the user");
     }
 }
 
-/// Says something to whoever has sent this, and to nobody else.
+/// Sends a text to the sender of a payload only.
 async fn send_privately(
     shared: &Shared,
     team: &str,
     payload: &Value,
-    said: &str,
+    text: &str,
 ) -> Result<(), Error> {
     let person = Recipient::from_payload(payload);
-    if respond(shared, person.url, said).await? {
+    if respond(shared, person.url, text).await? {
         return Ok(());
     }
     if person.channel.is_empty() || person.user.is_empty() {
-        return Err(Error::Silent("there is no channel to say it in".to_owned()));
+        return Err(Error::Silent("the payload names no channel".to_owned()));
     }
     let team = shared.teams.team(team).await?;
     let Recipient { user, channel, thread, .. } = person;
-    Ok(chat::post_ephemeral(&shared.web, &team.token, channel, user, thread, said).await?)
+    Ok(chat::post_ephemeral(&shared.web, &team.token, channel, user, thread, text).await?)
 }
 
-/// Answers where Slack wants an answer to be sent. Whether it was taken.
+/// Posts to Slack's response address. Returns whether it was accepted.
 pub(crate) async fn respond(shared: &Shared, url: &str, text: &str) -> Result<bool, Error> {
     let Some(url) = Url::parse(url).ok().filter(|url| shared.web.is_slack_url(url)) else {
         return Ok(false);
@@ -91,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_has_sent_a_command_a_button_or_a_form_can_be_reached() {
+    fn recipient_is_read_from_command_button_and_form() {
         let command = json!({"user_id": "U1", "channel_id": "C1", "response_url": "https://hooks.slack.com/1"});
         let button =
             json!({"user": {"id": "U1"}, "channel": {"id": "C1"}, "message": {"thread_ts": "1.0"}});

@@ -1,4 +1,4 @@
-//! The app's home: what somebody has asked lately, what became of it, and what it cost.
+//! The app's home: a user's recent tasks, their state, and their cost.
 
 use construct_proto::v1;
 use construct_store::slack::Mention;
@@ -14,12 +14,12 @@ use crate::{
     web::views,
 };
 
-/// Questions that are looked through.
+/// Questions that are read.
 const MAX_QUESTIONS: i64 = 50;
 /// Tasks that are shown.
 const MAX_TASKS: usize = 10;
 
-/// Draws somebody's home.
+/// Publishes a user's home.
 pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Result<(), Error> {
     let Some(user) = user else { return Ok(()) };
     let team = shared.teams.team(team).await?;
@@ -33,7 +33,7 @@ pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Res
         shared.store.slack_mentions_by_user(&team.token.team, user, MAX_QUESTIONS).await?
     };
     for mention in asked {
-        // Of the workspace's organization before this one nothing is shown.
+        // Nothing of the workspace's former organization is shown.
         let Some(task) =
             mention.task.as_ref().filter(|_| mention.organization == team.caller.organization)
         else {
@@ -54,7 +54,7 @@ pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Res
         }
     }
     if blocks.len() == 1 {
-        let nothing = "Nothing yet. Mention me in a channel, or write to me here.";
+        let nothing = "Nothing yet. Mention me in a channel, or send me a message here.";
         blocks.push(mrkdwn::section(&escape(if unknown { texts::NOT_LINKED } else { nothing })));
     }
     blocks.push(json!({"type": "divider"}));
@@ -73,7 +73,7 @@ fn task_line(shared: &Shared, mention: &Mention, task: &v1::Task) -> String {
     format!("{title} in <#{}>\n{}", texts::user_id(&mention.key.channel), summary(task))
 }
 
-/// What a task is called.
+/// The title of a task.
 pub(crate) fn title(task: &v1::Task) -> String {
     let title = task.spec.as_ref().map(|spec| spec.title.trim()).unwrap_or_default();
     if title.is_empty() {
@@ -83,23 +83,23 @@ pub(crate) fn title(task: &v1::Task) -> String {
     }
 }
 
-/// What a task does, and what it and everything that works for it have cost.
+/// The state of a task, and its cost with that of its descendants.
 pub(crate) fn summary(task: &v1::Task) -> String {
     let status = task.status.clone().unwrap_or_default();
-    let doing = match status.phase() {
+    let state = match status.phase() {
         v1::TaskPhase::InvokeModel | v1::TaskPhase::ExecuteTools | v1::TaskPhase::AwaitSubtasks => {
-            "at work"
+            "working"
         }
         v1::TaskPhase::Suspended => "suspended",
-        v1::TaskPhase::AwaitApproval => "waits for a decision",
+        v1::TaskPhase::AwaitApproval => "waiting for a decision",
         v1::TaskPhase::AwaitInput | v1::TaskPhase::Unspecified => "done",
     };
     let own = status.usage.map_or(0, |usage| usage.cost_pico_usd);
     let cost = own.saturating_add(status.below.map_or(0, |below| below.cost_pico_usd));
-    format!("{doing} · {} messages · {}", status.message_count, format_dollars(cost))
+    format!("{state} · {} messages · {}", status.message_count, format_dollars(cost))
 }
 
-/// Of 10^-12 dollars, to a hundredth of a cent.
+/// Formats 10⁻¹² dollars to a hundredth of a cent.
 fn format_dollars(pico: i64) -> String {
     let parts = pico / 100_000_000;
     format!("${}.{:04}", parts / 10_000, parts % 10_000)
@@ -110,7 +110,7 @@ mod tests {
     use super::format_dollars;
 
     #[test]
-    fn costs_are_shown_to_a_hundredth_of_a_cent() {
+    fn cost_is_shown_to_a_hundredth_of_a_cent() {
         assert_eq!(format_dollars(0), "$0.0000");
         assert_eq!(format_dollars(1_234_567_890_123), "$1.2345");
     }

@@ -1,6 +1,6 @@
-//! What Slack's requests are answered with. Each is checked over its raw body, queued, and
-//! answered; nothing else is done here, so that Slack has its answer within three seconds, or a 503
-//! after two and sends the request again.
+//! The HTTP endpoints for Slack. Each request is verified over its raw body, queued, and answered.
+//! Nothing else is done here, so that Slack has its response within three seconds. When the queue
+//! stalls, Slack receives a 503 after two seconds and repeats the request.
 
 use std::sync::Arc;
 
@@ -23,9 +23,9 @@ use crate::{
     signature::Verifier,
 };
 
-/// Larger requests are refused; Slack's have some kilobytes.
+/// The largest request body; Slack's have some kilobytes.
 const MAX_BODY_BYTES: usize = 2 * 1024 * 1024;
-/// Tells Slack not to send a request again.
+/// Tells Slack not to repeat a request.
 const NO_RETRY_HEADER: HeaderName = HeaderName::from_static("x-slack-no-retry");
 const RETRY_NUMBER_HEADER: &str = "x-slack-retry-num";
 const RETRY_REASON_HEADER: &str = "x-slack-retry-reason";
@@ -36,7 +36,7 @@ struct HttpState {
     verifier: Verifier,
 }
 
-/// Serves Slack until the service drains.
+/// Serves Slack's requests until the service drains.
 pub(crate) fn spawn(
     shared: Arc<Shared>,
     intake: Intake,
@@ -48,12 +48,12 @@ pub(crate) fn spawn(
         .route("/slack/connect", get(install::connect).post(install::connect_with_code))
         .route("/slack/callback", get(install::callback))
         .with_state(Arc::clone(&shared));
-    let face = Arc::new(HttpState { shared, intake, verifier });
+    let state = Arc::new(HttpState { shared, intake, verifier });
     let router = Router::new()
         .route("/slack/events", post(events))
         .route("/slack/interactivity", post(interactivity))
         .route("/slack/commands", post(slash_command))
-        .with_state(face)
+        .with_state(state)
         .merge(installation)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES));
     let draining = lifecycle.draining();
@@ -62,50 +62,50 @@ pub(crate) fn spawn(
     });
 }
 
-async fn events(State(face): State<Arc<HttpState>>, headers: HeaderMap, body: Bytes) -> Response {
-    if let Err(response) = face.check(&headers, &body) {
+async fn events(State(state): State<Arc<HttpState>>, headers: HeaderMap, body: Bytes) -> Response {
+    if let Err(response) = state.check(&headers, &body) {
         return response;
     }
     let Ok(envelope) = serde_json::from_slice::<Value>(&body) else {
-        return refuse("the body is no JSON");
+        return refuse("the body is not valid JSON");
     };
     match envelope["type"].as_str() {
         Some("url_verification") => {
             envelope["challenge"].as_str().unwrap_or_default().to_owned().into_response()
         }
-        Some("event_callback") => answer(face.intake.event(&envelope).await, ""),
-        // E.g. `app_rate_limited`: Slack leaves events out for a minute.
+        Some("event_callback") => answer(state.intake.event(&envelope).await, ""),
+        // E.g. `app_rate_limited`: Slack omits events for a minute.
         other => {
-            tracing::warn!(kind = other, "Slack says something that is no event");
+            tracing::warn!(kind = other, "Slack sent an unexpected envelope");
             StatusCode::OK.into_response()
         }
     }
 }
 
 async fn interactivity(
-    State(face): State<Arc<HttpState>>,
+    State(state): State<Arc<HttpState>>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    if let Err(response) = face.check(&headers, &body) {
+    if let Err(response) = state.check(&headers, &body) {
         return response;
     }
     let payload = form_urlencoded::parse(&body).find(|(name, _)| name == "payload");
     match payload.map(|(_, payload)| serde_json::from_str::<Value>(&payload)) {
         Some(Ok(payload)) if commands::is_suggestion(&payload) => {
-            axum::Json(commands::suggest(&face.shared, &payload).await).into_response()
+            axum::Json(commands::suggest(&state.shared, &payload).await).into_response()
         }
-        Some(Ok(payload)) => answer(face.intake.action(&payload).await, ""),
-        _ => refuse("there is no payload"),
+        Some(Ok(payload)) => answer(state.intake.action(&payload).await, ""),
+        _ => refuse("the payload is missing"),
     }
 }
 
 async fn slash_command(
-    State(face): State<Arc<HttpState>>,
+    State(state): State<Arc<HttpState>>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    if let Err(response) = face.check(&headers, &body) {
+    if let Err(response) = state.check(&headers, &body) {
         return response;
     }
     let fields: Map<String, Value> = form_urlencoded::parse(&body)
@@ -119,7 +119,7 @@ async fn slash_command(
         return axum::Json(json!({"response_type": "ephemeral", "text": commands::HELP}))
             .into_response();
     }
-    answer(face.intake.command(&command).await, "")
+    answer(state.intake.command(&command).await, "")
 }
 
 impl HttpState {
@@ -129,24 +129,25 @@ impl HttpState {
             tracing::debug!(
                 number,
                 reason = header(RETRY_REASON_HEADER),
-                "Slack sends a request again"
+                "Slack repeats a request"
             );
         }
         let (timestamp, signature) =
             (header("x-slack-request-timestamp"), header("x-slack-signature"));
         self.verifier.check(timestamp, signature, body, clock::now()).map_err(|error| {
-            tracing::warn!(%error, "a request that is not Slack's was refused");
+            tracing::warn!(%error, "rejected a request without a valid Slack signature");
             (StatusCode::UNAUTHORIZED, [(NO_RETRY_HEADER, "1")]).into_response()
         })
     }
 }
 
-/// Slack sends again what is answered with 503: at once, after a minute and after five (<https://docs.slack.dev/apis/events-api/>).
-fn answer(taken: Result<(), Error>, text: &'static str) -> Response {
-    match taken {
+/// Slack repeats what is answered with 503: at once, after a minute and after five
+/// (<https://docs.slack.dev/apis/events-api/>).
+fn answer(result: Result<(), Error>, text: &'static str) -> Response {
+    match result {
         Ok(()) => text.into_response(),
         Err(error @ (Error::Queue(_) | Error::Seal(_))) => {
-            tracing::error!(error = %Chain(&error), "a delivery of Slack was not taken");
+            tracing::error!(error = %Chain(&error), "a Slack delivery was not accepted");
             StatusCode::SERVICE_UNAVAILABLE.into_response()
         }
         Err(error) => refuse(&error.to_string()),
@@ -154,6 +155,6 @@ fn answer(taken: Result<(), Error>, text: &'static str) -> Response {
 }
 
 fn refuse(reason: &str) -> Response {
-    tracing::warn!(reason, "a request of Slack cannot be read");
+    tracing::warn!(reason, "cannot read a request of Slack");
     (StatusCode::BAD_REQUEST, [(NO_RETRY_HEADER, "1")]).into_response()
 }

@@ -23,7 +23,6 @@ mod compose;
 mod config;
 mod error;
 mod failure_notice;
-mod retention;
 mod gateway;
 mod home;
 mod http;
@@ -33,15 +32,16 @@ mod members;
 mod mention;
 mod metrics;
 mod mrkdwn;
-mod user_cache;
 mod posts;
 mod progress;
+mod retention;
 mod shared;
 mod signature;
 mod socket;
 mod teams;
 mod texts;
 mod unfurl;
+mod user_cache;
 mod web;
 mod worker;
 
@@ -56,8 +56,8 @@ use tokio::sync::Notify;
 
 pub use self::config::Config;
 use self::{
-    gateway::Gateway, intake::Intake, members::Members, metrics::Metrics, user_cache::UserCache,
-    shared::Shared, signature::Verifier, teams::Teams, web::Web, worker::Worker,
+    gateway::Gateway, intake::Intake, members::Members, metrics::Metrics, shared::Shared,
+    signature::Verifier, teams::Teams, user_cache::UserCache, web::Web, worker::Worker,
 };
 
 /// Starts the service. It accepts deliveries from Slack when this returns.

@@ -108,7 +108,9 @@ pub(crate) async fn run(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Re
                 // interrupted calls before they repeat them.
                 if draining_now {
                     let until = clock::now() + HAND_BACK_DELAY;
-                    if let Err(error) = shared.store.slack_mention_extend_lease(&key, lease, until).await {
+                    if let Err(error) =
+                        shared.store.slack_mention_extend_lease(&key, lease, until).await
+                    {
                         tracing::debug!(error = %Chain(&error), "cannot hand back a mention");
                     }
                 }
@@ -159,9 +161,7 @@ async fn process(shared: &Shared, mut mention: Mention, lease_guard: LeaseGuard)
             mention.next_look = Some(now + delay);
         }
         Err(Error::LeaseLost) => return,
-        Err(Error::Retryable { reason: reason, retry_after: retry_after })
-            if mention.failures < MAX_FAILURES =>
-        {
+        Err(Error::Retryable { reason, retry_after }) if mention.failures < MAX_FAILURES => {
             mention.failures += 1;
             let backoff = MIN_RETRY_DELAY
                 .saturating_mul(1 << mention.failures.clamp(1, 7) >> 1)
@@ -202,7 +202,7 @@ async fn process(shared: &Shared, mut mention: Mention, lease_guard: LeaseGuard)
             match post_failure(shared, &mention, &lease_guard, &reason).await {
                 Ok(()) => finish(&mut mention, MentionState::Failed, Some(failure.to_string())),
                 Err(Error::LeaseLost) => return,
-                Err(Error::Retryable { reason: reason, retry_after: retry_after })
+                Err(Error::Retryable { reason, retry_after })
                     if mention.failures < MAX_FAILURES =>
                 {
                     mention.failures += 1;
@@ -236,8 +236,12 @@ async fn post_failure(
     reason: &str,
 ) -> Result<(), Error> {
     let team = shared.teams.team(&mention.key.team).await?;
-    let posts =
-        Posts { web: &shared.web, store: &shared.store, token: &team.token, lease: lease_guard.clone() };
+    let posts = Posts {
+        web: &shared.web,
+        store: &shared.store,
+        token: &team.token,
+        lease: lease_guard.clone(),
+    };
     let (place, key) = (mention.thread_key(), answer::post_key(mention));
     let content = texts::failure(reason, &mention.key);
     let ts = posts.post_once(&place, &key, &mention.key.ts, &content).await?;
@@ -251,10 +255,16 @@ async fn advance(
     lease_guard: &LeaseGuard,
 ) -> Result<Disposition, Error> {
     let team = shared.teams.team(&mention.key.team).await?;
-    let posts =
-        Posts { web: &shared.web, store: &shared.store, token: &team.token, lease: lease_guard.clone() };
+    let posts = Posts {
+        web: &shared.web,
+        store: &shared.store,
+        token: &team.token,
+        lease: lease_guard.clone(),
+    };
     if mention.organization != team.caller.organization {
-        return Err(Error::Silent("its workspace belongs to another organization by now".to_owned()));
+        return Err(Error::Silent(
+            "its workspace belongs to another organization by now".to_owned(),
+        ));
     }
     if mention.state == MentionState::Answered {
         return check_subtasks(shared, (&posts, &team.caller), mention).await;

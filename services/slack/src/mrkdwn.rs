@@ -1,9 +1,9 @@
-//! From Markdown, as models write it, to what Slack shows: sections of its own markup, headers and
-//! rules.
+//! Converts Markdown, as models write it, to Slack's blocks: sections of its own markup, headers
+//! and rules.
 //!
-//! Slack's markup gives `<…>` a meaning: `<!channel>` calls everybody. So that a model can call
-//! nobody, `&`, `<` and `>` of its text are escaped, the only `<…>` are links with a checked
-//! address, and sections are `verbatim`, so that Slack looks for no names in them.
+//! In Slack's markup `<…>` has a meaning: `<!channel>` notifies everybody. A model must not be able
+//! to notify anybody. So `&`, `<` and `>` of its text are escaped, the only `<…>` are links with a
+//! checked address, and sections are `verbatim`, which keeps Slack from looking for names in them.
 
 use pulldown_cmark::{Alignment, Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 use serde_json::{Value, json};
@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 const MAX_SECTION_CHARS: usize = 2_900;
 /// Characters of a header; Slack's limit.
 const MAX_HEADER_CHARS: usize = 150;
-/// Blocks of a message; Slack's limit is 50, and something of ours may come on top.
+/// Blocks of an answer's message; Slack's limit is 50, and the app may add some.
 const MAX_ANSWER_BLOCKS: usize = 45;
-/// Characters of a message's blocks. Slack says `msg_blocks_too_long` above about 13,000, and
-/// something of ours may come on top.
+/// Characters of a message's blocks. Slack returns `msg_blocks_too_long` above about 13,000, and
+/// the app may add some.
 const MAX_MESSAGE_CHARS: usize = 10_000;
-/// Blocks that Slack takes in a message.
+/// Blocks of a message; Slack's limit.
 const MAX_BLOCKS: usize = 50;
 /// Levels of lists that are indented.
 const MAX_LIST_DEPTH: usize = 6;
-/// Characters of a table's cell. One with longer cells would not stand in columns on anybody's
-/// screen, and becomes a list.
+/// Characters of a table's cell. A table with longer cells would not fit in columns, and becomes a
+/// list.
 const MAX_CELL_CHARS: usize = 60;
 
 /// A part of an answer.
@@ -36,12 +36,12 @@ enum Part {
     Rule,
 }
 
-/// Escapes what has a meaning in Slack's markup.
+/// Escapes the special characters of Slack's markup.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Text that stands for itself, at most so many characters of it.
+/// Truncates a text to `limit` characters.
 pub(crate) fn truncate(text: &str, limit: usize) -> String {
     if text.chars().count() <= limit {
         return text.to_owned();
@@ -50,18 +50,18 @@ pub(crate) fn truncate(text: &str, limit: usize) -> String {
     format!("{kept}…")
 }
 
-/// A section of Slack's markup, which has been escaped.
+/// A section of escaped markup.
 pub(crate) fn section(mrkdwn: &str) -> Value {
     json!({"type": "section", "text": {"type": "mrkdwn", "text": mrkdwn, "verbatim": true}})
 }
 
-/// A line in small letters, which has been escaped.
+/// A context line of escaped markup.
 pub(crate) fn context(mrkdwn: &str) -> Value {
     json!({"type": "context", "elements": [{"type": "mrkdwn", "text": mrkdwn, "verbatim": true}]})
 }
 
-/// A fenced section for each piece of text that fits into one. What would end the fence is broken
-/// up by a character without width.
+/// Fenced sections for a text, split where necessary. Fences in the text are broken up by a
+/// zero-width space.
 pub(crate) fn fenced(text: &str) -> Vec<Value> {
     code_blocks(&break_fences(&escape(text)))
 }
@@ -79,7 +79,7 @@ pub(crate) fn fits(blocks: &[Value]) -> bool {
     blocks.len() <= MAX_BLOCKS && characters.sum::<usize>() <= MAX_MESSAGE_CHARS
 }
 
-/// The messages that Markdown becomes, each as its blocks.
+/// Converts Markdown to messages, each as its blocks.
 pub(crate) fn messages(markdown: &str) -> Vec<Vec<Value>> {
     let mut messages = Vec::new();
     let (mut blocks, mut size) = (Vec::new(), 0);
@@ -120,13 +120,13 @@ fn code_blocks(code: &str) -> Vec<Value> {
     pieces.iter().map(|piece| section(&format!("```\n{piece}\n```"))).collect()
 }
 
-/// Cuts escaped text into pieces of at most `limit` characters: between lines where that is
-/// possible, else between words, and never inside of an entity or a link.
+/// Splits escaped text into pieces of at most `limit` characters: between lines if possible, else
+/// between words, and never inside an entity or a link.
 fn split_text(text: &str, limit: usize) -> Vec<String> {
     split(text, limit, false)
 }
 
-/// The same, where white space is told apart or not: in code every space counts.
+/// Like [`split_text`]. With `exact`, no white space is dropped: in code every space counts.
 fn split(text: &str, limit: usize, exact: bool) -> Vec<String> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -138,7 +138,7 @@ fn split(text: &str, limit: usize, exact: bool) -> Vec<String> {
         for (open, close) in [('<', '>'), ('&', ';')] {
             if let Some(at) = rest[..cut].rfind(open)
                 && !rest[at..cut].contains(close)
-                // A link or entity that is as long as a piece is no link or entity.
+                // A link or entity as long as a piece is no link or entity.
                 && at > 0
                 && rest[at..].find(close).is_some()
             {
@@ -169,16 +169,16 @@ fn break_fences(escaped: &str) -> String {
 struct PartBuilder {
     parts: Vec<Part>,
     text: String,
-    /// Of each list that is open: the next number, or none.
+    /// The next number of each open list, or none.
     lists: Vec<Option<u64>>,
     quotes: usize,
     header: Option<String>,
-    /// A heading that stands in the text is open: it is bold as it is.
+    /// Whether a heading within the text is open: it is bold as a whole.
     heading: bool,
-    /// Where the text of the list item begins that was begun last.
+    /// Where the text of the latest list item begins.
     item_start: usize,
     code: Option<String>,
-    /// Where the text of the link that is open begins, and its address.
+    /// For each open link, where its text begins, and its address.
     links: Vec<(usize, String)>,
     table: Option<Table>,
     image: Option<(String, String)>,
@@ -208,7 +208,7 @@ impl PartBuilder {
             Event::Start(tag) => self.start_tag(tag),
             Event::End(tag) => self.end_tag(tag),
             Event::Text(text) => self.write(&text),
-            // HTML means nothing in Slack; it is shown as it was written.
+            // HTML has no meaning in Slack; it is shown as text.
             Event::Html(text) | Event::InlineHtml(text) => self.write(&text),
             Event::Code(code) | Event::InlineMath(code) | Event::DisplayMath(code) => {
                 self.inline_code(&code)
@@ -272,7 +272,7 @@ impl PartBuilder {
         match tag {
             TagEnd::Heading(_) => match self.header.take() {
                 Some(header) if header.trim().is_empty() => {}
-                // Slack would not take it as a header, and nothing of it is to be lost.
+                // It is too long for a header, and nothing of it may be lost.
                 Some(header) if header.chars().count() > MAX_HEADER_CHARS => {
                     self.parts.push(Part::Text(format!("*{}*", escape(header.trim()))));
                 }
@@ -331,7 +331,7 @@ impl PartBuilder {
         }
     }
 
-    /// Raw text of the model.
+    /// Appends raw text of the model.
     fn write(&mut self, text: &str) {
         if let Some(code) = &mut self.code {
             code.push_str(text);
@@ -355,7 +355,7 @@ impl PartBuilder {
         self.text.push('`');
     }
 
-    /// Slack knows a mark only beside something that is no letter.
+    /// Slack recognizes a mark only next to a character that is no letter.
     fn push_mark(&mut self, mark: char) {
         if self.header.is_some()
             || self.table.is_some()
@@ -373,7 +373,7 @@ impl PartBuilder {
         self.text.push(mark);
     }
 
-    /// Whether a mark of this kind is open in this line.
+    /// Whether a mark of this kind is open in the current line.
     fn is_mark_open(&self, mark: char) -> bool {
         let line = self.text.rsplit('\n').next().unwrap_or_default();
         line.chars().filter(|character| *character == mark).count() % 2 == 1
@@ -387,7 +387,7 @@ impl PartBuilder {
         self.text.push_str(&"    ".repeat(self.lists.len().min(MAX_LIST_DEPTH)));
     }
 
-    /// A new paragraph begins.
+    /// Starts a new paragraph.
     fn start_paragraph(&mut self) {
         if self.text.is_empty() {
             return;
@@ -419,8 +419,7 @@ impl PartBuilder {
         self.item_start = self.text.len();
     }
 
-    /// Ends the link that is open. One whose address is not for people stays text, with its address
-    /// behind it.
+    /// Ends the open link. A link with an unsafe address stays text, followed by its address.
     fn end_link(&mut self) {
         let Some((begin, url)) = self.links.pop() else { return };
         if self.code.is_some() {
@@ -429,31 +428,31 @@ impl PartBuilder {
         if let Some(plain) =
             self.header.as_mut().or(self.table.as_mut().map(|table| &mut table.cell))
         {
-            // There are no links in headers and fences; the address is not lost.
+            // Headers and fences have no links; keep the address as text.
             if !url.is_empty() && !plain.ends_with(&url) {
                 plain.push_str(&format!(" ({url})"));
             }
             return;
         }
-        let shown = self.text.split_off(begin.min(self.text.len()));
+        let label = self.text.split_off(begin.min(self.text.len()));
         let safe =
             ["https://", "http://", "mailto:"].iter().any(|scheme| {
                 url.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme))
             }) && !url.chars().any(|character| character.is_whitespace() || character.is_control());
         if !safe {
-            self.text.push_str(&shown);
+            self.text.push_str(&label);
             if !url.is_empty() {
                 self.text.push_str(&format!(" ({})", escape(&url)));
             }
             return;
         }
         let address = escape(&url).replace('|', "%7C");
-        // Within a link a bar would end the address, and a new line the link.
-        let shown = shown.replace('|', "¦").replace('\n', " ");
-        if shown.trim().is_empty() {
+        // Within a link, a bar would end the address, and a line break the link.
+        let label = label.replace('|', "¦").replace('\n', " ");
+        if label.trim().is_empty() {
             self.text.push_str(&format!("<{address}>"));
         } else {
-            self.text.push_str(&format!("<{address}|{shown}>"));
+            self.text.push_str(&format!("<{address}|{label}>"));
         }
     }
 
@@ -483,7 +482,7 @@ impl Table {
         }
     }
 
-    /// A paragraph for each row, with a line for each of its cells.
+    /// A paragraph for each row, with a line for each cell.
     fn to_list(&self) -> String {
         let Some((titles, rows)) = self.rows.split_first() else { return String::new() };
         let line = |(column, cell): (usize, &String)| match titles
@@ -503,7 +502,7 @@ impl Table {
         rows.iter().map(paragraph).collect::<Vec<_>>().join("\n\n")
     }
 
-    /// In columns of equal width.
+    /// Columns of equal width.
     fn to_columns(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {

@@ -1,5 +1,5 @@
-//! What people see while an agent works: one line of what it does, edited in place, at most once a
-//! second, and left out when Slack wants to be left alone.
+//! Progress while an agent works: one line, edited in place at most once a second. Edits are
+//! skipped while Slack limits the rate.
 
 use std::{collections::VecDeque, sync::atomic::Ordering, time::Duration};
 
@@ -20,51 +20,51 @@ use crate::{
     web::{chat, chat::Content},
 };
 
-/// The shortest time between two edits.
+/// The minimum time between two edits.
 const EDIT_INTERVAL: Duration = Duration::from_secs(1);
-/// After so many edits they become rarer, because all threads of a workspace share Slack's limit.
+/// Edits after which they become rarer, because all threads of a workspace share Slack's limit.
 const QUICK_EDITS: u32 = 20;
-/// The time between the later ones.
+/// The minimum time between later edits.
 const SLOW_EDIT_INTERVAL: Duration = Duration::from_secs(4);
-/// How often the message is looked at when its events say nothing.
+/// How often the message is read when its events say nothing.
 const POLL_INTERVAL: Duration = Duration::from_secs(3);
-/// How long a question is followed at least, however many others wait.
+/// How long a question is followed at least, even when others wait.
 const MIN_FOLLOW_TIME: Duration = Duration::from_secs(30);
-/// Calls that are shown.
+/// Calls that are shown at most.
 const MAX_CALLS: usize = 4;
-/// Characters of a call's arguments.
+/// Characters of a call's arguments at most.
 const MAX_ARGUMENT_CHARS: usize = 120;
 
-/// What is written down about a mention whose task is suspended.
+/// The stored note of a mention whose task is suspended.
 pub(crate) const SUSPENDED: &str = "its task is suspended";
 
-/// How a question came to rest.
+/// Why following a question ended.
 pub(crate) enum FollowOutcome {
-    /// Its turn is over.
+    /// Its turn ended.
     TurnEnded(Box<v1::Message>),
-    /// Somebody has to decide about a call first, or to let the task go on.
+    /// A person has to decide about a call, or to resume the task.
     AwaitsPerson {
-        /// Whether it is a decision.
+        /// Whether a decision is needed.
         decision: bool,
     },
-    /// It takes long, and others wait for their turn.
+    /// It takes long, and other mentions wait for a slot.
     Yielded,
 }
 
-/// What becomes of a question.
+/// The state of a question.
 enum QuestionState {
-    /// It has come to rest.
+    /// Following it ended.
     Settled(FollowOutcome),
-    /// It is worked on.
+    /// The agent works on it.
     Running,
-    /// The same, and subtasks have been begun, of which people may be asked something.
+    /// The agent works on it, and subtasks exist that may request approvals.
     RunningWithSubtasks {
-        /// Whether it is only waited for them.
+        /// Whether the task only waits for them.
         waiting: bool,
     },
 }
 
-/// What is shown.
+/// The displayed progress.
 #[derive(Debug, Default)]
 struct ProgressView {
     calls: VecDeque<String>,
@@ -74,7 +74,7 @@ struct ProgressView {
     edits: u32,
 }
 
-/// Follows a question until its turn ends or waits for a person, or others have to be looked at.
+/// Follows a question until its turn ends or waits for a person, or other mentions need the slot.
 pub(crate) async fn follow(
     shared: &Shared,
     (posts, caller): (&Posts<'_>, &Caller),
@@ -84,68 +84,68 @@ pub(crate) async fn follow(
 ) -> Result<FollowOutcome, Error> {
     let place = mention.thread_key();
     let mut events = subscribe(shared, caller, task).await.ok();
-    // That it is suspended stands there still.
-    let mut shown = ProgressView { changed: is_suspended(mention), ..ProgressView::default() };
-    let (mut looks, mut edits) =
+    // The message still says that the task is suspended.
+    let mut view = ProgressView { changed: is_suspended(mention), ..ProgressView::default() };
+    let (mut polls, mut edits) =
         (tokio::time::interval(POLL_INTERVAL), tokio::time::interval(EDIT_INTERVAL));
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
     edits.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let began = Instant::now();
     let mut last_edit = began;
     loop {
-        let wanted = tokio::select! {
+        let poll_now = tokio::select! {
             biased;
             event = next_event(&mut events) => match event {
-                Some(Ok(event)) => shown.apply(&event, message),
-                // Looking is enough until the next look finds a new subscription.
+                Some(Ok(event)) => view.apply(&event, message),
+                // Polling is enough until the next poll subscribes again.
                 Some(Err(_)) | None => {
                     events = None;
                     false
                 }
             },
-            _ = looks.tick() => {
+            _ = polls.tick() => {
                 if events.is_none() {
                     events = subscribe(shared, caller, task).await.ok();
                 }
                 true
             }
             _ = edits.tick() => {
-                let pause = if shown.edits < QUICK_EDITS { EDIT_INTERVAL } else { SLOW_EDIT_INTERVAL };
-                if shown.changed && last_edit.elapsed() >= pause {
-                    shown.changed = false;
-                    shown.edits += 1;
+                let pause = if view.edits < QUICK_EDITS { EDIT_INTERVAL } else { SLOW_EDIT_INTERVAL };
+                if view.changed && last_edit.elapsed() >= pause {
+                    view.changed = false;
+                    view.edits += 1;
                     last_edit = Instant::now();
                     posts.lease.check()?;
-                    let content = shown.content();
-                    let done = chat::try_update(posts.web, posts.token, &place.channel, placeholder, &content).await;
-                    if let Err(error) = done {
-                        tracing::debug!(%error, "progress is not shown");
-                        // It is worth showing when Slack can be spoken to again; what it refuses,
-                        // it would refuse again.
-                        shown.changed = error.code().is_none();
+                    let content = view.content();
+                    let result = chat::try_update(posts.web, posts.token, &place.channel, placeholder, &content).await;
+                    if let Err(error) = result {
+                        tracing::debug!(%error, "cannot show progress");
+                        // It is worth showing when Slack is available again. What Slack refuses, it
+                        // would refuse again.
+                        view.changed = error.code().is_none();
                     }
                 }
                 false
             }
         };
-        let now = if wanted {
+        let now = if poll_now {
             question_state(shared, caller, (task, message)).await?
         } else {
             QuestionState::Running
         };
-        let rests = match now {
+        let outcome = match now {
             QuestionState::Settled(followed) => Some(followed),
             QuestionState::Running => None,
-            // Subtasks are not among the task's events. What they ask is asked while it does
-            // something else, too.
+            // Events of subtasks are not among the task's events. Their approvals are posted even
+            // while the task does something else.
             QuestionState::RunningWithSubtasks { waiting: waits } => {
                 let open = approvals::show(shared, (posts, caller), mention, task).await?;
                 (waits && open > 0).then_some(FollowOutcome::AwaitsPerson { decision: true })
             }
         };
-        if let Some(followed) = rests {
-            // What comes next is an edit, too.
-            if shown.edits > 0 {
+        if let Some(followed) = outcome {
+            // The next step edits the message, too.
+            if view.edits > 0 {
                 sleep_until(last_edit + EDIT_INTERVAL).await;
             }
             return Ok(followed);
@@ -156,7 +156,7 @@ pub(crate) async fn follow(
     }
 }
 
-/// What becomes of the question.
+/// Reads the state of a question.
 async fn question_state(
     shared: &Shared,
     caller: &Caller,
@@ -167,7 +167,7 @@ async fn question_state(
     let found = match call(shared.gateway.messages().get_message(request)).await {
         Ok(found) => found,
         Err(status) if status.code() == tonic::Code::NotFound => {
-            return Err(Error::Failed("the task, or the question in it, was deleted.".to_owned()));
+            return Err(Error::Failed("the task or the question was deleted.".to_owned()));
         }
         Err(status) => return Err(status.into()),
     };
@@ -191,7 +191,7 @@ async fn question_state(
     })
 }
 
-/// Whether a mention was found to wait for its task to be resumed, when it was looked at last.
+/// Whether the mention's task was suspended when it was read last.
 pub(crate) fn is_suspended(mention: &Mention) -> bool {
     mention.error.as_deref() == Some(SUSPENDED)
 }
@@ -215,7 +215,7 @@ async fn next_event(
 }
 
 impl ProgressView {
-    /// Takes an event in. Whether the question may have come to rest with it.
+    /// Applies an event. Returns whether the question's state may have changed.
     fn apply(&mut self, event: &v1::Event, message: &str) -> bool {
         match &event.payload {
             Some(Payload::ToolCalled(called)) => {

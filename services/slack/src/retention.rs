@@ -1,6 +1,5 @@
-//! What people have asked is not kept for ever: a while after a mention is over, what Slack sent of
-//! it, why it failed and which posts were made for it are forgotten. That it was taken stays,
-//! because that is what keeps it from being answered twice.
+//! Deletes old data. A while after a mention is over, its event, its error and its posts are
+//! deleted. The row itself stays, because it prevents a second answer.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,14 +10,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::shared::Shared;
 
-/// How long it is kept after it is over.
+/// How long data is kept after a mention is over.
 const RETENTION: SignedDuration = SignedDuration::from_hours(30 * 24);
-/// How often it is looked for.
+/// The interval between deletions.
 const INTERVAL: Duration = Duration::from_secs(10 * 60);
-/// How much is forgotten at once, so that nobody waits for it.
+/// Rows that are deleted per statement, so that no other statement waits long.
 const BATCH_SIZE: i64 = 2_000;
 
-/// Forgets until the service drains.
+/// Deletes old data until the service drains.
 pub(crate) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -30,9 +29,9 @@ pub(crate) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
         }
         match shared.store.slack_cleanup(clock::now() - RETENTION, BATCH_SIZE).await {
             Ok(0) => {}
-            Ok(forgotten) => tracing::debug!(forgotten, "what is long over was forgotten"),
+            Ok(deleted) => tracing::debug!(deleted, "deleted old data of mentions"),
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "what is long over could not be forgotten")
+                tracing::warn!(error = %Chain(&error), "cannot delete old data of mentions")
             }
         }
     }

@@ -6,8 +6,8 @@ use construct_store::{Keyring, Store};
 use tokio::sync::Notify;
 
 use crate::{
-    config::Config, gateway::Gateway, members::Members, metrics::Metrics, user_cache::UserCache,
-    teams::Teams, web::Web,
+    config::Config, gateway::Gateway, members::Members, metrics::Metrics, teams::Teams,
+    user_cache::UserCache, web::Web,
 };
 
 /// The shared state.

@@ -59,22 +59,22 @@ enum SessionEnd {
 
 /// Keeps a connection until the service drains, and two of them during a replacement.
 pub(crate) async fn run(shared: Arc<Shared>, intake: Intake, draining: CancellationToken) {
-    let (replace, mut replaced) = mpsc::channel(MAX_IN_FLIGHT);
-    let connect = |pause: Duration| {
+    let (replace, mut replacements) = mpsc::channel(MAX_IN_FLIGHT);
+    let connect = |delay: Duration| {
         let (shared, intake, replace) = (&shared, &intake, &replace);
         async move {
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(delay).await;
             let began = Instant::now();
             (session(shared, intake, replace).await, began.elapsed())
         }
     };
     let mut sessions = FuturesUnordered::new();
     sessions.push(connect(Duration::ZERO));
-    let mut failed = MIN_RECONNECT_DELAY;
+    let mut next_delay = MIN_RECONNECT_DELAY;
     loop {
         let (ended, lasted) = tokio::select! {
             () = draining.cancelled() => return,
-            Some(lasted) = replaced.recv() => {
+            Some(lasted) = replacements.recv() => {
                 tracing::debug!("Slack requested a new connection");
                 // At once, unless Slack rejected this connection quickly as well.
                 sessions.push(connect(if lasted < MIN_RECONNECT_DELAY { MIN_RECONNECT_DELAY } else { Duration::ZERO }));
@@ -82,7 +82,7 @@ pub(crate) async fn run(shared: Arc<Shared>, intake: Intake, draining: Cancellat
             }
             Some(ended) = sessions.next() => ended,
         };
-        let pause = match ended {
+        let delay = match ended {
             Ok(SessionEnd::Replaced) => continue,
             Ok(SessionEnd::Disabled) => {
                 tracing::error!(
@@ -92,20 +92,17 @@ pub(crate) async fn run(shared: Arc<Shared>, intake: Intake, draining: Cancellat
             }
             ended => {
                 if let Err(error) = ended {
-                    tracing::warn!(
-                        error = format!("{error:#}"),
-                        "the connection to Slack failed"
-                    );
+                    tracing::warn!(error = format!("{error:#}"), "the connection to Slack failed");
                 }
                 if lasted > STABLE_AFTER {
-                    failed = MIN_RECONNECT_DELAY;
+                    next_delay = MIN_RECONNECT_DELAY;
                 }
-                let pause = failed;
-                failed = (failed * 2).min(MAX_RECONNECT_DELAY);
-                pause
+                let delay = next_delay;
+                next_delay = (next_delay * 2).min(MAX_RECONNECT_DELAY);
+                delay
             }
         };
-        sessions.push(connect(pause));
+        sessions.push(connect(delay));
     }
 }
 

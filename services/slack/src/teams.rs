@@ -336,7 +336,7 @@ impl Teams {
         } else {
             tracing::info!(
                 team,
-                "ignored the removal of an earlier installation"
+                "the app was removed from a workspace before its current installation"
             );
         }
         Ok(())

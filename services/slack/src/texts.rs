@@ -1,4 +1,4 @@
-//! What is said to people.
+//! Texts for users.
 
 use construct_store::slack::MentionKey;
 use serde_json::{Value, json};
@@ -8,39 +8,39 @@ use crate::{
     web::chat::Content,
 };
 
-/// Said at once.
+/// The placeholder of an answer.
 pub(crate) const WORKING: &str = "Working on it…";
-/// The button that asks for another try.
+/// The action of the retry button.
 pub(crate) const RETRY_ACTION: &str = "construct_retry";
-/// The buttons that decide about a call.
+/// The action of the approve button.
 pub(crate) const APPROVE_ACTION: &str = "construct_approve";
-/// See [`APPROVE`].
+/// The action of the reject button.
 pub(crate) const REJECT_ACTION: &str = "construct_reject";
 
-/// Who has not said who they are.
-pub(crate) const NOT_LINKED: &str = "I do not know who you are in Construct. Make a code there (`construct key code slack --scope \
-                                     tasks:write`), and tell it to me: `/construct link CODE`";
-/// A code of another organization.
+/// For users who have not linked their account.
+pub(crate) const NOT_LINKED: &str = "I do not know who you are in Construct. Create a code there (`construct key code slack --scope \
+                                     tasks:write`), and send it to me: `/construct link CODE`";
+/// For a code of another organization.
 pub(crate) const OTHER_ORGANIZATION: &str =
     "That code is for another organization than this workspace's.";
-/// Somebody's key is refused.
+/// For a user whose key is rejected.
 pub(crate) const KEY_REJECTED: &str =
-    "Construct does not accept your key any more. Link yourself again with `/construct link`.";
-/// Somebody's role is too small.
+    "Construct no longer accepts your key. Link your account again with `/construct link`.";
+/// For a user whose role or scopes do not suffice.
 pub(crate) const ROLE_INSUFFICIENT: &str =
-    "your role in Construct, or the key you have linked yourself with, does not allow it.";
+    "your role in Construct, or the key of your link, does not allow it.";
 
-/// Characters of a text for notifications.
+/// Characters of a notification at most.
 const MAX_NOTIFICATION_CHARS: usize = 300;
-/// Characters of a reason.
+/// Characters of a reason at most.
 const MAX_REASON_CHARS: usize = 1_500;
 
-/// A message that is one text.
+/// A message of one text.
 pub(crate) fn plain_text(text: &str) -> Content {
     Content { text: text.to_owned(), blocks: vec![mrkdwn::section(&escape(text))] }
 }
 
-/// What stands where the answer will be.
+/// The placeholder of the answer.
 pub(crate) fn working() -> Content {
     Content {
         text: WORKING.to_owned(),
@@ -48,21 +48,21 @@ pub(crate) fn working() -> Content {
     }
 }
 
-/// What stands there while nobody lets the task go on.
+/// The placeholder while the task is suspended.
 pub(crate) fn suspended() -> Content {
-    let text = "Somebody has suspended this task. I go on when it is resumed.";
+    let text = "This task is suspended. I will continue when it is resumed.";
     Content {
         text: text.to_owned(),
         blocks: vec![mrkdwn::section(&format!(":double_vertical_bar: {text}"))],
     }
 }
 
-/// The beginning of a text, for notifications; escaped.
+/// The escaped beginning of a text, for notifications.
 pub(crate) fn notification(markdown: &str) -> String {
     escape(&mrkdwn::truncate(markdown.trim(), MAX_NOTIFICATION_CHARS))
 }
 
-/// A failure, with a button for another try. `reason` is for people already.
+/// A failure with a retry button. `reason` is a text for users.
 pub(crate) fn failure(reason: &str, key: &MentionKey) -> Content {
     let reason = mrkdwn::truncate(reason.trim(), MAX_REASON_CHARS);
     let text = format!("I could not finish this: {reason}");
@@ -79,57 +79,56 @@ pub(crate) fn failure(reason: &str, key: &MentionKey) -> Content {
     Content { text: escape(&text), blocks: vec![section, button] }
 }
 
-/// In the place of a failure that somebody wants tried again.
+/// Replaces a failure that a user retries.
 pub(crate) fn retrying(user: &str) -> Content {
     let text = format!("I could not finish this. <@{}> asked me to try again.", user_id(user));
     Content {
         blocks: vec![mrkdwn::section(&text)],
-        text: "I could not finish this, and try again.".to_owned(),
+        text: "I could not finish this. I am trying again.".to_owned(),
     }
 }
 
-/// Why the gateway refuses, for people. What it says to programs stands in the log.
+/// A refusal of the gateway, for users. The log has the gateway's own message.
 pub(crate) fn gateway_error(status: &tonic::Status) -> String {
     match status.code() {
         tonic::Code::NotFound => {
-            "the agent that answers here does not exist any more. Whoever runs Construct has to name another \
+            "the agent that answers here no longer exists. Please ask your Construct operator to configure another \
                                   one."
                 .to_owned()
         }
         tonic::Code::PermissionDenied | tonic::Code::Unauthenticated => {
-            "Construct does not accept me. Whoever runs it has to look at my key.".to_owned()
+            "Construct rejects my key. Please ask your Construct operator to check it.".to_owned()
         }
         tonic::Code::InvalidArgument | tonic::Code::OutOfRange => {
-            format!("Construct does not take the message ({}).", mrkdwn::truncate(status.message(), MAX_NOTIFICATION_CHARS))
+            format!("Construct rejected the message ({}).", mrkdwn::truncate(status.message(), MAX_NOTIFICATION_CHARS))
         }
-        _ => format!("Construct refuses ({}).", mrkdwn::truncate(status.message(), MAX_NOTIFICATION_CHARS)),
+        _ => format!("Construct refused the request ({}).", mrkdwn::truncate(status.message(), MAX_NOTIFICATION_CHARS)),
     }
 }
 
-/// Why an answer is not in the thread.
+/// A refusal of Slack, for users.
 pub(crate) fn slack_error(error: &crate::web::Error) -> String {
     match error.code() {
         Some("not_in_channel" | "channel_not_found") => {
             "I am not in this channel. Invite me with `/invite`.".to_owned()
         }
         Some("missing_scope") => {
-            "the app lacks a permission. Somebody has to install it again.".to_owned()
+            "the app lacks a permission. Please ask an admin to install it again.".to_owned()
         }
         Some("expired_trigger_id" | "trigger_expired") => {
-            "it took too long. Try it once more.".to_owned()
+            "it took too long. Please try again.".to_owned()
         }
         Some("is_archived") => "the channel is archived.".to_owned(),
-        _ => "Slack does not let me.".to_owned(),
+        _ => "Slack refused the message.".to_owned(),
     }
 }
 
-/// The id of a user, of which nothing but letters and digits is kept: it stands where names are
-/// called.
+/// Strips everything but letters and digits from the id of a user, for use in mentions.
 pub(crate) fn user_id(user: &str) -> String {
     user.chars().filter(char::is_ascii_alphanumeric).collect()
 }
 
-/// A section with fields of text.
+/// A header block.
 pub(crate) fn header(text: &str) -> Value {
     json!({"type": "header", "text": {"type": "plain_text", "text": mrkdwn::truncate(text, 150)}})
 }

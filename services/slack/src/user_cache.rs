@@ -1,4 +1,4 @@
-//! Who people are, remembered for a while.
+//! A cache of Slack users.
 
 use std::{
     collections::HashMap,
@@ -10,15 +10,15 @@ use tokio::time::Instant;
 
 use crate::web::{self, Token, Web, users, users::User};
 
-/// How long what is known of somebody is believed. Who has just become a guest is one at the latest
-/// after this.
+/// How long an entry is valid. A user who becomes a guest loses access after this time at the
+/// latest.
 const CACHE_TTL: Duration = Duration::from_secs(5 * 60);
-/// People remembered at most; then all are forgotten.
+/// Entries at most; then the cache is cleared.
 const CACHE_CAPACITY: usize = 20_000;
 
 type Key = (String, String);
 
-/// Asks Slack, and remembers. Cheap to clone.
+/// Looks up users in Slack, and caches them. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct UserCache {
     web: Web,
@@ -30,7 +30,7 @@ impl UserCache {
         Self { web, cache: Arc::default() }
     }
 
-    /// One person, as a workspace sees them.
+    /// Returns a user, as a workspace sees them.
     pub(crate) async fn get(&self, token: &Token, user: &str) -> Result<User, web::Error> {
         let key = (token.team.clone(), user.to_owned());
         if let Some((at, user)) =
@@ -48,13 +48,13 @@ impl UserCache {
         Ok(found)
     }
 
-    /// What people call somebody; their id when that cannot be found out, because a name is not
-    /// worth waiting for.
+    /// The name of a user to display; the id when the lookup fails, because a name is not worth
+    /// waiting for.
     pub(crate) async fn display_name(&self, token: &Token, user: &str) -> String {
         match self.get(token, user).await {
             Ok(found) => found.display_name().to_owned(),
             Err(error) => {
-                tracing::debug!(%error, user, "a name could not be found out");
+                tracing::debug!(%error, user, "cannot look up a user's name");
                 user.to_owned()
             }
         }

@@ -233,10 +233,10 @@ impl Web {
                 .attempt(method, &format!("Bearer {}", token.secret.expose_secret()), &body)
                 .await
             {
-                Err(Error::Limited { method, retry_after: retry_after }) => {
+                Err(Error::Limited { method, retry_after }) => {
                     self.set_pause(method, &token.team, retry_after);
                     if attempts >= MAX_ATTEMPTS || retry_after > MAX_RATE_LIMIT_WAIT {
-                        return Err(Error::Limited { method, retry_after: retry_after });
+                        return Err(Error::Limited { method, retry_after });
                     }
                     attempts += 1;
                     sleep(retry_after).await;
@@ -261,7 +261,7 @@ impl Web {
         }
         let result =
             self.attempt(method, &format!("Bearer {}", token.secret.expose_secret()), &body).await;
-        if let Err(Error::Limited { retry_after: retry_after, .. }) = &result {
+        if let Err(Error::Limited { retry_after, .. }) = &result {
             self.set_pause(method, &token.team, *retry_after);
         }
         result
@@ -281,7 +281,7 @@ impl Web {
         let Some(until) = self.paused_until(method, team) else { return Ok(()) };
         let retry_after = until.saturating_duration_since(Instant::now());
         if retry_after > MAX_RATE_LIMIT_WAIT {
-            return Err(Error::Limited { method, retry_after: retry_after });
+            return Err(Error::Limited { method, retry_after });
         }
         sleep_until(until).await;
         Ok(())
@@ -321,7 +321,7 @@ impl Web {
         authorization: &str,
         body: &Body<'_>,
     ) -> Result<T, Error> {
-        let unknown = |reason: String| Error::Unknown { method, reason: reason };
+        let unknown = |reason: String| Error::Unknown { method, reason };
         let url = self.base.join(method).map_err(|error| unknown(error.to_string()))?;
         let request = self.client.post(url).header(AUTHORIZATION, authorization);
         let request = match body {
@@ -375,5 +375,8 @@ impl Web {
 fn rate_limited_error(method: &'static str, response: &reqwest::Response) -> Error {
     let retry_after =
         response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    Error::Limited { method, retry_after: retry_after.map_or(DEFAULT_RETRY_DELAY, Duration::from_secs) }
+    Error::Limited {
+        method,
+        retry_after: retry_after.map_or(DEFAULT_RETRY_DELAY, Duration::from_secs),
+    }
 }

@@ -58,7 +58,7 @@ async fn process_delivery(shared: &Shared, delivery: Delivery<mesh::SlackDeliver
     let keep_alive = receipt.keep_alive();
     let is_event = message.kind == SlackKind::Event.as_str();
     let payload = intake::open_payload(&shared.keyring, &message);
-    let done = match &payload {
+    let result = match &payload {
         Ok(payload) => dispatch(shared, &message, payload).await,
         // The master key may be restored.
         Err(error @ PayloadError::Unseal(_)) => {
@@ -66,15 +66,13 @@ async fn process_delivery(shared: &Shared, delivery: Delivery<mesh::SlackDeliver
         }
         Err(error @ PayloadError::Json(_)) => Err(Error::Silent(Chain(error).to_string())),
     };
-    match done {
+    match result {
         Ok(()) => {
             drop(keep_alive);
             receipt.ack().await;
         }
         // An event is never dropped.
-        Err(Error::Retryable { reason: reason, retry_after: retry_after })
-            if is_event || attempts < MAX_ATTEMPTS =>
-        {
+        Err(Error::Retryable { reason, retry_after }) if is_event || attempts < MAX_ATTEMPTS => {
             tracing::debug!(reason, kind = message.kind, "a delivery is retried");
             let delay = if is_event { RETRY_DELAY } else { retry_delay(attempts) };
             drop(keep_alive);
@@ -112,9 +110,9 @@ async fn dispatch(
                 }
                 Some("tokens_revoked") => {
                     // Tokens of users are not used by this service.
-                    let ours =
+                    let has_bot_tokens =
                         event["tokens"]["bot"].as_array().is_some_and(|bots| !bots.is_empty());
-                    if ours {
+                    if has_bot_tokens {
                         Ok(shared.teams.uninstall(team, event_time(payload)).await?)
                     } else {
                         Ok(())
@@ -140,9 +138,9 @@ fn event_time(envelope: &Value) -> Timestamp {
 }
 
 /// Makes an error permanent: what is only displayed is not retried forever.
-fn without_retry(done: Result<(), Error>) -> Result<(), Error> {
-    done.map_err(|error| match error {
-        Error::Retryable { reason: reason, .. } => Error::Silent(reason),
+fn without_retry(result: Result<(), Error>) -> Result<(), Error> {
+    result.map_err(|error| match error {
+        Error::Retryable { reason, .. } => Error::Silent(reason),
         error => error,
     })
 }

@@ -111,7 +111,7 @@ async fn a_button_of_another_task_decides_nothing_and_a_call_can_be_rejected() {
     assert_eq!(slack.send_action(&mesh, &forged).await.unwrap(), 200);
     until("the wrong button to be refused", PATIENCE, async || {
         let log = mesh.log(Service::Slack);
-        if log.contains("a decision was asked for in a thread of another task") {
+        if log.contains("the approval belongs to a task of another thread") {
             Ok(())
         } else {
             Err(log)
@@ -198,14 +198,14 @@ async fn a_suspended_task_says_so_in_its_thread_and_goes_on_when_it_is_resumed()
     .await;
     let conversation = mesh.client().unwrap().conversation(&task);
     conversation.suspend().await;
-    answered(&slack, CHANNEL, &thread, "suspended this task").await;
+    answered(&slack, CHANNEL, &thread, "This task is suspended").await;
     mesh.resume(Service::Providers).unwrap();
     conversation.resume().await;
     answered(&slack, CHANNEL, &thread, "The answer.").await;
     let edits = slack.calls("chat.update");
     let suspended = edits
         .iter()
-        .filter(|edit| edit.arguments.to_string().contains("suspended this task"))
+        .filter(|edit| edit.arguments.to_string().contains("This task is suspended"))
         .count();
     assert_eq!(suspended, 1, "{edits:?}");
     no_complaints(&slack);

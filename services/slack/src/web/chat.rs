@@ -75,9 +75,14 @@ pub(crate) async fn update(
     content: &Content,
     may_continue: MayContinue<'_>,
 ) -> Result<(), Error> {
-    web.call_while::<EmptyResponse>(token, "chat.update", update_body(channel, ts, content), may_continue)
-        .await
-        .map(drop)
+    web.call_while::<EmptyResponse>(
+        token,
+        "chat.update",
+        update_body(channel, ts, content),
+        may_continue,
+    )
+    .await
+    .map(drop)
 }
 
 /// Like [`update`], for optional updates.

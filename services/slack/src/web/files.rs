@@ -41,7 +41,7 @@ async fn attempt(
     url: &str,
     limit: usize,
 ) -> Result<Option<Vec<u8>>, Error> {
-    let unknown = |reason: String| Error::Unknown { method: DOWNLOAD_METHOD, reason: reason };
+    let unknown = |reason: String| Error::Unknown { method: DOWNLOAD_METHOD, reason };
     let url = Url::parse(url).map_err(|error| unknown(error.to_string()))?;
     // The token must not be sent to an arbitrary address in a message.
     if !web.is_slack_url(&url) {
@@ -106,7 +106,7 @@ pub(crate) async fn send_content(
     upload: &Upload,
     content: Vec<u8>,
 ) -> Result<(), Error> {
-    let unknown = |reason: String| Error::Unknown { method: UPLOAD_METHOD, reason: reason };
+    let unknown = |reason: String| Error::Unknown { method: UPLOAD_METHOD, reason };
     let url = Url::parse(&upload.upload_url).map_err(|error| unknown(error.to_string()))?;
     if !web.is_slack_url(&url) {
         return Err(Error::Refused {
@@ -141,9 +141,14 @@ pub(crate) async fn complete_upload(
     may_continue: MayContinue<'_>,
 ) -> Result<(), Error> {
     let body = json!({"files": [{"id": file, "title": title}], "channel_id": channel, "thread_ts": thread});
-    web.call_while::<EmptyResponse>(token, "files.completeUploadExternal", Body::Json(body), may_continue)
-        .await
-        .map(drop)
+    web.call_while::<EmptyResponse>(
+        token,
+        "files.completeUploadExternal",
+        Body::Json(body),
+        may_continue,
+    )
+    .await
+    .map(drop)
 }
 
 #[derive(Debug, Deserialize)]
