@@ -84,7 +84,7 @@ async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retrie
     );
     assert_eq!(why.since.unwrap().seconds, parked.since.as_second());
     let error = why.last_error.unwrap();
-    assert_eq!((error.code.as_str(), &error.message), ("PUT_ASIDE", &parked.reason));
+    assert_eq!((error.code.as_str(), &error.message), ("QUARANTINED", &parked.reason));
     let status = conversation.task().await.unwrap().status.unwrap();
     assert_eq!((status.queued_count, status.last_error.unwrap().code.as_str()), (1, "UNREADABLE"));
     let listed =
@@ -185,7 +185,7 @@ async fn a_task_that_cannot_be_looked_at_just_now_says_why_and_goes_on_once_it_c
     })
     .await;
     let error = why.last_error.as_ref().unwrap();
-    assert_eq!(error.code, "LOOK_FAILED");
+    assert_eq!(error.code, "RECONCILE_FAILED");
     assert!(
         error.message.contains("statement timeout") && why.waiting_for.contains(&error.message),
         "{why:?}"

@@ -153,7 +153,7 @@ async fn reconcilers_share_the_partitions_and_take_over_from_one_that_leaves_or_
     let took = beats.shared(|beat| beat.instance == first, 1).await;
     assert!(took < Duration::from_secs(4), "{took:?}");
     let log = mesh.log(Service::Reconciler);
-    assert!(log.contains("the partitions are shared anew"), "{log}");
+    assert!(log.contains("the partition assignment has changed"), "{log}");
 }
 
 #[tokio::test]
@@ -459,7 +459,7 @@ mod nightly {
         let beats = Beats::hear(&mesh).await;
         beats.shared(|_| true, 2).await;
         let changes = |mesh: &Mesh| {
-            mesh.log(Service::Reconciler).matches("the partitions are shared anew").count()
+            mesh.log(Service::Reconciler).matches("the partition assignment has changed").count()
         };
         let before = changes(&mesh);
         // It hangs for longer than a process may be silent, and is then gone for as long.

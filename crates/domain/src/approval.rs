@@ -107,5 +107,5 @@ pub struct ClosedApproval {
     /// [`ApprovalState::Expired`] or [`ApprovalState::Cancelled`].
     pub state: ApprovalState,
     /// The reason, for people and for the script.
-    pub words: String,
+    pub reason: String,
 }

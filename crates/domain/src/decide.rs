@@ -108,7 +108,7 @@ pub struct Decision {
     /// An error for clients.
     pub error: Option<TaskError>,
     /// New approval requests. A request for the same call with other arguments is replaced.
-    pub asked: Vec<ApprovalRequest>,
+    pub approval_requests: Vec<ApprovalRequest>,
     /// Approvals that are closed without a person's decision.
     pub closed_approvals: Vec<ClosedApproval>,
     /// Performed after the commit, in order. May be repeated.
@@ -159,7 +159,7 @@ impl Decision {
             || self.drop_queued.is_some()
             || self.rewound.is_some()
             || self.compacted.is_some()
-            || !self.asked.is_empty()
+            || !self.approval_requests.is_empty()
             || !self.closed_approvals.is_empty()
     }
 }
@@ -212,7 +212,7 @@ fn decide_with(
             compacted: None,
             needs_outline: false,
             error: None,
-            asked: Vec::new(),
+            approval_requests: Vec::new(),
             closed_approvals: Vec::new(),
             effects: Vec::new(),
         },

@@ -122,7 +122,7 @@ pub enum Presentation {
 
 impl Presentation {
     /// The presentation of a file of this type and size.
-    pub fn of(media_type: &str, size: u64) -> Self {
+    pub fn for_file(media_type: &str, size: u64) -> Self {
         let (shown, most) = match media_type {
             "image/png" | "image/jpeg" | "image/gif" | "image/webp" => {
                 (Self::Image, MAX_MEDIA_BYTES)
@@ -274,7 +274,7 @@ mod tests {
             ("application/zip", 1, Presentation::NameOnly),
             ("", 0, Presentation::NameOnly),
         ] {
-            assert_eq!(Presentation::of(media_type, size), shown, "{media_type} {size}");
+            assert_eq!(Presentation::for_file(media_type, size), shown, "{media_type} {size}");
         }
     }
 }

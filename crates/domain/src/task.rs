@@ -36,10 +36,10 @@ pub const OUTPUT_LIMIT: &str = "OUTPUT_LIMIT";
 pub const UNREADABLE: &str = "UNREADABLE";
 
 /// Error code of a task whose reconcile failed and is retried.
-pub const RECONCILE_FAILED: &str = "LOOK_FAILED";
+pub const RECONCILE_FAILED: &str = "RECONCILE_FAILED";
 
 /// Error code of a quarantined task: its reconciles failed repeatedly.
-pub const QUARANTINED: &str = "PUT_ASIDE";
+pub const QUARANTINED: &str = "QUARANTINED";
 
 /// The next queued message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

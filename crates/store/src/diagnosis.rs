@@ -129,17 +129,17 @@ impl Store {
         let mut all = ModelSpending::default();
         let mut spenders = Vec::new();
         for row in rows {
-            let spent = ModelSpending { calls: row.calls, tokens: row.tokens, cost_pico_usd: row.cost };
-            all.calls += spent.calls;
-            all.tokens = all.tokens.saturating_add(spent.tokens);
-            all.cost_pico_usd = all.cost_pico_usd.saturating_add(spent.cost_pico_usd);
+            let spending = ModelSpending { calls: row.calls, tokens: row.tokens, cost_pico_usd: row.cost };
+            all.calls += spending.calls;
+            all.tokens = all.tokens.saturating_add(spending.tokens);
+            all.cost_pico_usd = all.cost_pico_usd.saturating_add(spending.cost_pico_usd);
             if spenders.len() < limit {
                 spenders.push(AgentSpending {
                     organization: OrganizationId::from_uuid(row.organization),
                     organization_name: row.organization_name,
                     agent: row.agent.map(AgentId::from_uuid),
                     agent_name: row.agent_name,
-                    spent,
+                    spending,
                 });
             }
         }
@@ -162,7 +162,7 @@ impl Store {
         .await?;
         // The migrator's own table, which no migration makes and which no query can thus be checked
         // against.
-        let applied: i64 = sqlx::query_scalar(
+        let applied_migration: i64 = sqlx::query_scalar(
             "SELECT coalesce(max(version), 0) FROM _sqlx_migrations WHERE success",
         )
         .fetch_one(&self.pool)
@@ -173,8 +173,8 @@ impl Store {
             connections: row.connections,
             max_connections: row.max_connections,
             is_standby: row.is_standby,
-            applied,
-            known: MIGRATOR.iter().map(|migration| migration.version).max().unwrap_or_default(),
+            applied_migration,
+            latest_migration: MIGRATOR.iter().map(|migration| migration.version).max().unwrap_or_default(),
             size: row.size,
         })
     }

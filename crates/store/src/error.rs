@@ -173,11 +173,11 @@ impl Error {
     /// Of a statement that sets money aside: the functions in `migrations/0012_money.sql` say which
     /// budget has not got it.
     pub(crate) fn from_reservation(error: sqlx::Error) -> Self {
-        let told =
+        let database_error =
             error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
-        match told
-            .filter(|told| told.code() == reservation::EXHAUSTED_SQLSTATE)
-            .map(|told| reservation::parse_exhausted(told.detail()))
+        match database_error
+            .filter(|error| error.code() == reservation::EXHAUSTED_SQLSTATE)
+            .map(|error| reservation::parse_exhausted(error.detail()))
         {
             Some(Ok(exhausted)) => Self::Exhausted(Box::new(exhausted)),
             Some(Err(unreadable)) => Self::internal(unreadable),

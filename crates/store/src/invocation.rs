@@ -140,7 +140,7 @@ macro_rules! model_and_provider {
                 kind: ModelProviderKind::from_column(&$row.kind)?,
                 base_url: $row.base_url,
                 script: $row.script,
-                key: sealed($row.key_id, $row.key_nonce, $row.key_ciphertext),
+                key: sealed_secret($row.key_id, $row.key_nonce, $row.key_ciphertext),
                 additional_keys: additional_keys(
                     $row.further_ids,
                     $row.further_nonces,

@@ -478,7 +478,7 @@ impl Store {
         .await
         .map_err(Error::from_write)?;
         if done.rows_affected() > 0
-            && let Some(keys) = &changes.further_keys
+            && let Some(keys) = &changes.additional_keys
         {
             let organization = writer.organization();
             additional_keys_replace(&mut writer.transaction, organization, id, keys).await?;

@@ -190,7 +190,7 @@ impl Store {
             purpose: &text::clean(&report.purpose),
             usage: &report.usage,
             reservation: report.reservation,
-            forget: false,
+            is_final: false,
         };
         self.book(&booking, now).await
     }

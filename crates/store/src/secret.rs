@@ -270,7 +270,7 @@ impl Store {
              JOIN tasks t ON t.organization_id = a.organization_id AND t.agent_id = a.agent_id
              WHERE t.id = $1 ORDER BY s.name LIMIT $2"],
             task.uuid(),
-            i64::try_from(PER_AGENT).unwrap_or(i64::MAX),
+            i64::try_from(MAX_PER_AGENT).unwrap_or(i64::MAX),
         );
         Ok(rows.fetch_all(&self.pool).await?.into_iter().map(Secret::from).collect())
     }

@@ -181,7 +181,7 @@ impl Store {
                     .await?
             }
         };
-        row.map(|row| row.state(state.owner)).ok_or(Error::NotFound { what: ENTITY })
+        row.map(|row| row.into_state(state.owner)).ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// The documents that there are, by name, without what they say.
@@ -198,11 +198,11 @@ impl Store {
             "NULL::text",
             ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.json IS NOT NULL ORDER BY s.name"],
             organization.uuid(),
-            owner(of),
+            owner_column(of),
         )
         .fetch_all(&self.pool)
         .await?;
-        Ok(rows.into_iter().map(|row| row.state(of)).collect())
+        Ok(rows.into_iter().map(|row| row.into_state(of)).collect())
     }
 
     /// The present version of a document and those that are kept, the newest first, without what
@@ -220,7 +220,7 @@ impl Store {
             "NULL::text",
             ["ORDER BY v.version DESC"],
             organization.uuid(),
-            owner(state.owner),
+            owner_column(state.owner),
             state.name,
         )
         .fetch_all(&self.pool)
@@ -228,7 +228,7 @@ impl Store {
         if rows.is_empty() {
             return Err(Error::NotFound { what: ENTITY });
         }
-        Ok(rows.into_iter().map(|row| row.state(state.owner)).collect())
+        Ok(rows.into_iter().map(|row| row.into_state(state.owner)).collect())
     }
 
     /// Of these documents those that have another version than the one named with them, whole. Of
@@ -496,10 +496,10 @@ async fn reload(writer: &mut Writer<'_>, state: StateRef<'_>) -> Result<State, E
         "NULL::text",
         ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.name = $3"],
         writer.organization(),
-        owner(state.owner),
+        owner_column(state.owner),
         state.name,
     )
     .fetch_one(&mut *writer.transaction)
     .await?;
-    Ok(row.state(state.owner))
+    Ok(row.into_state(state.owner))
 }

@@ -105,8 +105,8 @@ pub(crate) enum WriteStart<'w> {
 macro_rules! begin {
     ($store:expr, $write:expr) => {
         match $store.write_begin($write).await? {
-            crate::write::Begun::Fresh(writer) => writer,
-            crate::write::Begun::Repeated(response) => {
+            crate::write::WriteStart::Fresh(writer) => writer,
+            crate::write::WriteStart::Repeated(response) => {
                 return Ok(crate::WriteOutcome::Repeated { response })
             }
         }

@@ -158,7 +158,7 @@ impl Attachments {
         let Ok(sha256) = attachment.sha256.parse::<Sha256>() else { return Ok(Err(OmissionReason::Corrupt)) };
         match self.files.get(organization, &sha256, file_size(attachment)).await {
             Ok(content)
-                if Presentation::of(&attachment.media_type, file_size(attachment)) == Presentation::Text
+                if Presentation::for_file(&attachment.media_type, file_size(attachment)) == Presentation::Text
                     && !is_text(&content) =>
             {
                 Ok(Err(OmissionReason::NotText))
@@ -197,7 +197,7 @@ fn plan_files(messages: &[ChatMessage]) -> (Vec<FileDecision>, u64) {
             continue;
         }
         let size = file_size(attachment);
-        decisions.push(match Presentation::of(&attachment.media_type, size) {
+        decisions.push(match Presentation::for_file(&attachment.media_type, size) {
             Presentation::NameOnly => FileDecision::Omit(OmissionReason::UnsupportedType),
             Presentation::TooLarge => FileDecision::Omit(OmissionReason::TooLarge),
             Presentation::Image | Presentation::Document | Presentation::Text if size > left => FileDecision::Omit(OmissionReason::NoSpace),

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_step_that_is_meant_is_cancelled() {
+    async fn cancel_stops_only_the_addressed_step() {
         let cancels = CancelRegistry::default();
         let (one, two, other) =
             (cancels.begin("t", "1"), cancels.begin("t", "2"), cancels.begin("u", "1"));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_called_on_behalf_of_a_task_ends_with_any_of_its_steps_and_a_scripts_with_its_own()
+    async fn cancel_ends_calls_of_its_task_but_not_of_other_steps()
      {
         let (step, other) = (
             format!("step_{}", uuid::Uuid::from_u128(1)),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_cancel_that_overtook_its_command_is_remembered_for_a_while() {
+    async fn early_cancel_is_remembered_for_its_ttl() {
         let cancels = CancelRegistry::default();
         cancels.cancel(&order("t", "1"));
         assert!(reason(&cancels.begin("t", "1")).is_some());
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_ended_is_forgotten() {
+    async fn ended_steps_are_forgotten() {
         let cancels = CancelRegistry::default();
         drop(cancels.begin("t", "1"));
         for n in 0..2 * MAX_EARLY_CANCELS {

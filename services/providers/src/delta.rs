@@ -195,7 +195,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_piece_goes_at_once_and_the_next_are_gathered() {
+    async fn first_delta_is_sent_at_once_and_later_ones_are_buffered() {
         let mut kept = RecordingProgress::default();
         let seen = kept.clone();
         let mut deltas = Deltas::new(step_context(1), &mut kept);
@@ -221,7 +221,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_later_delivery_voids_what_an_earlier_one_may_have_shown() {
+    async fn later_delivery_voids_text_of_an_earlier_one() {
         let mut kept = RecordingProgress::default();
         let seen = kept.clone();
         let mut deltas = Deltas::new(step_context(2), &mut kept);
@@ -232,7 +232,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_voided_that_nobody_saw() {
+    async fn restart_without_visible_text_sends_nothing() {
         let mut kept = RecordingProgress::default();
         let seen = kept.clone();
         let mut deltas = Deltas::new(step_context(1), &mut kept);
@@ -245,7 +245,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_title_is_not_streamed() {
+    async fn title_is_not_streamed() {
         let mut kept = RecordingProgress::default();
         let seen = kept.clone();
         let mut deltas = Deltas::new(StepContext { live: false, ..step_context(2) }, &mut kept);

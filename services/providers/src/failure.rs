@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_never_stays_in_the_text() {
+    fn scrubbed_failure_contains_no_key() {
         let failure = Failure::transient("Incorrect API key provided: sk-secret-1.")
             .scrubbed(Some("sk-secret-1"));
         assert_eq!(failure.message, "Incorrect API key provided: [api key].");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_key_does_not_stay_either() {
+    fn scrubbed_failure_contains_no_part_of_a_key() {
         let key = "AKIAIOSFODNN7EXAMPLE:wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY:IQoJb3JpZ2luX2VjEHoaDGV1";
         let text = "should have been 'POST\nx-amz-security-token:IQoJb3JpZ2luX2VjEHoaDGV1\n'";
         let failure = Failure::transient(text).scrubbed(Some(key));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_across_the_cut_leaves_no_part_behind() {
+    fn key_across_the_clip_boundary_leaves_no_part() {
         let key = "sk-0123456789abcdefghijklmnopqrstuvwxyz";
         for before in MAX_MESSAGE_CHARS - key.len() - 1..=MAX_MESSAGE_CHARS + 1 {
             let text = format!("{} {key} and {key}", "x".repeat(before));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_was_cut_with_the_vendors_text_leaves_no_part_behind() {
+    fn truncated_key_at_the_end_of_a_text_is_scrubbed() {
         let key = "sk-0123456789";
         for end in MIN_PREFIX_LEN..key.len() {
             let failure =
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_escaped_is_found() {
+    fn escaped_key_is_scrubbed() {
         let key = r#"a/b\c"d"#;
         for text in [key, r#"a/b\\c\"d"#, r#"a\/b\\c\"d"#] {
             assert_eq!(
@@ -271,14 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_clipped_between_characters() {
+    fn long_message_is_clipped_between_characters() {
         let failure = Failure::transient("ä".repeat(5_000));
         assert_eq!(failure.to_string().chars().count(), MAX_MESSAGE_CHARS + 1);
         assert_eq!(failure.clone().into_proto().message, failure.to_string());
     }
 
     #[test]
-    fn of_several_models_each_has_its_reason_however_long_another_is() {
+    fn joined_failures_share_the_message_length_equally() {
         let failures = [
             Failure::new(FailureClass::Overloaded, "Overloaded").with_status(529),
             Failure::new(
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_fall_into_their_classes() {
+    fn http_statuses_map_to_failure_classes() {
         for (status, class) in [
             (302, FailureClass::Configuration),
             (400, FailureClass::InvalidRequest),

@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn retry_after_is_read_in_every_form() {
+    fn retry_after_is_parsed_in_every_form() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
         let seconds =
             |headers| retry_at(&headers, now).map(|at| at.duration_since(now).as_millis());
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_url_is_joined_with_or_without_its_version() {
+    fn base_url_is_joined_with_or_without_version() {
         for (base, url) in [
             ("https://host", "https://host/v1/messages"),
             ("https://host/", "https://host/v1/messages"),
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_url_of_another_kind_is_refused() {
+    fn base_url_of_other_schemes_is_rejected() {
         for base in ["ftp://host", "host", "file:///etc/passwd", "unix:/run/x"] {
             let failure = Endpoint::parse(base, None).expect_err(base);
             assert_eq!(failure.class, FailureClass::Configuration);

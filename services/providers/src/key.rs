@@ -58,7 +58,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_opens_only_for_its_provider_and_unharmed() {
+    fn sealed_key_opens_only_for_its_provider_and_undamaged() {
         let sealed = seal("provider_1", "sk-1");
         let opened =
             open(&keys(), "provider_1", Some(&sealed)).expect("it opens").expect("there is a key");
@@ -79,7 +79,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_provider_without_key_has_none() {
+    fn provider_without_key_opens_as_none() {
         assert!(open(&keys(), "p", None).expect("fine").is_none());
         assert!(open(&keys(), "p", Some(&SealedSecret::default())).expect("fine").is_none());
     }

@@ -98,7 +98,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn each_try_is_priced_by_itself_unless_the_vendor_says_what_it_has_cost() {
+    fn attempts_are_priced_separately_unless_vendor_reports_cost() {
         let rates = Rates { input: 20, output: 200, ..Rates::default() };
         let long_context = Some(LongContext { above_input_tokens: 100, rates });
         let prices =
@@ -122,7 +122,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_no_vendor_counted_is_estimated() {
+    fn unreported_usage_is_estimated() {
         let request = crate::answer::tests::request();
         let used = |chunks: &[Chunk], complete| used(&request, chunks, complete);
         let text = Chunk::Text("x".repeat(400));

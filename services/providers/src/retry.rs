@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_and_the_third_failure_stands() {
+    fn retry_delays_double_and_third_failure_is_final() {
         let failure = Failure::transient("x");
         let pauses: Vec<_> =
             (1..=3).map(|failed| POLICY.delay(failed, &failure, HOUR, now(), 1.0)).collect();
@@ -93,12 +93,12 @@ mod tests {
     }
 
     #[test]
-    fn the_command_can_only_lower_the_number_of_tries() {
+    fn command_can_only_lower_the_number_of_attempts() {
         assert_eq!([0, 1, 3, 9].map(|tries| POLICY.limited_to(tries).tries), [3, 1, 3, 3]);
     }
 
     #[test]
-    fn only_failures_that_may_pass_are_retried() {
+    fn only_transient_failures_are_retried() {
         for class in [
             FailureClass::Authentication,
             FailureClass::InvalidRequest,
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vendors_pause_is_honored_while_it_is_worth_waiting() {
+    fn vendor_delay_is_honored_within_the_limit() {
         let asks = |seconds| {
             let at = now().checked_add(Duration::from_secs(seconds)).expect("a time");
             Failure::new(FailureClass::RateLimited, "x").with_retry_at(Some(at))

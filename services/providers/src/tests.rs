@@ -164,7 +164,7 @@ pub(crate) fn completed(outcome: Outcome) -> CompletedAnswer {
 }
 
 #[tokio::test]
-async fn an_answer_is_the_same_however_it_is_written() {
+async fn answer_is_the_same_in_every_encoding() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let stream = wire.answer("Grüße — 😀!");
@@ -192,7 +192,7 @@ async fn an_answer_is_the_same_however_it_is_written() {
 }
 
 #[tokio::test]
-async fn a_stream_cut_anywhere_is_never_taken_for_an_answer() {
+async fn stream_cut_anywhere_is_never_an_answer() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let stream = wire.answer("It is 42.");
@@ -206,7 +206,7 @@ async fn a_stream_cut_anywhere_is_never_taken_for_an_answer() {
 }
 
 #[tokio::test]
-async fn every_class_of_error_is_recognized() {
+async fn every_error_class_is_recognized() {
     for wire in Wire::ALL {
         for (status, class) in [
             (400, FailureClass::InvalidRequest),
@@ -240,7 +240,7 @@ async fn every_class_of_error_is_recognized() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_not_the_vendors_are_understood_by_their_status() {
+async fn foreign_bodies_are_classified_by_status() {
     for wire in Wire::ALL {
         for (reply, class) in [
             (Reply::text(502, "<html>Bad Gateway</html>"), FailureClass::Transient),
@@ -279,7 +279,7 @@ async fn retry_after_reaches_the_result() {
 }
 
 #[tokio::test]
-async fn a_broken_connection_is_tried_again_and_what_was_shown_is_voided() {
+async fn broken_connection_is_retried_and_visible_text_is_voided() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let stream = wire.answer("The answer is 42, and that is certain.");
@@ -299,7 +299,7 @@ async fn a_broken_connection_is_tried_again_and_what_was_shown_is_voided() {
 }
 
 #[tokio::test]
-async fn a_vendor_that_falls_silent_is_given_up() {
+async fn silent_vendor_times_out() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let stream = wire.answer("x");
@@ -335,7 +335,7 @@ async fn silence(scheme: &str, timeouts: Timeouts) -> Failure {
 }
 
 #[tokio::test]
-async fn a_vendor_that_never_begins_is_given_up() {
+async fn vendor_that_never_answers_times_out() {
     let short = Duration::from_millis(300);
     let first_byte = Timeouts { connect: SOON * 6, first_byte: short, idle: SOON * 6 };
     let failed = silence("http", first_byte).await;
@@ -361,7 +361,7 @@ async fn a_vendor_that_never_begins_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_vendor_that_is_away_is_a_transient_failure() {
+async fn unreachable_vendor_is_a_transient_failure() {
     for wire in Wire::ALL {
         let url = VendorServer::start().await.url();
         let vendor = open(wire.provider(), &url, SOON);
@@ -372,7 +372,7 @@ async fn a_vendor_that_is_away_is_a_transient_failure() {
 }
 
 #[tokio::test]
-async fn a_cancel_closes_the_connection() {
+async fn cancel_closes_the_connection() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let stream = wire.answer("The answer is 42, and that is certain.");
@@ -402,7 +402,7 @@ async fn a_cancel_closes_the_connection() {
 }
 
 #[tokio::test]
-async fn a_vendor_that_repeats_the_key_does_not_give_it_away() {
+async fn key_repeated_by_the_vendor_is_scrubbed() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let message = format!("Incorrect API key provided: {KEY}.");
@@ -422,7 +422,7 @@ async fn a_vendor_that_repeats_the_key_does_not_give_it_away() {
 }
 
 #[tokio::test]
-async fn the_client_says_who_it_is_and_reuses_its_connection() {
+async fn client_sends_its_name_and_reuses_its_connection() {
     let server = VendorServer::start().await;
     let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
     for _ in 0..2 {
@@ -435,7 +435,7 @@ async fn the_client_says_who_it_is_and_reuses_its_connection() {
 }
 
 #[tokio::test]
-async fn a_key_is_checked_and_models_are_listed() {
+async fn key_is_checked_and_models_are_listed() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         server.reply(Reply::json(200, &wire.listing()));
@@ -458,7 +458,7 @@ async fn a_key_is_checked_and_models_are_listed() {
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_limit_is_read_from_the_headers() {
+async fn remaining_limits_are_read_from_headers() {
     for (wire, remaining, reset) in [
         (
             Wire::Anthropic,

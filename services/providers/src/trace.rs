@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_has_the_conventions_word() {
+    fn stop_reasons_map_to_semantic_convention_values() {
         for (stop, calls, word) in [
             (StopReason::EndTurn, false, "stop"),
             (StopReason::EndTurn, true, "tool_call"),

@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_result_gets_one() {
+    fn call_without_result_gets_a_result() {
         let turns =
             turns(&[message(User, vec![text("go")]), message(Assistant, vec![call("a")])], true);
         assert_eq!(
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_without_call_becomes_text() {
+    fn result_without_call_becomes_text() {
         let turns = turns(
             &[message(User, vec![text("go")]), message(System, vec![result("x", "lost")])],
             true,
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_repeat_or_that_a_vendor_would_refuse_are_renamed_with_their_results() {
+    fn repeated_and_invalid_call_ids_are_renamed_with_their_results() {
         let turns = turns(
             &[
                 message(User, vec![text("go")]),
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn sides_alternate_and_the_user_begins_and_ends() {
+    fn roles_alternate_and_user_begins_and_ends() {
         let turns = turns(
             &[
                 message(Assistant, vec![text("hello")]),
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_the_system_is_marked() {
+    fn system_text_is_marked_as_notice() {
         let turns = turns(&[message(System, vec![text("limits changed")])], true);
         assert_eq!(
             turns[0].parts,
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn without_tools_scripts_become_text() {
+    fn scripts_become_text_without_tools() {
         let turns = turns(
             &[
                 message(User, vec![text("go")]),
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn thinking_goes_back_to_the_provider_it_came_from_and_never_alone() {
+    fn thinking_is_replayed_to_its_provider_and_never_alone() {
         let turns = turns(
             &[
                 message(User, vec![text("go")]),
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn text_files_are_text_and_others_stay_what_they_are() {
+    fn text_files_become_text_and_other_files_stay_media() {
         let attachment = |media_type: &str, name: &str, data: &[u8]| {
             let (media_type, name) = (media_type.into(), name.into());
             Block::Attachment(Attachment {
@@ -576,12 +576,12 @@ mod tests {
     }
 
     #[test]
-    fn a_script_with_fences_in_it_gets_a_longer_one() {
+    fn script_containing_fences_gets_a_longer_fence() {
         assert_eq!(fenced_block("f(`\n````\n`)"), "`````construct\nf(`\n````\n`)\n`````");
     }
 
     #[test]
-    fn an_error_follows_what_was_printed() {
+    fn result_error_follows_the_output() {
         let result = CodeInterpreterResult {
             output: "half\n".into(),
             error: "Error: no".into(),

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_is_told_how_much_to_think_only_if_it_lets_itself_be_told() {
+    fn effort_is_sent_only_to_models_that_accept_it() {
         let told = |model| {
             [Effort::Off, Effort::Low, Effort::Medium, Effort::High]
                 .map(|wanted| effort(wanted, model)["reasoning_effort"].as_str().map(str::to_owned))

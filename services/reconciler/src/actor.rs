@@ -1,5 +1,4 @@
-//! The actor of one task: looks at it one time after another, and wakes itself when the task says
-//! so.
+//! The actor of one task. It reconciles the task on every message, and on its own timer.
 
 use std::{
     sync::Arc,
@@ -24,54 +23,55 @@ use crate::{
     supervisor,
 };
 
-/// How long an actor with nothing to do stays, in case its task goes on at once.
+/// How long an idle actor lives, in case its task continues at once.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How soon an activation that failed is tried again; doubles with each failure in a row.
+/// Delay before a failed reconcile is retried. It doubles with each consecutive failure.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// The longest pause after a failure.
+/// Longest delay after a failure.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
-/// The longest one after a failure that passes by itself, such as a database that is away: people's
-/// messages must not wait once it is back.
+/// Longest delay after a transient failure, such as an unavailable database: messages of people
+/// must not wait once it is back.
 const MAX_TRANSIENT_RETRY_DELAY: Duration = Duration::from_secs(5);
-/// So many failures in a row are taken for lasting. A task whose failures don't pass by themselves
-/// is put aside then, until somebody asks for something; with the others, wakes are not looked into
-/// until the pause is over. Otherwise the sweep, which finds the task due each time, would undo the
-/// pause.
+/// Number of consecutive failures that count as persistent.
+///
+/// A task whose failures are not transient is then quarantined until the next intent. For other
+/// tasks, wakes are ignored until the delay is over: otherwise the sweep, which finds the task due
+/// each time, would undo the delay.
 pub(crate) const FAILURE_THRESHOLD: u32 = 4;
-/// An actor does not wait in memory longer than this: the sweep wakes the task.
+/// Longest timer of an actor in memory. Later wakes are left to the sweep.
 pub(crate) const MAX_TIMER_DELAY: Duration = Duration::from_secs(60);
 
-/// Why to look.
+/// Messages to a task's actor.
 #[derive(Debug)]
 pub(crate) enum Msg {
-    /// Somebody woke the task.
+    /// The task was woken.
     Reconcile {
-        /// Whose doing it is.
+        /// The trace of the wake.
         trace: Context,
     },
-    /// A worker has reported.
+    /// A worker has reported a result.
     Report {
         /// What it says.
         result: Box<StepResult>,
         /// Acknowledged when the outcome is durable.
         receipt: Box<Receipt>,
     },
-    /// The task wanted to be looked at now.
+    /// The task's timer has expired.
     Timer,
-    /// Nothing came for a while, or the task is another replica's now.
+    /// The actor was idle for a while, or another replica owns the task now.
     Expire,
 }
 
-/// What an actor is started with.
+/// The arguments of an actor.
 #[derive(Debug)]
 pub(crate) struct Args {
     pub(crate) task: TaskId,
     pub(crate) organization: OrganizationId,
     pub(crate) activator: Arc<Reconciler>,
-    /// Bounds the activations of the process; an actor waits its turn here.
+    /// Limits the reconciles of the process. An actor waits for its turn here.
     pub(crate) slots: Slots,
-    /// The partitions of the process. The actor of a task in another one does what it was handed,
-    /// and no more.
+    /// The partitions of the process. The actor of a task in another partition only finishes what
+    /// it has.
     pub(crate) assignment: watch::Receiver<PartitionAssignment>,
     pub(crate) supervisor: ActorRef<supervisor::Msg>,
 }
@@ -79,14 +79,15 @@ pub(crate) struct Args {
 #[derive(Debug)]
 pub(crate) struct State {
     args: Args,
-    /// Messages taken from the supervisor, so that it can tell whether one is still on its way.
+    /// Number of messages received from the supervisor, which detects with it whether one is still
+    /// on its way.
     taken: u64,
     timer: Option<AbortHandle>,
-    /// Activations in a row that failed.
+    /// Consecutive failed reconciles.
     failures: u32,
-    /// What people are told of them.
+    /// The failures as reported for diagnosis.
     reconcile_failures: ReconcileFailures,
-    /// What was asked for before the look that failed last: what came later it may not have seen.
+    /// The intents before the last failed reconcile. It may not have seen later ones.
     intents_before_failure: Option<i64>,
     cache: TaskCache,
 }
@@ -143,7 +144,7 @@ impl Actor for TaskActor {
         }
         let Some(after) = after else { return Ok(()) };
         let (delay, next): (Duration, fn() -> Msg) = match &after {
-            // Whoever has its partition now looks after it.
+            // The owner of its partition reconciles it now.
             _ if !state.is_assigned() => (Duration::ZERO, || Msg::Expire),
             Outcome::Idle => (IDLE_TIMEOUT, || Msg::Expire),
             Outcome::Timer(delay) if *delay > MAX_TIMER_DELAY => (IDLE_TIMEOUT, || Msg::Expire),
@@ -183,27 +184,27 @@ enum Outcome {
     Idle,
     Timer(Duration),
     Failed {
-        /// Whether it passes without anybody's doing.
+        /// Whether the failure passes by itself.
         transient: bool,
         /// The error, with its causes.
         reason: String,
     },
 }
 
-/// The pause after a failure that followed on `before` others.
+/// The delay after a failure that followed `before` others.
 fn retry_delay(before: u32, passing: bool) -> Duration {
     let longest = if passing { MAX_TRANSIENT_RETRY_DELAY } else { MAX_RETRY_DELAY };
     INITIAL_RETRY_DELAY.saturating_mul(2_u32.saturating_pow(before.min(16))).min(longest)
 }
 
 impl State {
-    /// Whether the task's partition is the process's own.
+    /// Whether the process owns the task's partition.
     fn is_assigned(&self) -> bool {
         self.args.assignment.borrow().contains_task(self.args.task)
     }
 
-    /// One activation, and the acknowledgement of what was reported. An error is not the actor's
-    /// end: the message comes again, and without one the timer does.
+    /// Reconciles the task, and acknowledges the result. An error does not end the actor: the
+    /// message is redelivered, or the timer expires.
     async fn reconcile(
         &mut self,
         report: Option<(StepResult, Receipt)>,
@@ -221,7 +222,7 @@ impl State {
         }
         let (result, receipt) = report.unzip();
         let receipt = match receipt {
-            // An actor that fails with it each time never gets to where failures are counted.
+            // An actor that crashes on this message each time never counts failures.
             Some(receipt) if receipt.deliveries() > FAILURE_THRESHOLD => {
                 match args.quarantine_reason().await {
                     Some(reason) => {
@@ -236,7 +237,7 @@ impl State {
         let _slot = match args.slots.try_acquire() {
             Some(slot) => slot,
             None => {
-                // While it waits its turn, what it holds must not be delivered again.
+                // While it waits for a slot, its message must not be redelivered.
                 let _waiting = receipt.as_ref().map(Receipt::keep_alive);
                 args.slots.acquire(args.organization).await
             }
@@ -262,7 +263,7 @@ impl State {
                 }
             }
             Err(error) => {
-                // A race that was lost time and again passes too.
+                // Repeated conflicts pass as well.
                 let passing =
                     error.is_retryable() || matches!(error, construct_store::Error::Conflict);
                 let reason = Chain(&error).to_string();
@@ -274,9 +275,9 @@ impl State {
                 }
                 let task = self.args.task;
                 if passing {
-                    tracing::warn!(%task, error = &reason, "the task could not be looked at; it is tried again");
+                    tracing::warn!(%task, error = &reason, "the task could not be reconciled; retrying");
                 } else {
-                    tracing::error!(%task, error = &reason, "the task could not be looked at; it is tried again");
+                    tracing::error!(%task, error = &reason, "the task could not be reconciled; retrying");
                 }
                 if let Some(receipt) = receipt {
                     receipt.nak(retry_delay(self.failures, passing)).await;
@@ -286,13 +287,13 @@ impl State {
         }
     }
 
-    /// Whether the task, which could not be looked at for this reason, is put aside: it was
-    /// already, or it is now because looks have failed often enough. Until somebody asks for
-    /// something, one that was already is not tried again and again because of what comes for it.
+    /// Quarantines the task after enough persistent failures. Returns whether it is quarantined,
+    /// also if it was before. A quarantined task is not retried for every message, only for a new
+    /// intent.
     async fn quarantine_if_failing(&mut self, reason: &str) -> bool {
         let args = &self.args;
         if args.quarantine_reason().await.is_some() {
-            tracing::warn!(task = %args.task, error = reason, "the task is put aside, and can still not be looked at");
+            tracing::warn!(task = %args.task, error = reason, "the quarantined task still cannot be reconciled");
             return true;
         }
         let before = std::mem::replace(
@@ -309,16 +310,16 @@ impl State {
 }
 
 impl Args {
-    /// Why the task is put aside, if it is.
+    /// The reason of the task's quarantine, if it is quarantined.
     async fn quarantine_reason(&self) -> Option<String> {
         self.activator.quarantine_reason(self.organization, self.task).await
     }
 
-    /// A result for a task that is put aside is kept where people find it: delivered again it would
-    /// only fail again. If its step is still wanted when the task goes on, the step's command is
-    /// sent again, unless the result was published again before.
+    /// Dead-letters a result for a quarantined task: redelivery would only fail again. If its step
+    /// is still wanted when the task resumes, the step's command is sent again, unless the result
+    /// was redriven before.
     async fn dead_letter(&self, receipt: Receipt, reason: &str) {
-        self.activator.bus.bury(receipt, &format!("its task is put aside: {reason}")).await;
+        self.activator.bus.bury(receipt, &format!("its task is quarantined: {reason}")).await;
     }
 }
 
@@ -327,7 +328,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_after_failures_double_to_a_minute_or_less_when_they_pass() {
+    fn retry_delays_double_to_maximum_by_failure_kind() {
         let pauses = |passing| {
             [0, 1, 2, 5, 6, 7, u32::MAX].map(|before| retry_delay(before, passing).as_secs())
         };

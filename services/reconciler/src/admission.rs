@@ -1,12 +1,13 @@
-//! Where wakes wait until their task may be looked at: so many of each organization at a time, the
-//! rest as ids.
+//! Queues wakes until their task may be reconciled: a limited number per organization runs at a
+//! time, the rest waits as ids.
 //!
-//! A wake carries nothing that is not in PostgreSQL, so it is acknowledged as soon as it is here:
-//! an organization that floods the queue does not keep the wakes of others in JetStream behind its
-//! own, and has no more actors than it can have looks under way. What is lost with the process is
-//! found by whoever takes the partition over. Bounds: `at_once` looks of each organization;
-//! [`WAITING`] ids of all together, of which no organization may have more than half. A wake beyond
-//! them is dropped, and the sweep finds its task.
+//! A wake contains nothing that is not in PostgreSQL, so it is acknowledged as soon as it is queued
+//! here. So an organization that floods the queue does not hold up the wakes of others in
+//! JetStream, and has no more actors than it can have running reconciles. What is lost with the
+//! process is found by the process that takes over the partition.
+//!
+//! Bounds: `max_concurrent` reconciles per organization; [`MAX_WAITING`] ids in total, of which an
+//! organization may have half. A wake beyond that is dropped, and the sweep finds its task.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,10 +16,10 @@ use opentelemetry::Context;
 
 use crate::assignment::PartitionAssignment;
 
-/// Tasks that wait, of all organizations.
+/// Maximum number of waiting tasks of all organizations.
 const MAX_WAITING: usize = 100_000;
 
-/// Who waits, and who is looked at.
+/// Waiting tasks, and tasks being reconciled.
 #[derive(Debug)]
 pub(crate) struct AdmissionQueue {
     organizations: HashMap<OrganizationId, OrganizationQueue>,
@@ -26,25 +27,25 @@ pub(crate) struct AdmissionQueue {
     max_concurrent: usize,
 }
 
-/// One organization's.
+/// The tasks of one organization.
 #[derive(Debug, Default)]
 struct OrganizationQueue {
-    /// Tasks that are looked at, with the trace of a wake that came meanwhile: they must be looked
-    /// at once more.
+    /// Tasks being reconciled, with the trace of a wake that came meanwhile: those must be
+    /// reconciled again.
     under_way: HashMap<TaskId, Option<Context>>,
     queue: VecDeque<TaskId>,
-    /// The traces of those in the queue.
+    /// The traces of the waiting tasks.
     queued: HashMap<TaskId, Context>,
 }
 
-/// What becomes of a wake.
+/// What happens to a wake.
 #[derive(Debug)]
 pub(crate) enum Admission {
-    /// The task is to be looked at now; [`Gate::done`] must follow.
+    /// The task must be reconciled now; [`AdmissionQueue::finish`] must follow.
     Admitted(Context),
-    /// It will be, or is just being.
+    /// The task waits, or is being reconciled.
     Queued,
-    /// There is no room: the sweep finds the task later.
+    /// The queue is full: the sweep finds the task later.
     Dropped,
 }
 
@@ -53,8 +54,8 @@ impl AdmissionQueue {
         Self { organizations: HashMap::new(), waiting: 0, max_concurrent }
     }
 
-    /// Takes in a wake. One that the sweep made says nothing about a task that is just being looked
-    /// at.
+    /// Admits or queues a wake. A wake of the sweep says nothing new about a task that is being
+    /// reconciled.
     pub(crate) fn admit(
         &mut self,
         organization: OrganizationId,
@@ -85,7 +86,7 @@ impl AdmissionQueue {
         Admission::Queued
     }
 
-    /// A look is over. Gives the task of the same organization that is to be looked at next.
+    /// Ends a reconcile. Returns the next task of the organization to reconcile.
     pub(crate) fn finish(
         &mut self,
         organization: OrganizationId,
@@ -93,7 +94,7 @@ impl AdmissionQueue {
     ) -> Option<(TaskId, Context)> {
         let lane = self.organizations.get_mut(&organization)?;
         if let Some(trace) = lane.under_way.remove(&task)? {
-            // Behind the others, so that a busy task does not keep them out.
+            // Behind the others, so that a busy task does not delay them.
             self.waiting += 1;
             lane.queue.push_back(task);
             lane.queued.insert(task, trace);
@@ -112,7 +113,7 @@ impl AdmissionQueue {
         next
     }
 
-    /// Forgets those that wait and that another replica takes care of.
+    /// Forgets waiting tasks of other replicas' partitions.
     pub(crate) fn retain_assigned(&mut self, share: PartitionAssignment) {
         for lane in self.organizations.values_mut() {
             lane.queue.retain(|task| share.contains_task(*task));
@@ -137,75 +138,75 @@ mod tests {
         TaskId::from_uuid(Uuid::from_u128(n))
     }
 
-    fn wake(gate: &mut AdmissionQueue, of: u128, n: u128) -> char {
-        match gate.admit(organization(of), task(n), Context::new(), false) {
+    fn wake(queue: &mut AdmissionQueue, of: u128, n: u128) -> char {
+        match queue.admit(organization(of), task(n), Context::new(), false) {
             Admission::Admitted(_) => 'l',
             Admission::Queued => 'w',
             Admission::Dropped => 'd',
         }
     }
 
-    fn done(gate: &mut AdmissionQueue, of: u128, n: u128) -> Option<TaskId> {
-        gate.finish(organization(of), task(n)).map(|(task, _)| task)
+    fn finish(queue: &mut AdmissionQueue, of: u128, n: u128) -> Option<TaskId> {
+        queue.finish(organization(of), task(n)).map(|(task, _)| task)
     }
 
     #[test]
-    fn an_organization_has_so_many_looks_at_once_and_leaves_those_of_others_alone() {
-        let mut gate = AdmissionQueue::new(2);
-        assert_eq!((1..=4).map(|n| wake(&mut gate, 1, n)).collect::<String>(), "llww");
-        assert_eq!(wake(&mut gate, 2, 9), 'l');
-        assert_eq!(done(&mut gate, 1, 2), Some(task(3)));
-        assert_eq!(done(&mut gate, 1, 1), Some(task(4)));
-        assert_eq!(done(&mut gate, 1, 3), None);
-        assert_eq!(done(&mut gate, 1, 4), None);
-        assert_eq!(done(&mut gate, 2, 9), None);
-        assert!(gate.organizations.is_empty() && gate.waiting == 0);
+    fn organizations_have_independent_concurrency_limits() {
+        let mut queue = AdmissionQueue::new(2);
+        assert_eq!((1..=4).map(|n| wake(&mut queue, 1, n)).collect::<String>(), "llww");
+        assert_eq!(wake(&mut queue, 2, 9), 'l');
+        assert_eq!(finish(&mut queue, 1, 2), Some(task(3)));
+        assert_eq!(finish(&mut queue, 1, 1), Some(task(4)));
+        assert_eq!(finish(&mut queue, 1, 3), None);
+        assert_eq!(finish(&mut queue, 1, 4), None);
+        assert_eq!(finish(&mut queue, 2, 9), None);
+        assert!(queue.organizations.is_empty() && queue.waiting == 0);
     }
 
     #[test]
-    fn a_task_that_is_woken_while_it_is_looked_at_is_looked_at_once_more_behind_the_others() {
-        let mut gate = AdmissionQueue::new(1);
-        assert_eq!((1..=2).map(|n| wake(&mut gate, 1, n)).collect::<String>(), "lw");
-        assert_eq!([wake(&mut gate, 1, 1), wake(&mut gate, 1, 1)], ['w', 'w']);
-        assert_eq!(done(&mut gate, 1, 1), Some(task(2)));
-        assert_eq!(done(&mut gate, 1, 2), Some(task(1)));
-        assert_eq!(done(&mut gate, 1, 1), None);
+    fn task_woken_while_reconciling_is_requeued_at_the_end() {
+        let mut queue = AdmissionQueue::new(1);
+        assert_eq!((1..=2).map(|n| wake(&mut queue, 1, n)).collect::<String>(), "lw");
+        assert_eq!([wake(&mut queue, 1, 1), wake(&mut queue, 1, 1)], ['w', 'w']);
+        assert_eq!(finish(&mut queue, 1, 1), Some(task(2)));
+        assert_eq!(finish(&mut queue, 1, 2), Some(task(1)));
+        assert_eq!(finish(&mut queue, 1, 1), None);
     }
 
     #[test]
-    fn what_the_sweep_finds_while_it_is_looked_at_is_not_looked_at_again() {
-        let mut gate = AdmissionQueue::new(1);
-        assert_eq!(wake(&mut gate, 1, 1), 'l');
+    fn sweep_does_not_requeue_task_being_reconciled() {
+        let mut queue = AdmissionQueue::new(1);
+        assert_eq!(wake(&mut queue, 1, 1), 'l');
         assert!(matches!(
-            gate.admit(organization(1), task(1), Context::new(), true),
+            queue.admit(organization(1), task(1), Context::new(), true),
             Admission::Queued
         ));
-        assert_eq!(done(&mut gate, 1, 1), None);
+        assert_eq!(finish(&mut queue, 1, 1), None);
     }
 
     #[test]
-    fn a_flood_is_bounded_and_leaves_room_for_others() {
-        let mut gate = AdmissionQueue::new(1);
+    fn flood_is_bounded_and_leaves_room_for_others() {
+        let mut queue = AdmissionQueue::new(1);
         for n in 1..=MAX_WAITING as u128 / 2 + 1 {
-            assert_ne!(wake(&mut gate, 1, n), 'd');
+            assert_ne!(wake(&mut queue, 1, n), 'd');
         }
-        assert_eq!(wake(&mut gate, 1, 0), 'd');
-        assert_eq!([wake(&mut gate, 2, 1), wake(&mut gate, 2, 2)], ['l', 'w']);
+        assert_eq!(wake(&mut queue, 1, 0), 'd');
+        assert_eq!([wake(&mut queue, 2, 1), wake(&mut queue, 2, 2)], ['l', 'w']);
     }
 
     #[test]
-    fn who_waits_in_a_partition_that_was_handed_over_is_forgotten() {
-        let mut gate = AdmissionQueue::new(1);
+    fn waiting_tasks_of_reassigned_partition_are_forgotten() {
+        let mut queue = AdmissionQueue::new(1);
         for n in 1..=20 {
-            wake(&mut gate, 1, n);
+            wake(&mut queue, 1, n);
         }
         let share: PartitionAssignment =
             [construct_domain::partition::for_task(task(7))].into_iter().collect();
-        gate.retain_assigned(share);
-        // The one under way is let finish.
+        queue.retain_assigned(share);
+        // The running one is allowed to finish.
         let mut seen = Vec::new();
         let mut last = 1;
-        while let Some(next) = gate.finish(organization(1), task(last)) {
+        while let Some(next) = queue.finish(organization(1), task(last)) {
             last = next.0.uuid().as_u128();
             seen.push(next.0);
         }

@@ -1,10 +1,10 @@
-//! Which partitions a replica takes from.
+//! The partitions that a replica owns.
 
 use std::fmt;
 
 use construct_domain::{TaskId, partition};
 
-// One bit for each.
+// One bit per partition.
 const _: () = assert!(partition::COUNT <= 64);
 
 /// A set of partitions.
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_gained_and_lost_is_the_difference() {
+    fn difference_lists_gained_and_lost_partitions() {
         let (old, new): (PartitionAssignment, PartitionAssignment) =
             ([0, 3, 7].into_iter().collect(), [3, 15].into_iter().collect());
         assert_eq!(new.difference(old).to_string(), "15");

@@ -1,5 +1,5 @@
-//! What interpreters say about their tools and about workspaces, kept for a while: every model call
-//! needs it, and it changes only with a deploy or when a project's notes change.
+//! Caches what interpreters report about their tools and workspaces. Every model call needs it, and
+//! it only changes with a deployment or when a project's notes change.
 
 use std::{
     collections::HashMap,
@@ -10,18 +10,18 @@ use std::{
 use construct_bus::{Bus, Pool, request};
 use construct_proto::mesh::v1::{ToolCatalog, ToolCatalogRequest};
 
-/// How long an answer is used.
+/// How long a cached answer is valid.
 const CACHE_TTL: Duration = Duration::from_secs(60);
-/// How long an interpreter has to answer.
+/// Timeout of a request to an interpreter.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Workspaces in pools remembered at most; when full everything is asked again, which costs one
-/// round trip each.
+/// Maximum number of cached workspaces. When the cache is full, it is cleared, which costs one
+/// request each.
 const MAX_ENTRIES: usize = 1024;
 
-/// Who was asked, and about which workspace.
+/// A pool and a workspace.
 type Key = (Pool, String);
 
-/// A cache in front of the interpreters' answers.
+/// A cache of the interpreters' answers.
 #[derive(Debug)]
 pub(crate) struct Catalog {
     bus: Bus,
@@ -33,15 +33,15 @@ impl Catalog {
         Self { bus, cache: Mutex::default() }
     }
 
-    /// Bytes of what is known already about `workspace` in a pool; nobody is asked.
+    /// Size of the cached answer about `workspace` in a pool, without a request.
     pub(crate) fn cached_bytes(&self, pool: &Pool, workspace: &str) -> Option<usize> {
         let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, catalog) = known.get(&(pool.clone(), workspace.to_owned()))?;
         Some(catalog.declarations.len() + catalog.facts.len())
     }
 
-    /// What the interpreters of a pool say about `workspace`. While none answers, an older answer
-    /// is better than none.
+    /// What the interpreters of a pool report about `workspace`. While none answers, a stale answer
+    /// is used.
     pub(crate) async fn get(
         &self,
         pool: &Pool,
@@ -49,8 +49,8 @@ impl Catalog {
     ) -> Result<Arc<ToolCatalog>, request::Error> {
         let key = (pool.clone(), workspace.to_owned());
         let old = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
-        if let Some((asked, catalog)) = &old
-            && asked.elapsed() < CACHE_TTL
+        if let Some((fetched_at, catalog)) = &old
+            && fetched_at.elapsed() < CACHE_TTL
         {
             return Ok(Arc::clone(catalog));
         }
@@ -66,7 +66,7 @@ impl Catalog {
                 Ok(catalog)
             }
             (Err(error), Some((_, catalog))) => {
-                tracing::warn!(%error, "no interpreter describes its tools; going on with what it said before");
+                tracing::warn!(%error, "no interpreter describes its tools; using a stale answer");
                 Ok(catalog)
             }
             (Err(error), None) => Err(error),

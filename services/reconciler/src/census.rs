@@ -1,4 +1,4 @@
-//! Says which tasks are gone, to services that keep something for tasks.
+//! Answers which tasks are deleted, for services that keep data of tasks.
 
 use construct_bus::{Bus, subject, subscribe};
 use construct_domain::TaskId;
@@ -21,16 +21,16 @@ pub(crate) async fn answer(
     bus.answer(&subject::Census, stop, gone).await
 }
 
-/// No answer when it cannot be found out: nothing must be removed then.
+/// Returns no answer when it cannot be found out: then nothing may be removed.
 async fn find_deleted(store: &Store, census: mesh::TaskCensus) -> Option<mesh::TasksGone> {
-    // What is no task's id is nobody's, and not for us to say anything about.
+    // Ids that are not task ids are ignored.
     let asked: Vec<TaskId> = census.task_ids.iter().filter_map(|id| id.parse().ok()).collect();
     match store.tasks_purged(&asked).await {
         Ok(gone) => {
             Some(mesh::TasksGone { task_ids: gone.iter().map(ToString::to_string).collect() })
         }
         Err(error) => {
-            tracing::warn!(error = %Chain(&error), "a question about tasks is not answered");
+            tracing::warn!(error = %Chain(&error), "a question about deleted tasks is not answered");
             None
         }
     }

@@ -1,4 +1,5 @@
-//! Commands to workers: everything they need stands in them, so that they never read PostgreSQL.
+//! Commands to workers. They contain everything that workers need, so that those never read
+//! PostgreSQL.
 
 use std::time::Duration;
 
@@ -31,28 +32,28 @@ use crate::{
 /// Why a command cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The row is gone, which foreign keys should prevent.
+    /// The row is missing, which foreign keys should prevent.
     #[error("the task's agent, model or provider no longer exists")]
     AgentMissing,
-    /// There is no interpreter of the task's pool, or it does not answer.
-    #[error("no interpreter of the pool `{pool}` says which tools there are")]
+    /// No interpreter of the task's pool answers.
+    #[error("no interpreter of the pool `{pool}` describes its tools")]
     NoCatalog {
         /// The pool.
         pool: Pool,
-        /// Why not.
+        /// The cause.
         source: request::Error,
     },
-    /// The transcript lacks what the turn is about.
+    /// The transcript has no scripts for the turn.
     #[error("the transcript holds no script to run")]
     NoCalls,
-    /// The turn does not say what is to be summed up.
-    #[error("the turn does not want a summary")]
+    /// The turn does not say what to summarize.
+    #[error("the turn does not need a summary")]
     NothingToSummarize,
 }
 
 impl Error {
-    /// When another try makes sense. An interpreter that starts for the first time on a machine
-    /// compiles its guest, so it is given more time than a vendor.
+    /// When a retry makes sense. An interpreter that starts for the first time on a machine
+    /// compiles its guest, so it gets more time than a vendor.
     pub(crate) fn retry_at(&self) -> Option<Timestamp> {
         matches!(self, Self::NoCatalog { .. }).then(|| clock::now() + Duration::from_secs(10))
     }
@@ -66,13 +67,13 @@ impl Error {
     }
 }
 
-/// For how long a token outlives its step: clocks differ.
+/// Time that a token outlives its step: clocks differ.
 const TOKEN_GRACE_PERIOD: Duration = Duration::from_secs(60);
 
-/// Longest text, in characters, of each message that a title is made from.
+/// Maximum length in characters of each message that a title is made from.
 const MAX_TITLE_EXCERPT_CHARS: usize = 2000;
 
-/// The command that has the model go on with the conversation.
+/// The command for the model's next answer.
 pub(crate) fn build_answer(
     loaded: &LoadedTask,
     step: &Step,
@@ -100,7 +101,7 @@ pub(crate) fn build_answer(
     Ok(with_target(request, invocation))
 }
 
-/// The command that has the model make a title, until then.
+/// The command for a title, with this deadline.
 pub(crate) fn build_title(
     loaded: &LoadedTask,
     step: StepId,
@@ -126,7 +127,7 @@ pub(crate) fn build_title(
     Ok(with_target(request, invocation))
 }
 
-/// The command that has the model sum up the older part of the conversation.
+/// The command for a summary of the older part of the conversation.
 pub(crate) fn build_compaction(
     loaded: &LoadedTask,
     task: &Task,
@@ -153,7 +154,7 @@ pub(crate) fn build_compaction(
     Ok(with_target(request, invocation))
 }
 
-/// The request with whom it goes to.
+/// Adds the provider, model and fallbacks to a request.
 fn with_target(request: mesh::ModelInvoke, invocation: &Invocation) -> mesh::ModelInvoke {
     mesh::ModelInvoke {
         provider: Some(build_provider(&invocation.provider)),
@@ -165,7 +166,7 @@ fn with_target(request: mesh::ModelInvoke, invocation: &Invocation) -> mesh::Mod
     }
 }
 
-/// The account a model is reached over.
+/// The provider of a model.
 pub(crate) fn build_provider(provider: &InvocationProvider) -> mesh::Provider {
     mesh::Provider {
         id: provider.id.to_string(),
@@ -180,7 +181,7 @@ pub(crate) fn build_provider(provider: &InvocationProvider) -> mesh::Provider {
     }
 }
 
-/// The model that is called.
+/// The model to call.
 pub(crate) fn build_target(model: &InvocationModel) -> mesh::ModelTarget {
     mesh::ModelTarget {
         id: model.id.to_string(),
@@ -192,7 +193,7 @@ pub(crate) fn build_target(model: &InvocationModel) -> mesh::ModelTarget {
     }
 }
 
-/// Who answers in a model's place.
+/// The fallbacks of a model.
 pub(crate) fn build_routes(fallbacks: &[InvocationFallback]) -> Vec<mesh::Route> {
     let orders = orders(fallbacks.iter().map(|fallback| fallback.weight));
     let route = |(fallback, order): (&InvocationFallback, u32)| mesh::Route {
@@ -204,7 +205,7 @@ pub(crate) fn build_routes(fallbacks: &[InvocationFallback]) -> Vec<mesh::Route>
     fallbacks.iter().zip(orders).map(route).collect()
 }
 
-/// The order of each entry of a list. Neighbors that have a weight share one: among them is drawn.
+/// The order of each fallback. Neighbors with a weight share one: one of them is drawn.
 fn orders(weights: impl Iterator<Item = u32>) -> impl Iterator<Item = u32> {
     weights.scan((0, 0), |(order, before), weight| {
         if weight == 0 || *before == 0 {
@@ -215,7 +216,7 @@ fn orders(weights: impl Iterator<Item = u32>) -> impl Iterator<Item = u32> {
     })
 }
 
-/// The command that runs the scripts the newest assistant message asks for.
+/// The command that runs the scripts of the newest assistant message.
 pub(crate) fn build_execution(
     loaded: &LoadedTask,
     task: &Task,
@@ -255,19 +256,20 @@ pub(crate) fn build_execution(
     })
 }
 
-/// What scripts reach models with; empty when there is none they may call. It holds as long as the
-/// step can run. One of scripts that wait for people is replaced when they go on.
+/// The token with which scripts call models; empty when there is no model they may call. It is
+/// valid as long as the step can run. Scripts that waited for approvals get a new one when they
+/// resume.
 fn model_token(keys: &MasterKeys, loaded: &LoadedTask, step: &Step, models: &[String]) -> String {
     if models.is_empty() {
         return String::new();
     }
     let ends = step_deadline(step).unwrap_or_else(|| clock::now() + CODE_TIMEOUT);
     let token = ModelToken {
-        // What the scripts of one message spend is counted together, however often they are begun.
+        // The spending of one message's scripts is counted together, however often they start.
         id: step.id.to_string(),
         organization: loaded.task.organization.to_string(),
         task: loaded.task.id.to_string(),
-        // It is counted for the key that what the task does is.
+        // It is counted for the key that created the task's work.
         key: String::new(),
         models: models.to_vec(),
         budget_pico_usd: 0,
@@ -289,7 +291,7 @@ fn attached_file(
     })
 }
 
-/// A secret for whoever has its key.
+/// A sealed secret with its bindings.
 fn granted_secret(secret: &Secret) -> mesh::GrantedSecret {
     mesh::GrantedSecret {
         id: secret.id.to_string(),
@@ -308,13 +310,12 @@ fn sealed_secret(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> m
     }
 }
 
-/// The interpreters that run a task's scripts. The gateway lets no other name in than one that
-/// could be a pool's.
+/// The pool that runs a task's scripts. The gateway only accepts valid pool names.
 pub(crate) fn pool(loaded: &LoadedTask) -> Pool {
     Pool::new(&*loaded.compute).unwrap_or_else(|_| Pool::code_default())
 }
 
-/// What became of a question, once it is over.
+/// The decision of an approval that is closed.
 fn approval_decision(approval: &StoredApproval) -> Option<mesh::ApprovalDecision> {
     let approved = match approval.state {
         ApprovalState::Pending => return None,
@@ -356,8 +357,8 @@ fn chat_message(TranscriptMessage { source, blocks }: TranscriptMessage<'_>) -> 
     }
 }
 
-/// A block as a model is told it: what a tool was given and gave is for people, a model knows what
-/// its script says of it.
+/// A block for a model, without the arguments and results of tools. Those are for people; a model
+/// knows what its script returns about them.
 fn model_block(block: &construct_domain::message::Block) -> v1::Block {
     let mut block = convert::block(block);
     if let Some(v1::block::Block::CodeInterpreterResult(result)) = &mut block.block {
@@ -368,7 +369,7 @@ fn model_block(block: &construct_domain::message::Block) -> v1::Block {
     block
 }
 
-/// The first exchange in short, as one user message.
+/// An excerpt of the first exchange, as one user message.
 fn title_excerpt(transcript: &[TranscriptMessage<'_>]) -> mesh::ChatMessage {
     let texts = transcript.iter().take(4).flat_map(|message| {
         message.blocks.iter().filter_map(|block| match block {
@@ -394,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbors_with_a_weight_are_one_group() {
+    fn neighboring_weights_form_one_group() {
         assert_eq!(
             orders([0, 7, 3, 0, 5, 0, 0].into_iter()).collect::<Vec<u32>>(),
             [1, 2, 2, 3, 4, 5, 6]
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_told_that_a_tool_was_called_and_not_with_what() {
+    fn model_sees_tool_names_without_arguments_and_results() {
         use construct_domain::message::{Block, CodeResult, ToolUse};
 
         let used = ToolUse {

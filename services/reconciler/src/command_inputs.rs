@@ -1,6 +1,6 @@
-//! What the commands of a decision are made of besides the task itself. It is read while the
-//! decision is being committed, so nothing here may depend on the commit: what that writes is taken
-//! from the decision.
+//! The inputs of a decision's commands besides the task itself. They are read while the decision is
+//! being committed, so nothing here may depend on the commit: what it writes is taken from the
+//! decision.
 
 use construct_domain::{
     MessageId,
@@ -14,40 +14,40 @@ use construct_store::{
 
 use crate::reconcile::Reconciler;
 
-/// Files of a conversation that its scripts may save: the newest.
+/// Maximum number of files of a conversation that its scripts may save: the newest.
 const MAX_FILES: u32 = 1_000;
 
-/// What was read. Empty where no effect asks for it.
+/// The inputs. Empty where no effect needs them.
 #[derive(Debug, Default)]
 pub(crate) struct CommandInputs {
     /// The task's agent, its model and account.
     pub(crate) invocation: Option<Invocation>,
-    /// What the agent may use by name.
+    /// The secrets that the agent may use by name.
     pub(crate) secrets: Vec<Secret>,
-    /// What was asked about the step's scripts.
+    /// The approvals of the step's scripts.
     pub(crate) approvals: Vec<StoredApproval>,
-    /// The models its scripts may call.
+    /// The models that its scripts may call.
     pub(crate) script_models: Vec<String>,
-    /// The files they may save into the workspace.
+    /// The files that its scripts may save into the workspace.
     pub(crate) files: Vec<Attachment>,
-    /// What is shown in the place of the transcript's older part.
+    /// The summary that replaces the transcript's older part.
     summary: Option<Vec<Block>>,
-    /// The transcript before the decision, as far as it is shown.
+    /// The visible transcript before the decision.
     transcript: Vec<StoredMessage>,
-    /// What the decision adds to it.
+    /// The messages that the decision appends.
     appended: Vec<(Source, Vec<Block>)>,
 }
 
-/// A message of a transcript, as far as models and scripts are concerned.
+/// A message of a transcript, as models and scripts see it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TranscriptMessage<'a> {
-    /// Who said it.
+    /// The author.
     pub(crate) source: Source,
-    /// What.
+    /// The content.
     pub(crate) blocks: &'a [Block],
 }
 
-/// What the effects of a decision want to be read.
+/// What the effects of a decision need.
 #[derive(Debug, Default, Clone, Copy)]
 struct RequiredInputs {
     agent: bool,
@@ -58,7 +58,7 @@ struct RequiredInputs {
 }
 
 impl CommandInputs {
-    /// The transcript, with what the decision added.
+    /// The transcript, including the messages that the decision appends.
     pub(crate) fn transcript(&self) -> Vec<TranscriptMessage<'_>> {
         let summary = self.summary.iter().map(|blocks| (Source::System, blocks));
         let stored =
@@ -71,7 +71,7 @@ impl CommandInputs {
             .collect()
     }
 
-    /// What is to be summed up: what is shown up to a place, without what stays.
+    /// The messages to summarize: the visible ones up to a position, without those that are kept.
     pub(crate) fn older_messages(&self, through: i64, kept: &[i64]) -> Vec<TranscriptMessage<'_>> {
         let summary = self.summary.iter().map(|blocks| (Source::System, blocks));
         let goes = |message: &&StoredMessage| {
@@ -96,7 +96,7 @@ impl RequiredInputs {
                 Effect::ExecuteCode(step) => {
                     (wanted.script, wanted.secrets) = (true, true);
                     wanted.approvals |= step.round > 0;
-                    // What is to be run has usually just been said.
+                    // The scripts to run are usually in the message that the decision appends.
                     wanted.transcript |= !decision
                         .appended
                         .iter()
@@ -117,8 +117,7 @@ pub(crate) async fn gather(
 ) -> Result<CommandInputs, Error> {
     let wanted = RequiredInputs::for_decision(decision);
     let (store, task) = (&activator.store, loaded.task.id);
-    // What there is none of is not read: most agents have no secrets, and most conversations no
-    // files.
+    // Absent things are not read: most agents have no secrets, and most conversations no files.
     let by_agent = async {
         let invocation = if wanted.agent { store.invocation(task).await? } else { None };
         let means = if wanted.script {
@@ -139,7 +138,7 @@ pub(crate) async fn gather(
             if means.files { store.task_files(task, MAX_FILES).await } else { Ok(Vec::new()) }
         };
         let (secrets, files) = tokio::try_join!(secrets, files)?;
-        // Without a key for tokens nothing can be called by name.
+        // Without a key for tokens, scripts cannot call models.
         let models = if activator.token_keys.is_some() { means.models } else { Vec::new() };
         Ok::<_, Error>((invocation, secrets, files, models))
     };
@@ -151,7 +150,7 @@ pub(crate) async fn gather(
         for closed in &decision.closed_approvals {
             if let Some(approval) = approvals.iter_mut().find(|approval| approval.id == closed.id) {
                 approval.state = closed.state;
-                approval.words.clone_from(&closed.words);
+                approval.words.clone_from(&closed.reason);
             }
         }
         Ok(approvals)
@@ -159,7 +158,7 @@ pub(crate) async fn gather(
     let admitted = decision.admitted.map(|(message, _): (MessageId, i64)| message);
     let transcript = async {
         if wanted.transcript {
-            // What is put aside by the decision is not said any more.
+            // Messages that the decision supersedes are not shown.
             let until = decision.rewound.map_or(loaded.task.last_position, |from| from - 1);
             let compaction = compaction(activator, loaded, decision, until).await?;
             let (after, kept) =
@@ -187,7 +186,7 @@ pub(crate) async fn gather(
     })
 }
 
-/// What is shown in the place of the transcript's older part once the decision is committed.
+/// The compaction that replaces the transcript's older part once the decision is committed.
 async fn compaction(
     activator: &Reconciler,
     loaded: &LoadedTask,

@@ -1,4 +1,4 @@
-//! What workers report, understood.
+//! Parses the reports of workers.
 
 use construct_domain::{
     StepId,
@@ -14,19 +14,19 @@ use construct_proto::{
 };
 use construct_wire::convert::{to_block, to_code_result, to_time, to_usage};
 
-/// A message that says something no worker should say.
+/// An invalid message of a worker.
 #[derive(Debug, thiserror::Error)]
 #[error("a step result is not valid: {0}")]
 pub(crate) struct InvalidResult(&'static str);
 
-/// A worker's result with what it cost. One whose outcome cannot be understood, such as that of a
-/// newer version of a worker, is a failure: left out, its step would be begun again and again, and
-/// what it cost be booked by nobody.
+/// A worker's result with its cost. An outcome that is unknown, such as one of a newer worker
+/// version, is a failure: if it were ignored, its step would be repeated without end, and its cost
+/// never recorded.
 pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage), InvalidResult> {
     let named = result.step.ok_or(InvalidResult("it names no step"))?;
     let step: StepId = named.step_id.parse().map_err(|_| InvalidResult("it names no step"))?;
     let outcome = outcome(result.outcome).unwrap_or_else(|invalid| {
-        tracing::error!(%step, %invalid, "a worker's result cannot be understood; its step has failed");
+        tracing::error!(%step, %invalid, "a worker's result is invalid; its step has failed");
         let (class, message) = (FailureClass::Internal, invalid.to_string());
         Outcome::Failed(Failure { class, message, retry_at: None, tries: 0 })
     });
@@ -121,13 +121,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_that_is_not_understood_is_a_failure_and_keeps_its_cost() {
+    fn invalid_result_is_a_failure_and_keeps_its_cost() {
         let step = StepId::from_uuid(Uuid::now_v7());
         let named = mesh::StepRef { step_id: step.to_string(), round: 3, ..Default::default() };
         let nothing = mesh::Parked::default();
         let endless =
             mesh::Parked { awaits: vec![mesh::AwaitedCall::default()], ..Default::default() };
-        for (told, words) in [
+        for (outcome, message) in [
             (None, "no outcome"),
             (Some(mesh::step_result::Outcome::Parked(nothing)), "waits for nothing"),
             (Some(mesh::step_result::Outcome::Parked(endless)), "without end"),
@@ -135,7 +135,7 @@ mod tests {
             let usage = Some(v1::Usage { cost_pico_usd: 7, ..Default::default() });
             let result = mesh::StepResult {
                 step: Some(named.clone()),
-                outcome: told,
+                outcome,
                 usage,
                 ..Default::default()
             };
@@ -146,7 +146,7 @@ mod tests {
                 (failure.class, failure.class.is_retryable()),
                 (FailureClass::Internal, false)
             );
-            assert!(failure.message.contains(words), "{}", failure.message);
+            assert!(failure.message.contains(message), "{}", failure.message);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Which tasks can't be looked at just now, and why: what is told of a task whose looks fail for
-//! something that passes by itself, which are tried again without end.
+//! Tasks whose reconciles currently fail, and why. For diagnosis of transient failures, which are
+//! retried without end.
 
 use std::{
     collections::HashMap,
@@ -9,29 +9,29 @@ use std::{
 use construct_domain::TaskId;
 use jiff::Timestamp;
 
-/// Looks at a task that failed, one after the other.
+/// Consecutive failed reconciles of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FailureStreak {
-    /// When the first of them did.
+    /// When the first of them failed.
     pub(crate) since: Timestamp,
     pub(crate) count: u32,
-    /// Of the last one, with its causes.
+    /// The last error, with its causes.
     pub(crate) error: String,
-    /// When the task is looked at again.
+    /// When the task is reconciled again.
     pub(crate) next: Timestamp,
 }
 
-/// The tasks of the process whose last look failed. No more than have actors.
+/// The tasks of the process whose last reconcile failed. At most as many as have actors.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FailingTasks(Arc<Mutex<HashMap<TaskId, FailureStreak>>>);
 
 impl FailingTasks {
-    /// What has failed of a task since it was last looked at with success.
+    /// The failures of a task since its last successful reconcile.
     pub(crate) fn find(&self, task: TaskId) -> Option<FailureStreak> {
         self.tasks().get(&task).cloned()
     }
 
-    /// What the actor of a task tells of its looks.
+    /// Returns the handle with which the task's actor records its reconciles.
     pub(crate) fn for_task(&self, task: TaskId) -> ReconcileFailures {
         ReconcileFailures { tasks: self.clone(), task }
     }
@@ -41,7 +41,7 @@ impl FailingTasks {
     }
 }
 
-/// Tells of the looks at one task for as long as somebody looks at it.
+/// Records the failures of one task for as long as its actor lives.
 #[derive(Debug)]
 pub(crate) struct ReconcileFailures {
     tasks: FailingTasks,
@@ -49,14 +49,15 @@ pub(crate) struct ReconcileFailures {
 }
 
 impl ReconcileFailures {
-    /// One has failed, with which it is so many in a row, and the next one will be then.
+    /// Records a failed reconcile: the number of consecutive failures, and the time of the next
+    /// reconcile.
     pub(crate) fn record(&self, count: u32, error: String, now: Timestamp, next: Timestamp) {
         let mut tasks = self.tasks.tasks();
         let since = tasks.get(&self.task).map_or(now, |before| before.since);
         tasks.insert(self.task, FailureStreak { since, count, error, next });
     }
 
-    /// One went well, or the task is put aside.
+    /// Clears the failures after a successful reconcile or a quarantine.
     pub(crate) fn clear(&self) {
         self.tasks.tasks().remove(&self.task);
     }
@@ -72,27 +73,34 @@ impl Drop for ReconcileFailures {
 mod tests {
     use super::*;
 
-    fn at(second: i64) -> Timestamp {
+    fn seconds(second: i64) -> Timestamp {
         Timestamp::from_second(second).expect("it is a time")
     }
 
     #[test]
-    fn failures_are_told_from_the_first_to_the_next_look_that_goes_well() {
+    fn failures_are_kept_from_first_until_next_success() {
         let (failing, task) =
             (FailingTasks::default(), TaskId::from_uuid(uuid::Uuid::from_u128(7)));
         let looks = failing.for_task(task);
         assert_eq!(failing.find(task), None);
-        looks.record(1, "away".to_owned(), at(10), at(11));
-        looks.record(2, "still away".to_owned(), at(11), at(13));
-        let told =
-            FailureStreak { since: at(10), count: 2, error: "still away".to_owned(), next: at(13) };
-        assert_eq!(failing.find(task), Some(told));
+        looks.record(1, "away".to_owned(), seconds(10), seconds(11));
+        looks.record(2, "still away".to_owned(), seconds(11), seconds(13));
+        let streak = FailureStreak {
+            since: seconds(10),
+            count: 2,
+            error: "still away".to_owned(),
+            next: seconds(13),
+        };
+        assert_eq!(failing.find(task), Some(streak));
         assert_eq!(failing.find(TaskId::from_uuid(uuid::Uuid::from_u128(8))), None);
         looks.clear();
         assert_eq!(failing.find(task), None);
-        looks.record(1, "away again".to_owned(), at(20), at(21));
-        assert_eq!(failing.find(task).map(|told| (told.since, told.count)), Some((at(20), 1)));
-        // Nobody looks any more.
+        looks.record(1, "away again".to_owned(), seconds(20), seconds(21));
+        assert_eq!(
+            failing.find(task).map(|streak| (streak.since, streak.count)),
+            Some((seconds(20), 1))
+        );
+        // The actor has ended.
         drop(looks);
         assert_eq!(failing.find(task), None);
     }

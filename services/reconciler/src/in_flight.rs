@@ -1,22 +1,30 @@
-//! How many commands of one organization stand in a work queue at a time: what is beyond that waits
-//! here, as ids, and its task is looked at when it is its turn.
+//! Limits the commands of one organization in a work queue. Further commands wait here, as ids, and
+//! their task is reconciled when it is their turn.
 //!
-//! A work queue is served in the order in which commands came. An organization that put a thousand
-//! of them there would have everybody else's wait behind them; so each has so many places, and a
-//! command is sent only with one. A command that is withheld needs no care: it follows from the
-//! task's row, and is asked for again whenever that is looked at.
+//! # Why
 //!
-//! A place that is never given back would be an organization that stands still, so nobody has to
-//! think of giving one back. Whatever is found or left in a task's row is told to
-//! [`Window::settle`], which takes the places that the row does not want; every way on which a step
-//! ends goes through the row. What no look can see has rules of its own: a task that is gone or put
-//! aside is forgotten, one of another process's partition has no place, one that was asked for by a
-//! decision that is not committed is given back by its [`Ticket`], and a place whose step's
-//! deadline is past is given to who waits.
+//! A work queue is served in the order of arrival. An organization that put a thousand commands
+//! there would delay those of all others. So each organization has a number of slots, and a command
+//! is sent only with one. A waiting command needs no care: it follows from the task's row, and
+//! every reconcile requests it again.
 //!
-//! Bounds: places of each organization in each queue; [`WAITING`] ids of all together, of which no
-//! organization may have more than half in one queue. What is beyond them asks again when its task
-//! is looked at anyway.
+//! # How slots are released
+//!
+//! A leaked slot would starve an organization, so no caller has to release one. Every way in which
+//! a step ends goes through the task's row. After each load and commit,
+//! [`InFlightLimiter::release_unneeded`] releases the slots that the row no longer needs. Other
+//! rules cover what no reconcile sees:
+//!
+//! - A task that is deleted or quarantined is forgotten.
+//! - A task of another process's partition has no slot.
+//! - A slot of a decision that is not committed is released by its [`Permit`].
+//! - A slot whose step is past its deadline is given to the next waiting command.
+//!
+//! # Bounds
+//!
+//! Each organization has its slots in each queue. At most [`MAX_WAITING`] ids wait in total, of
+//! which an organization may have half in one queue. A command beyond that is requested again by a
+//! later reconcile.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -39,36 +47,36 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{assignment::PartitionAssignment, metrics, supervisor};
 
-/// Commands that wait, of all organizations.
+/// Maximum number of waiting commands of all organizations.
 const MAX_WAITING: usize = 100_000;
-/// How long after its step's deadline a place is somebody else's. By then the step was ended,
-/// wherever anybody looks at its task.
+/// Time after its step's deadline when a slot is reused. By then every reconcile has ended the
+/// step.
 const SLOT_GRACE_PERIOD: SignedDuration = SignedDuration::from_secs(60);
 
-/// What is known of a step's command.
+/// Where a step's command is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommandState {
-    /// It has no place, so it is not in its queue.
+    /// It has no slot, so it is not in its work queue.
     Queued {
-        /// The organization's places that are taken.
+        /// The organization's occupied slots.
         in_flight: usize,
-        /// The organization's commands that get a place before it.
+        /// The organization's commands that get a slot before it.
         ahead: usize,
     },
-    /// It may be in its queue.
+    /// It may be in its work queue.
     MayBeSent,
 }
 
 /// A work queue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Queue {
-    /// Of model calls.
+    /// Model calls.
     Model,
-    /// Of a pool's scripts.
+    /// Scripts of a pool.
     Code(Pool),
 }
 
-/// What a command is about.
+/// Identifies a step's command.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CommandRef {
     pub(crate) step: StepId,
@@ -77,23 +85,23 @@ pub(crate) struct CommandRef {
     pub(crate) until: Timestamp,
 }
 
-/// Places of each organization in each queue; 0: any number.
+/// Slots of each organization in each queue; 0: unlimited.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct InFlightLimits {
     pub(crate) model_calls: usize,
-    /// Of each pool.
+    /// For each pool.
     pub(crate) scripts: usize,
 }
 
-/// The places of the process. Clones are the same places.
+/// The slots of the process. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct InFlightLimiter(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     limits: InFlightLimits,
-    /// The partitions of the process: commands of other tasks are not counted, because nobody here
-    /// would see what becomes of them.
+    /// The partitions of the process. Commands of other tasks are not counted, because this process
+    /// would not see what happens to them.
     assignment: watch::Receiver<PartitionAssignment>,
     state: Mutex<State>,
     ready: Notify,
@@ -102,14 +110,14 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     slots: HashMap<(OrganizationId, Queue), OrganizationSlots>,
-    /// Tasks that got a place after they had waited, and are to be looked at.
+    /// Tasks that got a slot after waiting, and must be reconciled.
     ready: Vec<ReadyTask>,
-    /// Counts who begins to wait.
+    /// Number of the newest waiting command.
     last_turn: u64,
 }
 
-/// One organization's in one queue. A task has at most one command in a queue (ADR 5), and so one
-/// place: a later step takes it over.
+/// The slots of one organization in one queue. A task has at most one command in a queue (ADR 5),
+/// and so one slot: a later step takes it over.
 #[derive(Debug, Default)]
 struct OrganizationSlots {
     held: HashMap<TaskId, HeldSlot>,
@@ -120,7 +128,7 @@ struct OrganizationSlots {
 #[derive(Debug)]
 struct HeldSlot {
     work: CommandRef,
-    /// Whether the command has left. One that waited has not when it gets its place.
+    /// Whether the command was sent. One that waited is sent after it gets its slot.
     sent: bool,
 }
 
@@ -138,8 +146,8 @@ struct ReadyTask {
     trace: Context,
 }
 
-/// The answer to who asks for a place. What was asked for is given back with it, unless it is
-/// [kept](Ticket::keep).
+/// The result of acquiring a slot. A new slot is released with the permit, unless it is
+/// [committed](Permit::commit).
 #[must_use = "the place is given back with the ticket"]
 #[derive(Debug)]
 pub(crate) struct Permit {
@@ -148,12 +156,12 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// Whether the command may be sent. One that may not waits; its task is looked at when it may.
+    /// Whether the command may be sent. Otherwise it waits, and its task is reconciled when it may.
     pub(crate) const fn is_granted(&self) -> bool {
         self.granted
     }
 
-    /// What it was asked for is committed.
+    /// Keeps the slot, because its decision is committed.
     pub(crate) fn commit(mut self) {
         self.new = None;
     }
@@ -197,7 +205,7 @@ impl InFlightLimiter {
         }))
     }
 
-    /// Asks for a place, or again for one that was asked for before.
+    /// Acquires a slot, or again one that was acquired before.
     pub(crate) fn acquire(
         &self,
         organization: OrganizationId,
@@ -232,20 +240,20 @@ impl InFlightLimiter {
         lane.advance(organization, limit, now, called);
         let goes = lane.held.contains_key(&task);
         if goes {
-            // It knows.
+            // The caller knows.
             called.retain(|called| called.task != task);
         }
         self.publish_state(&state);
         Permit { granted: goes, new: new.then(|| (self.clone(), organization, queue, task, work)) }
     }
 
-    /// Takes the places of a task that its row does not want, and gives them to who waits.
+    /// Releases the slots of a task that its row does not need, for those that wait.
     pub(crate) fn release_unneeded(&self, task: &Task, pool: &Pool, now: Timestamp) {
         let current = CommandRef::for_task(task, pool).map(|(_, work)| work);
         let may_begin =
             matches!(task.step.as_ref().map(|step| &step.state), Some(StepState::InFlight { .. }));
         let wanted = |work: &CommandRef, sent: bool| {
-            // A step that was told to stop may still be worked on, but must not be begun.
+            // A stopping step may still be running, but must not be started.
             task.title_step == Some(work.step)
                 || current.is_some_and(|current| current.is_same(work) && (sent || may_begin))
         };
@@ -264,7 +272,7 @@ impl InFlightLimiter {
         self.publish_state(&state);
     }
 
-    /// Whether nothing is known of a step that a worker may have, as after its partition came from
+    /// Whether nothing is known about the command of a step, as after its partition came from
     /// another process.
     pub(crate) fn is_unknown(
         &self,
@@ -283,8 +291,7 @@ impl InFlightLimiter {
             && !lane.waiting.get(&task).is_some_and(|waits| known(&waits.work))
     }
 
-    /// What is known of the command of a step, for people who ask; none of a task that another
-    /// process looks after.
+    /// Where the command of a step is, for diagnosis; `None` for a task of another process.
     pub(crate) fn command_state(
         &self,
         organization: OrganizationId,
@@ -306,7 +313,7 @@ impl InFlightLimiter {
         }))
     }
 
-    /// Counts a command that stands in the queue, whoever sent it, also beyond the bound.
+    /// Counts a queued command, whoever sent it, also beyond the limit.
     pub(crate) fn record_queued(
         &self,
         organization: OrganizationId,
@@ -324,8 +331,8 @@ impl InFlightLimiter {
         self.publish_state(&state);
     }
 
-    /// The command of this task that got its place after it had waited, or could not be sent, and
-    /// is to be sent now.
+    /// The command of this task that has a slot and was not sent yet: it waited, or could not be
+    /// sent.
     pub(crate) fn unsent(
         &self,
         organization: OrganizationId,
@@ -337,7 +344,7 @@ impl InFlightLimiter {
         (!held.sent).then_some(held.work)
     }
 
-    /// The command of a step has left.
+    /// Records that the command of a step was sent.
     pub(crate) fn mark_sent(
         &self,
         organization: OrganizationId,
@@ -354,7 +361,7 @@ impl InFlightLimiter {
         }
     }
 
-    /// The command of a step is not sent, nor asked for again.
+    /// Releases the slot of a step whose command will not be sent.
     pub(crate) fn release(
         &self,
         organization: OrganizationId,
@@ -371,12 +378,12 @@ impl InFlightLimiter {
         self.publish_state(&state);
     }
 
-    /// A task is gone, or nobody looks at it any more.
+    /// Forgets a task that is deleted or no longer reconciled.
     pub(crate) fn forget(&self, task: TaskId) {
         self.update_all(|lane| lane.remove_unless(task, |_, _| false));
     }
 
-    /// Forgets the tasks that another process takes care of.
+    /// Forgets the tasks of partitions that another process owns.
     pub(crate) fn retain_assigned(&self) {
         let share = *self.0.assignment.borrow();
         self.update_all(|lane| {
@@ -387,7 +394,7 @@ impl InFlightLimiter {
         });
     }
 
-    /// Has the tasks looked at whose turn it is, until told to stop.
+    /// Wakes the tasks whose turn it is, until stopped.
     pub(crate) async fn wake_ready_tasks(
         self,
         supervisor: ActorRef<supervisor::Msg>,
@@ -400,7 +407,7 @@ impl InFlightLimiter {
             }
             let called = std::mem::take(&mut self.state().ready);
             for ReadyTask { organization, task, trace } in called {
-                // One that is lost here is sent when its step is looked at again.
+                // A lost wake is harmless: the step's check sends the command.
                 let _ = supervisor.cast(supervisor::Msg::Wake {
                     task,
                     organization,
@@ -429,7 +436,7 @@ impl InFlightLimiter {
         }
     }
 
-    /// Whether this process looks after the task.
+    /// Whether this process owns the task's partition.
     pub(crate) fn is_assigned(&self, task: TaskId) -> bool {
         self.0.assignment.borrow().contains_task(task)
     }
@@ -438,7 +445,7 @@ impl InFlightLimiter {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets who is called, and whoever watches, know of a change.
+    /// Publishes the state: metrics, and a notification if tasks are ready.
     fn publish_state(&self, state: &State) {
         metrics::record_queued_commands(
             state.count_waiting(Some(true)),
@@ -451,7 +458,7 @@ impl InFlightLimiter {
 }
 
 impl State {
-    /// How many commands wait: model calls, scripts, or both.
+    /// Number of waiting commands: model calls, scripts, or both.
     fn count_waiting(&self, model: Option<bool>) -> usize {
         let wanted = |queue: &Queue| model.is_none_or(|model| model == (*queue == Queue::Model));
         self.slots
@@ -463,7 +470,7 @@ impl State {
 }
 
 impl OrganizationSlots {
-    /// Gives the places that are free to who waits longest.
+    /// Gives free slots to those that have waited longest.
     fn advance(
         &mut self,
         organization: OrganizationId,
@@ -479,7 +486,7 @@ impl OrganizationSlots {
             let Some(WaitingCommand { work, trace, .. }) = self.waiting.remove(&task) else {
                 continue;
             };
-            // A step that is over needs none.
+            // A step that has ended needs no slot.
             if work.until > now {
                 self.held.insert(task, HeldSlot { work, sent: false });
                 called.push(ReadyTask { organization, task, trace });
@@ -487,8 +494,8 @@ impl OrganizationSlots {
         }
     }
 
-    /// Removes a task's place, or ends its waiting, unless `stays` says otherwise, which is told
-    /// whether the command may be in the queue.
+    /// Removes a task's slot, or its place among the waiting, unless `stays` returns true. Its
+    /// second argument is whether the command may be in the queue.
     fn remove_unless(&mut self, task: TaskId, stays: impl Fn(&CommandRef, bool) -> bool) {
         if self.held.get(&task).is_some_and(|held| !stays(&held.work, held.sent)) {
             self.held.remove(&task);

@@ -1,5 +1,5 @@
-//! Takes wakes and results from the partitions of the process, and stops where one becomes
-//! another's.
+//! Consumes wakes and results of the process's partitions, and stops consuming a partition that
+//! moves to another process.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{assignment::PartitionAssignment, supervisor};
 
-/// Takes in until told to stop; then what was taken and not handed over has been given back.
+/// Consumes until stopped. Then every message was either handed over or given back.
 pub(crate) async fn run(
     bus: Bus,
     supervisor: ActorRef<supervisor::Msg>,
@@ -67,7 +67,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Hands what comes for one partition to the supervisor.
+/// Sends the messages of one partition to the supervisor.
 async fn consume_partition(
     bus: Bus,
     partition: u16,
@@ -79,8 +79,8 @@ async fn consume_partition(
         let handed = match message {
             TaskMessage::Wake(wake) => {
                 let trace = receipt.parent().clone();
-                // It says nothing that is not in PostgreSQL: what is lost from here on, the sweep
-                // finds.
+                // A wake contains nothing that is not in PostgreSQL: if it is lost from here on,
+                // the sweep finds the task.
                 receipt.ack().await;
                 supervisor.cast(supervisor::Msg::Wake {
                     task,
@@ -100,7 +100,7 @@ async fn consume_partition(
     }
 }
 
-// That they name an organization is checked where they are received. It is used for fairness only.
+// The consumer checks that they name an organization. It is only used for fairness.
 
 fn wake_organization(wake: &TaskWake) -> OrganizationId {
     wake.organization_id.parse().unwrap_or(OrganizationId::LOCAL)

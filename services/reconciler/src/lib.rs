@@ -1,8 +1,8 @@
-//! The reconciler: one actor per active task; it alone changes a task's state.
+//! The reconciler: one actor per active task. Only it changes a task's state.
 //!
-//! A message on the mesh only says "look again". What happens next is decided by
-//! `construct_domain::decide` from what PostgreSQL holds, committed under a version guard, and then
-//! performed (D1 and D2 in ARCHITECTURE.md).
+//! A message on the mesh only asks for a reconcile. `construct_domain::decide` computes what
+//! happens next from what PostgreSQL holds. The decision is committed under a version guard, and
+//! then performed (D1 and D2 in ARCHITECTURE.md).
 
 mod actor;
 mod admission;
@@ -56,33 +56,33 @@ use crate::{
     supervisor::Supervisor,
 };
 
-/// What can be set.
+/// The configuration.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Tasks that are looked at (loaded, decided, committed) at the same time. A task whose model
-    /// or script is at work needs none of these.
+    /// Tasks that are reconciled (loaded, decided, committed) at the same time. A task whose model
+    /// call or script is running needs none of these slots.
     pub reconciler_concurrency: usize,
-    /// How often tasks that nobody woke are looked for.
+    /// Interval at which tasks that were not woken are looked for.
     #[serde(with = "config::duration")]
     pub reconciler_sweep_interval: Duration,
-    /// Model calls of one organization that this process has in their work queue at a time, those
-    /// that are being answered included; the rest waits here. 0: any number.
+    /// Model calls of one organization that this process has in their work queue at a time, running
+    /// ones included. The rest waits here. 0: unlimited.
     pub reconciler_model_calls: usize,
-    /// The same of scripts, in the queue of each pool.
+    /// The same for scripts, in the queue of each pool.
     pub reconciler_scripts: usize,
-    /// Messages of one partition held at the same time; the rest waits in JetStream.
+    /// Messages of one partition in progress at the same time. The rest waits in JetStream.
     pub reconciler_partition_backlog: usize,
-    /// Connections to PostgreSQL.
+    /// Maximum number of connections to PostgreSQL.
     pub reconciler_database_connections: u32,
-    /// Servers of a NATS cluster that keep each stream: 1, 3 or 5; more than there are is refused.
-    /// 0: as they are at the server, which makes them with 1.
+    /// Replicas of each stream in a NATS cluster: 1, 3 or 5. More than there are servers is
+    /// rejected. 0: keeps the server's setting; the server creates streams with 1.
     pub reconciler_stream_replicas: usize,
-    /// How far below the root of its tree a subtask can be; 0: there are none.
+    /// Maximum depth of a subtask below the root of its tree; 0: no subtasks.
     pub reconciler_subtask_depth: u32,
-    /// Subtasks that one task can begin in its life.
+    /// Maximum number of subtasks that one task creates in its lifetime.
     pub reconciler_subtasks_per_task: u32,
-    /// Subtasks of one tree that can be at work at the same time.
+    /// Maximum number of subtasks of one tree that run at the same time.
     pub reconciler_subtasks_at_work: u32,
 }
 
@@ -92,7 +92,7 @@ impl Default for Config {
         Self {
             reconciler_concurrency: 50,
             reconciler_sweep_interval: Duration::from_secs(2),
-            // Half of what one process of the workers does at a time.
+            // Half of what one worker process runs at a time.
             reconciler_model_calls: 128,
             reconciler_scripts: 32,
             reconciler_partition_backlog: 64,
@@ -221,7 +221,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     };
     let (supervisor, supervising) = Supervisor::spawn(None, Supervisor, args)
         .await
-        .context("the supervisor of the tasks' actors does not start")?;
+        .context("the supervisor of the task actors does not start")?;
 
     lifecycle.spawn("window", window.wake_ready_tasks(supervisor.clone(), lifecycle.draining()));
     let over = CancellationToken::new();
@@ -243,7 +243,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     );
     lifecycle.spawn("tasks", async move {
         let _over = over.drop_guard();
-        // Intake ends when the service drains; then what was taken in is finished, actor by actor.
+        // Intake ends when the service drains. Then the accepted messages are finished, actor by
+        // actor.
         intake.await?;
         supervisor.cast(supervisor::Msg::Drain)?;
         supervising.await?;
@@ -260,8 +261,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keeps the readiness latch of NATS true to life: a server whose disk was full may keep its
-/// connections, and have streams that answer nothing.
+/// Keeps the readiness latch of NATS accurate. A server with a full disk may keep its connections
+/// while its streams do not answer.
 async fn track_stream_health(bus: Bus, latch: Latch, stop: CancellationToken) {
     let mut trouble = bus.trouble();
     loop {

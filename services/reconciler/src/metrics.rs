@@ -1,6 +1,5 @@
-//! What is counted of tasks: looks, steps, turns, and what the sweep finds.
-//! `deploy/observability/metrics.txt` lists what every service counts. Nothing is told apart by
-//! task or organization.
+//! Metrics of reconciles, steps, turns and the sweep. `deploy/observability/metrics.txt` lists the
+//! metrics of every service. No metric has a task or organization attribute.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -20,15 +19,15 @@ const ERROR: &str = "error.type";
 const KIND: &str = "construct.step.kind";
 const OUTCOME: &str = "construct.outcome";
 
-/// Looks, in seconds.
+/// Buckets of reconciles, in seconds.
 const RECONCILE_BUCKETS_SECONDS: [f64; 12] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
-/// Steps, in seconds: from a script that adds two numbers to a model that thinks until its
-/// deadline.
+/// Buckets of steps, in seconds: from a script that adds two numbers to a model that thinks until
+/// its deadline.
 const STEP_BUCKETS_SECONDS: [f64; 14] =
     [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0];
 
-/// Made when first used, which is after the process has set its telemetry up.
+/// Created on first use, after the process has set up its telemetry.
 static INSTRUMENTS: LazyLock<Instruments> = LazyLock::new(Instruments::new);
 
 struct Instruments {
@@ -54,45 +53,44 @@ impl Instruments {
             meter.u64_counter(name).with_unit(unit).with_description(description).build()
         };
         Self {
-            reconciles: seconds("construct.reconciler.look", "Looks at a task: load, decide, commit, perform", &RECONCILE_BUCKETS_SECONDS),
+            reconciles: seconds("construct.reconciler.look", "Reconciles of a task: load, decide, commit, perform", &RECONCILE_BUCKETS_SECONDS),
             steps: seconds(
                 "construct.reconciler.step",
-                "From when a step was wanted until its result was committed",
+                "From the request of a step until its result was committed",
                 &STEP_BUCKETS_SECONDS,
             ),
             turns: count("construct.reconciler.turns", "{turn}", "Turns that ended"),
-            quarantined: count("construct.reconciler.parked", "{task}", "Tasks put aside, because looking at them fails"),
+            quarantined: count("construct.reconciler.parked", "{task}", "Tasks quarantined, because they fail to reconcile"),
             actors: meter
                 .u64_gauge("construct.reconciler.actors")
                 .with_unit("{actor}")
                 .with_description(
-                    "Tasks with an actor: those that something was done for lately, or is to be done for soon",
+                    "Tasks with an actor: recently reconciled, or due soon",
                 )
                 .build(),
             queued_commands: meter
                 .u64_gauge("construct.reconciler.withheld")
                 .with_unit("{command}")
                 .with_description(
-                    "Commands that wait because their organizations have as many in the work queue as they may",
+                    "Commands that wait because their organizations have reached the in-flight limit",
                 )
                 .build(),
             due: meter
                 .u64_gauge("construct.reconciler.sweep.due")
                 .with_unit("{task}")
-                .with_description("Tasks that were due and that nobody had woken, at the last sweep")
+                .with_description("Tasks that were due and not woken, at the last sweep")
                 .build(),
             delay: meter
                 .f64_gauge("construct.reconciler.sweep.delay")
                 .with_unit("s")
-                .with_description("For how long the first of them had been due")
+                .with_description("How long the first of them had been due")
                 .build(),
             failures: count("construct.reconciler.sweep.failures", "{sweep}", "Sweeps that could not read PostgreSQL"),
         }
     }
 }
 
-/// The process has started: what it counts stands at zero from now on, so that the first one shows
-/// as a rise.
+/// Initializes counters with zero, so that the first event shows as a rise.
 pub(crate) fn init() {
     INSTRUMENTS.quarantined.add(0, &[]);
     INSTRUMENTS.failures.add(0, &[]);
@@ -104,7 +102,7 @@ pub(crate) fn init() {
     record_queued_commands(0, 0);
 }
 
-/// A look is over.
+/// Records a reconcile.
 pub(crate) fn record_reconcile(took: Duration, error: Option<&Error>) {
     let error = error.map(|error| match error {
         Error::Conflict => "conflict",
@@ -119,7 +117,8 @@ pub(crate) fn record_reconcile(took: Duration, error: Option<&Error>) {
     }
 }
 
-/// A decision is committed about a task that stood `before`, of whose step this is the outcome.
+/// Records a committed decision about a task with the state `before`. `outcome` is that of its
+/// step.
 pub(crate) fn record_decision(
     before: &Task,
     outcome: Option<&Outcome>,
@@ -160,31 +159,31 @@ pub(crate) fn record_decision(
     }
 }
 
-/// A task is put aside.
+/// Records a quarantined task.
 pub(crate) fn record_quarantine() {
     INSTRUMENTS.quarantined.add(1, &[]);
 }
 
-/// So many tasks have an actor.
+/// Records the number of tasks with an actor.
 pub(crate) fn record_actors(count: usize) {
     INSTRUMENTS.actors.record(count as u64, &[]);
 }
 
-/// The sweep has found so many tasks due, the first of them since then.
+/// Records a sweep: the number of due tasks, and since when the first of them was due.
 pub(crate) fn record_sweep(due: usize, since: Option<Timestamp>) {
     let delay = since.and_then(|since| Duration::try_from(clock::now().duration_since(since)).ok());
     INSTRUMENTS.due.record(due as u64, &[]);
     INSTRUMENTS.delay.record(delay.unwrap_or_default().as_secs_f64(), &[]);
 }
 
-/// So many model calls and scripts wait for a place in their work queues.
+/// Records the number of model calls and scripts that wait for a slot in their work queue.
 pub(crate) fn record_queued_commands(model_calls: usize, scripts: usize) {
     for (kind, count) in [("model", model_calls), ("code", scripts)] {
         INSTRUMENTS.queued_commands.record(count as u64, &[KeyValue::new(KIND, kind)]);
     }
 }
 
-/// The sweep could not find anything out.
+/// Records a failed sweep.
 pub(crate) fn record_sweep_failure() {
     INSTRUMENTS.failures.add(1, &[]);
 }

@@ -1,10 +1,10 @@
-//! Shares the partitions with the other reconcilers: says that it lives, hears who else does, and
-//! tells the rest of the process which partitions are its own.
+//! Distributes the partitions among the reconcilers: sends heartbeats, receives those of the
+//! others, and publishes this process's assignment.
 //!
-//! Placement is an optimization (D3 in ARCHITECTURE.md). Two processes that both take a partition
-//! for their own take turns at its messages, and the version guard makes all but one of two commits
-//! lose; a partition that nobody takes for its own waits until a dead process is known to be dead.
-//! While nothing is heard, not even oneself, everything stays as it is.
+//! Placement is an optimization (D3 in ARCHITECTURE.md). If two processes both own a partition,
+//! they share its messages, and the version guard rejects all but one of two commits. A partition
+//! without an owner waits until a dead process is known to be dead. While no heartbeat is received,
+//! not even the own one, everything stays as it is.
 
 use std::time::Duration;
 
@@ -25,19 +25,20 @@ use crate::{
     members::{BeatSource, Members},
 };
 
-/// How often a process says that it lives.
+/// Interval of heartbeats.
 const BEAT_INTERVAL: Duration = Duration::from_millis(500);
-/// Own beats that come back within less than this of each other were held up somewhere, and don't
-/// count as time that passed.
+/// Own heartbeats that return in shorter intervals were delayed somewhere, and do not count as
+/// passed time.
 const MIN_BEAT_SPACING: Duration = Duration::from_millis(300);
-/// How long the others have to say that they live, once a new process is heard.
+/// Time for the others to answer a new process.
 const PEER_RESPONSE_TIMEOUT: Duration = Duration::from_millis(200);
-/// A process that does not even hear itself for so long after its start takes everything.
+/// A process that does not receive its own heartbeat for this long after its start takes all
+/// partitions.
 const SELF_BEAT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Before the subscription is tried again.
+/// Delay before the subscription is retried.
 const RESUBSCRIBE_DELAY: Duration = Duration::from_millis(500);
 
-/// Takes part until told to stop, and says then that it leaves.
+/// Participates until stopped, and then announces that it leaves.
 pub(crate) async fn run(
     bus: Bus,
     instance: String,
@@ -45,7 +46,7 @@ pub(crate) async fn run(
     healthy: watch::Receiver<bool>,
     stop: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
-    // What cannot stand in a subject must not keep the process from taking part.
+    // Characters that are invalid in a subject must not keep the process from participating.
     let token = |c: char| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' };
     let instance: String = instance.chars().map(token).collect();
     let process = Uuid::now_v7().simple().to_string();
@@ -73,13 +74,13 @@ struct Placement {
     process: String,
     members: Members,
     share: watch::Sender<PartitionAssignment>,
-    /// Whether the process can do anything for a task. While it cannot, it does not take part.
+    /// Whether the process can read the database. While it cannot, it does not participate.
     able: watch::Receiver<bool>,
-    /// When an own beat that came back was last counted.
+    /// When an own heartbeat was last counted.
     last_counted: Option<Instant>,
-    /// From when on the share follows from who is heard; not known before it hears itself.
+    /// When the first assignment is computed; `None` before the first own heartbeat.
     decide_at: Option<Instant>,
-    /// Whether there was a first share.
+    /// Whether an assignment was computed.
     has_assignment: bool,
 }
 
@@ -93,7 +94,7 @@ impl Placement {
             match self.bus.hear_beats().await {
                 Ok(beats) => return Some(beats),
                 Err(error) if !std::mem::replace(&mut failed, true) => {
-                    tracing::warn!(error = %Chain(&error), "other reconcilers cannot be heard yet; trying again");
+                    tracing::warn!(error = %Chain(&error), "cannot subscribe to the heartbeats of reconcilers; retrying");
                 }
                 Err(_) => {}
             }
@@ -123,13 +124,13 @@ impl Placement {
                 }
                 () = sleep_until(decides), if !self.has_assignment => {
                     if self.decide_at.is_none() {
-                        tracing::warn!("no reconciler is heard, not even this one; it takes all partitions until one is");
+                        tracing::warn!("no heartbeats are received, not even own ones; taking all partitions until some are");
                     }
                     self.update_assignment();
                 }
                 Ok(()) = able.changed() => {
                     if *able.borrow_and_update() {
-                        tracing::info!("the database can be read again; this reconciler takes part again");
+                        tracing::info!("the database can be read again; this reconciler participates again");
                         self.send_beat(|_| {}).await;
                     } else {
                         tracing::warn!("the database cannot be read; this reconciler leaves its partitions to others");
@@ -171,7 +172,7 @@ impl Placement {
         }
     }
 
-    /// Makes the share what follows from who lives.
+    /// Computes the assignment from the live members.
     fn update_assignment(&mut self) {
         self.has_assignment = true;
         let new = if *self.able.borrow() {
@@ -190,19 +191,19 @@ impl Placement {
             partitions = %new,
             gained = %new.difference(old),
             lost = %old.difference(new),
-            "the partitions are shared anew"
+            "the partition assignment has changed"
         );
         self.share.send_replace(new);
     }
 
-    /// Says that this process lives, if it can do anything.
+    /// Sends a heartbeat, if the process is healthy.
     async fn send_beat(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
         if *self.able.borrow() {
             self.send_beat_unconditionally(what).await;
         }
     }
 
-    /// While there is no connection nothing is said: it would all be heard at once later.
+    /// Without a connection nothing is sent: it would all arrive at once later.
     async fn send_beat_unconditionally(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
         if !self.bus.is_connected() {
             return;
@@ -217,7 +218,7 @@ impl Placement {
         what(&mut beat);
         let address = subject::ReconcilerBeat { instance: self.instance.clone() };
         if let Err(error) = self.bus.tell_beat(&address, &beat).await {
-            tracing::warn!(error = %Chain(&error), "the other reconcilers cannot be told that this one lives");
+            tracing::warn!(error = %Chain(&error), "a heartbeat could not be sent");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Puts tasks aside that cannot be looked at, with the reason (`construct why`): trying for ever
-//! would only fill the log.
+//! Quarantines tasks that fail to reconcile, with the reason (`construct why`). Retrying them
+//! without end would only fill the log.
 
 use construct_domain::{OrganizationId, TaskId};
 use construct_runtime::{clock, telemetry::Chain};
@@ -7,25 +7,25 @@ use construct_runtime::{clock, telemetry::Chain};
 use crate::{metrics, reconcile::Reconciler};
 
 impl Reconciler {
-    /// Puts a task aside that could not be looked at with these `intents`. False when somebody has
-    /// asked for something since, or when not even that works: then it is tried on.
+    /// Quarantines a task that failed to reconcile with these `intents`. Returns false when there
+    /// is a newer intent, or when this fails as well: then the task is retried.
     pub(crate) async fn quarantine(&self, task: TaskId, intents: i64, reason: &str) -> bool {
         match self.store.task_quarantine(task, intents, reason, clock::now()).await {
             Ok(true) => {
                 self.limiter.forget(task);
                 metrics::record_quarantine();
-                tracing::error!(%task, reason, "the task is put aside, because looking at it fails each time");
+                tracing::error!(%task, reason, "the task is quarantined, because it fails to reconcile each time");
                 true
             }
             Ok(false) => false,
             Err(error) => {
-                tracing::warn!(%task, error = %Chain(&error), "the task could not be put aside");
+                tracing::warn!(%task, error = %Chain(&error), "the task could not be quarantined");
                 false
             }
         }
     }
 
-    /// Why a task is put aside, if it is, and nobody has asked for anything since.
+    /// The reason of a task's quarantine, if it is quarantined and there is no newer intent.
     pub(crate) async fn quarantine_reason(
         &self,
         organization: OrganizationId,
@@ -35,7 +35,7 @@ impl Reconciler {
         parked.ok().flatten().map(|parked| parked.reason)
     }
 
-    /// What was asked for of a task by now; none when that cannot be read.
+    /// The number of a task's intents; `None` when it cannot be read.
     pub(crate) async fn intents(&self, task: TaskId) -> Option<i64> {
         self.store.task_intents(task).await.ok().flatten()
     }

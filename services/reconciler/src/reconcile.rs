@@ -1,5 +1,5 @@
-//! One activation of a task: load, decide, commit, perform. It takes no state with it but what a
-//! worker reported, so it can be repeated at any time and on any replica.
+//! One reconcile of a task: load, decide, commit, perform. Its only input is a worker's result, so
+//! it can be repeated at any time and on any replica.
 
 mod report;
 mod steps;
@@ -41,71 +41,70 @@ use crate::{
     metrics, record, spending, trace,
 };
 
-/// How long a worker that was told to stop has to say what it used, before what was set aside for
-/// its call is given back.
+/// Time that a stopped worker has to report its usage before the reservation of its call is
+/// released.
 const USAGE_REPORT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
-/// How often a commit that lost a race is decided anew before the activation is given back.
+/// Maximum number of commit conflicts before the reconcile is given back.
 const MAX_CONFLICTS: u32 = 8;
-/// Decisions one activation may take in a row, so that a task with a long queue lets others have a
-/// turn.
+/// Maximum number of decisions of one reconcile, so that a task with a long queue does not block
+/// others.
 const MAX_DECISIONS: u32 = 16;
 
-/// What activations work with.
+/// Reconciles tasks.
 #[derive(Debug)]
 pub(crate) struct Reconciler {
     pub(crate) store: Store,
     pub(crate) bus: Bus,
     pub(crate) catalog: Catalog,
     pub(crate) announcer: Announcer,
-    /// Bounds the commands of each organization that stand in the work queues.
+    /// Limits the commands of each organization in the work queues.
     pub(crate) limiter: InFlightLimiter,
-    /// What people are told of tasks that cannot be looked at just now.
+    /// Tasks whose reconciles currently fail, for diagnosis.
     pub(crate) failing_tasks: FailingTasks,
-    /// Owns what goes on after an activation.
+    /// Owns jobs that outlive a reconcile.
     pub(crate) lifecycle: Lifecycle,
-    /// What tokens for models are signed with; none: scripts get none.
+    /// Keys that sign tokens for models; `None`: scripts get no token.
     pub(crate) token_keys: Option<Arc<MasterKeys>>,
 }
 
-/// What is to be done about the task after an activation.
+/// What to do with the task after a reconcile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NextAction {
-    /// Nothing until somebody says so.
+    /// Nothing until a wake.
     Idle,
-    /// Look again at this time.
+    /// Reconcile again at this time.
     RequeueAt(Timestamp),
     /// The task is deleted.
     Deleted,
 }
 
-/// What an actor remembers of its task from one activation to the next. Nothing depends on it.
+/// What an actor caches about its task between reconciles. Nothing depends on it.
 #[derive(Debug, Default)]
 pub(crate) struct TaskCache {
-    /// The task as the last activation left it. Held as long as the actor is, which is not long
-    /// without anything to do.
+    /// The task as the last reconcile left it. The actor does not live long without work, and
+    /// neither does this.
     pub(crate) task: Option<Box<LoadedTask>>,
-    /// Where the trace of the task's turn was last gone on with.
+    /// Where the trace of the task's turn was last continued.
     pub(crate) turn: Context,
-    /// The result that was seen to wait in its queue.
+    /// The result that was found in its queue.
     pending_result: PendingResult,
 }
 
-/// A decision that is committed.
+/// A committed decision.
 struct CommittedDecision {
     decision: Decision,
-    /// None when there was nothing to write.
+    /// `None` when there was nothing to write.
     committed: Option<CommittedTask>,
-    /// For the effects, where it could be read.
+    /// The inputs of the effects' commands, if they could be read.
     inputs: Result<CommandInputs, Error>,
 }
 
 impl Reconciler {
-    /// Looks at the task, with what a worker reported if it is about that. On `Err` nothing that
-    /// was reported is lost: the message it came in is not acknowledged and comes again.
+    /// Reconciles the task, with a worker's result if there is one. On `Err` no result is lost: its
+    /// message is not acknowledged and is redelivered.
     ///
-    /// A result is decided about from the task as the activation before left it
-    /// ([`Memory::known`]): what has changed meanwhile is noticed by the commit. Whoever only says
-    /// that something is new makes the task be loaded.
+    /// A result is decided with the task as the previous reconcile left it ([`TaskCache::task`]);
+    /// the commit detects changes in between. A wake always loads the task.
     #[tracing::instrument(name = "reconciler.task.activate", skip_all, fields(task = %task))]
     pub(crate) async fn reconcile(
         self: &Arc<Self>,
@@ -117,8 +116,8 @@ impl Reconciler {
         let mut report = match result.map(Report::parse).transpose() {
             Ok(report) => report,
             Err(error) => {
-                // That it names one is checked where it is received.
-                tracing::error!(%error, "a worker's result is dropped: it is about no step");
+                // The consumer checks that it names a step.
+                tracing::error!(%error, "a worker's result is dropped: it names no step");
                 None
             }
         };
@@ -157,8 +156,8 @@ impl Reconciler {
                 }
                 done => done?,
             };
-            // Only a worker says what scripts gave; it has acknowledged its command, or is about
-            // to.
+            // Only a worker reports results of scripts. It has acknowledged its command, or is
+            // about to.
             let reported = report
                 .take()
                 .is_some_and(|report| matches!(report.result.outcome, Outcome::Code(_)));
@@ -166,8 +165,8 @@ impl Reconciler {
             for effect in &decision.effects {
                 let material = match &command_inputs {
                     Ok(material) => material,
-                    // A command is found missing when the task looks at its step again, except a
-                    // title's; what ends one would not be.
+                    // A missing command is noticed when the task checks its step, except a title's.
+                    // An effect that ends a step is not.
                     Err(_) if is_command(effect) => {
                         if let Effect::MakeTitle(step) = effect {
                             self.limiter.release(
@@ -181,7 +180,7 @@ impl Reconciler {
                     }
                     Err(_) => &nothing,
                 };
-                // What cannot be carried out is a result of the step like any other.
+                // A command that cannot be built is a result of the step like any other.
                 let performed = self.perform(
                     &loaded,
                     &decision.task,
@@ -194,10 +193,10 @@ impl Reconciler {
                 report =
                     failed.map(|result| Report::for_failure(result, &decision.task)).or(report);
             }
-            // Only now: what its places say of a call that is stopped, nothing else does.
+            // Only now: nothing else knows what the slots say about a stopped call.
             self.limiter.release_unneeded(&decision.task, &command::pool(&loaded), clock::now());
-            // What fails from here on is found again when the task is looked at again; what an
-            // effect ends would not be.
+            // What fails from here on is repeated by the next reconcile. The end of a step would
+            // not be.
             self.store.subtasks_mark_seen(&loaded).await?;
             command_inputs?;
             let next_wake =
@@ -219,7 +218,7 @@ impl Reconciler {
         Ok(NextAction::RequeueAt(clock::now()))
     }
 
-    /// Books what was used for a task that is gone: it is paid for all the same.
+    /// Records usage for a task that is gone. It is paid for all the same.
     async fn record_late_usage(&self, task: TaskId, report: Option<&Report>) -> Result<(), Error> {
         let Some(report) = report else { return Ok(()) };
         let (Some(organization), Some(paid)) = (report.organization, billable_usage(None, report))
@@ -227,7 +226,7 @@ impl Reconciler {
             return Ok(());
         };
         match self.store.step_usage_record(organization, task, None, &paid, clock::now()).await {
-            // Nor is there anybody left who pays: the organization was erased.
+            // The organization was erased as well, so nobody pays.
             Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -240,24 +239,24 @@ impl Reconciler {
         report: Option<&Report>,
     ) -> Result<CommittedDecision, Error> {
         match self.decide_with(loaded, report, None).await {
-            // What the decision would cost is not there: it is made anew with that known, which
-            // then costs nothing.
+            // The budget does not cover the decision. It is made again with that known, and then
+            // costs nothing.
             Err(Error::Exhausted(exhausted)) => {
-                tracing::info!(%exhausted, "a model call is refused");
+                tracing::info!(%exhausted, "a model call is rejected");
                 self.decide_with(loaded, report, Some(&exhausted.to_string())).await
             }
             done => done,
         }
     }
 
-    /// Decides and commits; `exhausted` says why there is no money for a model call.
+    /// Decides and commits. `exhausted` says why no budget covers a model call.
     async fn decide_with(
         &self,
         loaded: &LoadedTask,
         report: Option<&Report>,
         exhausted: Option<&str>,
     ) -> Result<CommittedDecision, Error> {
-        // PostgreSQL keeps microseconds; what is told must be what is kept.
+        // PostgreSQL stores microseconds, and published times must equal stored times.
         let now = Timestamp::from_microsecond(clock::now().as_microsecond())
             .unwrap_or(Timestamp::UNIX_EPOCH);
         let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
@@ -285,12 +284,12 @@ impl Reconciler {
         }
         let usage = report.map(|report| report.usage).unwrap_or_default();
         let paid = report.and_then(|report| billable_usage(Some(&loaded.task), report));
-        // Only where a budget applies anything can have been set aside.
+        // Only a task with a budget can have a reservation.
         let settled =
             report.filter(|_| loaded.cost_inputs.is_some()).map(|report| report.result.step);
 
         if !decision.changes(&loaded.task) {
-            // No commit will notice that something is not as it is remembered.
+            // No commit will detect that the cached task is stale.
             if loaded.is_cached() {
                 return Err(Error::Conflict);
             }
@@ -315,7 +314,7 @@ impl Reconciler {
         let current = report.filter(|report| {
             loaded.task.step.as_ref().is_some_and(|step| step.awaits(&report.result))
         });
-        // A step that waits for people is not over: what its scripts do further is told after this.
+        // A step that waits for people has not ended: its scripts report again later.
         let goes_on =
             |report: &&Report| !matches!(report.result.outcome, Outcome::Suspended { .. });
         let step = current.filter(goes_on).map(|report| report.number);
@@ -349,7 +348,7 @@ impl Reconciler {
         commit.reservation = spending::reservation(loaded, &decision, &self.catalog, now);
         commit.tool_uses = count_tool_uses(&decision);
         commit.title = report.and_then(|report| parse_title(loaded, report));
-        // A turn stays in the trace it began in.
+        // A turn stays in the trace in which it started.
         commit.trace_id = if decision.admitted.is_some() || loaded.trace_id.is_none() {
             trace::current_trace_id()
         } else {
@@ -387,8 +386,8 @@ impl Reconciler {
         Ok(CommittedDecision { committed, inputs: material, decision })
     }
 
-    /// Leaves out the commands that have no place in their queue, and adds the one whose turn it
-    /// is. It follows from the task as well as one that is asked for.
+    /// Removes commands without a slot in their queue, and adds the command whose turn it is. A
+    /// command follows from the task's row, so it can be sent later.
     fn apply_concurrency_limit(
         &self,
         loaded: &LoadedTask,
@@ -436,9 +435,9 @@ impl Reconciler {
         tickets
     }
 
-    /// Before it is said that scripts are over whose worker has not said so, they are kept from
-    /// going on: it may be at them still, and would otherwise have effects that nobody knows of. As
-    /// long as that cannot be done nothing is committed.
+    /// Closes the journals of scripts that end without a worker's report, before that is committed.
+    /// Their worker may still run them, and would otherwise have side effects that nobody knows of.
+    /// While this fails, nothing is committed.
     async fn close_journals(&self, decision: &Decision) -> Result<(), Error> {
         for effect in &decision.effects {
             if let Effect::EndCode(step) = effect {
@@ -452,7 +451,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Commits, and has what was committed told.
+    /// Commits, and publishes the committed events.
     async fn commit(&self, commit: TaskCommit<'_>) -> Result<CommittedTask, Error> {
         let (events, created_at) = (commit.events.clone(), commit.now);
         let organization = commit.task.organization;
@@ -472,7 +471,7 @@ impl Reconciler {
         Ok(committed)
     }
 
-    /// The events of questions that are asked, and of those that are over.
+    /// The events of new and closed approvals.
     async fn approval_events(
         &self,
         loaded: &LoadedTask,
@@ -488,7 +487,7 @@ impl Reconciler {
         else {
             return Ok(Vec::new());
         };
-        // A question that replaces another one keeps its id.
+        // A request that replaces another one keeps its id.
         let known = self.store.approvals_of_step(step.id).await?;
         let mut events = Vec::new();
         for NewApproval { id, step, asked, expires_at } in asked {
@@ -519,7 +518,7 @@ impl Reconciler {
                 continue;
             };
             approval.state = closed.state;
-            approval.words.clone_from(&closed.words);
+            approval.words.clone_from(&closed.reason);
             approval.decided_at = Some(now);
             approval.revision += 1;
             approval.updated_at = now;
@@ -556,7 +555,7 @@ impl Reconciler {
             .collect())
     }
 
-    /// The event of a task that got its title.
+    /// The event of a task's new title.
     async fn title_event(
         &self,
         loaded: &LoadedTask,
@@ -577,8 +576,9 @@ impl Reconciler {
         ))
     }
 
-    /// Performs an effect; `reported` says whether the worker at the step's scripts has told what
-    /// became of them. `Some` when it cannot be carried out as configured, which ends the step.
+    /// Performs an effect. `reported` says whether the worker of the step's scripts has reported
+    /// their result. Returns a result when the effect cannot be performed as configured, which ends
+    /// the step.
     async fn perform(
         &self,
         loaded: &LoadedTask,
@@ -618,7 +618,7 @@ impl Reconciler {
                     Ok(invoke) => {
                         let refused =
                             self.dispatch(loaded, Queue::Model, *step, &model, &invoke).await;
-                        // Nobody asks for it again: where it could not be sent, its place is free.
+                        // It is not requested again: if it could not be sent, its slot is released.
                         if self
                             .limiter
                             .unsent(loaded.task.organization, &Queue::Model, task)
@@ -666,22 +666,22 @@ impl Reconciler {
                 if let Some(uncalled) = self.cancel_untaken_call(now, *step).await {
                     return Some(uncalled);
                 }
-                // One whose worker is gone must not cost money later.
+                // A call whose worker is gone must not cost money later.
                 if let Err(error) = self.bus.withdraw(&model, *step).await {
-                    tracing::warn!(%error, "a model call that nobody waits for could not be taken back");
+                    tracing::warn!(%error, "an unwanted model call could not be withdrawn");
                 }
-                // A worker that has begun it says what it used.
+                // A worker that has started it reports its usage.
                 if loaded.cost_inputs.is_some()
                     && let Err(error) =
                         self.store.step_abandon(*step, clock::now() + USAGE_REPORT_TIMEOUT).await
                 {
-                    tracing::warn!(%error, "what was set aside for a call stays set aside for longer");
+                    tracing::warn!(%error, "the reservation of a call is not released early");
                 }
                 None
             }
             Effect::CancelCode(step, reason) => {
                 self.broadcast_cancel(subject::Service::Interpreter, task, *step, reason).await;
-                // What its scripts, and programs that work for the task, ask models at the moment.
+                // Also cancels model calls of its scripts, and of programs that work for the task.
                 self.broadcast_cancel(subject::Service::Providers, task, *step, reason).await;
                 self.cancel_unstarted_scripts(now, *step, reason).await
             }
@@ -705,8 +705,8 @@ impl Reconciler {
         }
     }
 
-    /// Queues a command. One that is lost here is found missing when the task looks at its step
-    /// again; one that can never be queued ends the step.
+    /// Publishes a command to its work queue. A lost command is noticed when the task checks its
+    /// step. One that can never be queued ends the step.
     async fn dispatch<A>(
         &self,
         loaded: &LoadedTask,
@@ -723,7 +723,7 @@ impl Reconciler {
             return None;
         };
         if error.is_retryable() {
-            tracing::warn!(%error, "a command could not be queued yet; it is sent again");
+            tracing::warn!(%error, "a command could not be queued; retrying");
             return None;
         }
         let class = match error {
@@ -743,7 +743,7 @@ impl Reconciler {
             }
             let address = subject::ModelInvoke::new(subject::Pool::model_default(), loaded.task.id);
             if let Err(error) = self.bus.withdraw(&address, step.id).await {
-                tracing::warn!(%error, "a model call of a deleted task could not be taken back");
+                tracing::warn!(%error, "a model call of a deleted task could not be withdrawn");
             }
             self.bus
                 .journal()
@@ -757,7 +757,7 @@ impl Reconciler {
     }
 }
 
-/// Whether an effect is a command to a worker, which is made of what is read.
+/// Whether an effect is a command to a worker, and so needs inputs.
 fn is_command(effect: &Effect) -> bool {
     match effect {
         Effect::InvokeModel(_)
@@ -768,15 +768,15 @@ fn is_command(effect: &Effect) -> bool {
     }
 }
 
-/// The round a step is in.
+/// The current round of a step.
 fn round_of(task: &Task, step: StepId) -> u32 {
     task.step.as_ref().filter(|now| now.id == step).map_or(0, |now| now.round)
 }
 
-/// What people are asked by a decision.
+/// The approval requests of a decision.
 fn approval_requests(loaded: &LoadedTask, decision: &Decision) -> Vec<NewApproval> {
     let Some(step) = &loaded.task.step else { return Vec::new() };
-    let asked = decision.asked.iter().map(|asked| NewApproval {
+    let asked = decision.approval_requests.iter().map(|asked| NewApproval {
         id: ApprovalId::from_uuid(Uuid::now_v7()),
         step: step.id,
         request: asked.clone(),
@@ -812,8 +812,8 @@ fn count_tool_uses(decision: &Decision) -> BTreeMap<String, i64> {
     uses
 }
 
-/// What is new in a decision. The time in a step's id is compared with that since which journals
-/// are kept, so it is not by this machine's clock (ADR 40).
+/// New ids and jitter for a decision. The time in a step's id is compared with the start of the
+/// journals' retention, so it does not come from this machine's clock (ADR 40).
 fn new_entropy(now: Timestamp) -> Entropy {
     Entropy {
         step: StepId::from_uuid(id::new_at(now)),

@@ -1,7 +1,7 @@
-//! The clock: has the runs of schedules made that are due.
+//! Makes the due runs of schedules.
 //!
-//! Every replica looks; the row that one of them is at is passed by the others, and a run that was
-//! made is known by its row. What is told of it afterwards may be lost: then the sweep finds the
+//! Every replica does it. A row that one replica processes is skipped by the others, and its row
+//! records that a run was made. The wake that follows may be lost: then the sweep finds the
 //! message.
 
 use std::time::Duration;
@@ -15,11 +15,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::announce::Announcer;
 
-/// Schedules seen to in one look at most; the rest is seen to in the next, which follows soon and
-/// goes on where this one ended.
+/// Maximum number of schedules per pass. The next pass follows soon and continues where this one
+/// ended.
 const MAX_RUNS_PER_PASS: usize = 100;
 
-/// What the clock works with.
+/// Runs schedules.
 #[derive(Debug)]
 pub(crate) struct ScheduleRunner {
     pub(crate) store: Store,
@@ -36,7 +36,7 @@ fn message_created(message: &StoredMessage) -> NewEvent {
 }
 
 impl ScheduleRunner {
-    /// Looks until told to stop.
+    /// Runs until stopped.
     pub(crate) async fn run(
         self,
         interval: Duration,
@@ -56,8 +56,8 @@ impl ScheduleRunner {
                     }
                     Err(error) => {
                         failure = Some(error);
-                        // The others are not kept waiting by one; without the database it is all of
-                        // them.
+                        // One failing schedule does not delay the others. Without the database, all
+                        // fail.
                         if after == before {
                             after = None;
                             break;
@@ -68,12 +68,12 @@ impl ScheduleRunner {
             }
             match failure {
                 None if std::mem::take(&mut failing) => {
-                    tracing::info!("schedules are seen to again")
+                    tracing::info!("schedules run again")
                 }
                 None => {}
                 Some(error) if !std::mem::replace(&mut failing, true) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, "schedules cannot be seen to; it is tried again");
+                    tracing::warn!(error, "schedules cannot run; retrying");
                 }
                 Some(_) => {}
             }
@@ -87,8 +87,8 @@ impl ScheduleRunner {
 
     async fn publish_run(&self, fired: FiredSchedule) {
         let schedule = fired.schedule;
-        for words in &fired.failures {
-            tracing::warn!(schedule = %schedule.id, name = schedule.name, reason = words, "a run of a schedule failed");
+        for reason in &fired.failures {
+            tracing::warn!(schedule = %schedule.id, name = schedule.name, reason, "a run of a schedule failed");
         }
         self.announcer.announce(fired.events);
         for task in fired.tasks {
@@ -98,7 +98,7 @@ impl ScheduleRunner {
                 reason: "scheduled".to_owned(),
             };
             if let Err(error) = self.bus.publish(&subject::TaskWake::new(task), &wake).await {
-                tracing::debug!(%task, %error, "a scheduled message could not be told of; the sweep finds it");
+                tracing::debug!(%task, %error, "a wake of a scheduled message could not be published; the sweep finds it");
             }
         }
     }

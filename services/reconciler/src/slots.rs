@@ -1,5 +1,5 @@
-//! Bounds the looks at tasks of the process, fairly between organizations: each that has somebody
-//! waiting gets a slot in turn, however many wait.
+//! Limits the concurrent reconciles of the process, fairly between organizations: every
+//! organization with waiting tasks gets a slot in turn, however many wait.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -9,19 +9,19 @@ use std::{
 use construct_domain::OrganizationId;
 use tokio::sync::oneshot;
 
-/// The slots of the process. Clones are the same slots.
+/// The slots of the process. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Slots(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
     free: usize,
-    /// Organizations with somebody waiting, the next one first.
+    /// Organizations with waiting tasks, the next one first.
     turns: VecDeque<OrganizationId>,
     waiting: HashMap<OrganizationId, VecDeque<oneshot::Sender<Slot>>>,
 }
 
-/// One of them; when it is dropped the next one gets it.
+/// A slot. When it is dropped, the next waiting task gets it.
 #[derive(Debug)]
 pub(crate) struct Slot(Option<Slots>);
 
@@ -34,14 +34,14 @@ impl Slots {
         })))
     }
 
-    /// A slot, if one is free: then nobody waits.
+    /// Returns a slot if one is free. Then nothing waits.
     pub(crate) fn try_acquire(&self) -> Option<Slot> {
         let mut state = self.state();
         state.free = state.free.checked_sub(1)?;
         Some(Slot(Some(self.clone())))
     }
 
-    /// Waits for the organization's turn. Safe to cancel.
+    /// Waits for the organization's turn. Cancel-safe.
     pub(crate) async fn acquire(&self, organization: OrganizationId) -> Slot {
         let waits = {
             let mut state = self.state();
@@ -58,7 +58,7 @@ impl Slots {
             queue.push_back(gives);
             waits
         };
-        // The other end is dropped only with all slots, and a slot that is out keeps them.
+        // The sender is dropped only with all slots, and a slot in use keeps them alive.
         match waits.await {
             Ok(slot) => slot,
             Err(_) => std::future::pending().await,
@@ -69,7 +69,7 @@ impl Slots {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a slot that came back to whoever's turn it is.
+    /// Hands a returned slot to the next waiting task.
     fn hand_over(&self) {
         let mut state = self.state();
         while let Some(organization) = state.turns.pop_front() {
@@ -83,7 +83,7 @@ impl Slots {
             let Some(next) = next else { continue };
             match next.send(Slot(Some(self.clone()))) {
                 Ok(()) => return,
-                // Nobody waits there any more. The slot must not come back by its own drop, which
+                // The waiting task is gone. The slot must not be returned by its own drop, which
                 // would lock again.
                 Err(mut slot) => slot.0 = None,
             }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_flood_of_one_organization_delays_another_by_one_turn() {
+    async fn flood_of_one_organization_delays_another_by_one_turn() {
         let slots = Slots::new(1);
         let mut held = Some(slots.acquire(organization(1)).await);
         let order = Arc::new(Mutex::new(Vec::new()));
@@ -123,7 +123,7 @@ mod tests {
                 order.lock().expect("not poisoned").push(n);
                 drop(slot);
             });
-            // Its place in the queue is taken when it is first polled.
+            // It is queued when it is first polled.
             assert!(waits.as_mut().now_or_never().is_none());
             waits
         };
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_gives_up_waiting_takes_no_slot_with_it() {
+    async fn cancelled_acquire_does_not_leak_a_slot() {
         let slots = Slots::new(1);
         let held = slots.try_acquire().expect("free");
         assert!(slots.try_acquire().is_none());
@@ -147,8 +147,8 @@ mod tests {
         assert!(stays.as_mut().now_or_never().is_none());
         drop(gives_up);
         drop(held);
-        let slot = stays.now_or_never().expect("the slot is given to who stays");
-        // One that was given to somebody who then gives up comes back too.
+        let slot = stays.now_or_never().expect("the remaining task gets the slot");
+        // A slot that was handed to a waiting task that then gives up is returned too.
         let mut gives_up = Box::pin(slots.acquire(organization(1)));
         assert!(gives_up.as_mut().now_or_never().is_none());
         drop(slot);

@@ -1,5 +1,5 @@
-//! Says where the command of a step is, and whether its task can be looked at, to people who ask
-//! what the task waits for.
+//! Answers where the command of a step is, and whether its task can be reconciled, for diagnosis of
+//! what a task waits for.
 
 use construct_bus::{Bus, Pool, publish, subject, subscribe};
 use construct_domain::{OrganizationId, StepId, TaskId};
@@ -14,8 +14,8 @@ use crate::{
     in_flight::{CommandState, InFlightLimiter, Queue},
 };
 
-/// Answers until the service drains. Every reconciler is asked; the one that looks after the task
-/// knows.
+/// Answers until the service drains. Every reconciler is asked; the owner of the task's partition
+/// answers.
 pub(crate) async fn answer(
     window: InFlightLimiter,
     failing: FailingTasks,
@@ -31,7 +31,7 @@ pub(crate) async fn answer(
     bus.answer(&subject::Whereabouts, stop, answer).await
 }
 
-/// No answer when it cannot be found out, or is another process's to say.
+/// Returns no answer when the location cannot be found out, or another process owns the task.
 async fn find_location(
     window: &InFlightLimiter,
     failing: &FailingTasks,
@@ -68,7 +68,7 @@ async fn find_location(
     match queued_at(bus, queue, task, step, question.round).await {
         Ok(sequence) => Some(mesh::Whereabouts { sequence: sequence.unwrap_or(0), ..found }),
         Err(error) => {
-            tracing::debug!(%task, error = %Chain(&error), "where a command is cannot be found out");
+            tracing::debug!(%task, error = %Chain(&error), "the location of a command cannot be found out");
             None
         }
     }

@@ -1,5 +1,4 @@
-//! Subtasks: answers what scripts ask about tasks, and tells the tasks above and below of what was
-//! committed.
+//! Subtasks: handles requests of scripts about tasks, and wakes parents and subtasks after commits.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,19 +26,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{announce::Announcer, reconcile::Reconciler};
 
-/// A wait that ends so soon is over: the clocks of two reconcilers may differ by as much, and what
-/// one has gone on with the other must not put away again.
+/// A wait with less than this remaining is over. The clocks of two reconcilers may differ by as
+/// much, and a script that one has resumed must not be suspended again by the other.
 const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(1);
-/// Bytes of all answers that are told at once: what NATS takes, with room for the rest.
+/// Maximum size of all answers in one reply: the limit of NATS, with room for the rest.
 const MAX_ANSWERS_BYTES: usize = 512 * 1024;
-/// Of one of them at most.
+/// Maximum size of one answer.
 const MAX_ANSWER_BYTES: usize = 64 * 1024;
-/// Subtasks of a page of a list, as in the API.
+/// Subtasks per page of a list, as in the API.
 const PAGE_SIZE: u32 = 100;
-/// Looks at whole trees at the same time, so that they leave connections of the pool to what begins
-/// and ends tasks. Whoever asks waits for [`LOOK_PATIENCE`], and then asks again.
+/// Maximum number of concurrent queries of whole trees, so that they leave database connections for
+/// tasks that start and end. A request waits for [`TREE_QUERY_TIMEOUT`], and is then repeated.
 const MAX_TREE_QUERIES: usize = 4;
-/// Shorter than what whoever asks waits for an answer.
+/// Shorter than the timeout of the requester.
 const TREE_QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
 const EVENT_RENDERERS: SubtaskEvents =
@@ -70,14 +69,14 @@ fn task_deleted(task: TaskId) -> NewEvent {
     record::new("task.deleted", Payload::Deleted(v1::Deleted { id: task.to_string() }), None)
 }
 
-/// Answers scripts.
+/// Handles requests of scripts.
 #[derive(Debug, Clone)]
 struct SubtaskService {
     store: Store,
     bus: Bus,
     announcer: Announcer,
     limits: Limits,
-    /// See [`LOOKS`].
+    /// Limits tree queries, see [`MAX_TREE_QUERIES`].
     tree_queries: Arc<Semaphore>,
 }
 
@@ -104,14 +103,14 @@ pub(crate) async fn answer(
 }
 
 impl SubtaskService {
-    /// No answer when it cannot be found out: whoever asks does so again, and the same call makes
-    /// the same.
+    /// Returns no answer when the request cannot be handled now. The requester repeats it, and a
+    /// repeated call has the same effect once.
     async fn answer(&self, question: mesh::SubtaskQuestion) -> Option<mesh::SubtaskAnswer> {
         match self.handle(question).await {
             Ok(Ok(Some(answer))) => Some(answer),
             Ok(Ok(None)) => {
                 tracing::warn!(
-                    "a question about subtasks is not answered, because too many are looked at"
+                    "a request about subtasks is not answered, because too many tree queries are running"
                 );
                 None
             }
@@ -120,11 +119,11 @@ impl SubtaskService {
                 Some(refusal("AgentNotFound", error.to_string()))
             }
             Err(error) if error.is_retryable() => {
-                tracing::warn!(error = %Chain(&error), "a question about subtasks is not answered");
+                tracing::warn!(error = %Chain(&error), "a request about subtasks is not answered");
                 None
             }
             Err(error) => {
-                tracing::error!(error = %Chain(&error), "a question about subtasks cannot be answered");
+                tracing::error!(error = %Chain(&error), "a request about subtasks failed");
                 Some(refusal(
                     "InternalError",
                     "it failed inside Construct, not because of its arguments.".to_owned(),
@@ -139,7 +138,7 @@ impl SubtaskService {
     ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refusal>, Error> {
         let ids =
             (question.organization_id.parse(), question.task_id.parse(), question.step_id.parse());
-        // Checked where it is received.
+        // The consumer checks the ids.
         let (Ok(organization), Ok(task), Ok(step)) = ids else {
             return Ok(Err(Refusal::ScriptOver));
         };
@@ -209,8 +208,8 @@ impl SubtaskService {
         })))
     }
 
-    /// The agent of this name. An id is not taken for one, because policies decide by the name that
-    /// a call says.
+    /// Resolves an agent by name. An id is rejected, because policies decide by the name in the
+    /// call.
     async fn resolve_agent(
         &self,
         organization: OrganizationId,
@@ -241,8 +240,8 @@ impl SubtaskService {
         self.store.subtask_message_parent(caller, id, content, EVENT_RENDERERS, now).await
     }
 
-    /// How subtasks are, and whether the wait for them is over. While it is not, nobody wants to
-    /// know more.
+    /// The states of subtasks, and whether the wait for them is over. While it is not, the states
+    /// are omitted.
     async fn wait(
         &self,
         caller: ScriptCaller,
@@ -266,7 +265,7 @@ impl SubtaskService {
             Ok(states) => states,
             Err(refused) => return Ok(Err(refused)),
         };
-        // One may have a message to answer since.
+        // One may have received a message since.
         let at_work = |state: &SubtaskState| {
             matches!(state.status, SubtaskStatus::Running | SubtaskStatus::Suspended)
         };
@@ -274,7 +273,7 @@ impl SubtaskService {
         Ok(Ok(Some(mesh::SubtaskAnswer { over, ..subtasks_answer(states) })))
     }
 
-    /// A page of the subtasks of a task, which begins after this one.
+    /// A page of the subtasks of a task, after this one.
     async fn list(
         &self,
         caller: ScriptCaller,
@@ -295,7 +294,7 @@ impl SubtaskService {
         Ok(Ok(Some(mesh::SubtaskAnswer { more, ..subtasks_answer(states) })))
     }
 
-    /// Leave to look at a tree; none when too many are looked at for too long.
+    /// Acquires a permit for a tree query; `None` when too many run for too long.
     async fn start_tree_query(&self) -> Option<SemaphorePermit<'_>> {
         tokio::time::timeout(TREE_QUERY_TIMEOUT, self.tree_queries.acquire()).await.ok()?.ok()
     }
@@ -316,7 +315,7 @@ fn text_content(text: String) -> Content {
     Content { blocks: vec![Block::Text(text)] }
 }
 
-/// What a script is told of a subtask; its answer has at most `longest` bytes.
+/// The state of a subtask for a script. Its answer has at most `longest` bytes.
 fn subtask_state(state: SubtaskState, longest: usize) -> mesh::SubtaskState {
     let SubtaskState { task, agent, title, status, answer, error, cost_pico_usd } = state;
     let is_complete = status == SubtaskStatus::Ended(TurnOutcome::Completed);
@@ -348,7 +347,7 @@ fn subtask_state(state: SubtaskState, longest: usize) -> mesh::SubtaskState {
     }
 }
 
-/// Says that there is something new about a task; when that is lost, the sweep finds it.
+/// Wakes a task. A lost wake is found by the sweep.
 async fn publish_wake(bus: &Bus, organization: OrganizationId, task: TaskId, reason: &str) {
     let wake = TaskWake {
         organization_id: organization.to_string(),
@@ -361,8 +360,8 @@ async fn publish_wake(bus: &Bus, organization: OrganizationId, task: TaskId, rea
 }
 
 impl Reconciler {
-    /// Passes a cancel on to what is at work below the task. The cancel is in the task's row until
-    /// a commit has ended what it was for, and that comes after this.
+    /// Cancels the running subtasks of a canceled task. The cancel stays in the task's row until a
+    /// later commit has ended the turn.
     pub(crate) async fn cancel_subtasks(
         &self,
         loaded: &LoadedTask,
@@ -370,21 +369,21 @@ impl Reconciler {
     ) -> Result<(), Error> {
         let Some(reason) = &loaded.task.cancel else { return Ok(()) };
         let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-        let words = format!("the task above it was cancelled{reason}");
+        let words = format!("its parent task was cancelled{reason}");
         for task in self.store.subtasks_cancel(loaded, &words, now).await? {
             publish_wake(&self.bus, loaded.task.organization, task, "cancelled").await;
         }
         Ok(())
     }
 
-    /// Wakes the task that may wait for this one.
+    /// Wakes the parent, which may wait for this task.
     pub(crate) async fn wake_parent(&self, loaded: &LoadedTask) {
         if let Some(parent) = loaded.parent {
             publish_wake(&self.bus, loaded.task.organization, parent, "a subtask").await;
         }
     }
 
-    /// Removes a deleted task, and has those below it deleted.
+    /// Removes a deleted task, and deletes its subtasks.
     pub(crate) async fn purge_tree(&self, loaded: &LoadedTask) -> Result<(), Error> {
         let children = self.store.task_purge(loaded.task.id, task_deleted, clock::now()).await?;
         for child in children.unwrap_or_default() {

@@ -1,8 +1,8 @@
-//! Holds the actors: starts one when something comes for a task that has none, and ends it when the
-//! task is idle, or another replica's.
+//! Supervises the actors: starts one when a message arrives for a task without an actor, and ends
+//! it when the task is idle or another replica owns it.
 //!
-//! Starting, handing on and ending all happen here, one after the other, so that nothing is ever
-//! handed to an actor that is about to end.
+//! Starting, sending and ending all happen here, one after the other. So no message is ever sent to
+//! an actor that is about to end.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -22,27 +22,27 @@ use crate::{
     slots::Slots,
 };
 
-/// What the supervisor is told.
+/// Messages to the supervisor.
 #[derive(Debug)]
 pub(crate) enum Msg {
-    /// A worker has reported. Bounded by the consumers: each hands over only so many unsettled
-    /// receipts.
+    /// A worker has reported a result. Bounded by the consumers: each delivers only a limited
+    /// number of unacknowledged messages.
     Deliver {
         task: TaskId,
         organization: OrganizationId,
         result: Box<StepResult>,
         receipt: Box<Receipt>,
     },
-    /// A task is to be looked at; nothing is lost with this message, because the sweep would find
-    /// the task. Bounded by the gate.
+    /// A task should be reconciled. A lost message is harmless, because the sweep finds the task.
+    /// Bounded by the admission queue.
     Wake { task: TaskId, organization: OrganizationId, trace: Context, swept: bool },
-    /// A look that a wake had caused is over.
+    /// A reconcile that a wake caused is over.
     Reconciled { task: TaskId, organization: OrganizationId },
-    /// An actor has nothing to do and has taken so many messages.
+    /// An actor is idle after this number of messages.
     Idle { task: TaskId, taken: u64, actor: ActorId },
-    /// The share of the partitions is another one.
+    /// The partition assignment has changed.
     AssignmentChanged,
-    /// Nothing comes any more: finish what was handed over, then end.
+    /// No further messages arrive: finish the accepted ones, then end.
     Drain,
 }
 
@@ -50,8 +50,8 @@ pub(crate) enum Msg {
 pub(crate) struct Args {
     pub(crate) activator: Arc<Reconciler>,
     pub(crate) slots: Slots,
-    /// Looks that wakes of one organization may cause at a time: there is no use in more than there
-    /// are slots.
+    /// Maximum number of concurrent reconciles of one organization that wakes cause. More than
+    /// there are slots would be useless.
     pub(crate) max_concurrent: usize,
     pub(crate) assignment: watch::Receiver<PartitionAssignment>,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Args {
 struct Child {
     actor: ActorRef<actor::Msg>,
     organization: OrganizationId,
-    /// Messages handed to it.
+    /// Number of messages sent to it.
     sent: u64,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct State {
     admission: AdmissionQueue,
     children: HashMap<TaskId, Child>,
     tasks: HashMap<ActorId, TaskId>,
-    /// How often the actors of a task failed, with no look between that went well.
+    /// How often a task's actor has crashed without a successful reconcile in between.
     crashes: HashMap<TaskId, u32>,
 }
 
@@ -123,7 +123,7 @@ impl Actor for Supervisor {
                     }
                     Admission::Queued => {}
                     Admission::Dropped => {
-                        tracing::debug!(%task, "too many tasks wait; the sweep finds this one later")
+                        tracing::debug!(%task, "too many tasks are queued; the sweep finds this one later")
                     }
                 }
             }
@@ -148,7 +148,7 @@ impl Actor for Supervisor {
                 for (_, child) in
                     state.children.iter().filter(|(task, _)| !share.contains_task(**task))
                 {
-                    // Behind what it was handed, which it finishes.
+                    // After the messages it already has, which it finishes.
                     let _ = child.actor.cast(actor::Msg::Expire);
                 }
             }
@@ -161,8 +161,8 @@ impl Actor for Supervisor {
         Ok(())
     }
 
-    /// A child's end is not ours (which is ractor's default): what it held unsettled comes again,
-    /// to a new actor.
+    /// The end of a child does not end the supervisor, which is ractor's default. Its
+    /// unacknowledged messages are redelivered to a new actor.
     async fn handle_supervisor_evt(
         &self,
         myself: ActorRef<Msg>,
@@ -178,7 +178,7 @@ impl Actor for Supervisor {
             let child = state.children.remove(&task);
             metrics::record_actors(state.children.len());
             if let Some(error) = error {
-                tracing::error!(%task, %error, "a task's actor failed; its messages come again");
+                tracing::error!(%task, %error, "a task's actor failed; its messages are redelivered");
                 let crashes = state.crashes.entry(task).or_default();
                 *crashes += 1;
                 if *crashes >= FAILURE_THRESHOLD {
@@ -186,7 +186,7 @@ impl Actor for Supervisor {
                     let (activator, reason) =
                         (Arc::clone(&state.args.activator), format!("its actor failed: {error}"));
                     let lifecycle = activator.lifecycle.clone();
-                    lifecycle.spawn_job("park", async move {
+                    lifecycle.spawn_job("quarantine", async move {
                         if let Some(intents) = activator.intents(task).await {
                             activator.quarantine(task, intents, &reason).await;
                         }
@@ -202,7 +202,7 @@ impl Actor for Supervisor {
 }
 
 impl State {
-    /// Hands something to a task's actor, which is started unless it is there.
+    /// Sends a message to a task's actor, which is started if necessary.
     async fn send_to_actor(
         &mut self,
         myself: &ActorRef<Msg>,
@@ -226,13 +226,13 @@ impl State {
         }
         if let Some(child) = self.children.get_mut(&task) {
             child.sent += 1;
-            // When the actor has just died, a receipt is dropped and its message comes again.
+            // If the actor has just died, the receipt is dropped and its message redelivered.
             let _ = child.actor.cast(message);
         }
         Ok(())
     }
 
-    /// Lets in whoever of the organization waits longest.
+    /// Admits the task of the organization that has waited longest.
     async fn finish_reconcile(
         &mut self,
         myself: &ActorRef<Msg>,

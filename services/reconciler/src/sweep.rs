@@ -1,8 +1,8 @@
-//! Finds tasks that nobody woke: what makes every lost message a delay and nothing more. Each
-//! replica looks after its own partitions.
+//! Finds tasks that are due and were not woken. This makes every lost message a mere delay. Each
+//! replica sweeps its own partitions.
 //!
-//! A partition that comes from another replica is looked through at once, further ahead than usual:
-//! the wakes that the other one had in its memory are gone with it.
+//! A partition that comes from another replica is swept at once, and further ahead than usual:
+//! timers in the memory of the other replica are lost.
 
 use std::time::Duration;
 
@@ -19,17 +19,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{actor::MAX_TIMER_DELAY, assignment::PartitionAssignment, metrics, supervisor};
 
-/// Tasks read at a time.
+/// Number of tasks per query.
 const BATCH_SIZE: u32 = 500;
-/// Times that are read in one look at most, lest it never end; the next one goes on from there.
+/// Maximum number of queries of one sweep, so that it ends. The next sweep continues from there.
 const MAX_BATCHES: usize = 20;
-/// A task that is due wakes itself where its actor lives; only one that did not is woken from here.
+/// A due task is reconciled by its own actor. The sweep only wakes one that is overdue by this
+/// time.
 const DUE_GRACE_PERIOD: Duration = Duration::from_millis(500);
-/// How soon a partition that was taken over is looked through again when that failed.
+/// Delay before the sweep of a new partition is retried after a failure.
 const TAKEOVER_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// Looks until told to stop. `able` says whether the database can be read: whoever cannot must not
-/// keep partitions from others that can.
+/// Sweeps until stopped. `healthy` says whether the database can be read: a process that cannot
+/// read it must not keep partitions from others that can.
 pub(crate) async fn run(
     store: Store,
     supervisor: ActorRef<supervisor::Msg>,
@@ -40,7 +41,7 @@ pub(crate) async fn run(
 ) -> Result<(), std::convert::Infallible> {
     let mut sweep = Sweep { store, supervisor, able: healthy };
     let (mut own, mut taken_over) = (PartitionAssignment::EMPTY, PartitionAssignment::EMPTY);
-    // Where the last look ended, so that tasks which stay due, because looking at them fails, don't
+    // Where the last sweep ended, so that tasks that stay due because their reconciles fail don't
     // hide those behind them.
     let mut after = None;
     let mut next = Instant::now();
@@ -54,7 +55,7 @@ pub(crate) async fn run(
         taken_over = taken_over.union(now.difference(own)).intersection(now);
         own = now;
         if !taken_over.is_empty() {
-            // To the end: nobody else knows of these tasks.
+            // To the end: no other process knows of these tasks.
             let ahead = clock::now() + MAX_TIMER_DELAY;
             let mut from = None;
             let looked = loop {
@@ -71,7 +72,7 @@ pub(crate) async fn run(
             taken_over = PartitionAssignment::EMPTY;
         }
         if next <= Instant::now() {
-            // Without partitions of its own only whether it would be able to look after some.
+            // Without partitions of its own, it only checks whether it could read the database.
             if !own.is_empty() || !*sweep.able.borrow() {
                 after = sweep
                     .wake_due_tasks(clock::now() - DUE_GRACE_PERIOD, after, own)
@@ -92,8 +93,8 @@ struct Sweep {
 }
 
 impl Sweep {
-    /// Hands over what is due in `share`, behind `after`. None when it cannot be read; else where
-    /// to go on, if there is more.
+    /// Wakes the tasks that are due in `assignment`, after `after`. `None` when they cannot be
+    /// read; otherwise where to continue, if there are more.
     async fn wake_due_tasks(
         &mut self,
         now: Timestamp,
@@ -107,7 +108,7 @@ impl Sweep {
                 Err(error) => {
                     metrics::record_sweep_failure();
                     if self.set_healthy(false) {
-                        tracing::warn!(error = %Chain(&error), "the sweep cannot read which tasks are due; it goes on trying");
+                        tracing::warn!(error = %Chain(&error), "the sweep cannot read due tasks; retrying");
                     }
                     return None;
                 }
@@ -120,7 +121,7 @@ impl Sweep {
             {
                 found += 1;
                 first.get_or_insert(since);
-                // A task that is due for several reasons, or is looked at already, is looked at
+                // A task that is due for several reasons, or is being reconciled, is reconciled
                 // once.
                 let wake = supervisor::Msg::Wake {
                     task,
@@ -141,8 +142,8 @@ impl Sweep {
         Some(after)
     }
 
-    /// Says whether the database can be read; true when that is news. Whoever listens hears of
-    /// changes only.
+    /// Publishes whether the database can be read. Returns whether that has changed. Receivers are
+    /// only notified of changes.
     fn set_healthy(&self, able: bool) -> bool {
         self.able.send_if_modified(|was| std::mem::replace(was, able) != able)
     }

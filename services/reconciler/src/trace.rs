@@ -1,5 +1,5 @@
-//! The trace of a turn is that of the message it began with, whoever has its task looked at: a
-//! worker, a timer, the sweep, or a person who wants something else of it.
+//! A turn stays in the trace of the message it began with, whatever triggers a reconcile of its
+//! task: a worker, a timer, the sweep, or another request of a person.
 
 use construct_store::LoadedTask;
 use opentelemetry::{
@@ -9,31 +9,32 @@ use opentelemetry::{
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-/// The id of the trace that the current span is in.
+/// The id of the current span's trace.
 pub(crate) fn current_trace_id() -> Option<String> {
     trace_id(&Span::current().context())
 }
 
-/// The span to go on with a task's turn in: none where the look at it is in the turn's trace, or
-/// there is no turn; else one in that trace, with a link to the look. `turn` is where the trace was
-/// last gone on with, and is replaced where it is another one.
+/// The span in which a task's turn continues: none if the reconcile is in the turn's trace, or
+/// there is no turn; otherwise one in that trace, with a link to the reconcile. `turn` is where the
+/// trace was last continued, and is replaced if it is another trace.
 pub(crate) fn turn_span(loaded: &LoadedTask, turn: &mut Context) -> Span {
-    let look = Span::current().context();
+    let reconcile = Span::current().context();
     let wanted = loaded.trace_id.as_deref().filter(|_| loaded.task.turn.is_some());
-    let Some(wanted) = wanted.filter(|wanted| trace_id(&look).as_deref() != Some(*wanted)) else {
-        if trace_id(turn) != trace_id(&look) {
-            *turn = remote_context(look.span().span_context().clone());
+    let Some(wanted) = wanted.filter(|wanted| trace_id(&reconcile).as_deref() != Some(*wanted))
+    else {
+        if trace_id(turn) != trace_id(&reconcile) {
+            *turn = remote_context(reconcile.span().span_context().clone());
         }
         return Span::none();
     };
     if trace_id(turn).as_deref() != Some(wanted) {
-        let Some(context) = context_in_trace(wanted, &look) else { return Span::none() };
+        let Some(context) = context_in_trace(wanted, &reconcile) else { return Span::none() };
         *turn = context;
     }
     let span = tracing::info_span!("reconciler.task.turn", task = %loaded.task.id);
     // Fails when the span is disabled; then there is nothing to continue.
     _ = span.set_parent(turn.clone());
-    span.add_link(look.span().span_context().clone());
+    span.add_link(reconcile.span().span_context().clone());
     span
 }
 
@@ -43,12 +44,12 @@ fn trace_id(context: &Context) -> Option<String> {
     span.is_valid().then(|| span.trace_id().to_string())
 }
 
-/// A place in a trace of which the id alone is known: below a span that nobody has seen.
-fn context_in_trace(trace: &str, look: &Context) -> Option<Context> {
+/// A context in a trace of which only the id is known: below a span that was never recorded.
+fn context_in_trace(trace: &str, reconcile: &Context) -> Option<Context> {
     let trace = TraceId::from_hex(trace).ok()?;
-    let unseen = SpanId::from(u64::from_be_bytes(*trace.to_bytes().last_chunk()?).max(1));
-    let flags = look.span().span_context().trace_flags();
-    Some(remote_context(SpanContext::new(trace, unseen, flags, true, TraceState::default())))
+    let parent = SpanId::from(u64::from_be_bytes(*trace.to_bytes().last_chunk()?).max(1));
+    let flags = reconcile.span().span_context().trace_flags();
+    Some(remote_context(SpanContext::new(trace, parent, flags, true, TraceState::default())))
 }
 
 fn remote_context(span: SpanContext) -> Context {

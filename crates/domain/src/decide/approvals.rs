@@ -28,7 +28,7 @@ impl Draft<'_> {
         }
         let waits: Vec<ApprovalCall> = asked.iter().map(|asked| asked.call.clone()).collect();
         let known = &self.d.task.approvals;
-        self.d.asked = asked
+        self.d.approval_requests = asked
             .into_iter()
             .filter(|asked| !known.iter().any(|known| known.call == asked.call))
             .collect();
@@ -79,7 +79,7 @@ impl Draft<'_> {
     ) {
         self.d.task.step = None;
         // What it just requested is not asked any more.
-        self.d.asked.clear();
+        self.d.approval_requests.clear();
         self.d.effects.push(Effect::EndCode(step));
         self.append_results(
             calls,
@@ -101,7 +101,7 @@ impl Draft<'_> {
             None => true,
         };
         let state = if expired { ApprovalState::Expired } else { ApprovalState::Cancelled };
-        let words = if expired {
+        let reason = if expired {
             format!("not decided within {} days", APPROVAL_TIMEOUT.as_secs() / (24 * 60 * 60))
         } else if after.is_some() {
             "the script no longer asks for it".to_owned()
@@ -116,7 +116,7 @@ impl Draft<'_> {
             .filter(|approval| approval.state == ApprovalState::Pending);
         let closed = pending.filter(|approval| over(&approval.call));
         self.d.closed_approvals = closed
-            .map(|approval| ClosedApproval { id: approval.id, state, words: words.clone() })
+            .map(|approval| ClosedApproval { id: approval.id, state, reason: reason.clone() })
             .collect();
     }
 

@@ -297,7 +297,7 @@ impl World {
                 }
             }
         }
-        for asked in &decision.asked {
+        for asked in &decision.approval_requests {
             let step = asking.expect("only a step asks");
             let id = ApprovalId::from_uuid(self.uuid());
             assert!(

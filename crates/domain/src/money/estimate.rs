@@ -66,7 +66,7 @@ fn tokens_of_attachment(Attachment { media_type, data, file, .. }: &Attachment) 
         };
     };
     let text = tokens_of_bytes(usize::try_from(file.size).unwrap_or(usize::MAX));
-    let content = match Presentation::of(media_type, file.size) {
+    let content = match Presentation::for_file(media_type, file.size) {
         Presentation::Image => TOKENS_PER_IMAGE,
         Presentation::Document => text.min(TOKENS_PER_DOCUMENT),
         Presentation::Text => text,

@@ -120,11 +120,11 @@ pub(crate) async fn message_insert(
     connection: &mut PgConnection,
     write: &Write,
     new: NewUserMessage,
-    told: fn(&StoredMessage) -> NewEvent,
+    event_of: fn(&StoredMessage) -> NewEvent,
 ) -> Result<WriteOutcome<StoredMessage>, Error> {
     let content = text::json(&new.content)?;
     let entity = accepted_message(write, new, 0, content.clone())?;
-    let event = told(&entity);
+    let event = event_of(&entity);
     insert(connection, write, entity, content, event, no_entries()).await
 }
 

@@ -155,7 +155,7 @@ impl Store {
             organization.uuid(),
             scan.uuid(),
             state.map(CandidateState::as_str),
-            AT_ONCE,
+            MAX_CANDIDATES,
         );
         rows.fetch_all(&self.pool).await?.into_iter().map(TryInto::try_into).collect()
     }
@@ -268,7 +268,7 @@ impl Store {
             organization,
             scan.id.uuid(),
             &named,
-            AT_ONCE,
+            MAX_CANDIDATES,
         );
         let found: Vec<Candidate> = rows
             .fetch_all(&mut *writer.transaction)

@@ -68,7 +68,7 @@ impl Store {
     pub async fn schedule_fire(
         &self,
         now: Timestamp,
-        told: RunEvents,
+        run_events: RunEvents,
         after: &mut Option<DueSchedule>,
     ) -> Result<Option<FiredSchedule>, Error> {
         let now = micros(now);
@@ -119,7 +119,7 @@ impl Store {
                 .await?;
         }
         for run in &plan.runs {
-            create_run(&mut transaction, &mut fired, *run, now, told).await?;
+            create_run(&mut transaction, &mut fired, *run, now, run_events).await?;
         }
         sqlx::query!(
             "UPDATE schedules SET
@@ -153,7 +153,7 @@ async fn create_run(
     fired: &mut FiredSchedule,
     due: Timestamp,
     now: Timestamp,
-    told: RunEvents,
+    run_events: RunEvents,
 ) -> Result<(), Error> {
     let schedule = &fired.schedule;
     // Taken first: who finds it taken has nothing to do.
@@ -166,7 +166,7 @@ async fn create_run(
         return Ok(());
     }
     let mut part = transaction.begin().await?;
-    match send_message(&mut part, schedule, now, told).await {
+    match send_message(&mut part, schedule, now, run_events).await {
         Ok(sent) => {
             sqlx::query!(
                 "UPDATE schedule_runs SET task_id = $3, message_id = $4 WHERE schedule_id = $1 AND due = $2",
@@ -244,7 +244,7 @@ async fn send_message(
     connection: &mut PgConnection,
     schedule: &Schedule,
     now: Timestamp,
-    told: RunEvents,
+    run_events: RunEvents,
 ) -> Result<SentRun, Error> {
     let (organization, key) = (schedule.organization, schedule.key.map(ApiKeyId::uuid));
     let mut events = Vec::new();
@@ -276,7 +276,7 @@ async fn send_message(
                     organization,
                     id,
                     stored.event_sequence,
-                    (told.task)(&stored),
+                    (run_events.task)(&stored),
                     now,
                 )
                 .await?,
@@ -344,7 +344,7 @@ async fn send_message(
     .map_err(Error::from_write)?;
     let sequence = to_u64(row.event_sequence);
     events.push(
-        store_event(connection, organization, task, sequence, (told.message)(&message), now).await?,
+        store_event(connection, organization, task, sequence, (run_events.message)(&message), now).await?,
     );
     Ok(SentRun { task, message: message.id, events })
 }

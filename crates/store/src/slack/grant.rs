@@ -57,12 +57,12 @@ impl Store {
             "SELECT channel, user_id, agent FROM slack_grants WHERE team = $1 AND may = $2
              ORDER BY agent, channel, user_id LIMIT 10000",
             team,
-            may.as_str(),
+            kind.as_str(),
         )
         .fetch_all(&self.pool)
         .await?;
         let grant =
-            |channel, user, agent| Grant { team: team.to_owned(), channel, user, agent, may };
+            |channel, user, agent| Grant { team: team.to_owned(), channel, user, agent, kind };
         Ok(rows.into_iter().map(|row| grant(row.channel, row.user_id, row.agent)).collect())
     }
 

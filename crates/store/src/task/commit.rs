@@ -290,7 +290,7 @@ struct ClosedApprovalRow<'a> {
 
 impl<'a> From<&'a ClosedApproval> for ClosedApprovalRow<'a> {
     fn from(closed: &'a ClosedApproval) -> Self {
-        Self { id: closed.id.uuid(), state: closed.state.as_str(), words: &closed.words }
+        Self { id: closed.id.uuid(), state: closed.state.as_str(), words: &closed.reason }
     }
 }
 
@@ -428,7 +428,7 @@ impl Store {
                     parameters.turn as _,
                     parameters.step as _,
                     task.title_step.map(StepId::uuid) as _,
-                    signed(task.steps),
+                    to_i64(task.steps),
                     task.last_position,
                     // A cancel that nobody asked for drops nothing.
                     before.drop_intent().filter(|_| commit.drop_queued.is_some()) as _,
@@ -501,7 +501,7 @@ impl Store {
             first_event_sequence: to_u64(row.event_sequence - count + 1),
             next_wake: from_sql_option(row.next_wake),
             has_new_intents: row.has_new_intents,
-            left: commit.cached_task(&row),
+            cached_task: commit.cached_task(&row),
         }))
     }
 }

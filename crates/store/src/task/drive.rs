@@ -402,11 +402,11 @@ impl Store {
     pub async fn task_purge(
         &self,
         id: TaskId,
-        told: impl Fn(TaskId) -> NewEvent + Send,
+        deleted_event: impl Fn(TaskId) -> NewEvent + Send,
         now: Timestamp,
     ) -> Result<Option<Vec<TaskId>>, Error> {
         let mut transaction = self.pool.begin().await?;
-        let children = subtask::children_delete(&mut transaction, id, told, now).await?;
+        let children = subtask::children_delete(&mut transaction, id, deleted_event, now).await?;
         let gone = sqlx::query!(
             "DELETE FROM tasks WHERE id = $1 AND deleted_at IS NOT NULL RETURNING event_sequence, api_key_id",
             id.uuid(),

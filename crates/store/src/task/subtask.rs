@@ -99,7 +99,7 @@ impl Store {
         caller: ScriptCaller,
         new: NewSubtask,
         limits: Limits,
-        told: SubtaskEvents,
+        events: SubtaskEvents,
         now: Timestamp,
     ) -> Result<Result<SubtaskChange, Refusal>, Error> {
         let mut transaction = self.pool.begin().await?;
@@ -183,16 +183,16 @@ impl Store {
             .map_err(Error::from_write)?;
         }
         let child = task_read(&mut transaction, organization, id).await?;
-        let mut events = vec![
-            store_event(&mut transaction, &write, id, child.event_sequence, (told.task)(&child)).await?,
+        let mut stored = vec![
+            store_event(&mut transaction, &write, id, child.event_sequence, (events.task)(&child)).await?,
         ];
-        events.push(append_event(&mut transaction, &write, caller.task, (told.spawned)(&child)).await?);
-        match accept_message(&mut transaction, &write, id, new.ids.message, new.content, told).await? {
-            Ok(event) => events.extend(event),
+        stored.push(append_event(&mut transaction, &write, caller.task, (events.spawned)(&child)).await?);
+        match accept_message(&mut transaction, &write, id, new.ids.message, new.content, events).await? {
+            Ok(event) => stored.extend(event),
             Err(refused) => return Ok(Err(refused)),
         }
         transaction.commit().await?;
-        Ok(Ok(SubtaskChange { task: id, events }))
+        Ok(Ok(SubtaskChange { task: id, events: stored }))
     }
 
     /// Sends a message to a subtask of the task that asks.
@@ -206,7 +206,7 @@ impl Store {
         child: TaskId,
         message: MessageId,
         content: Content,
-        told: SubtaskEvents,
+        events: SubtaskEvents,
         now: Timestamp,
     ) -> Result<Result<SubtaskChange, Refusal>, Error> {
         let mut transaction = self.pool.begin().await?;
@@ -225,7 +225,7 @@ impl Store {
         if !is_child {
             return Ok(Err(Refusal::NotASubtask(child.to_string())));
         }
-        let said = accept_message(&mut transaction, &write, child, message, content, told).await?;
+        let said = accept_message(&mut transaction, &write, child, message, content, events).await?;
         Ok(match said {
             Ok(event) => {
                 transaction.commit().await?;
@@ -246,7 +246,7 @@ impl Store {
         caller: ScriptCaller,
         message: MessageId,
         content: impl FnOnce(&str) -> Content + Send,
-        told: SubtaskEvents,
+        events: SubtaskEvents,
         now: Timestamp,
     ) -> Result<Result<SubtaskChange, Refusal>, Error> {
         let mut transaction = self.pool.begin().await?;
@@ -269,7 +269,7 @@ impl Store {
         };
         let task = TaskId::from_uuid(above.id);
         let said =
-            accept_message(&mut transaction, &write, task, message, content(&above.title), told).await?;
+            accept_message(&mut transaction, &write, task, message, content(&above.title), events).await?;
         Ok(match said {
             Ok(event) => {
                 transaction.commit().await?;
@@ -288,7 +288,7 @@ impl Store {
         &self,
         caller: ScriptCaller,
         agent: AgentId,
-        told: SubtaskEvents,
+        events: SubtaskEvents,
         now: Timestamp,
     ) -> Result<Result<SubtaskChange, Refusal>, Error> {
         let write = Write::new(caller.organization, now);
@@ -322,7 +322,7 @@ impl Store {
             &write,
             caller.task,
             task.event_sequence,
-            (told.changed)(&task),
+            (events.changed)(&task),
         )
         .await?;
         transaction.commit().await?;
@@ -367,7 +367,7 @@ async fn accept_message(
     task: TaskId,
     id: MessageId,
     content: Content,
-    told: SubtaskEvents,
+    events: SubtaskEvents,
 ) -> Result<Result<Option<StoredEvent>, Refusal>, Error> {
     let said = sqlx::query_scalar!(
         r#"SELECT EXISTS (SELECT FROM messages WHERE id = $1) AS "said!""#,
@@ -379,7 +379,7 @@ async fn accept_message(
         return Ok(Ok(None));
     }
     let new = NewUserMessage { id, task, content, interrupts: false };
-    match message_insert(connection, write, new, told.message).await {
+    match message_insert(connection, write, new, events.message).await {
         Ok(WriteOutcome::Applied { event, .. }) => Ok(Ok(event)),
         Ok(WriteOutcome::Repeated { .. }) => Ok(Ok(None)),
         Err(Error::QueueFull { limit }) => Ok(Err(Refusal::QueueFull { limit })),

@@ -18,7 +18,7 @@ fn entry(method: &str) -> AuditEntry {
         user: Some(UserId::LOCAL),
         api_key: Some(ApiKeyId::from_uuid(Uuid::from_u128(7))),
         method: method.into(),
-        face: "grpc".into(),
+        protocol: "grpc".into(),
         peer: "192.0.2.1".into(),
         user_agent: "test\0".into(),
         objects: vec!["ada".into()],

@@ -27,12 +27,12 @@ async fn budget_at(f: &Fixture, scope: Scope, period: Period, limit: i64, at: Ti
     applied(f.store.budget_create(&write, new, rendered("budget.created")).await.expect("created"))
 }
 
-async fn see(f: &Fixture, budget: &Budget) -> (i64, i64) {
-    see_at(f, budget, now()).await
+async fn spent_and_reserved(f: &Fixture, budget: &Budget) -> (i64, i64) {
+    spent_and_reserved_at(f, budget, now()).await
 }
 
 /// What is spent and what is set aside.
-async fn see_at(f: &Fixture, budget: &Budget, at: Timestamp) -> (i64, i64) {
+async fn spent_and_reserved_at(f: &Fixture, budget: &Budget, at: Timestamp) -> (i64, i64) {
     let budget = f.store.budget_get(ORG, budget.id, at).await.expect("got");
     (budget.spent, budget.reserved)
 }
@@ -61,7 +61,7 @@ fn report(f: &Fixture, reservation: &CallReservation, cost: i64) -> CallReport {
     }
 }
 
-fn refused(result: Result<impl std::fmt::Debug, Error>) -> ExhaustedBudget {
+fn expect_exhausted(result: Result<impl std::fmt::Debug, Error>) -> ExhaustedBudget {
     match result {
         Err(Error::Exhausted(exhausted)) => *exhausted,
         other => panic!("it is not refused: {other:?}"),
@@ -69,7 +69,7 @@ fn refused(result: Result<impl std::fmt::Debug, Error>) -> ExhaustedBudget {
 }
 
 /// A task with a step that is about to begin, and the commit's new state.
-async fn beginning(f: &Fixture, task: TaskId) -> (LoadedTask, Task, StepReservation) {
+async fn step_about_to_start(f: &Fixture, task: TaskId) -> (LoadedTask, Task, StepReservation) {
     let loaded = f.store.task_load(task).await.expect("read").expect("there");
     let mut state = loaded.task.clone();
     state.steps += 1;
@@ -100,7 +100,7 @@ async fn concurrent_call_reservations_never_exceed_the_budget() {
     let results = join_all(calls.iter().map(|call| f.store.call_reserve(call, now()))).await;
     assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 10, "{results:?}");
     for result in results.into_iter().filter(Result::is_err) {
-        let exhausted = refused(result);
+        let exhausted = expect_exhausted(result);
         assert_eq!(
             (exhausted.scope, exhausted.reserved, exhausted.needed),
             (Scope::Task(task), 10 * DOLLAR, DOLLAR)
@@ -108,7 +108,7 @@ async fn concurrent_call_reservations_never_exceed_the_budget() {
     }
     for budget in [&organization, &own, &agents] {
         assert_eq!(
-            see(&f, budget).await,
+            spent_and_reserved(&f, budget).await,
             (0, 10 * DOLLAR),
             "all of them count, or none: {:?}",
             budget.scope
@@ -119,11 +119,11 @@ async fn concurrent_call_reservations_never_exceed_the_budget() {
 #[tokio::test]
 async fn concurrent_step_reservations_never_exceed_the_budget() {
     let f = Fixture::new().await;
-    let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
+    let total = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let mut begun = Vec::new();
     for _ in 0..25 {
         let task = f.task().await;
-        begun.push(beginning(&f, task).await);
+        begun.push(step_about_to_start(&f, task).await);
     }
     let commits = begun.iter().map(|(loaded, state, reservation)| {
         let commit = TaskCommit {
@@ -135,7 +135,7 @@ async fn concurrent_step_reservations_never_exceed_the_budget() {
     });
     let results = join_all(commits).await;
     assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 10, "{results:?}");
-    assert_eq!(see(&f, &whole).await, (0, 10 * DOLLAR));
+    assert_eq!(spent_and_reserved(&f, &total).await, (0, 10 * DOLLAR));
     for (result, (before, state, _)) in results.into_iter().zip(&begun) {
         let after = f.store.task_load(before.task.id).await.expect("read").expect("there");
         match result {
@@ -144,7 +144,7 @@ async fn concurrent_step_reservations_never_exceed_the_budget() {
                 state.step.as_ref().map(|step| step.id)
             ),
             Err(error) => {
-                assert_eq!(refused(Err::<(), _>(error)).scope, Scope::Organization);
+                assert_eq!(expect_exhausted(Err::<(), _>(error)).scope, Scope::Organization);
                 assert_eq!(
                     (after.version, after.event_sequence),
                     (before.version, 1),
@@ -158,24 +158,24 @@ async fn concurrent_step_reservations_never_exceed_the_budget() {
 #[tokio::test]
 async fn losing_commit_reserves_nothing() {
     let f = Fixture::new().await;
-    let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
+    let total = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let task = f.task().await;
-    let (loaded, state, reservation) = beginning(&f, task).await;
+    let (loaded, state, reservation) = step_about_to_start(&f, task).await;
     let commit = || TaskCommit {
         reservation: Some(reservation.clone()),
         ..TaskCommit::new(&loaded, &state, now())
     };
     f.store.task_commit(commit()).await.expect("committed");
     assert!(matches!(f.store.task_commit(commit()).await, Err(Error::Conflict)));
-    assert_eq!(see(&f, &whole).await, (0, DOLLAR));
+    assert_eq!(spent_and_reserved(&f, &total).await, (0, DOLLAR));
 }
 
 #[tokio::test]
 async fn step_cost_replaces_its_reservation_in_the_same_commit() {
     let f = Fixture::new().await;
-    let whole = budget(&f, Scope::Organization, Period::Total, DOLLAR).await;
+    let total = budget(&f, Scope::Organization, Period::Total, DOLLAR).await;
     let task = f.task().await;
-    let (loaded, state, reservation) = beginning(&f, task).await;
+    let (loaded, state, reservation) = step_about_to_start(&f, task).await;
     let spending = loaded.cost_inputs.clone().expect("a budget applies");
     assert_eq!(
         (spending.targets.len(), spending.transcript_tokens, spending.instructions_bytes),
@@ -189,7 +189,7 @@ async fn step_cost_replaces_its_reservation_in_the_same_commit() {
     f.store.task_commit(commit).await.expect("committed");
 
     // The next step begins in the commit that books the one before.
-    let (loaded, state, mut next) = beginning(&f, task).await;
+    let (loaded, state, mut next) = step_about_to_start(&f, task).await;
     let usage = Usage { input_tokens: 1, cost_pico_usd: DOLLAR / 4, ..Usage::default() };
     next.amount_pico_usd = DOLLAR * 3 / 4;
     let commit = || TaskCommit {
@@ -205,13 +205,13 @@ async fn step_cost_replaces_its_reservation_in_the_same_commit() {
         ..TaskCommit::new(&loaded, &state, now())
     };
     f.store.task_commit(commit()).await.expect("committed");
-    assert_eq!(see(&f, &whole).await, (DOLLAR / 4, DOLLAR * 3 / 4));
+    assert_eq!(spent_and_reserved(&f, &total).await, (DOLLAR / 4, DOLLAR * 3 / 4));
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").usage, usage);
 
     // One that failed before a vendor was called costs nothing; one that nobody waits for is booked
     // late.
-    let (loaded, state, last) = beginning(&f, task).await;
-    let exhausted = refused(
+    let (loaded, state, last) = step_about_to_start(&f, task).await;
+    let exhausted = expect_exhausted(
         f.store
             .task_commit(TaskCommit {
                 reservation: Some(last.clone()),
@@ -224,7 +224,7 @@ async fn step_cost_replaces_its_reservation_in_the_same_commit() {
         (DOLLAR, DOLLAR / 4, DOLLAR * 3 / 4, DOLLAR)
     );
     f.store.step_release(ORG, next.step, now()).await.expect("released");
-    assert_eq!(see(&f, &whole).await, (DOLLAR / 4, 0));
+    assert_eq!(spent_and_reserved(&f, &total).await, (DOLLAR / 4, 0));
     let late = StepUsage {
         call: Uuid::now_v7(),
         step: step_id(),
@@ -236,7 +236,7 @@ async fn step_cost_replaces_its_reservation_in_the_same_commit() {
         let booked =
             f.store.step_usage_record(ORG, task, Some(f.agent), &late, now()).await.expect("asked");
         assert_eq!(booked, first);
-        assert_eq!(see(&f, &whole).await, (DOLLAR / 2, 0), "once, however often it is told");
+        assert_eq!(spent_and_reserved(&f, &total).await, (DOLLAR / 2, 0), "once, however often it is told");
     }
     // Another worker had the command as well, and has made a call of its own.
     let second = StepUsage { call: Uuid::now_v7(), ..late.clone() };
@@ -247,7 +247,7 @@ async fn step_cost_replaces_its_reservation_in_the_same_commit() {
             .await
             .expect("asked");
         assert_eq!(booked, first);
-        assert_eq!(see(&f, &whole).await, (DOLLAR * 3 / 4, 0), "each delivery once");
+        assert_eq!(spent_and_reserved(&f, &total).await, (DOLLAR * 3 / 4, 0), "each delivery once");
     }
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").usage.cost_pico_usd, DOLLAR * 3 / 4);
 }
@@ -257,18 +257,18 @@ async fn cost_of_a_purged_task_is_booked_to_the_reserving_scopes() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let agents = budget(&f, Scope::Agent(f.agent), Period::Total, 5 * DOLLAR).await;
-    let (loaded, state, reservation) = beginning(&f, task).await;
+    let (loaded, state, reservation) = step_about_to_start(&f, task).await;
     let step = reservation.step;
     let commit =
         TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
-    assert!(f.store.task_purge(task, gone, now()).await.expect("purged").is_some());
+    assert!(f.store.task_purge(task, deleted_event, now()).await.expect("purged").is_some());
     let usage = Usage { output_tokens: 1, cost_pico_usd: DOLLAR, ..Usage::default() };
     let entry =
         StepUsage { call: Uuid::now_v7(), step, model: f.model, purpose: Purpose::Turn, usage };
     assert!(f.store.step_usage_record(ORG, task, None, &entry, now()).await.expect("booked"));
-    assert_eq!(see(&f, &agents).await, (DOLLAR, 0));
+    assert_eq!(spent_and_reserved(&f, &agents).await, (DOLLAR, 0));
     let rows =
         f.store.cost_list(ORG, &CostFilter::default(), CostGroup::Agent, 10).await.expect("listed");
     assert_eq!(
@@ -280,20 +280,20 @@ async fn cost_of_a_purged_task_is_booked_to_the_reserving_scopes() {
 #[tokio::test]
 async fn expired_reservation_counts_as_spent_until_a_late_report() {
     let f = Fixture::new().await;
-    let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
+    let total = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let lost = call(None, 4 * DOLLAR);
     f.store.call_reserve(&lost, now()).await.expect("reserved");
     f.store.call_reserve(&lost, now()).await.expect("the same again");
-    assert_eq!(see(&f, &whole).await, (0, 4 * DOLLAR));
+    assert_eq!(spent_and_reserved(&f, &total).await, (0, 4 * DOLLAR));
 
     let later = now() + SignedDuration::from_mins(6);
     let tidied = f.store.budgets_cleanup(later).await.expect("tidied");
-    assert_eq!(tidied, CleanupReport { expired: 1, counted: 1 });
-    assert_eq!(see(&f, &whole).await, (4 * DOLLAR, 0));
+    assert_eq!(tidied, CleanupReport { expired: 1, recounted: 1 });
+    assert_eq!(spent_and_reserved(&f, &total).await, (4 * DOLLAR, 0));
     let report = report(&f, &lost, DOLLAR);
     for first in [true, false] {
         assert_eq!(f.store.call_book(&report, later).await.expect("asked"), first);
-        assert_eq!(see(&f, &whole).await, (DOLLAR, 0), "once, however often it is told");
+        assert_eq!(spent_and_reserved(&f, &total).await, (DOLLAR, 0), "once, however often it is told");
     }
     assert_eq!(
         f.store.budgets_cleanup(later).await.expect("tidied"),
@@ -305,18 +305,18 @@ async fn expired_reservation_counts_as_spent_until_a_late_report() {
 #[tokio::test]
 async fn abandoned_step_releases_its_reservation_after_grace_period() {
     let f = Fixture::new().await;
-    let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
+    let total = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let task = f.task().await;
-    let (loaded, state, reservation) = beginning(&f, task).await;
+    let (loaded, state, reservation) = step_about_to_start(&f, task).await;
     let step = reservation.step;
     let commit =
         TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
     f.store.step_abandon(step, now() + SignedDuration::from_mins(1)).await.expect("noted");
     assert_eq!(f.store.budgets_cleanup(now()).await.expect("tidied").expired, 0);
-    assert_eq!(see(&f, &whole).await, (0, DOLLAR));
+    assert_eq!(spent_and_reserved(&f, &total).await, (0, DOLLAR));
     f.store.budgets_cleanup(now() + SignedDuration::from_mins(2)).await.expect("tidied");
-    assert_eq!(see(&f, &whole).await, (0, 0));
+    assert_eq!(spent_and_reserved(&f, &total).await, (0, 0));
 }
 
 #[tokio::test]
@@ -326,7 +326,7 @@ async fn token_budget_is_never_exceeded() {
         |amount| CallReservation { token: Some(("tok".into(), 3 * DOLLAR)), ..call(None, amount) };
     let first = token(2 * DOLLAR);
     f.store.call_reserve(&first, now()).await.expect("reserved");
-    let exhausted = refused(f.store.call_reserve(&token(2 * DOLLAR), now()).await);
+    let exhausted = expect_exhausted(f.store.call_reserve(&token(2 * DOLLAR), now()).await);
     assert_eq!(exhausted.scope, Scope::Token("tok".into()));
     assert!(f.store.call_book(&report(&f, &first, DOLLAR), now()).await.expect("booked"));
     f.store
@@ -352,11 +352,11 @@ async fn call_budget_refuses_expensive_calls_and_sums_nothing() {
         f.store.call_reserve(&call(Some(task), DOLLAR), now()).await.expect("reserved");
     }
     assert_eq!(
-        refused(f.store.call_reserve(&call(Some(task), DOLLAR + 1), now()).await).period,
+        expect_exhausted(f.store.call_reserve(&call(Some(task), DOLLAR + 1), now()).await).period,
         Period::Call
     );
     f.store.call_reserve(&call(None, 5 * DOLLAR), now()).await.expect("it is somebody else's");
-    assert_eq!(see(&f, &single).await, (0, 0));
+    assert_eq!(spent_and_reserved(&f, &single).await, (0, 0));
 }
 
 #[tokio::test]
@@ -372,16 +372,16 @@ async fn new_budget_period_carries_over_open_reservations() {
     f.store.call_reserve(&spent, november).await.expect("reserved");
     f.store.call_reserve(&open, november).await.expect("reserved");
     assert!(f.store.call_book(&report(&f, &spent, 2 * DOLLAR), november).await.expect("booked"));
-    assert_eq!(see_at(&f, &month, november).await, (2 * DOLLAR, DOLLAR));
+    assert_eq!(spent_and_reserved_at(&f, &month, november).await, (2 * DOLLAR, DOLLAR));
     let december = at("2026-12-01T00:00:01Z");
-    assert_eq!(see_at(&f, &month, december).await, (0, DOLLAR));
-    let exhausted = refused(f.store.call_reserve(&call(None, 2 * DOLLAR + 1), december).await);
+    assert_eq!(spent_and_reserved_at(&f, &month, december).await, (0, DOLLAR));
+    let exhausted = expect_exhausted(f.store.call_reserve(&call(None, 2 * DOLLAR + 1), december).await);
     assert_eq!((exhausted.spent, exhausted.reserved), (0, DOLLAR));
     assert!(f.store.call_book(&report(&f, &open, DOLLAR), december).await.expect("booked"));
-    assert_eq!(see_at(&f, &month, december).await, (DOLLAR, 0));
+    assert_eq!(spent_and_reserved_at(&f, &month, december).await, (DOLLAR, 0));
     // A replica whose clock is behind does not bring the old month back.
     f.store.call_reserve(&call(None, DOLLAR), november).await.expect("reserved");
-    assert_eq!(see_at(&f, &month, december).await, (DOLLAR, DOLLAR));
+    assert_eq!(spent_and_reserved_at(&f, &month, december).await, (DOLLAR, DOLLAR));
 }
 
 #[tokio::test]
@@ -410,13 +410,13 @@ async fn new_budget_counts_earlier_and_concurrent_spending() {
         .execute(&f.store.pool)
         .await
         .expect("forgotten");
-    assert_eq!(f.store.budgets_cleanup(now()).await.expect("tidied").counted, 0, "too early");
+    assert_eq!(f.store.budgets_cleanup(now()).await.expect("tidied").recounted, 0, "too early");
     let later = now() + SignedDuration::from_mins(1);
-    assert_eq!(f.store.budgets_cleanup(later).await.expect("tidied").counted, 3);
+    assert_eq!(f.store.budgets_cleanup(later).await.expect("tidied").recounted, 3);
     for budget in &budgets {
-        assert_eq!(see(&f, budget).await, (DOLLAR, 0));
+        assert_eq!(spent_and_reserved(&f, budget).await, (DOLLAR, 0));
     }
-    assert_eq!(f.store.budgets_cleanup(later).await.expect("tidied").counted, 0, "once is enough");
+    assert_eq!(f.store.budgets_cleanup(later).await.expect("tidied").recounted, 0, "once is enough");
 }
 
 #[tokio::test]
@@ -432,7 +432,7 @@ async fn budget_is_unique_per_scope_and_period_and_limit_is_mutable() {
     };
     let result = f.store.budget_create(&write(), again, rendered("budget.created")).await;
     assert!(matches!(result, Err(Error::AlreadyExists { what: "budget", .. })), "{result:?}");
-    refused(f.store.call_reserve(&call(None, 2 * DOLLAR), now()).await);
+    expect_exhausted(f.store.call_reserve(&call(None, 2 * DOLLAR), now()).await);
     let changed = f
         .store
         .budget_update(&write(), first.id, Some(1), 3 * DOLLAR, rendered("budget.updated"))

@@ -99,7 +99,7 @@ async fn referenced_entity_cannot_be_deleted() {
     let agent = f.store.agent_delete(&write(), f.agent, rendered("agent.deleted")).await;
     assert!(matches!(agent, Err(Error::InUse { what: "agent", by: "task" })), "{agent:?}");
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
-    assert!(f.store.task_purge(task, gone, now()).await.expect("purged").is_some());
+    assert!(f.store.task_purge(task, deleted_event, now()).await.expect("purged").is_some());
     applied(
         f.store.agent_delete(&write(), f.agent, rendered("agent.deleted")).await.expect("deleted"),
     );
@@ -166,7 +166,7 @@ async fn key_rotation_reseals_provider_keys_and_reports_failures() {
     for (name, keyring) in [("x", &old), ("y", &old), ("z", &lost)] {
         let mut provider = new_provider(name);
         provider.key = Some(keyring.seal(&provider.id.to_string(), b"sk-1").expect("sealed"));
-        provider.further_keys =
+        provider.additional_keys =
             vec![keyring.seal(&provider.id.to_string(), b"sk-2").expect("sealed")];
         ids.push(
             applied(
@@ -185,7 +185,7 @@ async fn key_rotation_reseals_provider_keys_and_reports_failures() {
     assert_eq!(key.key_id, "new");
     assert_eq!(new.open(&ids[0].to_string(), &key).expect("opened").expose_secret(), b"sk-1");
     assert_eq!(
-        new.open(&ids[0].to_string(), &provider.further_keys[0]).expect("opened").expose_secret(),
+        new.open(&ids[0].to_string(), &provider.additional_keys[0]).expect("opened").expose_secret(),
         b"sk-2"
     );
     assert!(new.open(&ids[1].to_string(), &key).is_err(), "it opens for its own record only");

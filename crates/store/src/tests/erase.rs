@@ -15,9 +15,9 @@ use crate::{
 
 /// What is kept: the trail, for as long as the operator keeps any. And of erased tasks their ids,
 /// without whose they were.
-const KEPT: [&str; 1] = ["audit_entries"];
+const KEPT_TABLES: [&str; 1] = ["audit_entries"];
 /// Emptied by statements of their own.
-const APART: [&str; 2] = ["erased_tasks", "events"];
+const SEPARATE_TABLES: [&str; 2] = ["erased_tasks", "events"];
 
 fn silent<T>(_: &T) -> WriteOutput {
     WriteOutput {
@@ -33,7 +33,7 @@ fn record() -> AuditEntry {
         user: None,
         api_key: None,
         method: "EraseOrganization".into(),
-        face: "housekeeping".into(),
+        protocol: "housekeeping".into(),
         peer: String::new(),
         user_agent: String::new(),
         objects: Vec::new(),
@@ -187,7 +187,7 @@ async fn part(store: &Store, limit: u32, now: Timestamp) -> Option<ErasureProgre
             .bind(organization.uuid());
         let tasks: Vec<Uuid> = tasks.fetch_all(&store.pool).await.expect("they can be read");
         for task in tasks {
-            store.task_purge(TaskId::from_uuid(task), gone, now).await.expect("it is purged");
+            store.task_purge(TaskId::from_uuid(task), deleted_event, now).await.expect("it is purged");
         }
     }
     part
@@ -199,7 +199,7 @@ async fn erasure_removes_all_rows_of_one_organization_only() {
     let store = database.store();
     let emptied: BTreeSet<String> = ERASED.iter().map(|(table, _)| (*table).to_owned()).collect();
     let known: BTreeSet<String> =
-        emptied.iter().cloned().chain(APART.into_iter().chain(KEPT).map(str::to_owned)).collect();
+        emptied.iter().cloned().chain(SEPARATE_TABLES.into_iter().chain(KEPT_TABLES).map(str::to_owned)).collect();
     let missing: Vec<String> =
         tables_of_organizations(&store).await.difference(&known).cloned().collect();
     assert!(missing.is_empty(), "say in `identity::erase` what becomes of {missing:?}");
@@ -239,7 +239,7 @@ async fn erasure_removes_all_rows_of_one_organization_only() {
     }
     assert!(killed > 0, "somebody was killed");
     for (table, rows) in rows(&store, mine).await {
-        assert!(rows.is_empty() || KEPT.contains(&&*table), "{table}: {rows:?}");
+        assert!(rows.is_empty() || KEPT_TABLES.contains(&&*table), "{table}: {rows:?}");
     }
     for count in [posts, grants] {
         let left: i64 = sqlx::query_scalar(count).fetch_one(&store.pool).await.expect("counted");

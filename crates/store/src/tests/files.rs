@@ -30,14 +30,14 @@ fn part(position: i64, size: i64, says: u8) -> NewPart {
     NewPart { position, size, part: Uuid::now_v7(), sha256: [says; 32] }
 }
 
-async fn take(store: &Store, id: FileId, part: NewPart) -> Result<PartOutcome, Error> {
+async fn add_part(store: &Store, id: FileId, part: NewPart) -> Result<PartOutcome, Error> {
     store.file_part_add(&write(), id, part, rendered("x")).await
 }
 
 /// Uploads everything at once.
 async fn upload(store: &Store, new: NewFile, says: u8) -> File {
     let file = create(store, new).await;
-    let taken = take(store, file.id, part(0, file.size, says)).await.expect("taken");
+    let taken = add_part(store, file.id, part(0, file.size, says)).await.expect("taken");
     assert!(matches!(taken, PartOutcome::Accepted(File { state: FileState::Checking, .. })), "{taken:?}");
     file
 }
@@ -49,13 +49,13 @@ async fn ready(store: &Store, file: &File, says: u8) -> bool {
 }
 
 /// What has to go, and goes.
-async fn gone(store: &Store) -> Vec<RemovalTarget> {
-    let mut gone = Vec::new();
+async fn remove_all(store: &Store) -> Vec<RemovalTarget> {
+    let mut removed = Vec::new();
     for removal in store.file_removals(100).await.expect("read") {
         store.file_removal_done(removal.id).await.expect("noted");
-        gone.push(removal.target);
+        removed.push(removal.target);
     }
-    gone
+    removed
 }
 
 #[tokio::test]
@@ -65,7 +65,7 @@ async fn concurrent_parts_at_one_offset_have_one_winner() {
     let file = create(&store, file(100)).await;
     assert_eq!((file.state, file.received, file.sha256), (FileState::Uploading, 0, None));
     let parts: Vec<_> = (0..8).map(|says| part(0, 40, says)).collect();
-    let results = join_all(parts.iter().map(|part| take(&store, file.id, *part))).await;
+    let results = join_all(parts.iter().map(|part| add_part(&store, file.id, *part))).await;
     let mut taken = Vec::new();
     for (part, result) in parts.iter().zip(results) {
         match result {
@@ -79,20 +79,20 @@ async fn concurrent_parts_at_one_offset_have_one_winner() {
     }
     let [first] = taken[..] else { panic!("{taken:?}") };
     // The last one again is answered as at first; another in its place is not.
-    let again = take(&store, file.id, NewPart { part: Uuid::now_v7(), ..first })
+    let again = add_part(&store, file.id, NewPart { part: Uuid::now_v7(), ..first })
         .await
         .expect("as at first");
     assert!(matches!(again, PartOutcome::Duplicate(File { received: 40, .. })), "{again:?}");
-    let other = take(&store, file.id, NewPart { sha256: [99; 32], ..first }).await;
+    let other = add_part(&store, file.id, NewPart { sha256: [99; 32], ..first }).await;
     assert!(matches!(other, Err(Error::WrongOffset { offset: 40 })), "{other:?}");
-    let late = take(&store, file.id, part(39, 1, 1)).await;
+    let late = add_part(&store, file.id, part(39, 1, 1)).await;
     assert!(matches!(late, Err(Error::WrongOffset { offset: 40 })), "{late:?}");
-    let long = take(&store, file.id, part(40, 61, 1)).await;
+    let long = add_part(&store, file.id, part(40, 61, 1)).await;
     assert!(matches!(long, Err(Error::TooLong { size: 100 })), "{long:?}");
     let last = part(40, 60, 50);
-    take(&store, file.id, last).await.expect("the last one");
-    assert!(matches!(take(&store, file.id, last).await, Ok(PartOutcome::Duplicate(_))));
-    assert!(matches!(take(&store, file.id, part(100, 1, 1)).await, Err(Error::NotUploading)));
+    add_part(&store, file.id, last).await.expect("the last one");
+    assert!(matches!(add_part(&store, file.id, last).await, Ok(PartOutcome::Duplicate(_))));
+    assert!(matches!(add_part(&store, file.id, part(100, 1, 1)).await, Err(Error::NotUploading)));
     let claimed =
         store.file_claim(file.id, now()).await.expect("asked").expect("all parts are there");
     let names: Vec<_> = claimed.parts.iter().map(|part| part.part).collect();
@@ -118,7 +118,7 @@ async fn expired_file_claim_is_taken_over() {
         (found.state, found.sha256, found.expires_at),
         (FileState::Ready, Some([1; 32]), None)
     );
-    assert_eq!(gone(&store).await, [RemovalTarget::Upload(file.id)]);
+    assert_eq!(remove_all(&store).await, [RemovalTarget::Upload(file.id)]);
     // The other one comes to its end as well, and changes nothing.
     let content = store.file_content(ORG, [1; 32]).await.expect("locked");
     assert!(!content.mark_ready(file.id, "application/pdf", now()).await.expect("nothing to write"));
@@ -156,7 +156,7 @@ async fn known_content_makes_file_ready_and_is_removed_with_last_file() {
     );
     let damaged = NewFile { is_stored: false, ..fresh(known) };
     assert_eq!(create(&store, damaged).await.state, FileState::Uploading);
-    gone(&store).await;
+    remove_all(&store).await;
     for (file, needed) in [(first, true), (second, false)] {
         let deleted =
             applied(store.file_delete(&write(), file.id, rendered("x")).await.expect("deleted"));
@@ -189,14 +189,14 @@ async fn unfinished_upload_expires_and_ready_file_stays() {
         (found.state, found.reason.as_str(), found.received),
         (FileState::Refused, "it is a bomb", 0)
     );
-    assert!(matches!(take(&store, refused.id, part(0, 10, 2)).await, Err(Error::NotUploading)));
-    gone(&store).await;
+    assert!(matches!(add_part(&store, refused.id, part(0, 10, 2)).await, Err(Error::NotUploading)));
+    remove_all(&store).await;
     assert_eq!(
         store.file_expire(now() + UPLOAD_TIMEOUT - SignedDuration::from_hours(1)).await.expect("looked"),
         0
     );
     assert_eq!(store.file_expire(now() + UPLOAD_TIMEOUT).await.expect("looked"), 2);
-    let mut went = gone(&store).await;
+    let mut went = remove_all(&store).await;
     went.sort_by_key(|removed| format!("{removed:?}"));
     assert_eq!(went.len(), 2);
     assert!([refused.id, cut.id].iter().all(|id| went.contains(&RemovalTarget::Upload(*id))), "{went:?}");

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// What a commit left, beside what would be loaded.
-async fn left_and_loaded(
+async fn cached_and_loaded(
     f: &Fixture,
     task: TaskId,
     committed: CommittedTask,
@@ -43,13 +43,13 @@ async fn cached_task_of_a_commit_equals_the_loaded_task() {
         ..TaskCommit::new(&loaded, &state, now())
     };
     let committed = f.store.task_commit(commit).await.expect("committed");
-    let (left, loaded) = left_and_loaded(&f, task, committed.clone()).await;
+    let (left, loaded) = cached_and_loaded(&f, task, committed.clone()).await;
     assert_eq!(left.as_ref(), Some(&loaded));
     assert_eq!(loaded.queued.map(|queued| queued.message), Some(second.id));
 
     // Decided from memory, twice in a row.
-    let remembered = committed.cached_task.expect("it is known");
-    let mut state = remembered.task.clone();
+    let cached = committed.cached_task.expect("it is known");
+    let mut state = cached.task.clone();
     let step = state.step.take().expect("a step runs").id;
     state.turn = None;
     state.phase = Phase::AwaitInput;
@@ -77,46 +77,46 @@ async fn cached_task_of_a_commit_equals_the_loaded_task() {
         tool_uses: [("grep".to_owned(), 2)].into(),
         title: Some("A title".into()),
         events: vec![event("message.created"), event("turn.completed")],
-        ..TaskCommit::new(&remembered, &state, now())
+        ..TaskCommit::new(&cached, &state, now())
     };
     let committed = f.store.task_commit(commit).await.expect("committed");
-    let (left, loaded) = left_and_loaded(&f, task, committed.clone()).await;
+    let (left, loaded) = cached_and_loaded(&f, task, committed.clone()).await;
     assert_eq!(left.as_ref(), Some(&loaded));
     assert!(loaded.task.titled);
 
-    let remembered = committed.cached_task.expect("it is known");
-    let (state, admitted) = admitting(&remembered);
+    let cached = committed.cached_task.expect("it is known");
+    let (state, admitted) = admitting(&cached);
     assert_eq!(admitted.map(|(message, _)| message), Some(second.id));
     let committed = f
         .store
-        .task_commit(TaskCommit { admitted, ..TaskCommit::new(&remembered, &state, now()) })
+        .task_commit(TaskCommit { admitted, ..TaskCommit::new(&cached, &state, now()) })
         .await
         .expect("committed");
-    let (left, loaded) = left_and_loaded(&f, task, committed).await;
+    let (left, loaded) = cached_and_loaded(&f, task, committed).await;
     assert_eq!(left, Some(loaded));
 }
 
 /// The task after a message was admitted, as that commit left it.
-async fn remembered(f: &Fixture) -> LoadedTask {
+async fn cached_task(f: &Fixture) -> LoadedTask {
     let task = f.task().await;
     f.message(task, "hello").await;
     *admit(f, task).await.cached_task.expect("it is known")
 }
 
-async fn commit_again(f: &Fixture, remembered: &LoadedTask) -> Result<CommittedTask, Error> {
-    f.store.task_commit(TaskCommit::new(remembered, &remembered.task, now())).await
+async fn commit_again(f: &Fixture, cached: &LoadedTask) -> Result<CommittedTask, Error> {
+    f.store.task_commit(TaskCommit::new(cached, &cached.task, now())).await
 }
 
 /// Whatever changes between two decisions, the second one is not made from what was known before.
 #[tokio::test]
 async fn commit_from_a_stale_cached_task_conflicts() {
     let f = Fixture::new().await;
-    let unchanged = remembered(&f).await;
+    let unchanged = cached_task(&f).await;
     commit_again(&f, &unchanged).await.expect("nothing has changed");
 
     let mut before = Vec::new();
     for _ in 0..7 {
-        before.push(remembered(&f).await);
+        before.push(cached_task(&f).await);
     }
     let id = |number: usize| before[number].task.id;
     f.message(id(0), "more").await;

@@ -78,7 +78,7 @@ const INDEX: [&str; 2] = ["create index concurrently ", "create index "];
 const UNIQUE_INDEX: [&str; 2] = ["create unique index concurrently ", "create unique index "];
 
 /// The tables that a migration makes.
-fn made(statements: &[String]) -> BTreeSet<&str> {
+fn created_tables(statements: &[String]) -> BTreeSet<&str> {
     statements
         .iter()
         .filter_map(|statement| Some(named(statement, &["create table "])?.0))
@@ -98,7 +98,7 @@ fn change_reads_all(change: &str) -> bool {
 /// their rows.
 fn blocking(sql: &str) -> Vec<String> {
     let statements = statements(sql);
-    let new = made(&statements);
+    let new = created_tables(&statements);
     let outside = sql.starts_with("-- no-transaction");
     let few_at_a_time = outside && statements.iter().any(|statement| statement == "commit");
     let blocks = |statement: &&String| {
@@ -165,7 +165,7 @@ fn refused(sql: &str) -> Vec<String> {
     let plain: BTreeSet<&str> =
         all.iter().filter_map(|made| Some(named(made, &INDEX)?.0)).collect();
     let statements = statements(sql);
-    let new = made(&statements);
+    let new = created_tables(&statements);
     let is_refused = |statement: &&String| {
         if let Some((table, changes)) = named(statement, &["alter table "]) {
             let changes = parts(changes);
@@ -344,7 +344,7 @@ fn migrations_that_block_writes_for_a_table_scan_are_detected() {
 }
 
 /// What there is, and one migration more.
-fn with(sql: &'static str) -> Migrator {
+fn with_migration(sql: &'static str) -> Migrator {
     let version =
         MIGRATOR.iter().map(|migration| migration.version).max().expect("there are some") + 1;
     let no_tx = sql.starts_with("-- no-transaction");
@@ -362,7 +362,7 @@ async fn migration_lock_timeout_lets_other_statements_pass() {
             .expect("connected");
     other.execute("BEGIN; LOCK TABLE tasks IN ACCESS SHARE MODE").await.expect("locked");
     let store = database.store();
-    let migrator = with("ALTER TABLE tasks ADD COLUMN more TEXT");
+    let migrator = with_migration("ALTER TABLE tasks ADD COLUMN more TEXT");
     let migrates = tokio::spawn(async move { store.migrate_with(&migrator).await });
     // As somebody does who works with the table meanwhile.
     let (began, mut longest) = (Instant::now(), Duration::ZERO);
@@ -391,7 +391,7 @@ async fn concurrent_index_build_waits_for_open_transactions() {
             .expect("connected");
     other.execute("BEGIN; LOCK TABLE tasks IN ROW EXCLUSIVE MODE").await.expect("locked");
     let store = database.store();
-    let migrator = with("-- no-transaction\nCREATE INDEX CONCURRENTLY tasks_more ON tasks (title)");
+    let migrator = with_migration("-- no-transaction\nCREATE INDEX CONCURRENTLY tasks_more ON tasks (title)");
     let migrates = tokio::spawn(async move { store.migrate_with(&migrator).await });
     // For longer than another migration may wait at a time.
     tokio::time::sleep(Duration::from_secs(3)).await;

@@ -42,7 +42,7 @@ pub(super) fn new(id: ScanId) -> NewScan {
     }
 }
 
-async fn made(store: &Store) -> Scan {
+async fn create_scan(store: &Store) -> Scan {
     let written = store.scan_create(&write(), new(ScanId::from_uuid(Uuid::now_v7())), silent).await;
     match written.expect("it is made") {
         WriteOutcome::Applied { entity, .. } => entity,
@@ -58,7 +58,7 @@ fn write_at(at: Timestamp) -> Write {
 async fn scan_has_one_lease_holder_and_gapless_events() {
     let database = Database::new().await;
     let store = database.store();
-    let scan = made(&store).await;
+    let scan = create_scan(&store).await;
     let now = now();
     assert_eq!(
         store.scan_open_creator(ORG, scan.id).await.expect("it answers").as_deref(),
@@ -125,7 +125,7 @@ async fn scan_has_one_lease_holder_and_gapless_events() {
 async fn candidates_are_reviewed_by_revision_and_handed_over_once() {
     let database = Database::new().await;
     let store = database.store();
-    let scan = made(&store).await;
+    let scan = create_scan(&store).await;
     let now = now();
     let mut held = store.scans_claim(1, &[], LEASE, now).await.expect("it is taken").remove(0);
     let candidate = |name: &str, score| NewCandidate {
@@ -203,7 +203,7 @@ async fn open_scans_per_organization_are_limited() {
 async fn exploring_scan_is_polled_without_holding_a_lease() {
     let database = Database::new().await;
     let store = database.store();
-    let scan = made(&store).await;
+    let scan = create_scan(&store).await;
     let now = now();
     let mut held = store.scans_claim(1, &[], LEASE, now).await.expect("it is taken").remove(0);
     held.phase = ScanPhase::Exploring;

@@ -15,7 +15,7 @@ use crate::{
     ScheduleTarget, RunEvents,
 };
 
-const TOLD: RunEvents = RunEvents { task: |_| event("task.created"), message: |_| event("message.created") };
+const EVENTS: RunEvents = RunEvents { task: |_| event("task.created"), message: |_| event("message.created") };
 
 fn event(kind: &str) -> NewEvent {
     super::event(kind)
@@ -57,7 +57,7 @@ fn every_minute() -> Timing {
     Timing::Cron { pattern: "* * * * *".to_owned(), time_zone: "UTC".to_owned() }
 }
 
-async fn again(f: &Fixture, schedule: &Schedule) -> Schedule {
+async fn reload(f: &Fixture, schedule: &Schedule) -> Schedule {
     f.store.schedule_find(ORG, &schedule.id.to_string()).await.expect("found")
 }
 
@@ -68,7 +68,7 @@ async fn schedule_run_is_created_once_by_concurrent_replicas() {
     let now = now();
     let once = schedule(&f, "once", ScheduleTarget::Task(task), Timing::At(now), MissedRunPolicy::Once, now).await;
     let fired =
-        join_all((0..8).map(async |_| f.store.schedule_fire(now, TOLD, &mut None).await)).await;
+        join_all((0..8).map(async |_| f.store.schedule_fire(now, EVENTS, &mut None).await)).await;
     let fired: Vec<_> = fired.into_iter().filter_map(|fired| fired.expect("looked")).collect();
     assert_eq!(fired.len(), 1);
     assert_eq!((fired[0].tasks.as_slice(), fired[0].events.len()), ([task].as_slice(), 1));
@@ -76,7 +76,7 @@ async fn schedule_run_is_created_once_by_concurrent_replicas() {
     assert_eq!(stored.queued_count, 1);
     let events = f.store.events_after(Stream::task(ORG, task), 0, 10).await.expect("read");
     assert_eq!(events.iter().map(|event| event.sequence).collect::<Vec<_>>(), [1, 2]);
-    let over = again(&f, &once).await;
+    let over = reload(&f, &once).await;
     assert_eq!((over.next_run, over.last_run), (None, Some(now)));
     let runs = f.store.schedule_runs(once.organization, once.id).await.expect("read");
     assert_eq!(
@@ -92,7 +92,7 @@ async fn schedule_run_is_created_once_by_concurrent_replicas() {
             .await
             .expect("changed"),
     );
-    f.store.schedule_fire(now, TOLD, &mut None).await.expect("looked");
+    f.store.schedule_fire(now, EVENTS, &mut None).await.expect("looked");
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").queued_count, 1);
 }
 
@@ -112,7 +112,7 @@ async fn agent_schedule_creates_tasks_and_honors_the_missed_policy() {
     );
     let late = start + minutes(2) + SignedDuration::from_secs(90);
     let mut fired = Vec::new();
-    while let Some(one) = f.store.schedule_fire(late, TOLD, &mut None).await.expect("looked") {
+    while let Some(one) = f.store.schedule_fire(late, EVENTS, &mut None).await.expect("looked") {
         fired.push(one);
     }
     assert_eq!(
@@ -124,7 +124,7 @@ async fn agent_schedule_creates_tasks_and_honors_the_missed_policy() {
     assert_eq!(outcomes, [(start + minutes(3), RunOutcome::Sent), (start, RunOutcome::PassedOver)]);
     let begun = f.store.task_get(ORG, fired[1].tasks[0]).await.expect("got");
     assert_eq!((begun.title.as_str(), begun.queued_count, begun.event_sequence), ("Morning", 1, 2));
-    assert_eq!(again(&f, &skip).await.next_run, Some(start + minutes(4)));
+    assert_eq!(reload(&f, &skip).await.next_run, Some(start + minutes(4)));
     let stale = f
         .store
         .schedule_pause(&write(), paused.id, false, Some(late), Some(0), rendered("x"))
@@ -146,19 +146,19 @@ async fn failed_run_is_recorded_and_the_next_one_runs() {
     let daily = schedule(&f, "s", ScheduleTarget::Task(task), every_minute(), MissedRunPolicy::All, start).await;
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
     let fired =
-        f.store.schedule_fire(start, TOLD, &mut None).await.expect("looked").expect("one is due");
+        f.store.schedule_fire(start, EVENTS, &mut None).await.expect("looked").expect("one is due");
     assert_eq!(
         (fired.tasks.len(), fired.failures.as_slice()),
         (0, ["task not found".to_owned()].as_slice())
     );
-    let after = again(&f, &daily).await;
+    let after = reload(&f, &daily).await;
     assert_eq!(
         (after.next_run, after.last_error.as_deref()),
         (Some(start + minutes(1)), Some("task not found"))
     );
     let runs = f.store.schedule_runs(daily.organization, daily.id).await.expect("read");
     assert_eq!(runs[0].outcome, RunOutcome::Failed);
-    f.store.task_purge(task, gone, now()).await.expect("purged");
+    f.store.task_purge(task, deleted_event, now()).await.expect("purged");
     assert_not_found(f.store.schedule_find(ORG, "s").await);
 }
 
@@ -187,20 +187,20 @@ async fn blocked_schedule_does_not_delay_others() {
     sqlx::raw_sql(sqlx::AssertSqlSafe(refuse)).execute(&f.store.pool).await.expect("made");
     let now = start + minutes(2);
     let mut after = None;
-    let failed = f.store.schedule_fire(now, TOLD, &mut after).await.expect_err("it is refused");
+    let failed = f.store.schedule_fire(now, EVENTS, &mut after).await.expect_err("it is refused");
     assert!(failed.is_retryable(), "{failed:?}");
     assert_eq!(after, Some(DueSchedule { at: start, schedule: first.id }));
     let fired = f
         .store
-        .schedule_fire(now, TOLD, &mut after)
+        .schedule_fire(now, EVENTS, &mut after)
         .await
         .expect("looked")
         .expect("the other one is due");
     assert_eq!((fired.schedule.id, fired.tasks.len()), (second.id, 1));
-    assert_eq!(f.store.schedule_fire(now, TOLD, &mut after).await.expect("looked"), None);
+    assert_eq!(f.store.schedule_fire(now, EVENTS, &mut after).await.expect("looked"), None);
     // It stays due, and is the first again in the next look.
-    f.store.schedule_fire(now, TOLD, &mut None).await.expect_err("it is refused");
-    assert_eq!(again(&f, &first).await.next_run, Some(start));
+    f.store.schedule_fire(now, EVENTS, &mut None).await.expect_err("it is refused");
+    assert_eq!(reload(&f, &first).await.next_run, Some(start));
 }
 
 #[tokio::test]
@@ -208,8 +208,8 @@ async fn run_history_is_bounded() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
     let one = schedule(&f, "s", ScheduleTarget::Agent(f.agent), every_minute(), MissedRunPolicy::All, start).await;
-    f.store.schedule_fire(start + minutes(90), TOLD, &mut None).await.expect("looked");
-    f.store.schedule_fire(start + minutes(150), TOLD, &mut None).await.expect("looked");
+    f.store.schedule_fire(start + minutes(90), EVENTS, &mut None).await.expect("looked");
+    f.store.schedule_fire(start + minutes(150), EVENTS, &mut None).await.expect("looked");
     let count: i64 = sqlx::query_scalar("SELECT count(*) FROM schedule_runs")
         .fetch_one(&f.store.pool)
         .await
@@ -237,7 +237,7 @@ async fn run_over_quota_fails_and_names_the_quota() {
     let fire = async |now: Timestamp| {
         let fired = f
             .store
-            .schedule_fire(now, TOLD, &mut None)
+            .schedule_fire(now, EVENTS, &mut None)
             .await
             .expect("looked")
             .expect("one was due");
@@ -252,7 +252,7 @@ async fn run_over_quota_fails_and_names_the_quota() {
     assert_eq!(fire(noon + SignedDuration::from_hours(3)).await, (0, used_up()));
     let runs = f.store.schedule_runs(hourly.organization, hourly.id).await.expect("read");
     assert_eq!(runs.iter().filter(|run| run.outcome == RunOutcome::Failed).count(), 2);
-    assert_eq!(again(&f, &hourly).await.last_error.as_deref(), Some(used_up()[0].as_str()));
+    assert_eq!(reload(&f, &hourly).await.last_error.as_deref(), Some(used_up()[0].as_str()));
     // A message to a task that is there begins none.
     let task = f.task().await;
     let once = Timing::At(noon + SignedDuration::from_hours(3));
@@ -308,7 +308,7 @@ async fn run_over_the_api_keys_quota_fails() {
         f.store.schedule_create(&of_key, new, rendered("schedule.created")).await.expect("created"),
     );
     let fired =
-        f.store.schedule_fire(noon, TOLD, &mut None).await.expect("looked").expect("one was due");
+        f.store.schedule_fire(noon, EVENTS, &mut None).await.expect("looked").expect("one was due");
     assert_eq!((fired.tasks.len(), fired.failures.len()), (0, 1));
     assert_eq!(fired.failures[0], "key_spend_per_month of the API key it was made with is used up");
 }

@@ -20,7 +20,7 @@ const LIMITS: Limits = Limits { depth: 5, children: 8, at_work: 11 };
 
 const DOLLAR: i64 = 1_000_000_000_000;
 
-const TOLD: SubtaskEvents = SubtaskEvents {
+const EVENTS: SubtaskEvents = SubtaskEvents {
     task: |_| event("task.created"),
     spawned: |_| event("subtask.spawned"),
     changed: |_| event("task.updated"),
@@ -37,7 +37,7 @@ fn in_flight(id: StepId) -> Step {
 }
 
 /// Takes the message that waits, and begins to run a script.
-pub(super) async fn runs(f: &Fixture, task: TaskId) -> ScriptCaller {
+pub(super) async fn start_script(f: &Fixture, task: TaskId) -> ScriptCaller {
     let loaded = load(f, task).await;
     let step = step_id();
     let position = loaded.task.last_position + 1;
@@ -60,7 +60,7 @@ pub(super) async fn runs(f: &Fixture, task: TaskId) -> ScriptCaller {
 }
 
 /// Ends the turn that runs.
-async fn ends(f: &Fixture, task: TaskId) {
+async fn end_turn(f: &Fixture, task: TaskId) {
     let loaded = load(f, task).await;
     let message = loaded.task.turn.as_ref().expect("a turn runs").message;
     let state = Task {
@@ -82,7 +82,7 @@ async fn ends(f: &Fixture, task: TaskId) {
 async fn parent(f: &Fixture) -> ScriptCaller {
     let task = f.task().await;
     f.message(task, "go").await;
-    runs(f, task).await
+    start_script(f, task).await
 }
 
 async fn try_spawn(
@@ -94,7 +94,7 @@ async fn try_spawn(
     let ids = CallIds::for_call(caller.step, 0, number);
     let new = NewSubtask { ids, agent: None, content: text("work"), title: String::new(), budget };
     let spawned =
-        f.store.subtask_spawn(caller, new, LIMITS, TOLD, now()).await.expect("it can be asked");
+        f.store.subtask_spawn(caller, new, LIMITS, EVENTS, now()).await.expect("it can be asked");
     spawned.map(|change| change.task)
 }
 
@@ -111,7 +111,7 @@ async fn states(
 }
 
 /// Puts the script away until these have ended.
-async fn waits(f: &Fixture, caller: ScriptCaller, tasks: Vec<TaskId>) {
+async fn suspend_for(f: &Fixture, caller: ScriptCaller, tasks: Vec<TaskId>) {
     let loaded = load(f, caller.task).await;
     let until = now() + SignedDuration::from_hours(1);
     let awaits = vec![AwaitedCall { script: 0, number: 9, tasks, until }];
@@ -156,7 +156,7 @@ async fn repeated_spawn_call_creates_one_subtask() {
     assert_eq!(listed.iter().map(|task| task.state.id).collect::<Vec<_>>(), [child, other]);
     // One that was deleted and purged meanwhile is not begun again.
     applied(f.store.task_delete(&write(), child, rendered("task.deleted")).await.expect("deleted"));
-    assert_eq!(f.store.task_purge(child, gone, now()).await.expect("purged"), Some(Vec::new()));
+    assert_eq!(f.store.task_purge(child, deleted_event, now()).await.expect("purged"), Some(Vec::new()));
     assert_eq!(spawn(&f, caller, 1).await, child);
     assert!(f.store.task_load(child).await.expect("read").is_none());
     assert_eq!(
@@ -178,7 +178,7 @@ async fn only_a_running_script_spawns_and_messages_its_subtasks() {
         Err(Refusal::ScriptOver)
     );
     let send = async |to, id| {
-        f.store.subtask_send(caller, to, id, text("more"), TOLD, now()).await.expect("asked")
+        f.store.subtask_send(caller, to, id, text("more"), EVENTS, now()).await.expect("asked")
     };
     let id = message_id();
     for expected in [1, 0] {
@@ -194,12 +194,12 @@ async fn only_a_running_script_spawns_and_messages_its_subtasks() {
     let tell = async |caller| {
         let content = |title: &str| text(&format!("from {title:?}"));
         f.store
-            .subtask_message_parent(caller, message_id(), content, TOLD, now())
+            .subtask_message_parent(caller, message_id(), content, EVENTS, now())
             .await
             .expect("asked")
     };
     assert_eq!(tell(caller).await, Err(Refusal::NoParent));
-    let below = runs(&f, child).await;
+    let below = start_script(&f, child).await;
     assert_eq!(tell(below).await.expect("it is told").task, caller.task);
     assert_eq!(f.store.task_get(ORG, caller.task).await.expect("there").queued_count, 1);
     // A cancel that nobody has looked at yet is enough.
@@ -217,7 +217,7 @@ async fn task_tree_is_bounded_in_depth_and_width() {
     let mut caller = root;
     for _ in 0..LIMITS.depth {
         let child = spawn(&f, caller, 1).await;
-        caller = runs(&f, child).await;
+        caller = start_script(&f, child).await;
     }
     assert_eq!(load(&f, caller.task).await.root, root.task);
     assert_eq!(try_spawn(&f, caller, 1, None).await, Err(Refusal::TooDeep { limit: 5 }));
@@ -228,9 +228,9 @@ async fn task_tree_is_bounded_in_depth_and_width() {
     assert!(made.iter().all(|made| made.is_ok() || *made == refused), "{made:?}");
     for child in f.store.task_get(ORG, root.task).await.expect("there").subtasks {
         if f.store.task_get(ORG, child).await.expect("there").state.turn.is_none() {
-            runs(&f, child).await;
+            start_script(&f, child).await;
         }
-        ends(&f, child).await;
+        end_turn(&f, child).await;
     }
     spawn(&f, root, 20).await;
     assert_eq!(try_spawn(&f, root, 21, None).await, Err(Refusal::TooMany { limit: 8 }));
@@ -241,18 +241,18 @@ async fn waiting_parent_is_due_when_its_subtask_ends() {
     let f = Fixture::new().await;
     let caller = parent(&f).await;
     let child = spawn(&f, caller, 1).await;
-    waits(&f, caller, vec![child]).await;
+    suspend_for(&f, caller, vec![child]).await;
     assert_eq!(load(&f, caller.task).await.task.subtasks, Some(vec![child]));
-    runs(&f, child).await;
+    start_script(&f, child).await;
     assert!(!is_due(&f, caller.task).await, "nothing has happened that it waits for");
-    ends(&f, child).await;
+    end_turn(&f, child).await;
     assert!(is_due(&f, caller.task).await);
     let loaded = load(&f, caller.task).await;
     assert_eq!(loaded.task.subtasks, Some(Vec::new()));
     // It ends again before what was seen of the first time is noted.
     f.message(child, "again").await;
-    runs(&f, child).await;
-    ends(&f, child).await;
+    start_script(&f, child).await;
+    end_turn(&f, child).await;
     f.store.subtasks_mark_seen(&loaded).await.expect("noted");
     assert!(is_due(&f, caller.task).await, "what has come since is not lost");
     f.store.subtasks_mark_seen(&load(&f, caller.task).await).await.expect("noted");
@@ -266,8 +266,8 @@ async fn subtask_cost_includes_its_descendants() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
     let (first, second) = (spawn(&f, root, 1).await, spawn(&f, root, 2).await);
-    let middle = runs(&f, first).await;
-    let below = runs(&f, spawn(&f, middle, 1).await).await;
+    let middle = start_script(&f, first).await;
+    let below = start_script(&f, spawn(&f, middle, 1).await).await;
     let deepest = spawn(&f, below, 1).await;
     for (task, cost) in
         [(root.task, 1), (first, 10), (second, 100), (below.task, 1000), (deepest, 10_000)]
@@ -304,8 +304,8 @@ async fn wait_continues_while_a_subtask_is_at_work() {
         f.store.subtasks_at_work(ORG, caller.task, which).await.expect("asked")
     };
     assert!(waits(&[one, other, one]).await);
-    runs(&f, one).await;
-    ends(&f, one).await;
+    start_script(&f, one).await;
+    end_turn(&f, one).await;
     assert!(!waits(&[one]).await && waits(&[one, other]).await);
     let stranger = f.task().await;
     assert!(!waits(&[other, stranger]).await, "that it is no subtask is said at once");
@@ -318,9 +318,9 @@ async fn cancel_reaches_active_descendants() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
     let (busy, idle) = (spawn(&f, root, 1).await, spawn(&f, root, 2).await);
-    let idle_one = runs(&f, idle).await;
+    let idle_one = start_script(&f, idle).await;
     let below = spawn(&f, idle_one, 1).await;
-    ends(&f, idle).await;
+    end_turn(&f, idle).await;
     let apart = parent(&f).await;
     let cancel = async || {
         f.store.subtasks_cancel(&load(&f, root.task).await, "enough", now()).await.expect("done")
@@ -341,22 +341,22 @@ async fn deleted_task_deletes_descendants_level_by_level() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
     let child = spawn(&f, root, 1).await;
-    let below = runs(&f, child).await;
+    let below = start_script(&f, child).await;
     let grandchild = spawn(&f, below, 1).await;
     applied(
         f.store.task_delete(&write(), root.task, rendered("task.deleted")).await.expect("deleted"),
     );
     assert_eq!(
-        f.store.task_purge(root.task, gone, now()).await.expect("purged"),
+        f.store.task_purge(root.task, deleted_event, now()).await.expect("purged"),
         Some(vec![child])
     );
     assert!(load(&f, child).await.deleted && !load(&f, grandchild).await.deleted);
     assert_eq!(
-        f.store.task_purge(child, gone, now()).await.expect("purged"),
+        f.store.task_purge(child, deleted_event, now()).await.expect("purged"),
         Some(vec![grandchild])
     );
     assert_eq!(
-        f.store.task_purge(grandchild, gone, now()).await.expect("purged"),
+        f.store.task_purge(grandchild, deleted_event, now()).await.expect("purged"),
         Some(Vec::new())
     );
     let mut left = f.store.tasks_purged(&[root.task, child, grandchild]).await.expect("asked");
@@ -381,7 +381,7 @@ async fn concurrent_subtasks_exceed_neither_tree_nor_own_budget() {
     );
     let bounded = try_spawn(&f, root, 1, Some(3 * DOLLAR)).await.expect("begun");
     let free = spawn(&f, root, 2).await;
-    let below = spawn(&f, runs(&f, bounded).await, 1).await;
+    let below = spawn(&f, start_script(&f, bounded).await, 1).await;
     let call = |task| CallReservation {
         id: Uuid::now_v7(),
         organization: ORG,
@@ -444,7 +444,7 @@ async fn concurrent_subtasks_exceed_neither_tree_nor_own_budget() {
     applied(
         f.store.task_delete(&write(), bounded, rendered("task.deleted")).await.expect("deleted"),
     );
-    f.store.task_purge(bounded, gone, now()).await.expect("purged");
+    f.store.task_purge(bounded, deleted_event, now()).await.expect("purged");
     assert_eq!(ledger(bounded).await, 3 * DOLLAR / 2, "what is gone has spent nevertheless");
 }
 
@@ -459,14 +459,14 @@ async fn script_hands_off_its_task_to_another_agent() {
     .id;
     for events in [1, 0] {
         let change =
-            f.store.task_hand_off(caller, other, TOLD, now()).await.expect("asked").expect("done");
+            f.store.task_hand_off(caller, other, EVENTS, now()).await.expect("asked").expect("done");
         assert_eq!(change.events.len(), events);
     }
     let loaded = load(&f, caller.task).await;
     assert!(loaded.task.agent == other && loaded.has_new_intents());
     let stale = ScriptCaller { step: step_id(), ..caller };
     assert_eq!(
-        f.store.task_hand_off(stale, f.agent, TOLD, now()).await.expect("asked"),
+        f.store.task_hand_off(stale, f.agent, EVENTS, now()).await.expect("asked"),
         Err(Refusal::ScriptOver)
     );
 }

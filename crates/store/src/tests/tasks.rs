@@ -220,7 +220,7 @@ async fn deleted_task_is_hidden_and_swept_until_purged() {
         usage: usage(1),
     };
     f.store.step_usage_record(ORG, id, Some(f.agent), &entry, now()).await.expect("booked");
-    let purged = f.store.task_purge(id, gone, now()).await.expect("asked");
+    let purged = f.store.task_purge(id, deleted_event, now()).await.expect("asked");
     assert_eq!(purged, None, "only what is deleted is purged");
     let (_, event) = applied_with_event(
         f.store.task_delete(&write(), id, rendered("task.deleted")).await.expect("deleted"),
@@ -240,8 +240,8 @@ async fn deleted_task_is_hidden_and_swept_until_purged() {
     assert!(loaded.deleted);
     f.store.task_intents_mark_seen(&loaded).await.expect("noted");
     assert_eq!(due(&f, now() + Duration::from_secs(2)).await, [id]);
-    assert!(f.store.task_purge(id, gone, now()).await.expect("purged").is_some());
-    assert_eq!(f.store.task_purge(id, gone, now()).await.expect("asked"), None);
+    assert!(f.store.task_purge(id, deleted_event, now()).await.expect("purged").is_some());
+    assert_eq!(f.store.task_purge(id, deleted_event, now()).await.expect("asked"), None);
     let other = f.task().await;
     assert_eq!(
         f.store.tasks_purged(&[id, other, TaskId::from_uuid(Uuid::now_v7())]).await.expect("asked"),

@@ -16,12 +16,12 @@ use crate::{
 };
 
 /// A time at which neither the day nor the month is about to end.
-fn at(time: &str) -> Timestamp {
-    time.parse().expect("a time")
+fn time(text: &str) -> Timestamp {
+    text.parse().expect("a time")
 }
 
 /// A day and a month that are not about to end, whatever the time is.
-pub(super) fn around(now: Timestamp) -> Periods {
+pub(super) fn periods_around(now: Timestamp) -> Periods {
     let hours = SignedDuration::from_hours;
     let (day, next_day) = (now - hours(12), now + hours(12));
     Periods { day, next_day, month: now - hours(12 * 24), next_month: now + hours(12 * 24) }
@@ -107,7 +107,7 @@ async fn sql(f: &Fixture, statement: &str) {
 async fn quota_counts_are_computed_from_source_tables() {
     let f = Fixture::new().await;
     let (now, other) = (now(), other_organization(&f.store).await);
-    let periods = around(now);
+    let periods = periods_around(now);
     let (task, gone) = (f.task().await, f.task().await);
     run(&f, task, &[("fetch", true)], spent(10, 500), now).await;
     run(&f, task, &[], spent(5, 100), now).await;
@@ -117,7 +117,7 @@ async fn quota_counts_are_computed_from_source_tables() {
     // A task that is deleted was begun all the same, before and after nothing is left of it.
     applied(f.store.task_delete(&write(), gone, rendered("task.deleted")).await.expect("deleted"));
     assert_eq!(counts(&f, ORG, &periods).await, expected);
-    f.store.task_purge(gone, super::gone, now).await.expect("purged");
+    f.store.task_purge(gone, super::deleted_event, now).await.expect("purged");
     assert_eq!(counts(&f, ORG, &periods).await, expected);
     // A copy has neither run nor spent anything.
     let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
@@ -160,7 +160,7 @@ async fn uploads_count_as_storage_while_kept() {
         )
         .await;
     }
-    assert_eq!(counts(&f, ORG, &around(now())).await.storage_bytes, 750);
+    assert_eq!(counts(&f, ORG, &periods_around(now())).await.storage_bytes, 750);
     // Documents count with what they said before.
     let settings = crate::StateRef { owner: None, name: "settings" };
     for (text, expected) in [("{}", 752), ("{\"a\": 1}", 760)] {
@@ -175,7 +175,7 @@ async fn uploads_count_as_storage_while_kept() {
             )
             .await;
         assert_eq!(applied(put.expect("it is put")).bytes, i64::try_from(text.len()).expect("few"));
-        assert_eq!(counts(&f, ORG, &around(now())).await.storage_bytes, expected);
+        assert_eq!(counts(&f, ORG, &periods_around(now())).await.storage_bytes, expected);
     }
 }
 
@@ -222,7 +222,7 @@ async fn quota_set_by_the_operator_persists() {
 
 /// Everything in 2026.
 fn filter() -> UsageFilter {
-    let (since, until) = (at("2026-01-01T00:00:00Z"), at("2027-01-01T00:00:00Z"));
+    let (since, until) = (time("2026-01-01T00:00:00Z"), time("2027-01-01T00:00:00Z"));
     UsageFilter {
         agent: None,
         model: None,
@@ -243,21 +243,21 @@ async fn list(f: &Fixture, filter: &UsageFilter, of: Dimensions) -> Vec<UsageRow
 }
 
 fn tokens(row: &UsageRow) -> i64 {
-    match row.used {
+    match row.totals {
         UsageTotals::Models { usage, .. } => usage.input_tokens,
         UsageTotals::Tools { calls, .. } => calls,
     }
 }
 
 /// Two days of work of two agents, the second day's late in the evening.
-async fn worked() -> (Fixture, AgentId) {
+async fn two_days_of_work() -> (Fixture, AgentId) {
     let f = Fixture::new().await;
     let second = new_agent(f.model, "b");
     let (task, other) = (f.task().await, second.id);
     applied(
         f.store.agent_create(&write(), second, rendered("agent.created")).await.expect("created"),
     );
-    let (monday, tuesday) = (at("2026-11-16T12:00:00Z"), at("2026-11-17T23:30:00Z"));
+    let (monday, tuesday) = (time("2026-11-16T12:00:00Z"), time("2026-11-17T23:30:00Z"));
     run(&f, task, &[("fetch", true), ("fetch", false), ("read_file", true)], spent(1, 10), monday)
         .await;
     run(&f, task, &[("read_file", true)], spent(2, 20), tuesday).await;
@@ -274,19 +274,19 @@ async fn worked() -> (Fixture, AgentId) {
 
 #[tokio::test]
 async fn model_usage_is_summed_by_day_agent_and_model() {
-    let (f, other) = worked().await;
+    let (f, other) = two_days_of_work().await;
     let everything = list(&f, &filter(), Dimensions::default()).await;
     let [all] = everything.as_slice() else { panic!("{everything:?}") };
-    let UsageTotals::Models { calls, usage } = all.used else { panic!("{all:?}") };
+    let UsageTotals::Models { calls, usage } = all.totals else { panic!("{all:?}") };
     assert_eq!((calls, usage.input_tokens, usage.cost_pico_usd), (3, 7, 70));
     let days = list(&f, &filter(), Dimensions { day: true, ..Dimensions::default() }).await;
-    let days: Vec<_> = days.iter().map(|row| (row.place.day.as_str(), tokens(row))).collect();
+    let days: Vec<_> = days.iter().map(|row| (row.cursor.day.as_str(), tokens(row))).collect();
     assert_eq!(days, [("2026-11-16", 1), ("2026-11-17", 6)]);
     // Half an hour before midnight is the day after in Berlin.
     let berlin = UsageFilter { time_zone: "Europe/Berlin".into(), ..filter() };
     let days = list(&f, &berlin, Dimensions { day: true, ..Dimensions::default() }).await;
     assert_eq!(
-        days.iter().map(|row| row.place.day.as_str()).collect::<Vec<_>>(),
+        days.iter().map(|row| row.cursor.day.as_str()).collect::<Vec<_>>(),
         ["2026-11-16", "2026-11-18"]
     );
     let agents =
@@ -301,7 +301,7 @@ async fn model_usage_is_summed_by_day_agent_and_model() {
     assert_eq!(tokens(&list(&f, &of_other, Dimensions::default()).await[0]), 4);
     let of_nothing = UsageFilter { model: Some(ModelId::from_uuid(Uuid::now_v7())), ..filter() };
     assert_eq!(list(&f, &of_nothing, Dimensions::default()).await, []);
-    let monday = UsageFilter { until: at("2026-11-17T00:00:00Z"), ..filter() };
+    let monday = UsageFilter { until: time("2026-11-17T00:00:00Z"), ..filter() };
     assert_eq!(tokens(&list(&f, &monday, Dimensions::default()).await[0]), 1);
     let organization = other_organization(&f.store).await;
     let foreign =
@@ -311,11 +311,11 @@ async fn model_usage_is_summed_by_day_agent_and_model() {
 
 #[tokio::test]
 async fn tool_calls_are_summed_from_script_results() {
-    let (f, _) = worked().await;
+    let (f, _) = two_days_of_work().await;
     let of = Dimensions { tool: true, ..Dimensions::default() };
     let shown = |rows: &[UsageRow]| -> Vec<(String, String, String, UsageTotals)> {
         let row = |row: &UsageRow| {
-            (row.place.day.clone(), row.agent_name.clone(), row.place.what.clone(), row.used)
+            (row.cursor.day.clone(), row.agent_name.clone(), row.cursor.what.clone(), row.totals)
         };
         rows.iter().map(row).collect()
     };
@@ -383,15 +383,15 @@ async fn usage_pages_cover_every_row_once_in_both_directions() {
                 let page = UsagePage { limit: 4, descending, after: after.clone() };
                 let rows = f.store.usage_list(ORG, &filter(), of, &page).await.expect("listed");
                 let Some(last) = rows.last() else { break };
-                after = Some(last.place.clone());
-                seen.extend(rows.into_iter().map(|row| row.place));
+                after = Some(last.cursor.clone());
+                seen.extend(rows.into_iter().map(|row| row.cursor));
             }
             let whole = f
                 .store
                 .usage_list(ORG, &filter(), of, &first(1000, descending))
                 .await
                 .expect("listed");
-            let whole: Vec<_> = whole.into_iter().map(|row| row.place).collect();
+            let whole: Vec<_> = whole.into_iter().map(|row| row.cursor).collect();
             assert!(seen == whole && seen.len() >= 21, "{of:?} {descending}: {seen:?} {whole:?}");
             let days: Vec<_> = seen.iter().map(|place| place.day.clone()).collect();
             assert!(

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_the_same_at_every_split() {
+    fn extracted_text_is_the_same_at_every_split() {
         for (json, code) in [
             (r#"{"code": "a\n\"b\"\\ \u00e4 \ud83d\ude00 ä😀"}"#, "a\n\"b\"\\ ä 😀 ä😀"),
             (

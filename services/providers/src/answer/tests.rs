@@ -35,7 +35,7 @@ fn code(completed: &CompletedAnswer) -> &str {
 }
 
 #[test]
-fn text_and_code_become_visible_as_they_grow() {
+fn text_and_code_become_visible_incrementally() {
     let (visible, answer) = answer(vec![
         Chunk::Text("Look".into()),
         Chunk::Text("ing.".into()),
@@ -62,7 +62,7 @@ fn text_and_code_become_visible_as_they_grow() {
 }
 
 #[test]
-fn half_a_script_never_runs() {
+fn truncated_script_never_runs() {
     let completed = call("code_interpreter", r#"{"code":"delete_ever"#, StopReason::MaxTokens);
     assert_eq!(
         completed,
@@ -71,7 +71,7 @@ fn half_a_script_never_runs() {
 }
 
 #[test]
-fn arguments_that_cannot_be_read_are_told_to_the_model() {
+fn unreadable_arguments_become_an_error_script() {
     for arguments in [r#"{"code":"#, "[]", r#"{"script":"1"}"#] {
         let completed = call("code_interpreter", arguments, StopReason::ToolUse);
         assert!(
@@ -83,7 +83,7 @@ fn arguments_that_cannot_be_read_are_told_to_the_model() {
 }
 
 #[test]
-fn a_function_taken_for_a_tool_is_called_by_a_script() {
+fn unknown_tool_call_becomes_a_function_call_in_a_script() {
     let completed = call("read_file", r#"{"path":"a\u2028b"}"#, StopReason::ToolUse);
     assert_eq!(code(&completed), r#"read_file({"path":"a\u2028b"})"#);
     let completed = call("functions.read-file", "{}", StopReason::ToolUse);
@@ -91,7 +91,7 @@ fn a_function_taken_for_a_tool_is_called_by_a_script() {
 }
 
 #[test]
-fn a_call_without_id_gets_one_of_its_own() {
+fn call_without_id_gets_a_unique_id() {
     let (_, answer) = answer(vec![
         Chunk::Call { slot: 0, id: String::new(), name: "code_interpreter".into() },
         Chunk::Arguments { slot: 0, json: r#"{"code":"1"}"#.into() },
@@ -104,7 +104,7 @@ fn a_call_without_id_gets_one_of_its_own() {
 }
 
 #[test]
-fn an_answer_without_end_is_cut() {
+fn endless_answer_is_rejected() {
     let piece = "x".repeat(1024 * 1024);
     // What is opaque of its thinking counts as well, all of it together.
     for chunk in

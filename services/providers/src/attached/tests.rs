@@ -90,7 +90,7 @@ fn words(block: &Block) -> &str {
 }
 
 #[tokio::test]
-async fn what_a_model_can_see_is_shown_with_the_way_to_it() {
+async fn supported_file_is_shown_with_its_path() {
     let folder = Folder::new(ROOM);
     let image = folder.upload(ORG, "image/png", "a.png", b"\x89PNG-image").await;
     let table = folder.upload(ORG, "text/csv", "dir/t.csv", b"1;2").await;
@@ -122,7 +122,7 @@ async fn what_a_model_can_see_is_shown_with_the_way_to_it() {
 }
 
 #[tokio::test]
-async fn what_it_cannot_see_is_named_with_the_reason() {
+async fn unsupported_file_is_named_with_the_reason() {
     let folder = Folder::new(ROOM);
     let large = folder.upload(ORG, "text/csv", "large.csv", &vec![b'1'; 300 << 10]).await;
     let archive = folder.upload(ORG, "application/zip", "a.zip", b"PK").await;
@@ -155,7 +155,7 @@ async fn what_it_cannot_see_is_named_with_the_reason() {
 }
 
 #[tokio::test]
-async fn older_files_are_named_when_newer_ones_fill_a_call() {
+async fn older_files_are_omitted_when_newer_ones_fill_a_call() {
     let folder = Folder::new(ROOM);
     let mut messages = Vec::new();
     let mut images = Vec::new();
@@ -182,7 +182,7 @@ async fn older_files_are_named_when_newer_ones_fill_a_call() {
 }
 
 #[tokio::test]
-async fn nobody_is_shown_what_another_organization_has() {
+async fn file_of_another_organization_is_not_shown() {
     let folder = Folder::new(ROOM);
     let other = OrganizationId::from_uuid(Uuid::from_u128(7));
     let foreign = folder.upload(other, "image/png", "secret.png", b"canary").await;
@@ -192,7 +192,7 @@ async fn nobody_is_shown_what_another_organization_has() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_is_not_shown_and_a_storage_that_fails_passes() {
+async fn corrupt_file_is_omitted_and_storage_failure_is_transient() {
     let folder = Folder::new(ROOM);
     let image = folder.upload(ORG, "image/png", "a.png", b"whole").await;
     let (first, rest) = image.sha256.split_at(2);
@@ -209,7 +209,7 @@ async fn a_damaged_file_is_not_shown_and_a_storage_that_fails_passes() {
 }
 
 #[tokio::test]
-async fn calls_wait_for_room() {
+async fn calls_wait_for_free_bytes() {
     let folder = Folder::new(1 << 20);
     // More than there is room for: it gets all of it.
     let image = folder.upload(ORG, "image/png", "a.png", &vec![1; 2 << 20]).await;

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_region_is_in_the_address_or_beside_it() {
+    fn region_is_read_from_host_or_query() {
         for (base, expected) in [
             ("https://bedrock-runtime.eu-central-1.amazonaws.com", Some("eu-central-1")),
             ("https://bedrock-runtime-fips.us-east-1.amazonaws.com/", Some("us-east-1")),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_without_colon_is_sent_as_it_is() {
+    fn key_without_colon_is_sent_as_bearer_token() {
         let url = "https://bedrock-runtime.us-east-1.amazonaws.com/model/m/converse-stream"
             .parse()
             .expect("a URL");

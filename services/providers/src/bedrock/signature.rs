@@ -102,7 +102,7 @@ mod tests {
 
     /// The worked example of <https://docs.aws.amazon.com/general/latest/gr/sigv4-create-canonical-request.html>.
     #[test]
-    fn the_documented_example_is_signed_as_documented() {
+    fn documented_example_has_the_documented_signature() {
         let request = SigningRequest {
             method: "GET",
             path: "/",
@@ -125,7 +125,7 @@ mod tests {
 
     /// What `aws-sigv4` 1.6, a part of the vendor's own client, signs the same request with.
     #[test]
-    fn a_model_named_by_its_arn_and_a_session_are_signed_as_the_vendors_client_does() {
+    fn arn_model_and_session_token_match_the_vendor_client() {
         let model = percent_encode(
             "arn:aws:bedrock:eu-central-1:123456789012:inference-profile/eu.anthropic.claude-sonnet-4-20250514-v1:0",
         );

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn it_opens_at_the_fifth_failure_in_a_row_and_at_no_other() {
+    fn fifth_consecutive_failure_opens_the_breaker() {
         let now = Instant::now();
         let mut breaker = breaker_after_failures(4, now);
         assert_eq!(breaker.state(), State::Closed);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn one_probe_is_let_through_and_decides() {
+    fn half_open_breaker_admits_one_probe_that_decides() {
         let now = Instant::now();
         let later = now + COOLDOWN;
         let mut breaker = breaker_after_failures(5, now);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_is_abandoned_makes_room_for_another() {
+    fn canceled_probe_allows_another_probe() {
         let now = Instant::now();
         let later = now + COOLDOWN;
         let mut breaker = breaker_after_failures(5, now);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_from_before_it_opened_count_no_more() {
+    fn calls_admitted_before_opening_are_ignored() {
         let now = Instant::now();
         let mut breaker = Breaker::default();
         let late = breaker.admit(now).expect("closed");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_found_out_holds_here_for_the_rest_of_its_cooldown() {
+    fn peer_update_holds_for_the_rest_of_its_cooldown() {
         let now = Instant::now();
         let mut breaker = Breaker::default();
         breaker.apply_peer_update(PeerUpdate::Open(4 * SECOND), now);
@@ -274,7 +274,7 @@ mod tests {
         /// Whatever calls do in whatever order: never two probes at once, never a call while it is
         /// open, and it opens from closed with the fifth failure in a row and no other.
         #[test]
-        fn no_history_breaks_it(steps in prop::collection::vec(step(), 1..300)) {
+        fn random_call_orders_keep_the_breaker_invariants(steps in prop::collection::vec(step(), 1..300)) {
             let mut now = Instant::now();
             let mut breaker = Breaker::default();
             let mut under_way: Vec<Admission> = Vec::new();

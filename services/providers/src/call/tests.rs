@@ -172,7 +172,7 @@ fn text_of(outcome: &Outcome) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_streamed_and_completed() {
+async fn answer_is_streamed_and_completed() {
     let script = r#"[{"text": "Let me look at it.", "code": "list_files('.')\n", "tokens_per_second": 200,
         "usage": {"input": 10, "output": 20, "cache_read": 30}}]"#;
     let (outcome, usage, kept) = play(script, &CancelSignal::default()).await;
@@ -190,7 +190,7 @@ async fn an_answer_is_streamed_and_completed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transient_failure_is_tried_again_and_what_was_shown_is_voided() {
+async fn transient_failure_is_retried_and_visible_text_is_voided() {
     let script = r#"[{"text": "abcdefgh", "usage": {"input": 100, "output": 10},
         "fault": {"class": "transient", "times": 2, "after_chars": 4}}]"#;
     let (outcome, usage, kept) = play(script, &CancelSignal::default()).await;
@@ -211,7 +211,7 @@ async fn a_transient_failure_is_tried_again_and_what_was_shown_is_voided() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_third_failure_stands() {
+async fn third_failure_is_final() {
     let script =
         r#"[{"text": "x", "fault": {"class": "overloaded", "http_status": 529, "times": 0}}]"#;
     let begun = Instant::now();
@@ -224,7 +224,7 @@ async fn the_third_failure_stands() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_vendors_pause_is_waited_for() {
+async fn vendor_delay_is_waited_for() {
     let script = r#"[{"text": "x", "fault": {"class": "rate_limited", "retry_after_ms": 12000}}]"#;
     let begun = Instant::now();
     let (outcome, ..) = play(script, &CancelSignal::default()).await;
@@ -235,7 +235,7 @@ async fn the_vendors_pause_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_no_retry_can_mend_fails_at_once() {
+async fn permanent_failure_is_not_retried() {
     let script = r#"[{"text": "x", "fault": {"class": "authentication", "times": 0, "message": "no such key"}}]"#;
     let begun = Instant::now();
     let (outcome, ..) = play(script, &CancelSignal::default()).await;
@@ -244,7 +244,7 @@ async fn what_no_retry_can_mend_fails_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_ends_at_its_deadline_with_what_it_used() {
+async fn deadline_ends_a_call_with_its_usage() {
     let (outcome, usage, _) = play(
         r#"[{"text": "abcdefgh", "fault": {"stall_ms": 900000, "after_chars": 4}}]"#,
         &CancelSignal::default(),
@@ -257,7 +257,7 @@ async fn a_call_ends_at_its_deadline_with_what_it_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_ends_a_call_at_once_with_what_it_used() {
+async fn cancel_ends_a_call_at_once_with_its_usage() {
     let cancel = CancelSignal::default();
     let canceller = cancel.clone();
     let begun = Instant::now();
@@ -277,7 +277,7 @@ async fn a_cancel_ends_a_call_at_once_with_what_it_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_ends_the_pause_between_tries() {
+async fn cancel_ends_the_delay_between_attempts() {
     let cancel = CancelSignal::default();
     let canceller = cancel.clone();
     tokio::spawn(async move {

@@ -57,7 +57,7 @@ fn replay(text: &str) -> Scripted {
 }
 
 #[tokio::test]
-async fn a_replayed_answer_is_the_recorded_one_for_every_vendor() {
+async fn replayed_answer_equals_the_recorded_one_for_every_vendor() {
     for wire in Wire::ALL {
         let folder = tempfile::tempdir().expect("a folder");
         let server = VendorServer::start().await;
@@ -74,7 +74,7 @@ async fn a_replayed_answer_is_the_recorded_one_for_every_vendor() {
 }
 
 #[tokio::test]
-async fn a_failure_is_replayed_as_it_was() {
+async fn failure_is_replayed_as_recorded() {
     let wire = Wire::Anthropic;
     let folder = tempfile::tempdir().expect("a folder");
     let server = VendorServer::start().await;
@@ -90,7 +90,7 @@ async fn a_failure_is_replayed_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_try_that_failed_is_replayed_once_before_the_answer_of_the_next() {
+async fn failed_attempt_is_replayed_once_before_the_answer() {
     let wire = Wire::Anthropic;
     let folder = tempfile::tempdir().expect("a folder");
     let server = VendorServer::start().await;
@@ -118,7 +118,7 @@ async fn a_try_that_failed_is_replayed_once_before_the_answer_of_the_next() {
 }
 
 #[tokio::test]
-async fn no_key_is_in_a_cassette_whoever_repeated_it() {
+async fn cassette_contains_no_key() {
     let wire = Wire::OpenAi;
     let folder = tempfile::tempdir().expect("a folder");
     let server = VendorServer::start().await;
@@ -134,7 +134,7 @@ async fn no_key_is_in_a_cassette_whoever_repeated_it() {
 }
 
 #[tokio::test]
-async fn an_answer_nobody_waited_for_is_recorded_as_far_as_it_came() {
+async fn abandoned_answer_is_recorded_up_to_its_end() {
     let wire = Wire::Anthropic;
     let folder = tempfile::tempdir().expect("a folder");
     let server = VendorServer::start().await;

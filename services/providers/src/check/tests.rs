@@ -16,7 +16,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn each_key_is_tried_and_the_first_good_one_lists_the_models() {
+async fn each_key_is_checked_and_first_valid_one_lists_models() {
     let nats = NatsServer::start().await;
     let bus = nats.bus().await;
     let context = Context::new("providers", Common::default());
@@ -64,7 +64,7 @@ async fn process(bus: &Bus, name: &str) -> (Breakers, Context) {
 }
 
 #[tokio::test]
-async fn what_one_process_learns_of_a_vendor_all_know_also_those_that_begin_later() {
+async fn breaker_state_reaches_running_and_new_processes() {
     let nats = NatsServer::start().await;
     let bus = nats.bus().await;
     let (one, _one) = process(&bus, "one").await;

@@ -42,7 +42,7 @@ fn read<'a>(pieces: impl IntoIterator<Item = &'a str>) -> (String, Option<String
 }
 
 #[test]
-fn a_script_is_found_the_same_at_every_split() {
+fn script_is_found_the_same_at_every_split() {
     for (answer, text, script) in [
         ("Let me look.\n\n```construct\nprint(1)\n```", "Let me look.\n\n", Some("print(1)\n")),
         ("```construct\nprint('ä\"😀')\n```\n\nIt printed 3.", "", Some("print('ä\"😀')\n")),
@@ -70,7 +70,7 @@ fn a_script_is_found_the_same_at_every_split() {
 }
 
 #[test]
-fn text_is_shown_before_its_line_ends() {
+fn text_is_emitted_before_its_line_ends() {
     let mut reader = FenceReader::new("code_interpreter", "code");
     let mut chunks = VecDeque::new();
     reader.push("Let me", &mut chunks);
@@ -113,7 +113,7 @@ async fn ask(server: &VendorServer, stop: &str, text: &str) -> CompletedAnswer {
 }
 
 #[tokio::test]
-async fn a_model_without_tools_is_asked_and_understood_in_fenced_blocks() {
+async fn model_without_tools_uses_fenced_blocks() {
     let server = VendorServer::start().await;
     let completed =
         ask(&server, "stop", "I look.\n```construct\nprint(8)\n```\n<result>9</result>").await;
@@ -137,7 +137,7 @@ async fn a_model_without_tools_is_asked_and_understood_in_fenced_blocks() {
 }
 
 #[tokio::test]
-async fn whatever_calls_natively_may_still_do_so() {
+async fn native_tool_calls_pass_through() {
     let mut command = command("go");
     command.model =
         Some(ModelTarget { tool_calling: Some(false), ..command.model.unwrap_or_default() });
@@ -153,7 +153,7 @@ async fn whatever_calls_natively_may_still_do_so() {
 }
 
 #[tokio::test]
-async fn half_a_script_does_not_run() {
+async fn truncated_script_does_not_run() {
     let server = VendorServer::start().await;
     let completed = ask(&server, "length", "```construct\ndelete_everything(").await;
     assert_eq!(completed.stop_reason, StopReason::MaxTokens);

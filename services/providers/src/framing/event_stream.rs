@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn every_split_parses_the_same() {
+    fn stream_parses_the_same_at_every_split() {
         let stream = stream();
         for at in 0..=stream.len() {
             let (left, right) = stream.split_at(at);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn every_damaged_byte_is_noticed() {
+    fn every_damaged_byte_is_detected() {
         let stream = bedrock::event("messageStart", r#"{"role":"assistant"}"#);
         for at in 0..stream.len() {
             let mut damaged = stream.clone();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_ends_within_a_message_is_damaged() {
+    fn stream_ending_within_a_message_is_corrupt() {
         let stream = stream();
         for end in 1..bedrock::event("messageStart", r#"{"role":"assistant"}"#).len() {
             let cut = decode::<EventStream>([&stream[..end]]);
@@ -199,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_claims_to_be_huge_is_given_up_at_once() {
+    fn message_claiming_a_huge_length_is_rejected_at_once() {
         let mut prelude = [0x40, 0, 0, 0, 0, 0, 0, 0].to_vec();
         prelude.extend(crc32fast::hash(&prelude).to_be_bytes());
         assert_eq!(decode::<EventStream>([prelude.as_slice()]), Err(Error::TooLarge));
     }
 
     #[test]
-    fn headers_of_every_type_are_passed_over() {
+    fn headers_of_every_type_are_skipped() {
         let mut headers = Vec::new();
         let mut header = |name: &str, kind: u8, value: &[u8]| {
             headers.push(u8::try_from(name.len()).expect("short"));

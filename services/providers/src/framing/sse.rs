@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn every_split_in_two_parses_the_same() {
+    fn stream_split_in_two_parses_the_same() {
         for at in 0..=STREAM.len() {
             let (left, right) = STREAM.split_at(at);
             assert_eq!(decode([left, right]), expected(), "split at {at}");
@@ -145,13 +145,13 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_at_a_time_parses_the_same() {
+    fn stream_split_into_bytes_parses_the_same() {
         assert_eq!(decode(STREAM.chunks(1)), expected());
         assert_eq!(decode(STREAM.chunks(3)), expected());
     }
 
     #[test]
-    fn the_last_event_needs_no_blank_line() {
+    fn last_event_needs_no_blank_line() {
         assert_eq!(
             decode([b"data: a\n\ndata: b".as_slice()]),
             [event("message", "a"), event("message", "b")]
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_utf8_is_replaced_and_breaks_nothing() {
+    fn truncated_utf8_is_replaced() {
         assert_eq!(
             decode([b"data: a\xF0\x9F\n\ndata: b\n\n".as_slice()]),
             [event("message", "a\u{FFFD}"), event("message", "b")]
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_given_up() {
+    fn line_without_end_is_rejected() {
         let mut decoder = ServerSentEvents::default();
         let mut events = VecDeque::new();
         let piece = vec![b'x'; 1024 * 1024];
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_of_endless_lines_is_given_up() {
+    fn event_of_endless_lines_is_rejected() {
         let mut decoder = ServerSentEvents::default();
         let mut events = VecDeque::new();
         let line = [b"data: ".as_slice(), &vec![b'x'; 1024 * 1024], b"\n"].concat();

@@ -18,7 +18,7 @@ fn request() -> Request {
 }
 
 #[test]
-fn the_recorded_calls_parse_the_same_at_every_split() {
+fn recorded_calls_parse_the_same_at_every_split() {
     let chunks = read_at_every_split::<Wire>(recorded::RECORDED_CALLS.as_bytes());
     let sealed = json!({"call": "PFNpZ25hdHVyZSBBPg=="}).to_string();
     let name = "get_current_temperature";
@@ -55,7 +55,7 @@ fn the_recorded_calls_parse_the_same_at_every_split() {
 }
 
 #[test]
-fn a_signature_goes_back_exactly_where_it_came_from() {
+fn signature_is_replayed_at_its_original_position() {
     let wire = recorded::Answer::text("All is fine.").and_signature("sig-text").wire();
     let chunks = read_at_every_split::<Wire>(wire.as_bytes());
     assert!(
@@ -92,7 +92,7 @@ fn a_signature_goes_back_exactly_where_it_came_from() {
 }
 
 #[test]
-fn a_call_of_another_vendor_gets_the_mark_that_the_vendor_offers_for_it() {
+fn foreign_call_gets_the_skip_signature() {
     let call =
         |id: &str| Part::Call { id: id.into(), name: "run".into(), arguments: json!({"js": "1"}) };
     let turn = Turn { role: Role::Assistant, parts: vec![call("a"), call("b")] };
@@ -105,7 +105,7 @@ fn a_call_of_another_vendor_gets_the_mark_that_the_vendor_offers_for_it() {
 }
 
 #[test]
-fn every_finish_reason_is_known() {
+fn every_finish_reason_is_mapped() {
     for (reason, expected) in [
         ("STOP", Ok(StopReason::EndTurn)),
         ("MAX_TOKENS", Ok(StopReason::MaxTokens)),
@@ -121,7 +121,7 @@ fn every_finish_reason_is_known() {
 }
 
 #[test]
-fn a_refused_prompt_is_a_refusal() {
+fn blocked_prompt_is_a_content_refusal() {
     let event = json!({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 7}});
     let failure = read::<Wire>([format!("data: {event}\n\n").as_bytes()]).expect_err("refused");
     assert_eq!(failure.class, FailureClass::ContentRefused);
@@ -129,7 +129,7 @@ fn a_refused_prompt_is_a_refusal() {
 }
 
 #[test]
-fn errors_are_classified_by_the_vendors_own_words() {
+fn errors_are_classified_by_vendor_codes() {
     let info = |reason: &str| json!({"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason});
     for (status, name, message, details, class) in [
         (
@@ -172,7 +172,7 @@ fn errors_are_classified_by_the_vendors_own_words() {
 }
 
 #[tokio::test]
-async fn the_time_of_the_next_try_stands_in_the_body() {
+async fn retry_delay_is_read_from_the_body() {
     let server = VendorServer::start().await;
     let delay =
         json!({"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "34.07s"});
@@ -191,7 +191,7 @@ async fn the_time_of_the_next_try_stands_in_the_body() {
 }
 
 #[tokio::test]
-async fn a_request_carries_everything_in_the_vendors_form() {
+async fn request_has_the_vendor_format() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
     let vendor = open(ModelProviderType::Gemini, &server.url(), SOON);
@@ -244,7 +244,7 @@ async fn a_request_carries_everything_in_the_vendors_form() {
 }
 
 #[test]
-fn every_generation_is_told_to_think_in_its_own_way() {
+fn each_model_generation_gets_its_own_thinking_request() {
     let level = |level: &str| json!({"includeThoughts": true, "thinkingLevel": level});
     assert_eq!(thinking_config(Effort::Off, "gemini-3.8-flash"), level("low"));
     assert_eq!(thinking_config(Effort::Medium, "gemini-3-pro-preview"), level("high"));

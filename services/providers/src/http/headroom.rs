@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resets_are_read_in_every_form() {
+    fn limit_resets_are_parsed_in_every_form() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
         let read = |remaining: &str, reset: &str| {
             let headers = [("left", remaining), ("reset", reset)];

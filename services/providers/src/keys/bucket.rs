@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_full_at_first_and_fills_evenly() {
+    fn bucket_starts_full_and_refills_evenly() {
         let now = Instant::now();
         let mut bucket = Bucket::new(60, now).expect("there is a limit");
         bucket.take(60, now);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_estimated_wrongly_is_corrected() {
+    fn wrong_estimate_is_corrected_afterwards() {
         let now = Instant::now();
         let mut bucket = Bucket::new(600, now).expect("there is a limit");
         bucket.take(500, now);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_any_size_are_taken_as_they_are() {
+    fn integer_amounts_convert_exactly() {
         for value in [
             0,
             1,

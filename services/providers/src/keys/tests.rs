@@ -36,7 +36,7 @@ fn refused(class: FailureClass, seconds: Option<u64>) -> Failure {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_go_to_the_key_with_the_fewest_under_way_and_then_in_turn() {
+async fn calls_use_the_least_busy_key_then_the_least_recent() {
     let (keys, provider) = (Keys::default(), provider(3));
     let mut leases = Vec::new();
     for _ in 0..6 {
@@ -49,7 +49,7 @@ async fn calls_go_to_the_key_with_the_fewest_under_way_and_then_in_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_beyond_the_concurrency_wait_in_the_order_they_came() {
+async fn calls_beyond_the_concurrency_wait_in_order() {
     let keys = Keys::default();
     let provider = Provider { max_concurrency: 1, ..provider(1) };
     let first = keys.lease(&want(&provider)).await.expect("free");
@@ -67,7 +67,7 @@ async fn calls_beyond_the_concurrency_wait_in_the_order_they_came() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_and_tokens_of_a_minute_are_spread_over_it() {
+async fn requests_and_tokens_are_spread_over_a_minute() {
     let keys = Keys::default();
     let provider = Provider { requests_per_minute: 60, tokens_per_minute: 6_000, ..provider(1) };
     let begun = Instant::now();
@@ -93,7 +93,7 @@ async fn requests_and_tokens_of_a_minute_are_spread_over_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_would_wait_too_long_is_told_when_to_come_again() {
+async fn excessive_wait_fails_with_a_retry_time() {
     let keys = Keys::default();
     let provider = Provider { requests_per_minute: 1, ..provider(1) };
     keys.lease(&want(&provider)).await.expect("free");
@@ -107,7 +107,7 @@ async fn who_would_wait_too_long_is_told_when_to_come_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_key_is_left_out_for_five_minutes_unless_it_is_the_only_one() {
+async fn refused_key_is_skipped_for_five_minutes_unless_it_is_alone() {
     let (keys, two) = (Keys::default(), provider(2));
     let lease = keys.lease(&want(&two)).await.expect("free");
     assert!(lease.on_failure(&refused(FailureClass::Authentication, None), true));
@@ -126,7 +126,7 @@ async fn a_refused_key_is_left_out_for_five_minutes_unless_it_is_the_only_one() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limited_key_rests_until_its_reset_for_the_model_that_is_limited() {
+async fn limited_key_rests_until_reset_for_the_limited_model() {
     let (keys, two) = (Keys::default(), provider(2));
     let lease = keys.lease(&want(&two)).await.expect("free");
     lease.on_failure(&refused(FailureClass::RateLimited, Some(600)), true);
@@ -151,7 +151,7 @@ async fn a_limited_key_rests_until_its_reset_for_the_model_that_is_limited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_provider_without_a_key_has_its_limits_too() {
+async fn provider_without_key_has_limits() {
     let keys = Keys::default();
     let provider = Provider { max_concurrency: 1, ..provider(0) };
     let lease = keys.lease(&want(&provider)).await.expect("free");
@@ -163,7 +163,7 @@ async fn a_provider_without_a_key_has_its_limits_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limits_that_change_hold_at_once() {
+async fn changed_limits_apply_at_once() {
     let keys = Keys::default();
     let mut provider = Provider { requests_per_minute: 1, ..provider(1) };
     keys.lease(&want(&provider)).await.expect("free");

@@ -220,7 +220,7 @@ mod tests {
     use super::f16_to_f32;
 
     #[test]
-    fn numbers_of_half_precision_are_exact() {
+    fn half_precision_numbers_are_exact() {
         for (bits, number) in [
             (0x0000, 0.0),
             (0x3c00, 1.0),

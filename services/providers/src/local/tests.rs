@@ -74,7 +74,7 @@ async fn embed(
 }
 
 #[tokio::test]
-async fn a_text_is_the_mean_of_its_tokens() {
+async fn text_vector_is_the_mean_of_its_tokens() {
     let folder = tempfile::tempdir().expect("a folder");
     let plain = Some(r#"{"normalize": false}"#);
     write(&folder.path().join("one"), &[embeddings()], None);
@@ -106,7 +106,7 @@ async fn a_text_is_the_mean_of_its_tokens() {
 }
 
 #[tokio::test]
-async fn models_with_weights_shared_rows_and_smaller_numbers_are_read() {
+async fn weights_shared_rows_and_small_numbers_are_read() {
     let folder = tempfile::tempdir().expect("a folder");
     let plain = Some(r#"{"normalize": false}"#);
     let weights = (
@@ -142,7 +142,7 @@ async fn models_with_weights_shared_rows_and_smaller_numbers_are_read() {
 }
 
 #[tokio::test]
-async fn a_model_that_has_changed_is_loaded_again() {
+async fn changed_model_file_is_reloaded() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("one");
     write(&place, &[embeddings()], None);
@@ -163,7 +163,7 @@ async fn a_model_that_has_changed_is_loaded_again() {
 }
 
 #[tokio::test]
-async fn what_is_not_a_model_is_refused_in_words() {
+async fn invalid_model_is_rejected_with_a_reason() {
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path().join("models");
     write(&folder.path().join("outside"), &[embeddings()], None);

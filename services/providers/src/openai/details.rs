@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_joined_and_what_is_sealed_stays_apart() {
+    fn pieces_are_joined_and_encrypted_ones_stay_separate() {
         let mut details = Details::default();
         assert_eq!(details.take(), None);
         let text = |text: &str| json!({"type": "reasoning.text", "text": text, "format": "anthropic-claude-v1", "index": 0});

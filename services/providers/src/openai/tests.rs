@@ -71,7 +71,7 @@ fn every_recording_parses_the_same_at_every_split() {
 }
 
 #[test]
-fn a_chain_of_thought_comes_before_its_answer() {
+fn reasoning_comes_before_its_answer() {
     let (completed, usage) = complete(recorded::RECORDED_DEEPSEEK);
     let [thinking, text] = &completed.blocks[..] else { panic!("not two blocks: {completed:?}") };
     assert!(
@@ -92,7 +92,7 @@ fn a_chain_of_thought_comes_before_its_answer() {
 
 /// Calls of other tools than the code tool's become scripts.
 #[test]
-fn what_the_vendor_itself_streams_is_read() {
+fn openai_stream_is_read() {
     let (completed, usage) = complete(recorded::RECORDED_CALL);
     assert_eq!(
         completed.blocks[0].block,
@@ -105,7 +105,7 @@ fn what_the_vendor_itself_streams_is_read() {
 }
 
 #[test]
-fn what_xai_streams_is_read_and_its_reasoning_is_paid_for() {
+fn xai_stream_is_read_and_reasoning_is_billed() {
     let (completed, usage) = complete(recorded::RECORDED_XAI);
     let [thinking, text, _call] = &completed.blocks[..] else {
         panic!("not three blocks: {completed:?}")
@@ -130,7 +130,7 @@ fn what_xai_streams_is_read_and_its_reasoning_is_paid_for() {
 }
 
 #[test]
-fn a_list_of_thoughts_is_kept_as_it_has_to_go_back() {
+fn reasoning_details_are_kept_for_replay() {
     let (completed, usage) = complete(recorded::RECORDED_OPENROUTER_REASONING);
     assert_eq!(calls(&completed), ["toolu_1: 1 + 1"]);
     let thoughts: Vec<&v1::Thinking> = completed
@@ -162,7 +162,7 @@ fn a_list_of_thoughts_is_kept_as_it_has_to_go_back() {
 }
 
 #[test]
-fn calls_that_share_an_index_but_not_an_id_are_two() {
+fn calls_sharing_an_index_with_different_ids_are_separate() {
     let (completed, usage) = complete(recorded::RECORDED_OLLAMA);
     assert_eq!(calls(&completed), ["call_k3f7x1aa: list_files('.')", "call_9qq2m0bb: 1 + 1"]);
     assert_eq!(completed.stop_reason, StopReason::ToolUse, "though the server said `stop`");
@@ -215,7 +215,7 @@ fn usage_is_read_in_every_dialect() {
 }
 
 #[test]
-fn what_is_empty_is_as_good_as_missing() {
+fn empty_fields_count_as_missing() {
     let piece = |text: &str, reason: &str| {
         json!({"id": "", "model": "", "choices": [
         {"index": 0, "delta": {"role": "assistant", "content": text, "tool_calls": null}, "finish_reason": reason}]})
@@ -236,7 +236,7 @@ fn what_is_empty_is_as_good_as_missing() {
 }
 
 #[test]
-fn a_stream_may_end_without_done_or_without_reason_but_not_without_both() {
+fn stream_may_end_without_done_or_reason_but_not_without_both() {
     let wire = recorded::Answer::text("abc").without_done().wire();
     assert!(read([wire.as_bytes()]).is_ok());
     let unfinished = events(&[
@@ -251,7 +251,7 @@ fn a_stream_may_end_without_done_or_without_reason_but_not_without_both() {
 }
 
 #[test]
-fn a_cut_within_an_event_is_a_transient_failure() {
+fn truncated_event_is_a_transient_failure() {
     let wire = recorded::Answer::text("abc").wire();
     let end = wire.find("finish_reason\":\"stop").expect("the end");
     for at in [0, 50, end] {
@@ -280,7 +280,7 @@ fn calls_without_id_or_index_are_told_apart() {
 }
 
 #[test]
-fn a_refusal_is_text_with_its_reason() {
+fn refusal_is_text_with_its_stop_reason() {
     let wire = events(&[
         json!({"choices": [{"index": 0, "delta": {"refusal": "I can't help with that."}, "finish_reason": null}]}),
         json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}),
@@ -291,7 +291,7 @@ fn a_refusal_is_text_with_its_reason() {
 }
 
 #[test]
-fn every_finish_reason_is_known() {
+fn every_finish_reason_is_mapped() {
     for (reason, expected) in [
         ("stop", StopReason::EndTurn),
         ("length", StopReason::MaxTokens),
@@ -318,7 +318,7 @@ fn every_finish_reason_is_known() {
 }
 
 #[test]
-fn errors_are_classified_by_the_vendors_own_words() {
+fn errors_are_classified_by_vendor_codes() {
     for (status, body, class) in [
         (
             400,
@@ -452,7 +452,7 @@ fn errors_are_classified_by_the_vendors_own_words() {
 }
 
 #[test]
-fn an_error_within_the_stream_is_classified() {
+fn error_within_the_stream_is_classified() {
     for (error, class) in [
         (json!({"code": 429, "message": "rate limited upstream"}), FailureClass::RateLimited),
         (json!({"code": 502, "message": "provider returned error"}), FailureClass::Transient),
@@ -472,7 +472,7 @@ fn an_error_within_the_stream_is_classified() {
 }
 
 #[tokio::test]
-async fn a_request_carries_everything_in_the_vendors_form() {
+async fn request_has_the_vendor_format() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
     let vendor = open(ModelProviderType::Openai, &format!("{}/v1/", server.url()), SOON);
@@ -535,7 +535,7 @@ async fn a_request_carries_everything_in_the_vendors_form() {
 }
 
 #[test]
-fn only_the_vendor_itself_is_asked_in_its_newer_words() {
+fn new_fields_are_sent_only_to_openai_itself() {
     let mut request = request();
     request.parameters.top_k = Some(7);
     let original = serde_json::to_value(Body::new(&request, &OPENAI)).expect("JSON");
@@ -560,7 +560,7 @@ fn only_the_vendor_itself_is_asked_in_its_newer_words() {
 }
 
 #[test]
-fn a_model_that_thinks_is_not_told_how_to_sample() {
+fn reasoning_model_gets_no_sampling_parameters() {
     let told = |flavor: &Flavor, model: &str, thinking: v1::ThinkingEffort| {
         let mut request = request();
         request.model = model.to_owned();
@@ -595,7 +595,7 @@ fn a_model_that_thinks_is_not_told_how_to_sample() {
 }
 
 #[test]
-fn a_schema_is_said_in_words_where_it_is_unknown() {
+fn schema_becomes_an_instruction_where_unsupported() {
     let mut request = request();
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
     request.format = Format::Schema { name: "answer".into(), schema: schema.clone(), strict: true };
@@ -621,7 +621,7 @@ fn a_schema_is_said_in_words_where_it_is_unknown() {
 }
 
 #[test]
-fn a_call_from_elsewhere_has_an_empty_thought_where_one_must_not_be_missing() {
+fn foreign_call_gets_empty_reasoning_where_required() {
     let call = Part::Call { id: "a".into(), name: "run".into(), arguments: json!({"js": "1"}) };
     for (flavor, expected) in [
         (&crate::deepseek::FLAVOR, Some(json!(""))),
@@ -639,7 +639,7 @@ fn a_call_from_elsewhere_has_an_empty_thought_where_one_must_not_be_missing() {
 }
 
 #[test]
-fn what_is_to_be_cached_is_said_where_the_model_behind_has_to_be_told() {
+fn cache_breakpoints_are_set_where_the_model_needs_them() {
     let sent = |model: &str, rounds: usize| {
         let mut request = request();
         request.model = model.to_owned();
@@ -691,7 +691,7 @@ fn what_is_to_be_cached_is_said_where_the_model_behind_has_to_be_told() {
 }
 
 #[test]
-fn of_what_is_shown_the_last_text_is_marked() {
+fn last_text_of_a_message_is_marked() {
     let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
     let mut message =
         json!({"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]});
@@ -704,7 +704,7 @@ fn of_what_is_shown_the_last_text_is_marked() {
 }
 
 #[tokio::test]
-async fn a_provider_without_key_sends_none() {
+async fn provider_without_key_sends_no_authorization() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
     let endpoint = Endpoint::parse(&server.url(), None).expect("a URL");
@@ -716,7 +716,7 @@ async fn a_provider_without_key_sends_none() {
 }
 
 #[test]
-fn what_a_vendor_says_it_charges_is_taken_where_it_is_known_to_mean_that() {
+fn reported_cost_is_used_only_where_it_is_the_charge() {
     let usage: WireUsage = serde_json::from_value(
         json!({"prompt_tokens": 10, "completion_tokens": 2, "cost": 0.000_123_456_789}),
     )

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_taken_from_either_header() {
+    fn token_is_read_from_either_header() {
         let issued = ModelToken {
             expires_at: Timestamp::from_second(9_000_000_000).expect("a time"),
             ..issued()
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_models_of_the_token_are_there() {
+    fn only_models_of_the_token_are_allowed() {
         assert_eq!(allowed_model(&example_token(), "mini"), Ok("mini"));
         assert_eq!(allowed_model(&example_token(), ""), Ok("opus"));
         assert_eq!(allowed_model(&example_token(), "other").map_err(|error| error.kind), Err(Kind::NoModel));

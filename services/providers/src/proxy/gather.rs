@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_opaque_counts_towards_the_bound_and_not_towards_what_was_used() {
+    fn opaque_data_counts_toward_the_size_limit_but_not_usage() {
         let mut answer = PartialAnswer::new("answer", 0);
         let data = Chunk::ThinkingData("x".repeat(1024 * 1024));
         for _ in 0..16 {

@@ -45,7 +45,7 @@ mod tests {
     use crate::transcript::Role;
 
     #[test]
-    fn a_thought_goes_back_to_the_provider_it_came_from_only() {
+    fn thinking_opens_only_for_its_provider() {
         let thought = |data: String| Part::Thinking { text: "Hm.".into(), data };
         let turn =
             |part| vec![Turn { role: Role::Assistant, parts: vec![part, Part::Text("x".into())] }];

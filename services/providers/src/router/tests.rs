@@ -180,7 +180,7 @@ fn refusal(class: FailureClass) -> Failure {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fallback_answers_when_all_tries_of_the_model_failed() {
+async fn fallback_answers_after_all_attempts_of_the_model_failed() {
     let play = Play::of([
         ("a", vec![Does::BreakAfter("half", down())]),
         ("b", vec![Does::Answer("whole")]),
@@ -196,7 +196,7 @@ async fn a_fallback_answers_when_all_tries_of_the_model_failed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_only_another_model_can_mend_goes_there_at_once() {
+async fn permanent_failure_goes_to_the_fallback_at_once() {
     for (failure, called) in [
         (refusal(FailureClass::Authentication), vec!["a", "b"]),
         (
@@ -226,7 +226,7 @@ async fn what_only_another_model_can_mend_goes_there_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_nobody_answers_the_failure_that_may_pass_is_told() {
+async fn retryable_failure_is_reported_when_no_model_answered() {
     let play = Play::of([
         ("a", vec![Does::Fail(refusal(FailureClass::Authentication))]),
         ("b", vec![Does::Fail(refusal(FailureClass::Overloaded))]),
@@ -254,7 +254,7 @@ fn to_a_and(others: usize) -> (ModelInvoke, Play) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_takes_five_calls_at_most_however_many_models_and_commands_there_are() {
+async fn answer_takes_at_most_five_calls_over_models_and_commands() {
     for (others, called) in
         [(0, "aaa"), (1, "aaab"), (2, "aaabc"), (3, "aabcd"), (4, "abcde"), (8, "abcde")]
     {
@@ -277,7 +277,7 @@ async fn an_answer_takes_five_calls_at_most_however_many_models_and_commands_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_that_were_lost_with_their_workers_are_calls_of_the_first_model() {
+async fn lost_calls_count_as_calls_of_the_first_model() {
     for (others, lost, called) in [
         (0, 1, "aa"),
         (0, 2, "a"),
@@ -299,7 +299,7 @@ async fn calls_that_were_lost_with_their_workers_are_calls_of_the_first_model() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_of_nobody_who_counts_are_bounded_too() {
+async fn calls_without_a_count_are_limited() {
     let (command, play) = to_a_and(8);
     let router = router(Arc::new(play.clone()), PATIENT);
     assert_eq!(command.tries, 0);
@@ -308,7 +308,7 @@ async fn calls_of_nobody_who_counts_are_bounded_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hedge_is_one_of_the_calls() {
+async fn hedge_counts_as_a_call() {
     let (mut command, _) = to_a_and(1);
     command.hedge_after = Some(prost_types::Duration { seconds: 1, nanos: 0 });
     let slow = || vec![Does::AnswerAfter(3 * SECOND, "slow"), Does::Fail(down())];
@@ -321,7 +321,7 @@ async fn a_hedge_is_one_of_the_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_fifth_failure_in_a_row_opens_the_breaker_and_ten_seconds_later_one_call_probes() {
+async fn fifth_failure_opens_the_breaker_and_cooldown_allows_a_probe() {
     let mut does = vec![Does::Fail(down()); 5];
     does.push(Does::AnswerAfter(3 * SECOND, "well again"));
     let play = Play::of([("a", does)]);
@@ -354,7 +354,7 @@ async fn the_fifth_failure_in_a_row_opens_the_breaker_and_ten_seconds_later_one_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_breaker_does_not_open_for_what_a_healthy_vendor_refuses() {
+async fn healthy_refusals_do_not_open_the_breaker() {
     for class in
         [FailureClass::Authentication, FailureClass::InvalidRequest, FailureClass::RateLimited]
     {
@@ -368,7 +368,7 @@ async fn a_breaker_does_not_open_for_what_a_healthy_vendor_refuses() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_open_breaker_sends_the_call_to_the_fallback_at_once() {
+async fn open_breaker_sends_the_call_to_the_fallback_at_once() {
     let play = Play::of([("a", vec![Does::Fail(down())]), ("b", vec![Does::Answer("b")])]);
     let router = router(Arc::new(play.clone()), PATIENT);
     for _ in 0..2 {
@@ -382,7 +382,7 @@ async fn an_open_breaker_sends_the_call_to_the_fallback_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_model_is_hedged_and_whoever_begins_first_answers() {
+async fn silent_model_is_hedged_and_first_answer_wins() {
     let hedged = |after: u64| ModelInvoke {
         hedge_after: Some(prost_types::Duration {
             seconds: i64::try_from(after).expect("small"),
@@ -418,7 +418,7 @@ async fn a_silent_model_is_hedged_and_whoever_begins_first_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hedge_goes_on_alone_when_the_model_fails() {
+async fn hedge_continues_alone_when_the_model_fails() {
     let play = Play::of([
         ("a", vec![Does::AnswerAfter(5 * SECOND, "never seen"), Does::Fail(down())]),
         ("b", vec![Does::AnswerAfter(4 * SECOND, "b")]),
@@ -434,7 +434,7 @@ async fn a_hedge_goes_on_alone_when_the_model_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hedge_that_fails_changes_nothing_for_the_model() {
+async fn failed_hedge_does_not_affect_the_model() {
     let play = Play::of([
         ("a", vec![Does::AnswerAfter(9 * SECOND, "a")]),
         ("b", vec![Does::Fail(refusal(FailureClass::Authentication))]),
@@ -448,7 +448,7 @@ async fn a_hedge_that_fails_changes_nothing_for_the_model() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_key_is_followed_by_the_next_one_at_once() {
+async fn refused_key_is_replaced_by_the_next_at_once() {
     for class in [FailureClass::Authentication, FailureClass::RateLimited] {
         let play = Play::of([("a", vec![Does::Fail(refusal(class)), Does::Answer("x")])]);
         let router = router(Arc::new(play.clone()), PATIENT);
@@ -470,7 +470,7 @@ async fn a_refused_key_is_followed_by_the_next_one_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_every_key_is_refused_the_failure_stands() {
+async fn failure_is_final_when_every_key_is_refused() {
     let play = Play::of([("a", vec![Does::Fail(refusal(FailureClass::Authentication))])]);
     let router = router(Arc::new(play.clone()), PATIENT);
     let mut command = to_a(&[]);
@@ -490,7 +490,7 @@ fn with_unopenable_key(command: &mut ModelInvoke) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_cannot_be_opened_is_followed_by_the_next_one_at_once() {
+async fn unopenable_key_is_replaced_by_the_next_at_once() {
     let play = Play::of([("a", vec![Does::Answer("x")])]);
     let router = router(Arc::new(play.clone()), PATIENT);
     let mut command = to_a(&[]);
@@ -510,7 +510,7 @@ async fn a_key_that_cannot_be_opened_is_followed_by_the_next_one_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_cannot_be_opened_does_not_hide_what_the_vendor_says_to_another() {
+async fn unopenable_key_does_not_hide_the_failure_of_another() {
     let limited = Does::Fail(
         refusal(FailureClass::RateLimited).with_retry_at(Some(Timestamp::now() + 5 * SECOND)),
     );
@@ -524,7 +524,7 @@ async fn a_key_that_cannot_be_opened_does_not_hide_what_the_vendor_says_to_anoth
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_ends_the_wait_for_a_key_at_once() {
+async fn cancel_ends_the_wait_for_a_key() {
     let play = Play::of([("a", vec![Does::AnswerAfter(100 * SECOND, "x")])]);
     let router = router(Arc::new(play.clone()), PATIENT);
     let mut command = to_a(&[]);
@@ -546,7 +546,7 @@ async fn a_cancel_ends_the_wait_for_a_key_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pauses_are_drawn_from_the_upper_half_of_a_bound_that_doubles() {
+async fn delays_are_drawn_from_the_upper_half_of_a_doubling_bound() {
     let mut drawn = [0; 2];
     for _ in 0..200 {
         let play = Play::of([("a", vec![Does::Fail(refusal(FailureClass::RateLimited))])]);
@@ -584,7 +584,7 @@ impl Sink for Final {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_taken_back_is_not_begun_again() {
+async fn committed_answer_is_not_retried() {
     let play = Play::of([
         ("a", vec![Does::Fail(down()), Does::BreakAfter("half", down())]),
         ("b", vec![Does::Answer("b")]),
@@ -598,7 +598,7 @@ async fn what_cannot_be_taken_back_is_not_begun_again() {
 }
 
 #[test]
-fn weights_decide_within_an_order_only() {
+fn weights_decide_only_within_an_order() {
     let route = |name: &str, order, weight| {
         let (provider, model) = target(name, 1);
         Route { provider: Some(provider), model: Some(model), order, weight }
@@ -619,7 +619,7 @@ fn weights_decide_within_an_order_only() {
 
 proptest! {
     #[test]
-    fn every_fallback_is_tried_once_whatever_is_drawn(
+    fn each_fallback_is_tried_once_for_any_draw(
         routes in prop::collection::vec((0_u32..4, 0_u32..1_001), 0..9),
         drawn in prop::collection::vec(0.0_f64..1.0, 9),
     ) {
@@ -706,7 +706,7 @@ async fn calls_are_counted_by_model_and_outcome() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_key_is_counted() {
+async fn calls_waiting_for_a_key_are_counted() {
     let metrics = construct_runtime::metrics::Metrics::new("construct-providers").expect("a page");
     let play = Play::of([("a", vec![Does::AnswerAfter(4 * SECOND, "a")])]);
     let router = Router::with_meter(

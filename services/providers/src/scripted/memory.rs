@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_are_counted_apart_and_the_oldest_is_forgotten() {
+    fn turns_are_counted_separately_and_oldest_is_evicted() {
         let memory = AttemptCounter::default();
         assert_eq!(
             [memory.count("a".into()), memory.count("a".into()), memory.count("b".into())],

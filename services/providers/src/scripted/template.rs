@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_variables_are_replaced_and_the_rest_stays() {
+    fn known_variables_are_expanded_and_others_stay() {
         let state =
             ConversationState { last_user_text: "say \"{{turn}}\"".into(), answers: 3, ..ConversationState::default() };
         let fill = |text| expand(text, &state, "m");

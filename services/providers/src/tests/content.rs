@@ -85,7 +85,7 @@ fn body(server: &VendorServer) -> Value {
 }
 
 #[tokio::test]
-async fn thoughts_text_and_scripts_come_back_as_blocks_with_what_they_used() {
+async fn thinking_text_and_scripts_become_blocks_with_usage() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let (stream, expected) = wire.rich_answer();
@@ -133,7 +133,7 @@ async fn thoughts_text_and_scripts_come_back_as_blocks_with_what_they_used() {
 }
 
 #[tokio::test]
-async fn thoughts_go_back_to_whom_they_came_from_and_to_nobody_else() {
+async fn thinking_is_replayed_only_to_its_origin() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let (stream, _) = wire.rich_answer();
@@ -223,7 +223,7 @@ async fn images_and_files_are_shown_or_named() {
 }
 
 #[tokio::test]
-async fn images_and_documents_that_a_vendor_finds_too_large_are_named() {
+async fn oversized_images_and_documents_are_named() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         server.reply(wire.reply(&wire.answer("I see.")));
@@ -257,7 +257,7 @@ async fn images_and_documents_that_a_vendor_finds_too_large_are_named() {
 }
 
 #[tokio::test]
-async fn calls_of_one_vendor_are_continued_by_any_other() {
+async fn calls_of_one_vendor_continue_at_any_other() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         server.reply(wire.reply(&wire.answer("Fine.")));
@@ -288,7 +288,7 @@ async fn calls_of_one_vendor_are_continued_by_any_other() {
 }
 
 #[tokio::test]
-async fn every_effort_is_asked_for_in_the_vendors_words() {
+async fn every_effort_is_sent_in_the_vendor_format() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let mut bodies = Vec::new();
@@ -331,7 +331,7 @@ async fn every_effort_is_asked_for_in_the_vendors_words() {
 }
 
 #[tokio::test]
-async fn a_byte_that_is_missing_or_too_much_is_never_a_panic() {
+async fn missing_or_extra_byte_never_panics() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let (stream, _) = wire.rich_answer();

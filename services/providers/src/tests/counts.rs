@@ -35,7 +35,7 @@ async fn count(router: &Router, call: &ModelInvoke) -> CountResult {
 }
 
 #[tokio::test]
-async fn a_vendor_that_counts_is_asked_and_another_one_is_estimated_for() {
+async fn counting_vendor_is_queried_and_others_are_estimated() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let router = router(Arc::new(vendors(SOON)), EAGER);
@@ -66,7 +66,7 @@ async fn a_vendor_that_counts_is_asked_and_another_one_is_estimated_for() {
 }
 
 #[tokio::test]
-async fn a_vendor_that_cannot_count_now_is_estimated_for() {
+async fn failing_count_is_estimated() {
     for (status, class) in [
         (404, FailureClass::InvalidRequest),
         (429, FailureClass::RateLimited),
@@ -83,7 +83,7 @@ async fn a_vendor_that_cannot_count_now_is_estimated_for() {
 }
 
 #[tokio::test]
-async fn a_count_is_made_with_the_next_key_when_one_is_refused() {
+async fn count_uses_the_next_key_after_a_refusal() {
     let server = VendorServer::answering(|request| match request.header("x-api-key") {
         "sk-good-key" => Wire::Anthropic.count(7).expect("it counts").0,
         _ => Wire::Anthropic.error(401, FailureClass::Authentication),
@@ -96,7 +96,7 @@ async fn a_count_is_made_with_the_next_key_when_one_is_refused() {
 }
 
 #[tokio::test]
-async fn a_question_on_the_mesh_is_answered() {
+async fn count_query_over_nats_is_answered() {
     let nats = NatsServer::start().await;
     let bus = nats.bus().await;
     let context = Context::new("providers", Common::default());

@@ -102,7 +102,7 @@ fn vectors(count: u16) -> Vec<Vec<f32>> {
 }
 
 #[tokio::test]
-async fn texts_become_vectors_in_their_order_and_are_paid_for() {
+async fn texts_become_vectors_in_order_and_are_charged() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let router = router(Arc::new(vendors(SOON)), EAGER);
@@ -133,7 +133,7 @@ async fn texts_become_vectors_in_their_order_and_are_paid_for() {
 }
 
 #[tokio::test]
-async fn what_a_vendor_says_vectors_have_cost_is_what_they_cost() {
+async fn reported_cost_of_vectors_is_used() {
     for (wire, cost) in [(Wire::OpenRouter, 1_234_000_000), (Wire::OpenAi, 300 * 20_000)] {
         let server = VendorServer::start().await;
         let data =
@@ -152,7 +152,7 @@ async fn what_a_vendor_says_vectors_have_cost_is_what_they_cost() {
 }
 
 #[tokio::test]
-async fn more_texts_than_a_vendor_takes_at_once_go_there_in_parts() {
+async fn texts_beyond_the_vendor_limit_are_sent_in_batches() {
     let server = VendorServer::answering(|request| {
         let texts = request.body["requests"].as_array().map_or(0, Vec::len);
         let Ok(texts) = u16::try_from(texts) else { return Reply::text(500, "") };
@@ -171,7 +171,7 @@ async fn more_texts_than_a_vendor_takes_at_once_go_there_in_parts() {
 }
 
 #[tokio::test]
-async fn a_vendor_that_gives_too_few_vectors_is_not_believed_and_a_fallback_is_asked() {
+async fn too_few_vectors_fail_over_to_the_fallback() {
     let (broken, well) = (VendorServer::start().await, VendorServer::start().await);
     for _ in 0..3 {
         broken.reply(openai::vectors(&vectors(1), 10));
@@ -185,7 +185,7 @@ async fn a_vendor_that_gives_too_few_vectors_is_not_believed_and_a_fallback_is_a
 }
 
 #[tokio::test]
-async fn errors_have_the_same_classes_as_those_of_answers() {
+async fn embedding_errors_have_the_classes_of_answer_errors() {
     for wire in Wire::ALL.into_iter().filter(|wire| wire.vectors(&[], 0).is_some()) {
         for (status, class, calls) in [
             (401, FailureClass::Authentication, 1),

@@ -153,7 +153,7 @@ fn types(events: &[Event]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_command_becomes_live_text_and_one_result_with_its_cost() {
+async fn command_becomes_live_text_and_one_priced_result() {
     let mut mesh = Mesh::start(4).await;
     let script = r#"[{"text": "Looking.", "code": "f()", "usage": {"input": 1000, "output": 10, "cache_read": 100}}]"#;
     mesh.dispatch(&mesh.command(script)).await;
@@ -180,7 +180,7 @@ async fn a_command_becomes_live_text_and_one_result_with_its_cost() {
 }
 
 #[tokio::test]
-async fn a_fallback_that_answers_is_named_and_each_model_costs_its_own_price() {
+async fn answering_fallback_is_named_and_priced_separately() {
     let mut mesh = Mesh::start(4).await;
     let refused = r#"[{"text": "x", "usage": {"input": 100, "output": 0}, "fault": {"class": "authentication", "times": 0}}]"#;
     let mut command = mesh.command(refused);
@@ -207,7 +207,7 @@ async fn a_fallback_that_answers_is_named_and_each_model_costs_its_own_price() {
 }
 
 #[tokio::test]
-async fn a_title_is_answered_without_live_text() {
+async fn title_is_answered_without_live_text() {
     let mut mesh = Mesh::start(4).await;
     let command =
         ModelInvoke { purpose: Purpose::Title.into(), tools: vec![], ..mesh.command("[]") };
@@ -217,7 +217,7 @@ async fn a_title_is_answered_without_live_text() {
 }
 
 #[tokio::test]
-async fn a_cancelled_step_ends_at_once_with_what_it_used() {
+async fn canceled_step_ends_at_once_with_its_usage() {
     let mut mesh = Mesh::start(4).await;
     let script = r#"[{"text": "abcdefgh", "fault": {"stall_ms": 600000, "after_chars": 4}}]"#;
     mesh.dispatch(&mesh.command(script)).await;
@@ -235,7 +235,7 @@ async fn a_cancelled_step_ends_at_once_with_what_it_used() {
 }
 
 #[tokio::test]
-async fn a_step_cancelled_before_its_command_arrives_is_not_begun() {
+async fn step_canceled_before_its_command_is_not_started() {
     let mut mesh = Mesh::start(1).await;
     mesh.cancel().await;
     // The order of the two is only certain once something else has come through the same
@@ -248,7 +248,7 @@ async fn a_step_cancelled_before_its_command_arrives_is_not_begun() {
 }
 
 #[tokio::test]
-async fn a_command_whose_deadline_passed_is_not_begun() {
+async fn command_past_its_deadline_is_not_started() {
     let mut mesh = Mesh::start(4).await;
     let mut command = mesh.command(r#"[{"text": "x"}]"#);
     if let Some(step) = &mut command.step {
@@ -259,7 +259,7 @@ async fn a_command_whose_deadline_passed_is_not_begun() {
 }
 
 #[tokio::test]
-async fn commands_that_cannot_be_carried_out_say_why() {
+async fn invalid_commands_name_the_reason() {
     let mut mesh = Mesh::start(4).await;
     let mut unknown = mesh.command("");
     let mut sealed = mesh.command("");
@@ -283,7 +283,7 @@ async fn commands_that_cannot_be_carried_out_say_why() {
 }
 
 #[tokio::test]
-async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_carried_out() {
+async fn undecodable_command_fails_its_step_and_others_proceed() {
     let mut mesh = Mesh::start(1).await;
     let command = mesh.command(r#"[{"text": "x"}]"#);
     let address = subject::ModelInvoke::new(subject::Pool::model_default(), mesh.task);
@@ -308,7 +308,7 @@ async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_car
 }
 
 #[tokio::test]
-async fn a_stopping_worker_hands_its_call_back_and_the_next_one_voids_the_text() {
+async fn stopping_worker_hands_back_its_call_and_next_voids_the_text() {
     let mut mesh = Mesh::start(4).await;
     let script = r#"[{"text": "abcdefgh", "fault": {"stall_ms": 600000, "after_chars": 4}}]"#;
     mesh.dispatch(&mesh.command(script)).await;
@@ -346,7 +346,7 @@ async fn a_stopping_worker_hands_its_call_back_and_the_next_one_voids_the_text()
 }
 
 #[tokio::test]
-async fn a_command_delivered_too_often_is_given_up() {
+async fn command_delivered_too_often_fails() {
     let mesh = Mesh::start(1).await;
     let context = Context::new("providers", Common::default());
     let worker = Worker {
@@ -375,7 +375,7 @@ async fn a_command_delivered_too_often_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_command_that_comes_again_does_not_begin_with_all_its_tries_anew() {
+async fn redelivered_command_does_not_regain_its_attempts() {
     let mesh = Mesh::start(1).await;
     let context = Context::new("providers", Common::default());
     let worker = Worker {
@@ -429,7 +429,7 @@ async fn a_command_that_comes_again_does_not_begin_with_all_its_tries_anew() {
 }
 
 #[tokio::test]
-async fn a_worker_takes_no_more_than_it_may_work_on() {
+async fn worker_takes_no_more_than_its_concurrency() {
     let mut mesh = Mesh::start(1).await;
     let first =
         mesh.command(r#"[{"text": "x", "fault": {"stall_ms": 600000, "after_chars": 1}}, {}]"#);

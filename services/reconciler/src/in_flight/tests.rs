@@ -6,10 +6,10 @@ use uuid::Uuid;
 
 use super::*;
 
-/// Long after the test: no deadline is past unless it says so.
+/// Far in the future: no deadline has passed unless a test says so.
 const NOW: Timestamp = Timestamp::constant(4_000_000_000, 0);
 const LATER: Timestamp = Timestamp::constant(4_000_000_600, 0);
-const NOBODY: [u128; 0] = [];
+const NONE: [u128; 0] = [];
 
 fn organization(n: u128) -> OrganizationId {
     OrganizationId::from_uuid(Uuid::from_u128(n))
@@ -32,7 +32,7 @@ fn window(places: usize) -> (InFlightLimiter, watch::Sender<PartitionAssignment>
     (InFlightLimiter::new(InFlightLimits { model_calls: places, scripts: places }, share), sharing)
 }
 
-/// Asks for a place for a task's step of the same number, as a decision that is committed does.
+/// Acquires a slot for a task's step of the same number, as a committed decision does.
 fn ask(window: &InFlightLimiter, of: u128, n: u128) -> bool {
     ask_for(window, of, n, work(n), NOW)
 }
@@ -48,13 +48,13 @@ fn send(window: &InFlightLimiter, of: u128, n: u128) {
     window.mark_sent(organization(of), &Queue::Model, task(n), work(n).step);
 }
 
-/// Who got a place after it had waited, since this was last asked.
+/// The tasks that got a slot after waiting, since the last call.
 fn called(window: &InFlightLimiter) -> Vec<u128> {
     let called = std::mem::take(&mut window.state().ready);
     called.into_iter().map(|called| called.task.uuid().as_u128()).collect()
 }
 
-/// A task whose model is asked by the step of this number.
+/// A task whose model call is the step of this number.
 fn row(of: u128, n: u128, step: u128, state: StepState) -> Task {
     let work = work(step);
     Task {
@@ -90,11 +90,11 @@ fn row(of: u128, n: u128, step: u128, state: StepState) -> Task {
     }
 }
 
-const FLYING: StepState = StepState::InFlight { deadline: LATER };
+const IN_FLIGHT: StepState = StepState::InFlight { deadline: LATER };
 
-/// A task without anything to do.
+/// A task with nothing to do.
 fn idle(of: u128, n: u128) -> Task {
-    Task { step: None, turn: None, phase: Phase::AwaitInput, ..row(of, n, n, FLYING) }
+    Task { step: None, turn: None, phase: Phase::AwaitInput, ..row(of, n, n, IN_FLIGHT) }
 }
 
 fn settle(window: &InFlightLimiter, task: &Task) {
@@ -102,11 +102,11 @@ fn settle(window: &InFlightLimiter, task: &Task) {
 }
 
 #[test]
-fn a_flood_fills_its_own_places_and_nobody_elses() {
+fn flood_fills_only_the_organizations_own_slots() {
     let (window, _sharing) = window(2);
     assert_eq!([1, 2, 3, 4].map(|n| ask(&window, 1, n)), [true, true, false, false]);
     assert_eq!([11, 12, 13].map(|n| ask(&window, 2, n)), [true, true, false]);
-    // Each queue has places of its own.
+    // Each queue has its own slots.
     let code = window.acquire(organization(1), Queue::Code(pool()), task(3), work(5), NOW);
     let large = window.acquire(
         organization(1),
@@ -116,26 +116,26 @@ fn a_flood_fills_its_own_places_and_nobody_elses() {
         NOW,
     );
     assert!(code.is_granted() && large.is_granted());
-    assert_eq!(called(&window), NOBODY);
+    assert_eq!(called(&window), NONE);
 }
 
 #[test]
-fn who_waits_goes_in_the_order_of_asking() {
+fn waiting_commands_are_granted_in_order() {
     let (window, _sharing) = window(1);
     for n in 1..=4 {
         ask(&window, 1, n);
     }
-    // However often one asks.
+    // Asking again does not change the order.
     assert!(!ask(&window, 1, 4) && !ask(&window, 1, 2));
     for n in 1..=3 {
         settle(&window, &idle(1, n));
         assert_eq!(called(&window), [n + 1]);
-        assert!(ask(&window, 1, n + 1), "who has a place keeps it");
+        assert!(ask(&window, 1, n + 1), "a granted slot is kept");
     }
 }
 
 #[test]
-fn who_asks_is_told_how_many_are_before() {
+fn command_state_reports_occupied_slots_and_position() {
     let (window, sharing) = window(2);
     for n in 1..=4 {
         ask(&window, 1, n);
@@ -157,39 +157,39 @@ fn who_asks_is_told_how_many_are_before() {
         (Some(CommandState::MayBeSent), Some(CommandState::Queued { in_flight: 2, ahead: 0 }))
     );
     sharing.send_replace(PartitionAssignment::EMPTY);
-    assert_eq!(find(4, 4), None, "another process looks after it");
+    assert_eq!(find(4, 4), None, "another process owns it");
 }
 
 #[test]
-fn every_end_of_a_step_gives_its_place_to_the_next() {
+fn every_end_of_a_step_releases_its_slot() {
     let parked =
         StepState::Suspended { waits: Vec::new(), awaits: Vec::new(), results: Vec::new() };
-    let mut resumed = row(1, 1, 1, FLYING);
+    let mut resumed = row(1, 1, 1, IN_FLIGHT);
     resumed.step.as_mut().unwrap().round = 1;
-    let no_step = Task { step: None, ..row(1, 1, 1, FLYING) };
+    let no_step = Task { step: None, ..row(1, 1, 1, IN_FLIGHT) };
     let ends = [
         idle(1, 1),
         no_step,
         row(1, 1, 1, StepState::Backoff { until: LATER }),
         row(1, 1, 1, parked),
-        // Another round, and another step, ask for themselves.
+        // Another round, and another step, acquire for themselves.
         resumed,
-        row(1, 1, 7, FLYING),
+        row(1, 1, 7, IN_FLIGHT),
     ];
     for end in ends {
         let (window, _sharing) = window(1);
         assert!(ask(&window, 1, 1) && !ask(&window, 1, 2));
         send(&window, 1, 1);
-        settle(&window, &row(1, 1, 1, FLYING));
+        settle(&window, &row(1, 1, 1, IN_FLIGHT));
         settle(&window, &row(1, 1, 1, StepState::Cancelling { deadline: LATER }));
-        assert_eq!(called(&window), NOBODY, "its worker is at it");
+        assert_eq!(called(&window), NONE, "its worker is running");
         settle(&window, &end);
         assert_eq!(called(&window), [2], "{end:?}");
     }
 }
 
 #[test]
-fn a_step_that_is_over_before_its_turn_is_passed_over() {
+fn ended_step_is_skipped_when_its_turn_comes() {
     let (window, _sharing) = window(1);
     for n in 1..=4 {
         ask(&window, 1, n);
@@ -198,23 +198,23 @@ fn a_step_that_is_over_before_its_turn_is_passed_over() {
     settle(&window, &row(1, 3, 3, StepState::Cancelling { deadline: LATER }));
     settle(&window, &idle(1, 1));
     assert_eq!(called(&window), [4]);
-    // The same of one that has its place and was not sent.
+    // The same for one that has its slot and was not sent.
     ask(&window, 1, 5);
     settle(&window, &row(1, 4, 4, StepState::Cancelling { deadline: LATER }));
     assert_eq!(called(&window), [5]);
 }
 
 #[test]
-fn a_later_step_of_a_task_takes_its_place_over() {
+fn later_step_of_task_takes_over_its_slot() {
     let (window, _sharing) = window(1);
     assert!(ask(&window, 1, 1) && !ask(&window, 1, 2));
-    // A title stands where the next answer is asked for.
+    // A title has the slot when the next answer is requested.
     settle(&window, &Task { title_step: Some(work(1).step), ..idle(1, 1) });
-    assert_eq!(called(&window), NOBODY);
+    assert_eq!(called(&window), NONE);
     assert!(ask_for(&window, 1, 1, work(7), NOW));
-    settle(&window, &row(1, 1, 7, FLYING));
-    assert_eq!(called(&window), NOBODY);
-    // One that waits keeps its turn.
+    settle(&window, &row(1, 1, 7, IN_FLIGHT));
+    assert_eq!(called(&window), NONE);
+    // A waiting task keeps its turn.
     ask(&window, 1, 3);
     assert!(!ask_for(&window, 1, 2, work(8), NOW));
     settle(&window, &idle(1, 1));
@@ -222,7 +222,7 @@ fn a_later_step_of_a_task_takes_its_place_over() {
 }
 
 #[test]
-fn what_is_not_committed_is_given_back() {
+fn uncommitted_permit_releases_its_slot() {
     let (window, _sharing) = window(1);
     drop(window.acquire(organization(1), Queue::Model, task(1), work(1), NOW));
     let first = window.acquire(organization(1), Queue::Model, task(2), work(2), NOW);
@@ -230,14 +230,14 @@ fn what_is_not_committed_is_given_back() {
     drop(window.acquire(organization(1), Queue::Model, task(3), work(3), NOW));
     assert!(!ask(&window, 1, 4));
     drop(first);
-    assert_eq!(called(&window), [4], "and who gave up waiting is not called");
-    // To ask again for what is committed already risks nothing.
+    assert_eq!(called(&window), [4], "and a dropped permit is not granted");
+    // Acquiring again for a committed command does not risk its slot.
     drop(window.acquire(organization(1), Queue::Model, task(4), work(4), NOW));
     assert!(!ask(&window, 1, 5));
 }
 
 #[test]
-fn a_command_is_due_from_its_turn_until_it_has_left() {
+fn command_is_unsent_from_its_turn_until_sent() {
     let (window, _sharing) = window(1);
     let due = |n| window.unsent(organization(1), &Queue::Model, task(n)).map(|due| due.step);
     ask(&window, 1, 1);
@@ -251,7 +251,7 @@ fn a_command_is_due_from_its_turn_until_it_has_left() {
 }
 
 #[test]
-fn a_task_that_is_gone_or_cannot_be_sent_makes_room() {
+fn forgotten_or_released_task_frees_its_slot() {
     let (window, _sharing) = window(1);
     for n in 1..=4 {
         ask(&window, 1, n);
@@ -260,7 +260,7 @@ fn a_task_that_is_gone_or_cannot_be_sent_makes_room() {
     assert_eq!(called(&window), [2]);
     window.forget(task(3));
     window.release(organization(1), &Queue::Model, task(2), work(9).step);
-    assert_eq!(called(&window), NOBODY, "another step's");
+    assert_eq!(called(&window), NONE, "another step does not release it");
     window.release(organization(1), &Queue::Model, task(2), work(2).step);
     assert_eq!(called(&window), [4]);
     window.forget(task(4));
@@ -268,17 +268,17 @@ fn a_task_that_is_gone_or_cannot_be_sent_makes_room() {
 }
 
 #[test]
-fn tasks_of_partitions_that_were_handed_over_have_no_places() {
+fn tasks_of_reassigned_partitions_have_no_slots() {
     let (window, sharing) = window(1);
-    let theirs = (1..).find(|&n| !same_partition(n, 100)).unwrap();
-    assert!(ask(&window, 1, theirs) && !ask(&window, 1, 100));
+    let foreign = (1..).find(|&n| !same_partition(n, 100)).unwrap();
+    assert!(ask(&window, 1, foreign) && !ask(&window, 1, 100));
     sharing.send_replace([construct_domain::partition::for_task(task(100))].into_iter().collect());
     window.retain_assigned();
     assert_eq!(called(&window), [100]);
-    // What an actor does that ends its work is not counted, and not held up either.
-    assert!(ask(&window, 1, theirs));
-    window.record_queued(organization(1), Queue::Model, task(theirs), work(theirs));
-    assert!(!window.is_unknown(organization(1), &Queue::Model, task(theirs), &work(theirs)));
+    // Commands of an actor that finishes its work are neither counted nor delayed.
+    assert!(ask(&window, 1, foreign));
+    window.record_queued(organization(1), Queue::Model, task(foreign), work(foreign));
+    assert!(!window.is_unknown(organization(1), &Queue::Model, task(foreign), &work(foreign)));
     settle(&window, &idle(1, 100));
     assert!(window.state().slots.is_empty());
 }
@@ -289,7 +289,7 @@ fn same_partition(one: u128, other: u128) -> bool {
 }
 
 #[test]
-fn what_another_process_has_sent_is_counted_beyond_the_bound() {
+fn commands_of_another_process_count_beyond_the_limit() {
     let (window, _sharing) = window(2);
     for n in 1..=4 {
         assert!(window.is_unknown(organization(1), &Queue::Model, task(n), &work(n)));
@@ -300,29 +300,29 @@ fn what_another_process_has_sent_is_counted_beyond_the_bound() {
     assert!(!window.is_unknown(organization(1), &Queue::Model, task(5), &work(5)));
     for n in 1..=2 {
         settle(&window, &idle(1, n));
-        assert_eq!(called(&window), NOBODY);
+        assert_eq!(called(&window), NONE);
     }
     settle(&window, &idle(1, 3));
     assert_eq!(called(&window), [5]);
-    // One that waited here and turns out to stand in the queue waits no more.
+    // A command that waited here and turns out to be queued waits no more.
     ask(&window, 1, 6);
     window.record_queued(organization(1), Queue::Model, task(6), work(6));
     settle(&window, &idle(1, 4));
     settle(&window, &idle(1, 5));
-    assert_eq!(called(&window), NOBODY);
+    assert_eq!(called(&window), NONE);
 }
 
 #[test]
-fn a_place_nobody_gave_back_is_given_away_after_its_deadline() {
+fn leaked_slot_is_reused_after_its_deadline() {
     let (window, _sharing) = window(1);
     assert!(ask(&window, 1, 1));
     let later = |seconds| LATER + SignedDuration::from_secs(seconds);
     let patient = |n| CommandRef { until: later(1_000), ..work(n) };
     assert!(!ask_for(&window, 1, 2, patient(2), later(59)));
-    // Whoever looks at its task again asks again.
+    // The next reconcile of its task acquires again.
     assert!(!ask_for(&window, 1, 3, patient(3), later(60)));
     assert_eq!(called(&window), [2]);
-    // Nobody waits behind one whose own deadline has passed.
+    // No command waits behind one whose own deadline has passed.
     let hasty = CommandRef { until: later(100), ..work(4) };
     ask_for(&window, 1, 4, hasty, later(60));
     ask_for(&window, 1, 5, patient(5), later(60));
@@ -333,7 +333,7 @@ fn a_place_nobody_gave_back_is_given_away_after_its_deadline() {
 }
 
 #[test]
-fn without_a_bound_nothing_is_counted() {
+fn unlimited_queue_counts_nothing() {
     let (window, _sharing) = window(0);
     assert!((1..=1_000).all(|n| ask(&window, 1, n)));
     assert!(!window.is_unknown(organization(1), &Queue::Model, task(5), &work(6)));
@@ -341,9 +341,9 @@ fn without_a_bound_nothing_is_counted() {
 }
 
 #[test]
-fn so_many_wait_and_no_more_of_one_organization() {
+fn waiting_commands_of_an_organization_are_bounded() {
     let (window, _sharing) = window(1);
-    // As ids that are counted, without asking for each of them.
+    // Inserted directly, without acquiring each of them.
     ask(&window, 1, 1);
     {
         let mut state = window.state();
@@ -360,16 +360,16 @@ fn so_many_wait_and_no_more_of_one_organization() {
     assert!(!ask(&window, 1, 2));
     assert!(
         window.is_unknown(organization(1), &Queue::Model, task(2), &work(2)),
-        "it is not remembered"
+        "it is not recorded"
     );
     assert!(ask(&window, 2, 3) && !ask(&window, 2, 4));
     assert!(!window.is_unknown(organization(2), &Queue::Model, task(4), &work(4)));
 }
 
-/// Whatever happens in whatever order: nobody waits while a place is free, and when everything is
-/// over nothing is left.
+/// After any actions in any order, nothing waits while a slot is free, and in the end nothing is
+/// left.
 #[test]
-fn no_history_leaves_a_place_behind() {
+fn no_history_leaks_a_slot() {
     for seed in 1..=200_u64 {
         let mut state = seed;
         let mut random = move |below: u64| {
@@ -388,7 +388,7 @@ fn no_history_leaves_a_place_behind() {
             match random(9) {
                 0..=3 => _ = ask_for(&window, of, n, work(step), NOW),
                 4 => drop(window.acquire(organization(of), Queue::Model, task(n), work(step), NOW)),
-                5 => settle(&window, &row(of, n, step, FLYING)),
+                5 => settle(&window, &row(of, n, step, IN_FLIGHT)),
                 6 => settle(&window, &idle(of, n)),
                 7 => window.forget(task(n)),
                 _ => {

@@ -1,4 +1,4 @@
-//! What a worker reports of a step, and what follows from it alone.
+//! A worker's report of a step, and what can be derived from it alone.
 
 use construct_domain::{
     ModelId, OrganizationId, StepId,
@@ -12,17 +12,17 @@ use uuid::Uuid;
 
 use crate::convert;
 
-/// A worker's result, understood.
+/// A parsed result of a worker.
 pub(super) struct Report {
     pub(super) result: StepResult,
     pub(super) usage: Usage,
     pub(super) model: Option<ModelId>,
     pub(super) number: u64,
-    /// By what the ledger knows what was used.
+    /// The id of the call in the ledger.
     pub(super) call: Uuid,
-    /// Tokens of input that the vendor has counted of the call that was answered.
+    /// Input tokens that the vendor counted for the answered call.
     pub(super) counted: Option<i64>,
-    /// Whose step it was; none of one that failed before a worker had it.
+    /// The step's organization; `None` for a step that failed before a worker had it.
     pub(super) organization: Option<OrganizationId>,
 }
 
@@ -43,7 +43,7 @@ impl Report {
         Ok(Self { result, usage, model, number, call, counted, organization })
     }
 
-    /// Of a step that failed before a worker had it.
+    /// Creates the report of a step that failed before a worker had it.
     pub(super) fn for_failure(result: StepResult, task: &Task) -> Self {
         let number = task.step.as_ref().map_or(0, |step| step.number);
         let call = result.step.uuid();
@@ -59,14 +59,14 @@ impl Report {
     }
 }
 
-/// The id of a call whose worker, one of an earlier version, has given it none: the step's, and for
-/// a later delivery of the command one that follows from both.
+/// Derives the id of a call when its worker, one of an earlier version, has set none: the step's
+/// id, mixed with the number of a later delivery.
 fn derive_call_id(step: StepId, delivery: u32) -> Uuid {
     // The low bits of a step's id are random.
     Uuid::from_u128(step.uuid().as_u128() ^ u128::from(delivery.saturating_sub(1)))
 }
 
-/// What the ledger is told. A call that cost nothing leaves no row.
+/// The usage to record in the ledger. A call without cost leaves no row.
 pub(super) fn billable_usage(task: Option<&Task>, report: &Report) -> Option<StepUsage> {
     let sums_up = |task: &Task| {
         task.turn.as_ref().is_some_and(|turn| matches!(turn.stage, Stage::Compact { .. }))
@@ -87,7 +87,7 @@ pub(super) fn billable_usage(task: Option<&Task>, report: &Report) -> Option<Ste
     })
 }
 
-/// The title a model made, if that is what was reported: its first line, bounded.
+/// The title that a model created, if the report contains one: its first line, truncated.
 pub(super) fn parse_title(loaded: &LoadedTask, report: &Report) -> Option<String> {
     if loaded.task.title_step != Some(report.result.step) {
         return None;

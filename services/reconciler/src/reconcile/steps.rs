@@ -1,5 +1,4 @@
-//! What has become of the commands for a task's steps, and how those are stopped that are not
-//! wanted any more.
+//! The commands of a task's steps: where they are, and how unwanted steps are stopped.
 
 use std::time::{Duration, Instant};
 
@@ -20,21 +19,21 @@ use crate::{
     in_flight::{CommandRef, CommandState, Queue},
 };
 
-/// A command younger than this was not sent before.
+/// A command younger than this has not been sent before.
 const MIN_RESEND_AGE: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
-/// For how long a model call, and scripts, are not begun anew because a result of theirs is seen to
-/// stand in its queue. A result that nobody got, and that was released (ADR 42), has come before
-/// the first.
+/// How long a result that is found in its queue prevents a model call, or scripts, from starting
+/// again. A result that was stuck and released (ADR 42) arrives before the first timeout.
 const MODEL_RESULT_TIMEOUT: Duration = Duration::from_secs(90);
 const CODE_RESULT_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long NATS has to say whether a command is queued, before its task is looked at all the same.
+/// Timeout of NATS queries about a queued command. Without an answer the task is reconciled all the
+/// same.
 const QUEUE_QUERY_TIMEOUT: Duration = Duration::from_secs(1);
-/// How soon a step that is over is closed again when that failed.
+/// Delay before the end of a step is retried after a failure.
 const CLOSE_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 impl Reconciler {
-    /// What another process has in the queues is not known when its partition comes to this one: it
-    /// is counted when its task is first looked at.
+    /// Counts the command of a task that another process has queued. It is unknown after its
+    /// partition moved here, so it is looked up when its task is first reconciled.
     pub(super) async fn refresh_in_flight(&self, loaded: &LoadedTask) {
         let (organization, task) = (loaded.task.organization, loaded.task.id);
         let Some((queue, work)) = CommandRef::for_task(&loaded.task, &command::pool(loaded)) else {
@@ -55,15 +54,15 @@ impl Reconciler {
                 }
             }
         };
-        // One that is not there asks for a place when it is to be sent; of one that cannot be found
-        // out about NATS is asked at the next look.
+        // A command that is not queued acquires a slot when it is sent. If NATS does not answer,
+        // the next reconcile asks again.
         if let Ok(Ok(true)) = tokio::time::timeout(QUEUE_QUERY_TIMEOUT, stands).await {
             self.limiter.record_queued(organization, queue, task, work);
         }
     }
 
-    /// What became of a model call whose deadline has passed, when it is certain that no worker has
-    /// had it: a failure that counts as no try, because nothing was called.
+    /// The result of a model call whose deadline has passed and that certainly no worker has had: a
+    /// failure that counts as no attempt, because no vendor was called.
     pub(super) async fn expire_untaken_call(&self, loaded: &LoadedTask) -> Option<StepResult> {
         let task = &loaded.task;
         let (queue, work) = CommandRef::for_task(task, &command::pool(loaded))?;
@@ -84,8 +83,8 @@ impl Reconciler {
         Some(StepResult { step: work.step, round: work.round, outcome: Outcome::Failed(failure) })
     }
 
-    /// The result of a model call that is to stop and that no worker has begun: nobody will begin
-    /// it any more, and nobody has to be waited for.
+    /// The result of a stopping model call that no worker has started. No worker will start it, so
+    /// there is nothing to wait for.
     pub(super) async fn cancel_untaken_call(
         &self,
         task: &Task,
@@ -98,7 +97,7 @@ impl Reconciler {
         self.withdraw_untaken(task, step).await.then_some(StepResult { step, round, outcome })
     }
 
-    /// Whether no worker has had the command of a model call, which is in no queue any more.
+    /// Withdraws the command of a model call. Returns whether certainly no worker has had it.
     async fn withdraw_untaken(&self, task: &Task, step: StepId) -> bool {
         let (organization, queue) = (task.organization, Queue::Model);
         if matches!(
@@ -125,9 +124,9 @@ impl Reconciler {
         }
     }
 
-    /// Whether a step that is looked at again has its result on the way: then its worker should not
-    /// begin anew. What nobody takes from its queue is not waited for without end. A model that is
-    /// called anew costs money; scripts are answered from their journal.
+    /// Whether the result of a checked step is waiting in its queue, so that a worker should not
+    /// start it again. A result that no reconciler takes is not waited for without end. A repeated
+    /// model call costs money; repeated scripts are answered from their journal.
     pub(super) async fn has_pending_result(
         &self,
         effect: &Effect,
@@ -139,34 +138,34 @@ impl Reconciler {
             return false;
         }
         let has_scripts = matches!(effect, Effect::ExecuteCode(_));
-        // Because NATS does not say nobody pays twice.
+        // If NATS does not answer, a model call is not repeated, because that would cost twice.
         if !self.bus.result_waits(task, step.id).await.unwrap_or(!has_scripts) {
             *standing = PendingResult::default();
             return false;
         }
-        let patience = if has_scripts { CODE_RESULT_TIMEOUT } else { MODEL_RESULT_TIMEOUT };
+        let timeout = if has_scripts { CODE_RESULT_TIMEOUT } else { MODEL_RESULT_TIMEOUT };
         let now = Instant::now();
-        now.duration_since(standing.first_seen(step, now)) < patience
+        now.duration_since(standing.first_seen(step, now)) < timeout
     }
 
-    /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need
-    /// not wait for that. Nothing else would do it later, so it is tried until it is done. The
-    /// command is taken back unless its worker has `reported`.
+    /// Ends a step's scripts: no worker may run them any more, and their journal is dropped. The
+    /// task does not wait for this. Nothing else would do it later, so it is retried until it
+    /// succeeds. The command is withdrawn unless its worker has `reported`.
     pub(super) fn end_code(&self, loaded: &LoadedTask, step: StepId, reported: bool) {
         let (bus, draining) = (self.bus.clone(), self.lifecycle.draining());
         let address = subject::CodeExecute::new(command::pool(loaded), loaded.task.id);
         let end = async move {
             let began = Instant::now();
             loop {
-                // First the journal: who finds it closed does nothing more, even if the command
-                // reaches it again.
+                // The journal first: a worker that finds it closed does nothing more, even if the
+                // command is redelivered.
                 let closed =
                     bus.journal().close(step).await.map_err(|error| Chain(&error).to_string());
                 let withdrawn = if reported { Ok(()) } else { bus.withdraw(&address, step).await };
                 let withdrawn = withdrawn.map_err(|error| Chain(&error).to_string());
                 let Err(error) = closed.and(withdrawn) else { return };
                 if began.elapsed() > decide::CODE_TIMEOUT || draining.is_cancelled() {
-                    tracing::warn!(%step, error, "a step that is over could not be closed; its journal ages out");
+                    tracing::warn!(%step, error, "an ended step could not be closed; its journal expires");
                     return;
                 }
                 tokio::select! {
@@ -178,9 +177,9 @@ impl Reconciler {
         self.lifecycle.spawn_job("end-of-step", tracing::Instrument::in_current_span(end));
     }
 
-    /// The result of scripts that are to stop and that no worker has begun, withheld or queued:
-    /// none will begin them any more, and nobody has to be waited for. Of others their worker says
-    /// what they have done.
+    /// The result of stopping scripts that no worker has started, whether their command was queued
+    /// or not. No worker will start them, so there is nothing to wait for. The worker of started
+    /// scripts reports what they have done.
     pub(super) async fn cancel_unstarted_scripts(
         &self,
         task: &Task,
@@ -193,14 +192,14 @@ impl Reconciler {
             Ok(true) => {}
             Ok(false) => return None,
             Err(error) => {
-                tracing::debug!(error = %Chain(&error), "whether scripts have begun cannot be found out; their worker is waited for");
+                tracing::debug!(error = %Chain(&error), "cannot find out whether scripts have started; waiting for their worker");
                 return None;
             }
         }
         let not_run = |call: &String| CodeResult {
             id: call.clone(),
             error: format!(
-                "NotRun: the script was stopped before it began ({reason}). It did nothing."
+                "NotRun: the script was stopped before it started ({reason}). It did nothing."
             ),
             ..CodeResult::default()
         };
@@ -226,18 +225,17 @@ impl Reconciler {
     }
 }
 
-/// Whether the command of a step that is looked at may be on its way already, or have been carried
-/// out.
+/// Whether the command of a checked step may be in flight already, or have been executed.
 pub(super) fn may_have_been_sent(step: &Step) -> bool {
     clock::now().duration_since(step.requested_at()) >= MIN_RESEND_AGE
 }
 
-/// Since when a result of a step is seen to wait in its queue, and of which step and round.
+/// When a result was first found in its queue, and of which step and round.
 #[derive(Debug, Default)]
 pub(super) struct PendingResult(Option<(StepId, u32, Instant)>);
 
 impl PendingResult {
-    /// Since when one of this step is seen, which is seen now.
+    /// When a result of this step was first seen; now, if it was not seen before.
     fn first_seen(&mut self, step: &Step, now: Instant) -> Instant {
         match self.0 {
             Some((id, round, since)) if (id, round) == (step.id, step.round) => since,
@@ -257,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_stands_since_it_was_first_seen_for_its_step_and_round() {
+    fn result_is_pending_since_first_seen_per_step_and_round() {
         let step = |id: u128, round| Step {
             id: StepId::from_uuid(Uuid::from_u128(id)),
             number: 1,

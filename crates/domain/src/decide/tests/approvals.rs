@@ -17,7 +17,7 @@ fn approved_script_resumes_as_the_same_step() {
     assert_eq!(again.state, StepState::InFlight { deadline: world.now + CODE_TIMEOUT });
     // The other call still waits, and is not requested twice.
     let decision = world.result(suspend_for_approvals(&[5]));
-    assert_eq!((decision.asked.len(), world.task.phase), (0, Phase::AwaitApproval));
+    assert_eq!((decision.approval_requests.len(), world.task.phase), (0, Phase::AwaitApproval));
     world.decide_approval(ApprovalState::Rejected);
     world.decide(Event::Wake);
     let decision = world.result(results(&["a"]));
@@ -73,7 +73,7 @@ fn undecided_approval_expires_and_resumes_the_script() {
         matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 1),
         "{decision:?}"
     );
-    assert_eq!(decision.closed_approvals[0].words, "nobody decided within 21 days");
+    assert_eq!(decision.closed_approvals[0].reason, "not decided within 21 days");
     assert_eq!(world.states(), [ApprovalState::Expired]);
     // It requests another approval, but no time is left.
     world.result(suspend_for_approvals(&[3]));
@@ -136,7 +136,7 @@ fn script_suspending_while_stopping_is_ended() {
     world.task.suspend = true;
     world.decide(Event::Wake);
     let decision = world.result(suspend_for_approvals(&[2]));
-    assert!(decision.asked.is_empty());
+    assert!(decision.approval_requests.is_empty());
     assert_eq!((world.task.phase, world.task.step.is_none()), (Phase::Suspended, true));
     assert!(!world.open_calls());
 }
@@ -148,7 +148,7 @@ fn script_suspending_after_cancel_requests_no_approval() {
     // The result is absorbed before the cancel.
     world.cancel();
     let decision = world.result(suspend_for_approvals(&[2]));
-    assert!(decision.asked.is_empty(), "{decision:?}");
+    assert!(decision.approval_requests.is_empty(), "{decision:?}");
     assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Cancelled));
     assert!(world.states().is_empty() && !world.open_calls());
 }

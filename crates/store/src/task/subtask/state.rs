@@ -153,7 +153,7 @@ pub struct DescendantTotals {
 macro_rules! descendants {
     ($organization:expr, $task:expr) => {
         sqlx::query_as!(
-            Below,
+            DescendantTotals,
             r#"WITH RECURSIVE below AS (
                    SELECT c.id FROM tasks c WHERE c.organization_id = $1 AND c.parent_id = $2
                    UNION ALL

@@ -85,7 +85,7 @@ impl Store {
 pub(in crate::task) async fn children_delete(
     connection: &mut PgConnection,
     parent: TaskId,
-    told: impl Fn(TaskId) -> NewEvent + Send,
+    deleted_event: impl Fn(TaskId) -> NewEvent + Send,
     now: Timestamp,
 ) -> Result<Vec<TaskId>, Error> {
     sqlx::query!(
@@ -124,7 +124,7 @@ pub(in crate::task) async fn children_delete(
     let mut deleted = Vec::with_capacity(children.len());
     for child in children {
         let id = TaskId::from_uuid(child.id);
-        store_event(&mut *connection, &write, id, to_u64(child.event_sequence), told(id)).await?;
+        store_event(&mut *connection, &write, id, to_u64(child.event_sequence), deleted_event(id)).await?;
         deleted.push(id);
     }
     Ok(deleted)

@@ -28,7 +28,7 @@ struct Run {
 }
 
 #[test]
-fn texts_are_cut_as_the_original_cuts_them() {
+fn texts_are_tokenized_as_by_the_reference() {
     let recorded: Recorded =
         serde_json::from_str(include_str!("recorded.json")).expect("the recording");
     let vocab: Vec<&str> = recorded.vocab.iter().map(String::as_str).collect();
@@ -45,7 +45,7 @@ fn texts_are_cut_as_the_original_cuts_them() {
 }
 
 #[test]
-fn what_is_not_known_is_refused_by_name() {
+fn unsupported_component_is_rejected_by_name() {
     for (part, kind, words) in [
         ("model", "Unigram", "its model is `Unigram`"),
         ("pre_tokenizer", "Metaspace", "its pre-tokenizer is `Metaspace`"),

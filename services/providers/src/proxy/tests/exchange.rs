@@ -19,7 +19,7 @@ async fn ask(proxy: &Proxy, client: Client, body: &Value) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn every_client_is_answered_from_every_vendor() {
+async fn every_client_protocol_works_with_every_vendor() {
     let proxy = Proxy::start().await;
     for wire in Wire::ALL {
         let (stream, used) = wire.rich_answer();
@@ -89,7 +89,7 @@ async fn every_client_is_answered_from_every_vendor() {
 }
 
 #[tokio::test]
-async fn a_thought_is_not_sent_to_another_provider() {
+async fn thinking_is_not_sent_to_another_provider() {
     let proxy = Proxy::start().await;
     let (stream, _) = Wire::Anthropic.rich_answer();
     proxy.vendor.reply(Wire::Anthropic.reply(&stream));
@@ -160,7 +160,7 @@ async fn images_tools_and_parameters_reach_the_vendor() {
 }
 
 #[tokio::test]
-async fn an_answers_format_is_asked_for_in_the_vendors_own_way() {
+async fn answer_format_is_requested_in_the_vendor_format() {
     let proxy = Proxy::start().await;
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
     let body = |model: &str| {
@@ -196,7 +196,7 @@ async fn an_answers_format_is_asked_for_in_the_vendors_own_way() {
 }
 
 #[tokio::test]
-async fn a_failure_has_the_form_and_status_of_the_clients_protocol() {
+async fn failure_has_the_form_and_status_of_the_client_protocol() {
     let wire = Wire::OpenAi;
     for (status, class, seen, kinds) in [
         (
@@ -254,7 +254,7 @@ async fn a_failure_has_the_form_and_status_of_the_clients_protocol() {
 }
 
 #[tokio::test]
-async fn what_breaks_before_it_begins_is_tried_again_and_what_breaks_later_is_said() {
+async fn failure_is_retried_before_the_answer_begins_else_reported() {
     let proxy = Proxy::start().await;
     let wire = Wire::Anthropic;
     let stream = wire.answer("The answer is 42, and that is certain.");
@@ -280,7 +280,7 @@ async fn what_breaks_before_it_begins_is_tried_again_and_what_breaks_later_is_sa
 }
 
 #[tokio::test]
-async fn a_client_that_goes_takes_the_vendors_connection_with_it_and_pays_for_what_it_got() {
+async fn client_disconnect_closes_the_vendor_call_and_is_charged() {
     let proxy = Proxy::start().await;
     let wire = Wire::Anthropic;
     let stream = wire.answer("The answer is 42, and that is certain.");
@@ -316,7 +316,7 @@ async fn a_client_that_goes_takes_the_vendors_connection_with_it_and_pays_for_wh
 }
 
 #[tokio::test]
-async fn what_cannot_be_had_is_refused_in_words() {
+async fn unsupported_request_is_rejected_with_a_reason() {
     let proxy = Proxy::start().await;
     let user = json!([{"role": "user", "content": "go"}]);
     let assistant =
@@ -370,7 +370,7 @@ async fn what_cannot_be_had_is_refused_in_words() {
 }
 
 #[tokio::test]
-async fn unknown_fields_are_no_reason_to_refuse() {
+async fn unknown_fields_are_accepted() {
     let proxy = Proxy::start().await;
     proxy.vendor.reply(openai::Answer::text("x").reply());
     let body = json!({"model": "openai", "messages": [{"role": "user", "content": "go", "name": "ada"}], "user": "u",
@@ -379,7 +379,7 @@ async fn unknown_fields_are_no_reason_to_refuse() {
 }
 
 #[tokio::test]
-async fn nobody_is_let_in_without_a_token_nor_beyond_it() {
+async fn request_without_valid_token_is_rejected() {
     let proxy = Proxy::start().await;
     let url = |path: &str| format!("http://{}{path}", proxy.address);
     for client in Client::ALL {
@@ -425,7 +425,7 @@ async fn nobody_is_let_in_without_a_token_nor_beyond_it() {
 }
 
 #[tokio::test]
-async fn a_model_is_looked_up_once_and_not_for_each_call() {
+async fn model_is_looked_up_once_for_many_calls() {
     let proxy = Proxy::start().await;
     for _ in 0..3 {
         proxy.vendor.reply(openai::Answer::text("x").reply());
@@ -437,7 +437,7 @@ async fn a_model_is_looked_up_once_and_not_for_each_call() {
 }
 
 #[tokio::test]
-async fn a_task_that_is_given_up_takes_the_calls_for_it_along() {
+async fn canceled_task_ends_its_calls() {
     let proxy = Proxy::start().await;
     let wire = Wire::OpenAi;
     let stream = wire.answer("It takes a while.");
@@ -479,7 +479,7 @@ async fn a_task_that_is_given_up_takes_the_calls_for_it_along() {
 }
 
 #[tokio::test]
-async fn what_is_too_much_is_refused_at_once() {
+async fn excess_calls_are_rejected_at_once() {
     let proxy = Proxy::with(Limits {
         concurrency: 1,
         timeout: Duration::from_millis(500),
@@ -508,7 +508,7 @@ async fn what_is_too_much_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
+async fn bodies_beyond_the_memory_limit_are_rejected_unread() {
     // So few have room for one of the largest.
     let proxy = Proxy::with(Limits { concurrency: 4, ..Limits::default() }).await;
     let wire = Wire::OpenAi;
@@ -568,7 +568,7 @@ async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
 /// With the SDKs where they are installed: `CONSTRUCT_TEST_SDK_PYTHON` names a Python that has
 /// `openai` and `anthropic`. `./dev clients` installs them and sets it.
 #[tokio::test]
-async fn the_vendors_own_sdks_work() {
+async fn official_sdks_work() {
     let Some(python) = std::env::var_os("CONSTRUCT_TEST_SDK_PYTHON") else {
         eprintln!("CONSTRUCT_TEST_SDK_PYTHON is not set: the SDKs are not tried");
         return;

@@ -214,7 +214,7 @@ impl Mesh {
                 self.task.next_wake = Some(NOW);
             }
         }
-        for asked in &decision.asked {
+        for asked in &decision.approval_requests {
             let step = loaded.task.step.as_ref().expect("only a step asks").id;
             let id = ApprovalId::from_uuid(Uuid::from_u128(7));
             self.approval = Some((
