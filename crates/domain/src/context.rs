@@ -134,11 +134,12 @@ impl Context {
     /// summary, or a summary could not help at all.
     pub fn is_full(&self, need: i64) -> bool {
         let fixed = self.base.saturating_mul(i64::from(self.scale)) / 1_000;
-        let (said, left) = (need.saturating_sub(fixed), self.input_limit.saturating_sub(fixed));
-        left > 0
+        let (conversation, available) =
+            (need.saturating_sub(fixed), self.input_limit.saturating_sub(fixed));
+        available > 0
             && need.saturating_mul(100)
                 >= self.input_limit.saturating_mul(i64::from(self.compact_at))
-            && said.saturating_mul(100) >= left.saturating_mul(2 * self.tail())
+            && conversation.saturating_mul(100) >= available.saturating_mul(2 * self.tail())
     }
 
     /// Share of the newest messages that is kept beside a summary, in percent of what the
@@ -208,13 +209,14 @@ impl Context {
             shown[from..].iter().map(|entry| entry.tokens).fold(0, i64::saturating_add)
         };
         // Messages kept from an earlier cut lie before it.
-        let places = (1..shown.len())
+        let candidates = (1..shown.len())
             .filter(|&at| !shown[at].results && shown[at - 1].position > self.through);
-        let fitting = places.clone().filter(|&at| tail(at) <= budget);
+        let fitting = candidates.clone().filter(|&at| tail(at) <= budget);
         let begins_exchange = |at: &usize| shown[*at].source == Source::User;
         let exchange = fitting.clone().find(begins_exchange).filter(|_| keep == KeepPolicy::Newest);
-        let at =
-            exchange.or_else(|| fitting.clone().next()).or_else(|| places.clone().next_back())?;
+        let at = exchange
+            .or_else(|| fitting.clone().next())
+            .or_else(|| candidates.clone().next_back())?;
 
         let before = &shown[..at];
         let first = before.iter().find(|entry| entry.source == Source::User);

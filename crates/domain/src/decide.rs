@@ -300,31 +300,33 @@ impl Draft<'_> {
             // It was told to stop, but is neither suspended nor canceled any more: the turn calls
             // the model again.
             (Stage::Model, Outcome::Cancelled(_)) => self.uncount_call(),
-            (Stage::Model, Outcome::Interrupted(said)) => self.handle_interrupted(&step, said),
+            (Stage::Model, Outcome::Interrupted(partial)) => {
+                self.handle_interrupted(&step, partial)
+            }
             (Stage::Code { calls }, Outcome::Code(results) | Outcome::Cancelled(results)) => {
                 self.d.effects.push(Effect::EndCode(step.id));
                 // Stopped scripts say nothing about a loop of the model.
-                let given = (!stopped).then(|| results.clone());
+                let loop_input = (!stopped).then(|| results.clone());
                 self.append_results(
                     &calls,
                     results,
                     "the script was stopped before it could report; it is unknown what it did",
                 );
-                if let Some(given) = given {
-                    self.record_results(&given);
+                if let Some(loop_input) = loop_input {
+                    self.record_results(&loop_input);
                 }
             }
             (Stage::Code { calls }, Outcome::Failed(failure)) => {
                 self.d.effects.push(Effect::EndCode(step.id));
-                let words = format!(
+                let missing = format!(
                     "the script could not be run to its end ({}); it is unknown what it did",
                     failure.message
                 );
                 self.fail(failure.class.code(), failure.message);
-                self.append_results(&calls, Vec::new(), &words);
+                self.append_results(&calls, Vec::new(), &missing);
             }
-            (Stage::Code { calls }, Outcome::Suspended { asked, awaits, results }) => {
-                self.suspend_script(step, &calls, asked, awaits, results);
+            (Stage::Code { calls }, Outcome::Suspended { approval_requests, awaits, results }) => {
+                self.suspend_script(step, &calls, approval_requests, awaits, results);
             }
             (
                 Stage::Model | Stage::Compact { .. },
@@ -354,7 +356,7 @@ impl Draft<'_> {
         if !blocks.is_empty() {
             self.append(Source::Assistant, blocks);
         }
-        let told = self.d.task.turn.as_ref().is_some_and(|turn| turn.truncated);
+        let warned = self.d.task.turn.as_ref().is_some_and(|turn| turn.truncated);
         match stop {
             StopReason::Refused => {
                 self.fail(
@@ -363,7 +365,7 @@ impl Draft<'_> {
                 );
                 self.end_turn(TurnOutcome::Failed);
             }
-            StopReason::OutputLimit if calls.is_empty() && told => {
+            StopReason::OutputLimit if calls.is_empty() && warned => {
                 self.fail(
                     OUTPUT_LIMIT,
                     "the model's answers are longer than its limit of output tokens".to_owned(),
@@ -395,26 +397,26 @@ impl Draft<'_> {
     }
 
     fn handle_model_failure(&mut self, step: &Step, failure: Failure) {
-        let held = self.is_stop_requested();
+        let stopping = self.is_stop_requested();
         // An outage of our own services is reported once per turn. An outage of hours would
         // otherwise fill the task's events.
-        let said = |error: &TaskError| {
+        let is_reported = |error: &TaskError| {
             error.code == failure.class.code() && error.message == failure.message
         };
-        if failure.attempts > 0 || !self.d.task.last_error.as_ref().is_some_and(said) {
+        if failure.attempts > 0 || !self.d.task.last_error.as_ref().is_some_and(is_reported) {
             self.fail(failure.class.code(), failure.message);
         }
         // Calls that were never made, because one of our services was down, do not count: what was
         // accepted waits for the service.
         let attempt = step.attempt.saturating_add(failure.attempts);
-        if failure.class.is_retryable() && attempt <= backoff::MAX_ATTEMPTS && !held {
+        if failure.class.is_retryable() && attempt <= backoff::MAX_ATTEMPTS && !stopping {
             let pause = backoff::delay(attempt - 1, self.fresh.jitter);
             let until = (self.now + pause)
                 .max(failure.retry_at.unwrap_or(self.now))
                 .min(self.now + MAX_RETRY_DELAY);
             self.d.task.step =
                 Some(Step { attempt, state: StepState::Backoff { until }, ..step.clone() });
-        } else if !held {
+        } else if !stopping {
             self.end_turn(TurnOutcome::Failed);
         } else {
             self.uncount_call();
@@ -438,11 +440,11 @@ impl Draft<'_> {
         let blocks = calls
             .iter()
             .map(|call| {
-                let found = results
+                let result = results
                     .iter()
                     .position(|result| result.id == *call)
                     .map(|index| results.remove(index));
-                Block::CodeInterpreterResult(found.unwrap_or_else(|| CodeResult {
+                Block::CodeInterpreterResult(result.unwrap_or_else(|| CodeResult {
                     id: call.clone(),
                     error: missing.to_owned(),
                     ..CodeResult::default()

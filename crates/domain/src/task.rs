@@ -479,7 +479,7 @@ pub enum Outcome {
     /// The scripts wait for people or subtasks, and the worker no longer holds them.
     Suspended {
         /// The approvals that people are asked for.
-        asked: Vec<ApprovalRequest>,
+        approval_requests: Vec<ApprovalRequest>,
         /// The calls that wait for subtasks.
         awaits: Vec<AwaitedCall>,
         /// The results for the model if the scripts are never resumed.

@@ -67,7 +67,7 @@ pub(crate) enum Msg {
 pub(crate) struct Args {
     pub(crate) task: TaskId,
     pub(crate) organization: OrganizationId,
-    pub(crate) activator: Arc<Reconciler>,
+    pub(crate) reconciler: Arc<Reconciler>,
     /// Limits the reconciles of the process. An actor waits for its turn here.
     pub(crate) slots: Slots,
     /// The partitions of the process. The actor of a task in another partition only finishes what
@@ -100,13 +100,13 @@ impl Actor for TaskActor {
     type Arguments = Args;
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        let looks = args.activator.failing_tasks.for_task(args.task);
+        let reconcile_failures = args.reconciler.failing_tasks.for_task(args.task);
         Ok(State {
             args,
             taken: 0,
             timer: None,
             failures: 0,
-            reconcile_failures: looks,
+            reconcile_failures,
             intents_before_failure: None,
             cache: TaskCache::default(),
         })
@@ -242,14 +242,14 @@ impl State {
                 args.slots.acquire(args.organization).await
             }
         };
-        let activation = tracing::Instrument::instrument(
-            Box::pin(args.activator.reconcile(args.task, result, &mut self.cache)),
+        let reconcile = tracing::Instrument::instrument(
+            Box::pin(args.reconciler.reconcile(args.task, result, &mut self.cache)),
             span,
         );
         let began = Instant::now();
-        let looked = activation.await;
-        metrics::record_reconcile(began.elapsed(), looked.as_ref().err());
-        match looked {
+        let reconciled = reconcile.await;
+        metrics::record_reconcile(began.elapsed(), reconciled.as_ref().err());
+        match reconciled {
             Ok(next) => {
                 if let Some(receipt) = receipt {
                     receipt.ack().await;
@@ -298,11 +298,11 @@ impl State {
         }
         let before = std::mem::replace(
             &mut self.intents_before_failure,
-            args.activator.intents(args.task).await,
+            args.reconciler.intents(args.task).await,
         );
         match before {
             Some(intents) if self.failures + 1 >= FAILURE_THRESHOLD => {
-                args.activator.quarantine(args.task, intents, reason).await
+                args.reconciler.quarantine(args.task, intents, reason).await
             }
             Some(_) | None => false,
         }
@@ -312,14 +312,14 @@ impl State {
 impl Args {
     /// The reason of the task's quarantine, if it is quarantined.
     async fn quarantine_reason(&self) -> Option<String> {
-        self.activator.quarantine_reason(self.organization, self.task).await
+        self.reconciler.quarantine_reason(self.organization, self.task).await
     }
 
     /// Dead-letters a result for a quarantined task: redelivery would only fail again. If its step
     /// is still wanted when the task resumes, the step's command is sent again, unless the result
     /// was redriven before.
     async fn dead_letter(&self, receipt: Receipt, reason: &str) {
-        self.activator.bus.bury(receipt, &format!("its task is quarantined: {reason}")).await;
+        self.reconciler.bus.bury(receipt, &format!("its task is quarantined: {reason}")).await;
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct AdmissionQueue {
 struct OrganizationQueue {
     /// Tasks being reconciled, with the trace of a wake that came meanwhile: those must be
     /// reconciled again.
-    under_way: HashMap<TaskId, Option<Context>>,
+    running: HashMap<TaskId, Option<Context>>,
     queue: VecDeque<TaskId>,
     /// The traces of the waiting tasks.
     queued: HashMap<TaskId, Context>,
@@ -63,26 +63,26 @@ impl AdmissionQueue {
         trace: Context,
         swept: bool,
     ) -> Admission {
-        let lane = self.organizations.entry(organization).or_default();
-        if let Some(again) = lane.under_way.get_mut(&task) {
+        let organization_queue = self.organizations.entry(organization).or_default();
+        if let Some(again) = organization_queue.running.get_mut(&task) {
             if !swept {
                 *again = Some(trace);
             }
             return Admission::Queued;
         }
-        if lane.queued.contains_key(&task) {
+        if organization_queue.queued.contains_key(&task) {
             return Admission::Queued;
         }
-        if lane.under_way.len() < self.max_concurrent {
-            lane.under_way.insert(task, None);
+        if organization_queue.running.len() < self.max_concurrent {
+            organization_queue.running.insert(task, None);
             return Admission::Admitted(trace);
         }
-        if self.waiting >= MAX_WAITING || lane.queue.len() >= MAX_WAITING / 2 {
+        if self.waiting >= MAX_WAITING || organization_queue.queue.len() >= MAX_WAITING / 2 {
             return Admission::Dropped;
         }
         self.waiting += 1;
-        lane.queue.push_back(task);
-        lane.queued.insert(task, trace);
+        organization_queue.queue.push_back(task);
+        organization_queue.queued.insert(task, trace);
         Admission::Queued
     }
 
@@ -92,20 +92,23 @@ impl AdmissionQueue {
         organization: OrganizationId,
         task: TaskId,
     ) -> Option<(TaskId, Context)> {
-        let lane = self.organizations.get_mut(&organization)?;
-        if let Some(trace) = lane.under_way.remove(&task)? {
+        let organization_queue = self.organizations.get_mut(&organization)?;
+        if let Some(trace) = organization_queue.running.remove(&task)? {
             // Behind the others, so that a busy task does not delay them.
             self.waiting += 1;
-            lane.queue.push_back(task);
-            lane.queued.insert(task, trace);
+            organization_queue.queue.push_back(task);
+            organization_queue.queued.insert(task, trace);
         }
-        let next = lane.queue.pop_front().and_then(|next| lane.queued.remove_entry(&next));
+        let next = organization_queue
+            .queue
+            .pop_front()
+            .and_then(|next| organization_queue.queued.remove_entry(&next));
         match &next {
             Some((next, _)) => {
                 self.waiting -= 1;
-                lane.under_way.insert(*next, None);
+                organization_queue.running.insert(*next, None);
             }
-            None if lane.under_way.is_empty() => {
+            None if organization_queue.running.is_empty() => {
                 self.organizations.remove(&organization);
             }
             None => {}
@@ -114,13 +117,19 @@ impl AdmissionQueue {
     }
 
     /// Forgets waiting tasks of other replicas' partitions.
-    pub(crate) fn retain_assigned(&mut self, share: PartitionAssignment) {
-        for lane in self.organizations.values_mut() {
-            lane.queue.retain(|task| share.contains_task(*task));
-            lane.queued.retain(|task, _| share.contains_task(*task));
+    pub(crate) fn retain_assigned(&mut self, assignment: PartitionAssignment) {
+        for organization_queue in self.organizations.values_mut() {
+            organization_queue.queue.retain(|task| assignment.contains_task(*task));
+            organization_queue.queued.retain(|task, _| assignment.contains_task(*task));
         }
-        self.organizations.retain(|_, lane| !(lane.queue.is_empty() && lane.under_way.is_empty()));
-        self.waiting = self.organizations.values().map(|lane| lane.queue.len()).sum();
+        self.organizations.retain(|_, organization_queue| {
+            !(organization_queue.queue.is_empty() && organization_queue.running.is_empty())
+        });
+        self.waiting = self
+            .organizations
+            .values()
+            .map(|organization_queue| organization_queue.queue.len())
+            .sum();
     }
 }
 
@@ -200,9 +209,9 @@ mod tests {
         for n in 1..=20 {
             wake(&mut queue, 1, n);
         }
-        let share: PartitionAssignment =
+        let assignment: PartitionAssignment =
             [construct_domain::partition::for_task(task(7))].into_iter().collect();
-        queue.retain_assigned(share);
+        queue.retain_assigned(assignment);
         // The running one is allowed to finish.
         let mut seen = Vec::new();
         let mut last = 1;
@@ -211,7 +220,7 @@ mod tests {
             seen.push(next.0);
         }
         assert!(
-            seen.contains(&task(7)) && seen.iter().all(|task| share.contains_task(*task)),
+            seen.contains(&task(7)) && seen.iter().all(|task| assignment.contains_task(*task)),
             "{seen:?}"
         );
     }

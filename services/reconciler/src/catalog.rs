@@ -35,8 +35,8 @@ impl Catalog {
 
     /// Size of the cached answer about `workspace` in a pool, without a request.
     pub(crate) fn cached_bytes(&self, pool: &Pool, workspace: &str) -> Option<usize> {
-        let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, catalog) = known.get(&(pool.clone(), workspace.to_owned()))?;
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, catalog) = cache.get(&(pool.clone(), workspace.to_owned()))?;
         Some(catalog.declarations.len() + catalog.facts.len())
     }
 
@@ -58,11 +58,11 @@ impl Catalog {
         match (self.bus.request_tools(pool, &request, REQUEST_TIMEOUT).await, old) {
             (Ok(catalog), _) => {
                 let catalog = Arc::new(catalog);
-                let mut known = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-                if known.len() >= MAX_ENTRIES {
-                    known.clear();
+                let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+                if cache.len() >= MAX_ENTRIES {
+                    cache.clear();
                 }
-                known.insert(key, (Instant::now(), Arc::clone(&catalog)));
+                cache.insert(key, (Instant::now(), Arc::clone(&catalog)));
                 Ok(catalog)
             }
             (Err(error), Some((_, catalog))) => {

@@ -77,23 +77,23 @@ const MAX_TITLE_EXCERPT_CHARS: usize = 2000;
 pub(crate) fn build_answer(
     loaded: &LoadedTask,
     step: &Step,
-    material: &CommandInputs,
+    inputs: &CommandInputs,
     catalog: &mesh::ToolCatalog,
 ) -> Result<mesh::ModelInvoke, Error> {
-    let invocation = material.invocation.as_ref().ok_or(Error::AgentMissing)?;
+    let invocation = inputs.invocation.as_ref().ok_or(Error::AgentMissing)?;
     let system = prompt::assemble(&prompt::PromptParts {
         instructions: &invocation.agent.instructions,
         workspace: &loaded.workspace,
         facts: &catalog.facts,
         declarations: &catalog.declarations,
-        secrets: &material.secrets,
+        secrets: &inputs.secrets,
         pinned: &loaded.pinned,
     });
     let request = mesh::ModelInvoke {
         step: Some(step_ref(loaded, step)),
         purpose: Purpose::Turn.into(),
         system,
-        messages: material.transcript().into_iter().map(chat_message).collect(),
+        messages: inputs.transcript().into_iter().map(chat_message).collect(),
         tools: vec![prompt::code_tool()],
         tries: (backoff::MAX_ATTEMPTS + 1).saturating_sub(step.attempt).max(1),
         ..mesh::ModelInvoke::default()
@@ -106,9 +106,9 @@ pub(crate) fn build_title(
     loaded: &LoadedTask,
     step: StepId,
     until: Timestamp,
-    material: &CommandInputs,
+    inputs: &CommandInputs,
 ) -> Result<mesh::ModelInvoke, Error> {
-    let invocation = material.invocation.as_ref().ok_or(Error::AgentMissing)?;
+    let invocation = inputs.invocation.as_ref().ok_or(Error::AgentMissing)?;
     let step = mesh::StepRef {
         organization_id: loaded.task.organization.to_string(),
         task_id: loaded.task.id.to_string(),
@@ -121,7 +121,7 @@ pub(crate) fn build_title(
         step: Some(step),
         purpose: Purpose::Title.into(),
         system: prompt::TITLE.to_owned(),
-        messages: vec![title_excerpt(&material.transcript())],
+        messages: vec![title_excerpt(&inputs.transcript())],
         ..mesh::ModelInvoke::default()
     };
     Ok(with_target(request, invocation))
@@ -132,15 +132,15 @@ pub(crate) fn build_compaction(
     loaded: &LoadedTask,
     task: &Task,
     step: &Step,
-    material: &CommandInputs,
+    inputs: &CommandInputs,
 ) -> Result<mesh::ModelInvoke, Error> {
     let Some(Stage::Compact { through, kept, .. }) = task.turn.as_ref().map(|turn| &turn.stage)
     else {
         return Err(Error::NothingToSummarize);
     };
-    let invocation = material.invocation.as_ref().ok_or(Error::AgentMissing)?;
+    let invocation = inputs.invocation.as_ref().ok_or(Error::AgentMissing)?;
     let text = compaction::render(
-        &material.older_messages(*through, kept),
+        &inputs.older_messages(*through, kept),
         compaction::max_input_bytes(&task.context),
     );
     let request = mesh::ModelInvoke {
@@ -221,19 +221,19 @@ pub(crate) fn build_execution(
     loaded: &LoadedTask,
     task: &Task,
     step: &Step,
-    material: &CommandInputs,
+    inputs: &CommandInputs,
     token_keys: Option<&MasterKeys>,
 ) -> Result<mesh::CodeExecute, Error> {
-    let Some(Stage::Code { calls: wanted }) = task.turn.as_ref().map(|turn| &turn.stage) else {
+    let Some(Stage::Code { calls: requested }) = task.turn.as_ref().map(|turn| &turn.stage) else {
         return Err(Error::NoCalls);
     };
-    let transcript = material.transcript();
+    let transcript = inputs.transcript();
     let Some(message) = transcript.iter().rev().find(|message| message.source == Source::Assistant)
     else {
         return Err(Error::NoCalls);
     };
     let calls: Vec<&CodeCall> =
-        code_calls(message.blocks).filter(|call| wanted.contains(&call.id)).collect();
+        code_calls(message.blocks).filter(|call| requested.contains(&call.id)).collect();
     if calls.is_empty() {
         return Err(Error::NoCalls);
     }
@@ -243,16 +243,16 @@ pub(crate) fn build_execution(
         workspace: loaded.workspace.clone(),
         agent_policy: loaded.agent_policy.iter().map(convert::rule).collect(),
         task_policy: loaded.policy.iter().map(convert::rule).collect(),
-        decisions: material.approvals.iter().filter_map(approval_decision).collect(),
+        decisions: inputs.approvals.iter().filter_map(approval_decision).collect(),
         compute: pool(loaded).to_string(),
-        secrets: material.secrets.iter().map(granted_secret).collect(),
+        secrets: inputs.secrets.iter().map(granted_secret).collect(),
         again: false,
         model_token: token_keys
-            .map(|keys| model_token(keys, loaded, step, &material.script_models))
+            .map(|keys| model_token(keys, loaded, step, &inputs.script_models))
             .unwrap_or_default(),
-        script_models: material.script_models.clone(),
+        script_models: inputs.script_models.clone(),
         agent_name: loaded.agent_name.clone(),
-        files: material.files.iter().filter_map(attached_file).collect(),
+        files: inputs.files.iter().filter_map(attached_file).collect(),
     })
 }
 
@@ -422,10 +422,10 @@ mod tests {
         };
         let blocks = [Block::CodeInterpreterResult(result)];
         let message = chat_message(TranscriptMessage { source: Source::System, blocks: &blocks });
-        let Some(v1::block::Block::CodeInterpreterResult(told)) = &message.blocks[0].block else {
+        let Some(v1::block::Block::CodeInterpreterResult(shown)) = &message.blocks[0].block else {
             panic!("a result")
         };
-        assert_eq!((told.output.as_str(), told.tool_uses[0].name.as_str()), ("3", "grep"));
-        assert!(told.tool_uses[0].arguments.is_empty() && told.tool_uses[0].result.is_empty());
+        assert_eq!((shown.output.as_str(), shown.tool_uses[0].name.as_str()), ("3", "grep"));
+        assert!(shown.tool_uses[0].arguments.is_empty() && shown.tool_uses[0].result.is_empty());
     }
 }

@@ -74,10 +74,12 @@ impl CommandInputs {
     /// The messages to summarize: the visible ones up to a position, without those that are kept.
     pub(crate) fn older_messages(&self, through: i64, kept: &[i64]) -> Vec<TranscriptMessage<'_>> {
         let summary = self.summary.iter().map(|blocks| (Source::System, blocks));
-        let goes = |message: &&StoredMessage| {
-            message.position.is_some_and(|place| place <= through && !kept.contains(&place))
+        let is_replaced = |message: &&StoredMessage| {
+            message
+                .position
+                .is_some_and(|position| position <= through && !kept.contains(&position))
         };
-        let stored = self.transcript.iter().filter(goes);
+        let stored = self.transcript.iter().filter(is_replaced);
         let stored = stored.map(|message| (message.source, &message.content.blocks));
         summary.chain(stored).map(|(source, blocks)| TranscriptMessage { source, blocks }).collect()
     }
@@ -85,19 +87,19 @@ impl CommandInputs {
 
 impl RequiredInputs {
     fn for_decision(decision: &Decision) -> Self {
-        let mut wanted = Self::default();
+        let mut required = Self::default();
         for effect in &decision.effects {
             match effect {
                 Effect::InvokeModel(_) => {
-                    (wanted.agent, wanted.transcript, wanted.secrets) = (true, true, true)
+                    (required.agent, required.transcript, required.secrets) = (true, true, true)
                 }
-                Effect::Compact(_) => (wanted.agent, wanted.transcript) = (true, true),
-                Effect::MakeTitle(_) => (wanted.agent, wanted.transcript) = (true, true),
+                Effect::Compact(_) => (required.agent, required.transcript) = (true, true),
+                Effect::MakeTitle(_) => (required.agent, required.transcript) = (true, true),
                 Effect::ExecuteCode(step) => {
-                    (wanted.script, wanted.secrets) = (true, true);
-                    wanted.approvals |= step.round > 0;
+                    (required.script, required.secrets) = (true, true);
+                    required.approvals |= step.round > 0;
                     // The scripts to run are usually in the message that the decision appends.
-                    wanted.transcript |= !decision
+                    required.transcript |= !decision
                         .appended
                         .iter()
                         .any(|message| message.source == Source::Assistant);
@@ -105,22 +107,22 @@ impl RequiredInputs {
                 Effect::CancelModel(..) | Effect::CancelCode(..) | Effect::EndCode(_) => {}
             }
         }
-        wanted
+        required
     }
 }
 
 /// Reads what the effects of a decision need.
 pub(crate) async fn gather(
-    activator: &Reconciler,
+    reconciler: &Reconciler,
     loaded: &LoadedTask,
     decision: &Decision,
 ) -> Result<CommandInputs, Error> {
-    let wanted = RequiredInputs::for_decision(decision);
-    let (store, task) = (&activator.store, loaded.task.id);
+    let required = RequiredInputs::for_decision(decision);
+    let (store, task) = (&reconciler.store, loaded.task.id);
     // Absent things are not read: most agents have no secrets, and most conversations no files.
     let by_agent = async {
-        let invocation = if wanted.agent { store.invocation(task).await? } else { None };
-        let means = if wanted.script {
+        let invocation = if required.agent { store.invocation(task).await? } else { None };
+        let means = if required.script {
             store.task_script_capabilities(task).await?
         } else {
             ScriptCapabilities::default()
@@ -128,7 +130,7 @@ pub(crate) async fn gather(
         let has_secrets =
             means.secrets || invocation.as_ref().is_some_and(|invocation| invocation.has_secrets);
         let secrets = async {
-            if wanted.secrets && has_secrets {
+            if required.secrets && has_secrets {
                 store.task_secrets(task).await
             } else {
                 Ok(Vec::new())
@@ -139,11 +141,11 @@ pub(crate) async fn gather(
         };
         let (secrets, files) = tokio::try_join!(secrets, files)?;
         // Without a key for tokens, scripts cannot call models.
-        let models = if activator.token_keys.is_some() { means.models } else { Vec::new() };
+        let models = if reconciler.token_keys.is_some() { means.models } else { Vec::new() };
         Ok::<_, Error>((invocation, secrets, files, models))
     };
     let approvals = async {
-        let Some(step) = decision.task.step.as_ref().filter(|_| wanted.approvals) else {
+        let Some(step) = decision.task.step.as_ref().filter(|_| required.approvals) else {
             return Ok(Vec::new());
         };
         let mut approvals = store.approvals_of_step(step.id).await?;
@@ -157,10 +159,10 @@ pub(crate) async fn gather(
     };
     let admitted = decision.admitted.map(|(message, _): (MessageId, i64)| message);
     let transcript = async {
-        if wanted.transcript {
+        if required.transcript {
             // Messages that the decision supersedes are not shown.
             let until = decision.rewound.map_or(loaded.task.last_position, |from| from - 1);
-            let compaction = compaction(activator, loaded, decision, until).await?;
+            let compaction = compaction(reconciler, loaded, decision, until).await?;
             let (after, kept) =
                 compaction.as_ref().map_or((0, &[][..]), |one| (one.through, &one.kept));
             let messages = store.transcript_after(task, after, kept, until, admitted).await?;
@@ -188,7 +190,7 @@ pub(crate) async fn gather(
 
 /// The compaction that replaces the transcript's older part once the decision is committed.
 async fn compaction(
-    activator: &Reconciler,
+    reconciler: &Reconciler,
     loaded: &LoadedTask,
     decision: &Decision,
     until: i64,
@@ -202,6 +204,6 @@ async fn compaction(
             tokens: *tokens,
         })),
         None if through == 0 || through > until => Ok(None),
-        None => activator.store.compaction(loaded.task.id, through).await,
+        None => reconciler.store.compaction(loaded.task.id, through).await,
     }
 }

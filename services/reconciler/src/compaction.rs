@@ -36,9 +36,9 @@ pub(crate) fn max_input_bytes(context: &Context) -> usize {
 
 /// Renders a conversation as one text of at most `limit` bytes. If it is longer, the middle of its
 /// longest texts is left out; if that is not enough, the middle of the whole.
-pub(crate) fn render(said: &[TranscriptMessage<'_>], limit: usize) -> String {
+pub(crate) fn render(messages: &[TranscriptMessage<'_>], limit: usize) -> String {
     let pieces: Vec<(String, &str)> =
-        said.iter().flat_map(|message| message_pieces(*message)).collect();
+        messages.iter().flat_map(|message| message_pieces(*message)).collect();
     let whole = |excerpt: usize| -> String {
         let mut text = String::new();
         for (name, piece) in &pieces {
@@ -102,19 +102,19 @@ mod tests {
 
     #[test]
     fn summary_input_names_speakers_and_fits_limit() {
-        let asked = [Block::Text("Count the lines.".to_owned())];
-        let called =
+        let question = [Block::Text("Count the lines.".to_owned())];
+        let script =
             [Block::CodeInterpreterCall(CodeCall { id: "1".into(), code: "count()".into() })];
         let output = format!("begin{}end", "ü".repeat(50_000));
-        let gave =
+        let result =
             CodeResult { id: "1".into(), output, error: "broke".into(), ..CodeResult::default() };
-        let gave = [Block::CodeInterpreterResult(gave)];
-        let said = [
-            TranscriptMessage { source: Source::User, blocks: &asked },
-            TranscriptMessage { source: Source::Assistant, blocks: &called },
-            TranscriptMessage { source: Source::System, blocks: &gave },
+        let result = [Block::CodeInterpreterResult(result)];
+        let messages = [
+            TranscriptMessage { source: Source::User, blocks: &question },
+            TranscriptMessage { source: Source::Assistant, blocks: &script },
+            TranscriptMessage { source: Source::System, blocks: &result },
         ];
-        let text = render(&said, 10_000);
+        let text = render(&messages, 10_000);
         assert!(text.len() < 10_100, "{}", text.len());
         assert!(
             text.starts_with("user: Count the lines.\n\nscript: count()\n\nresult: begin"),
@@ -124,8 +124,8 @@ mod tests {
             text.contains("bytes left out") && text.ends_with("end\n\nerror: broke\n\n"),
             "{text}"
         );
-        assert_eq!(render(&said[..2], 10_000), "user: Count the lines.\n\nscript: count()\n\n");
-        let many = vec![said[0]; 10_000];
+        assert_eq!(render(&messages[..2], 10_000), "user: Count the lines.\n\nscript: count()\n\n");
+        let many = vec![messages[0]; 10_000];
         assert!(render(&many, 10_000).len() < 10_100);
     }
 

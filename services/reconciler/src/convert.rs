@@ -59,15 +59,19 @@ fn outcome(outcome: Option<mesh::step_result::Outcome>) -> Result<Outcome, Inval
         mesh::step_result::Outcome::Cancelled(cancelled) => {
             Outcome::Cancelled(code_results(cancelled.results))
         }
-        mesh::step_result::Outcome::Parked(parked) => {
-            if parked.calls.is_empty() && parked.awaits.is_empty() {
+        mesh::step_result::Outcome::Parked(suspended) => {
+            if suspended.calls.is_empty() && suspended.awaits.is_empty() {
                 return Err(InvalidResult("it waits for nothing"));
             }
-            let asked = parked.calls.into_iter().map(approval_request).collect();
-            let awaits = parked.awaits.into_iter().map(awaited_call).collect::<Option<_>>();
+            let approval_requests = suspended.calls.into_iter().map(approval_request).collect();
+            let awaits = suspended.awaits.into_iter().map(awaited_call).collect::<Option<_>>();
             let awaits =
                 awaits.ok_or(InvalidResult("it waits for what is no task, or without end"))?;
-            Outcome::Suspended { asked, awaits, results: code_results(parked.results) }
+            Outcome::Suspended {
+                approval_requests,
+                awaits,
+                results: code_results(suspended.results),
+            }
         }
     })
 }

@@ -79,29 +79,28 @@ mod tests {
 
     #[test]
     fn failures_are_kept_from_first_until_next_success() {
-        let (failing, task) =
-            (FailingTasks::default(), TaskId::from_uuid(uuid::Uuid::from_u128(7)));
-        let looks = failing.for_task(task);
-        assert_eq!(failing.find(task), None);
-        looks.record(1, "away".to_owned(), seconds(10), seconds(11));
-        looks.record(2, "still away".to_owned(), seconds(11), seconds(13));
+        let (tasks, task) = (FailingTasks::default(), TaskId::from_uuid(uuid::Uuid::from_u128(7)));
+        let failures = tasks.for_task(task);
+        assert_eq!(tasks.find(task), None);
+        failures.record(1, "away".to_owned(), seconds(10), seconds(11));
+        failures.record(2, "still away".to_owned(), seconds(11), seconds(13));
         let streak = FailureStreak {
             since: seconds(10),
             count: 2,
             error: "still away".to_owned(),
             next: seconds(13),
         };
-        assert_eq!(failing.find(task), Some(streak));
-        assert_eq!(failing.find(TaskId::from_uuid(uuid::Uuid::from_u128(8))), None);
-        looks.clear();
-        assert_eq!(failing.find(task), None);
-        looks.record(1, "away again".to_owned(), seconds(20), seconds(21));
+        assert_eq!(tasks.find(task), Some(streak));
+        assert_eq!(tasks.find(TaskId::from_uuid(uuid::Uuid::from_u128(8))), None);
+        failures.clear();
+        assert_eq!(tasks.find(task), None);
+        failures.record(1, "away again".to_owned(), seconds(20), seconds(21));
         assert_eq!(
-            failing.find(task).map(|streak| (streak.since, streak.count)),
+            tasks.find(task).map(|streak| (streak.since, streak.count)),
             Some((seconds(20), 1))
         );
         // The actor has ended.
-        drop(looks);
-        assert_eq!(failing.find(task), None);
+        drop(failures);
+        assert_eq!(tasks.find(task), None);
     }
 }

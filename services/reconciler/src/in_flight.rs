@@ -120,21 +120,21 @@ struct State {
 /// and so one slot: a later step takes it over.
 #[derive(Debug, Default)]
 struct OrganizationSlots {
-    held: HashMap<TaskId, HeldSlot>,
+    occupied: HashMap<TaskId, OccupiedSlot>,
     waiting: HashMap<TaskId, WaitingCommand>,
     order: BTreeMap<u64, TaskId>,
 }
 
 #[derive(Debug)]
-struct HeldSlot {
-    work: CommandRef,
+struct OccupiedSlot {
+    command: CommandRef,
     /// Whether the command was sent. One that waited is sent after it gets its slot.
     sent: bool,
 }
 
 #[derive(Debug)]
 struct WaitingCommand {
-    work: CommandRef,
+    command: CommandRef,
     turn: u64,
     trace: Context,
 }
@@ -169,8 +169,8 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        if let Some((window, organization, queue, task, work)) = self.new.take() {
-            window.release(organization, &queue, task, work.step);
+        if let Some((limiter, organization, queue, task, command)) = self.new.take() {
+            limiter.release(organization, &queue, task, command.step);
         }
     }
 }
@@ -196,13 +196,11 @@ impl CommandRef {
 }
 
 impl InFlightLimiter {
-    pub(crate) fn new(limits: InFlightLimits, share: watch::Receiver<PartitionAssignment>) -> Self {
-        Self(Arc::new(Inner {
-            limits,
-            assignment: share,
-            state: Mutex::default(),
-            ready: Notify::new(),
-        }))
+    pub(crate) fn new(
+        limits: InFlightLimits,
+        assignment: watch::Receiver<PartitionAssignment>,
+    ) -> Self {
+        Self(Arc::new(Inner { limits, assignment, state: Mutex::default(), ready: Notify::new() }))
     }
 
     /// Acquires a slot, or again one that was acquired before.
@@ -211,7 +209,7 @@ impl InFlightLimiter {
         organization: OrganizationId,
         queue: Queue,
         task: TaskId,
-        work: CommandRef,
+        command: CommandRef,
         now: Timestamp,
     ) -> Permit {
         let limit = self.limit(&queue);
@@ -220,53 +218,53 @@ impl InFlightLimiter {
             return Permit { granted: true, new: None };
         }
         let room = state.count_waiting(None) < MAX_WAITING;
-        let State { slots: lanes, ready: called, last_turn: turns } = &mut *state;
-        let lane = lanes.entry((organization, queue.clone())).or_default();
+        let State { slots, ready, last_turn } = &mut *state;
+        let queue_slots = slots.entry((organization, queue.clone())).or_default();
         let mut new = true;
-        if let Some(held) = lane.held.get_mut(&task) {
-            new = !held.work.is_same(&work);
+        if let Some(occupied) = queue_slots.occupied.get_mut(&task) {
+            new = !occupied.command.is_same(&command);
             if new {
-                *held = HeldSlot { work, sent: false };
+                *occupied = OccupiedSlot { command, sent: false };
             }
-        } else if let Some(waits) = lane.waiting.get_mut(&task) {
-            new = !waits.work.is_same(&work);
-            waits.work = work;
-        } else if room && lane.waiting.len() < MAX_WAITING / 2 {
-            *turns += 1;
-            lane.order.insert(*turns, task);
+        } else if let Some(waiter) = queue_slots.waiting.get_mut(&task) {
+            new = !waiter.command.is_same(&command);
+            waiter.command = command;
+        } else if room && queue_slots.waiting.len() < MAX_WAITING / 2 {
+            *last_turn += 1;
+            queue_slots.order.insert(*last_turn, task);
             let trace = tracing::Span::current().context();
-            lane.waiting.insert(task, WaitingCommand { work, turn: *turns, trace });
+            queue_slots.waiting.insert(task, WaitingCommand { command, turn: *last_turn, trace });
         }
-        lane.advance(organization, limit, now, called);
-        let goes = lane.held.contains_key(&task);
-        if goes {
+        queue_slots.advance(organization, limit, now, ready);
+        let granted = queue_slots.occupied.contains_key(&task);
+        if granted {
             // The caller knows.
-            called.retain(|called| called.task != task);
+            ready.retain(|ready| ready.task != task);
         }
         self.publish_state(&state);
-        Permit { granted: goes, new: new.then(|| (self.clone(), organization, queue, task, work)) }
+        Permit { granted, new: new.then(|| (self.clone(), organization, queue, task, command)) }
     }
 
     /// Releases the slots of a task that its row does not need, for those that wait.
     pub(crate) fn release_unneeded(&self, task: &Task, pool: &Pool, now: Timestamp) {
-        let current = CommandRef::for_task(task, pool).map(|(_, work)| work);
+        let current = CommandRef::for_task(task, pool).map(|(_, command)| command);
         let may_begin =
             matches!(task.step.as_ref().map(|step| &step.state), Some(StepState::InFlight { .. }));
-        let wanted = |work: &CommandRef, sent: bool| {
+        let is_needed = |command: &CommandRef, sent: bool| {
             // A stopping step may still be running, but must not be started.
-            task.title_step == Some(work.step)
-                || current.is_some_and(|current| current.is_same(work) && (sent || may_begin))
+            task.title_step == Some(command.step)
+                || current.is_some_and(|current| current.is_same(command) && (sent || may_begin))
         };
         let mut state = self.state();
         for queue in [Queue::Model, Queue::Code(pool.clone())] {
             let limit = self.limit(&queue);
-            let State { slots: lanes, ready: called, .. } = &mut *state;
+            let State { slots, ready, .. } = &mut *state;
             let key = (task.organization, queue);
-            let Some(lane) = lanes.get_mut(&key) else { continue };
-            lane.remove_unless(task.id, wanted);
-            lane.advance(task.organization, limit, now, called);
-            if lane.is_empty() {
-                lanes.remove(&key);
+            let Some(queue_slots) = slots.get_mut(&key) else { continue };
+            queue_slots.remove_unless(task.id, is_needed);
+            queue_slots.advance(task.organization, limit, now, ready);
+            if queue_slots.is_empty() {
+                slots.remove(&key);
             }
         }
         self.publish_state(&state);
@@ -279,16 +277,18 @@ impl InFlightLimiter {
         organization: OrganizationId,
         queue: &Queue,
         task: TaskId,
-        work: &CommandRef,
+        command: &CommandRef,
     ) -> bool {
         if self.limit(queue) == 0 || !self.is_assigned(task) {
             return false;
         }
         let state = self.state();
-        let Some(lane) = state.slots.get(&(organization, queue.clone())) else { return true };
-        let known = |known: &CommandRef| known.is_same(work);
-        !lane.held.get(&task).is_some_and(|held| known(&held.work))
-            && !lane.waiting.get(&task).is_some_and(|waits| known(&waits.work))
+        let Some(queue_slots) = state.slots.get(&(organization, queue.clone())) else {
+            return true;
+        };
+        let is_work = |other: &CommandRef| other.is_same(command);
+        !queue_slots.occupied.get(&task).is_some_and(|occupied| is_work(&occupied.command))
+            && !queue_slots.waiting.get(&task).is_some_and(|waiter| is_work(&waiter.command))
     }
 
     /// Where the command of a step is, for diagnosis; `None` for a task of another process.
@@ -303,13 +303,13 @@ impl InFlightLimiter {
             return None;
         }
         let state = self.state();
-        let Some(lane) = state.slots.get(&(organization, queue.clone())) else {
+        let Some(queue_slots) = state.slots.get(&(organization, queue.clone())) else {
             return Some(CommandState::MayBeSent);
         };
-        let waits = lane.waiting.get(&task).filter(|waits| waits.work.step == step);
-        Some(waits.map_or(CommandState::MayBeSent, |waits| CommandState::Queued {
-            in_flight: lane.held.len(),
-            ahead: lane.order.range(..waits.turn).count(),
+        let waiter = queue_slots.waiting.get(&task).filter(|waiter| waiter.command.step == step);
+        Some(waiter.map_or(CommandState::MayBeSent, |waiter| CommandState::Queued {
+            in_flight: queue_slots.occupied.len(),
+            ahead: queue_slots.order.range(..waiter.turn).count(),
         }))
     }
 
@@ -319,15 +319,15 @@ impl InFlightLimiter {
         organization: OrganizationId,
         queue: Queue,
         task: TaskId,
-        work: CommandRef,
+        command: CommandRef,
     ) {
         let mut state = self.state();
         if self.limit(&queue) == 0 || !self.is_assigned(task) {
             return;
         }
-        let lane = state.slots.entry((organization, queue)).or_default();
-        lane.remove_unless(task, |_, _| false);
-        lane.held.insert(task, HeldSlot { work, sent: true });
+        let queue_slots = state.slots.entry((organization, queue)).or_default();
+        queue_slots.remove_unless(task, |_, _| false);
+        queue_slots.occupied.insert(task, OccupiedSlot { command, sent: true });
         self.publish_state(&state);
     }
 
@@ -340,8 +340,8 @@ impl InFlightLimiter {
         task: TaskId,
     ) -> Option<CommandRef> {
         let state = self.state();
-        let held = state.slots.get(&(organization, queue.clone()))?.held.get(&task)?;
-        (!held.sent).then_some(held.work)
+        let occupied = state.slots.get(&(organization, queue.clone()))?.occupied.get(&task)?;
+        (!occupied.sent).then_some(occupied.command)
     }
 
     /// Records that the command of a step was sent.
@@ -353,11 +353,12 @@ impl InFlightLimiter {
         step: StepId,
     ) {
         let mut state = self.state();
-        let lane = state.slots.get_mut(&(organization, queue.clone()));
-        if let Some(held) =
-            lane.and_then(|lane| lane.held.get_mut(&task)).filter(|held| held.work.step == step)
+        let queue_slots = state.slots.get_mut(&(organization, queue.clone()));
+        if let Some(occupied) = queue_slots
+            .and_then(|queue_slots| queue_slots.occupied.get_mut(&task))
+            .filter(|occupied| occupied.command.step == step)
         {
-            held.sent = true;
+            occupied.sent = true;
         }
     }
 
@@ -370,27 +371,27 @@ impl InFlightLimiter {
         step: StepId,
     ) {
         let mut state = self.state();
-        let State { slots: lanes, ready: called, .. } = &mut *state;
-        if let Some(lane) = lanes.get_mut(&(organization, queue.clone())) {
-            lane.remove_unless(task, |work, _| work.step != step);
-            lane.advance(organization, self.limit(queue), clock::now(), called);
+        let State { slots, ready, .. } = &mut *state;
+        if let Some(queue_slots) = slots.get_mut(&(organization, queue.clone())) {
+            queue_slots.remove_unless(task, |command, _| command.step != step);
+            queue_slots.advance(organization, self.limit(queue), clock::now(), ready);
         }
         self.publish_state(&state);
     }
 
     /// Forgets a task that is deleted or no longer reconciled.
     pub(crate) fn forget(&self, task: TaskId) {
-        self.update_all(|lane| lane.remove_unless(task, |_, _| false));
+        self.update_all(|queue_slots| queue_slots.remove_unless(task, |_, _| false));
     }
 
     /// Forgets the tasks of partitions that another process owns.
     pub(crate) fn retain_assigned(&self) {
-        let share = *self.0.assignment.borrow();
-        self.update_all(|lane| {
-            let known = lane.held.keys().chain(lane.waiting.keys());
-            let gone: Vec<TaskId> =
-                known.filter(|task| !share.contains_task(**task)).copied().collect();
-            gone.into_iter().for_each(|task| lane.remove_unless(task, |_, _| false));
+        let assignment = *self.0.assignment.borrow();
+        self.update_all(|queue_slots| {
+            let known = queue_slots.occupied.keys().chain(queue_slots.waiting.keys());
+            let foreign: Vec<TaskId> =
+                known.filter(|task| !assignment.contains_task(**task)).copied().collect();
+            foreign.into_iter().for_each(|task| queue_slots.remove_unless(task, |_, _| false));
         });
     }
 
@@ -405,8 +406,8 @@ impl InFlightLimiter {
                 () = stop.cancelled() => return Ok(()),
                 () = self.0.ready.notified() => {}
             }
-            let called = std::mem::take(&mut self.state().ready);
-            for ReadyTask { organization, task, trace } in called {
+            let ready = std::mem::take(&mut self.state().ready);
+            for ReadyTask { organization, task, trace } in ready {
                 // A lost wake is harmless: the step's check sends the command.
                 let _ = supervisor.cast(supervisor::Msg::Wake {
                     task,
@@ -420,11 +421,11 @@ impl InFlightLimiter {
 
     fn update_all(&self, mut change: impl FnMut(&mut OrganizationSlots)) {
         let mut state = self.state();
-        let State { slots: lanes, ready: called, .. } = &mut *state;
-        lanes.retain(|(organization, queue), lane| {
-            change(lane);
-            lane.advance(*organization, self.limit(queue), clock::now(), called);
-            !lane.is_empty()
+        let State { slots, ready, .. } = &mut *state;
+        slots.retain(|(organization, queue), queue_slots| {
+            change(queue_slots);
+            queue_slots.advance(*organization, self.limit(queue), clock::now(), ready);
+            !queue_slots.is_empty()
         });
         self.publish_state(&state);
     }
@@ -460,11 +461,11 @@ impl InFlightLimiter {
 impl State {
     /// Number of waiting commands: model calls, scripts, or both.
     fn count_waiting(&self, model: Option<bool>) -> usize {
-        let wanted = |queue: &Queue| model.is_none_or(|model| model == (*queue == Queue::Model));
+        let is_needed = |queue: &Queue| model.is_none_or(|model| model == (*queue == Queue::Model));
         self.slots
             .iter()
-            .filter(|((_, queue), _)| wanted(queue))
-            .map(|(_, lane)| lane.waiting.len())
+            .filter(|((_, queue), _)| is_needed(queue))
+            .map(|(_, queue_slots)| queue_slots.waiting.len())
             .sum()
     }
 }
@@ -476,20 +477,22 @@ impl OrganizationSlots {
         organization: OrganizationId,
         limit: usize,
         now: Timestamp,
-        called: &mut Vec<ReadyTask>,
+        ready: &mut Vec<ReadyTask>,
     ) {
-        if self.held.len() >= limit && !self.order.is_empty() {
-            self.held.retain(|_, held| now.duration_since(held.work.until) < SLOT_GRACE_PERIOD);
+        if self.occupied.len() >= limit && !self.order.is_empty() {
+            self.occupied.retain(|_, occupied| {
+                now.duration_since(occupied.command.until) < SLOT_GRACE_PERIOD
+            });
         }
-        while self.held.len() < limit {
+        while self.occupied.len() < limit {
             let Some((_, task)) = self.order.pop_first() else { return };
-            let Some(WaitingCommand { work, trace, .. }) = self.waiting.remove(&task) else {
+            let Some(WaitingCommand { command, trace, .. }) = self.waiting.remove(&task) else {
                 continue;
             };
             // A step that has ended needs no slot.
-            if work.until > now {
-                self.held.insert(task, HeldSlot { work, sent: false });
-                called.push(ReadyTask { organization, task, trace });
+            if command.until > now {
+                self.occupied.insert(task, OccupiedSlot { command, sent: false });
+                ready.push(ReadyTask { organization, task, trace });
             }
         }
     }
@@ -497,18 +500,19 @@ impl OrganizationSlots {
     /// Removes a task's slot, or its place among the waiting, unless `stays` returns true. Its
     /// second argument is whether the command may be in the queue.
     fn remove_unless(&mut self, task: TaskId, stays: impl Fn(&CommandRef, bool) -> bool) {
-        if self.held.get(&task).is_some_and(|held| !stays(&held.work, held.sent)) {
-            self.held.remove(&task);
-        }
-        if self.waiting.get(&task).is_some_and(|waits| !stays(&waits.work, false))
-            && let Some(waits) = self.waiting.remove(&task)
+        if self.occupied.get(&task).is_some_and(|occupied| !stays(&occupied.command, occupied.sent))
         {
-            self.order.remove(&waits.turn);
+            self.occupied.remove(&task);
+        }
+        if self.waiting.get(&task).is_some_and(|waiter| !stays(&waiter.command, false))
+            && let Some(waiter) = self.waiting.remove(&task)
+        {
+            self.order.remove(&waiter.turn);
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.held.is_empty() && self.waiting.is_empty()
+        self.occupied.is_empty() && self.waiting.is_empty()
     }
 }
 

@@ -16,14 +16,14 @@ use crate::{assignment::PartitionAssignment, supervisor};
 pub(crate) async fn run(
     bus: Bus,
     supervisor: ActorRef<supervisor::Msg>,
-    mut share: watch::Receiver<PartitionAssignment>,
+    mut assignment: watch::Receiver<PartitionAssignment>,
     backlog: usize,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let mut intakes = JoinSet::new();
     let mut open: HashMap<u16, CancellationToken> = HashMap::new();
     loop {
-        let now = *share.borrow_and_update();
+        let now = *assignment.borrow_and_update();
         open.retain(|&partition, intake| {
             let ours = now.contains(partition);
             if !ours {
@@ -47,7 +47,7 @@ pub(crate) async fn run(
         supervisor.cast(supervisor::Msg::AssignmentChanged)?;
         loop {
             tokio::select! {
-                changed = share.changed() => {
+                changed = assignment.changed() => {
                     if changed.is_err() {
                         // The placement ends with the service.
                         stop.cancelled().await;

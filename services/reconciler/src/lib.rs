@@ -50,7 +50,7 @@ use crate::{
     assignment::PartitionAssignment,
     catalog::Catalog,
     failures::FailingTasks,
-    in_flight::{InFlightLimiter, InFlightLimits as Places},
+    in_flight::{InFlightLimiter, InFlightLimits},
     reconcile::Reconciler,
     slots::Slots,
     supervisor::Supervisor,
@@ -170,18 +170,18 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     lifecycle.spawn_job("streams", track_stream_health(bus.clone(), nats, lifecycle.draining()));
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let (announcer, announcements) = announce::queue();
-    let (sharing, share) = watch::channel(PartitionAssignment::EMPTY);
-    let places =
+    let (assignments, assignment) = watch::channel(PartitionAssignment::EMPTY);
+    let in_flight_limits =
         Places { model_calls: config.reconciler_model_calls, scripts: config.reconciler_scripts };
-    let window = InFlightLimiter::new(places, share.clone());
-    let failing = FailingTasks::default();
-    let activator = Arc::new(Reconciler {
+    let limiter = InFlightLimiter::new(in_flight_limits, assignment.clone());
+    let failing_tasks = FailingTasks::default();
+    let reconciler = Arc::new(Reconciler {
         store: store.clone(),
         bus: bus.clone(),
         catalog: Catalog::new(bus.clone()),
         announcer: announcer.clone(),
-        limiter: window.clone(),
-        failing_tasks: failing.clone(),
+        limiter: limiter.clone(),
+        failing_tasks: failing_tasks.clone(),
         lifecycle: lifecycle.clone(),
         token_keys: common.token_keys()?.map(Arc::new),
     });
@@ -209,40 +209,40 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
     lifecycle.spawn(
         "whereabouts",
-        step_location::answer(window.clone(), failing, bus.clone(), lifecycle.draining()),
+        step_location::answer(limiter.clone(), failing_tasks, bus.clone(), lifecycle.draining()),
     );
-    let (readable, able) = watch::channel(true);
+    let (health, healthy) = watch::channel(true);
     let concurrency = config.reconciler_concurrency;
     let args = supervisor::Args {
-        activator,
+        reconciler,
         slots: Slots::new(concurrency),
         max_concurrent: concurrency,
-        assignment: share.clone(),
+        assignment: assignment.clone(),
     };
     let (supervisor, supervising) = Supervisor::spawn(None, Supervisor, args)
         .await
         .context("the supervisor of the task actors does not start")?;
 
-    lifecycle.spawn("window", window.wake_ready_tasks(supervisor.clone(), lifecycle.draining()));
-    let over = CancellationToken::new();
-    lifecycle.spawn("announcements", announcements.run(bus.clone(), over.clone()));
+    lifecycle.spawn("window", limiter.wake_ready_tasks(supervisor.clone(), lifecycle.draining()));
+    let finished = CancellationToken::new();
+    lifecycle.spawn("announcements", announcements.run(bus.clone(), finished.clone()));
     let intake = intake::run(
         bus.clone(),
         supervisor.clone(),
-        share.clone(),
+        assignment.clone(),
         config.reconciler_partition_backlog,
         lifecycle.draining(),
     );
     let sweep = sweep::run(
         store,
         supervisor.clone(),
-        share,
-        readable,
+        assignment,
+        health,
         config.reconciler_sweep_interval,
         lifecycle.draining(),
     );
     lifecycle.spawn("tasks", async move {
-        let _over = over.drop_guard();
+        let _finished = finished.drop_guard();
         // Intake ends when the service drains. Then the accepted messages are finished, actor by
         // actor.
         intake.await?;
@@ -256,8 +256,10 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         cleanup::run(bus.clone(), blob::Store::open(common.blob_dir())?, lifecycle.draining()),
     );
     let instance = context.instance_id().to_owned();
-    lifecycle
-        .spawn("placement", placement::run(bus, instance, sharing, able, lifecycle.draining()));
+    lifecycle.spawn(
+        "placement",
+        placement::run(bus, instance, assignments, healthy, lifecycle.draining()),
+    );
     Ok(())
 }
 

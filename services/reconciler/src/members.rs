@@ -156,12 +156,12 @@ mod tests {
     fn isolated_process_considers_no_peer_dead() {
         let mut a = members();
         a.record_beat(&beat("b", "2"));
-        let share = a.assignment();
+        let assignment = a.assignment();
         // Its own heartbeats do not come back: nothing is counted, however long that takes. Then
         // all peers are heard again.
         a.count_own_beat();
         assert_eq!(a.record_beat(&beat("a", "1")), BeatSource::Own);
-        assert_eq!(a.assignment(), share);
+        assert_eq!(a.assignment(), assignment);
     }
 
     #[test]

@@ -56,8 +56,8 @@ pub(crate) async fn run(
         instance,
         process,
         members,
-        share: assignment,
-        able: healthy,
+        assignment,
+        healthy,
         last_counted: None,
         decide_at: None,
         has_assignment: false,
@@ -73,9 +73,9 @@ struct Placement {
     instance: String,
     process: String,
     members: Members,
-    share: watch::Sender<PartitionAssignment>,
+    assignment: watch::Sender<PartitionAssignment>,
     /// Whether the process can read the database. While it cannot, it does not participate.
-    able: watch::Receiver<bool>,
+    healthy: watch::Receiver<bool>,
     /// When an own heartbeat was last counted.
     last_counted: Option<Instant>,
     /// When the first assignment is computed; `None` before the first own heartbeat.
@@ -111,7 +111,7 @@ impl Placement {
         stop: &CancellationToken,
     ) {
         let began = Instant::now();
-        let mut able = self.able.clone();
+        let mut healthy = self.healthy.clone();
         let mut ticks = interval(BEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -128,8 +128,8 @@ impl Placement {
                     }
                     self.update_assignment();
                 }
-                Ok(()) = able.changed() => {
-                    if *able.borrow_and_update() {
+                Ok(()) = healthy.changed() => {
+                    if *healthy.borrow_and_update() {
                         tracing::info!("the database can be read again; this reconciler participates again");
                         self.send_beat(|_| {}).await;
                     } else {
@@ -175,12 +175,12 @@ impl Placement {
     /// Computes the assignment from the live members.
     fn update_assignment(&mut self) {
         self.has_assignment = true;
-        let new = if *self.able.borrow() {
+        let new = if *self.healthy.borrow() {
             self.members.assignment()
         } else {
             PartitionAssignment::EMPTY
         };
-        let old = *self.share.borrow();
+        let old = *self.assignment.borrow();
         if old == new {
             return;
         }
@@ -193,12 +193,12 @@ impl Placement {
             lost = %old.difference(new),
             "the partition assignment has changed"
         );
-        self.share.send_replace(new);
+        self.assignment.send_replace(new);
     }
 
     /// Sends a heartbeat, if the process is healthy.
     async fn send_beat(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
-        if *self.able.borrow() {
+        if *self.healthy.borrow() {
             self.send_beat_unconditionally(what).await;
         }
     }
@@ -212,7 +212,7 @@ impl Placement {
             instance: self.instance.clone(),
             process: self.process.clone(),
             time: Some(convert::time(clock::now())),
-            partitions: self.share.borrow().partitions().map(u32::from).collect(),
+            partitions: self.assignment.borrow().partitions().map(u32::from).collect(),
             ..ReconcilerBeat::default()
         };
         what(&mut beat);

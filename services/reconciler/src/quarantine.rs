@@ -31,8 +31,8 @@ impl Reconciler {
         organization: OrganizationId,
         task: TaskId,
     ) -> Option<String> {
-        let parked = self.store.task_quarantine_get(organization, task).await;
-        parked.ok().flatten().map(|parked| parked.reason)
+        let quarantine = self.store.task_quarantine_get(organization, task).await;
+        quarantine.ok().flatten().map(|quarantine| quarantine.reason)
     }
 
     /// The number of a task's intents; `None` when it cannot be read.

@@ -110,9 +110,9 @@ impl Reconciler {
         self: &Arc<Self>,
         task: TaskId,
         result: Option<mesh::StepResult>,
-        memory: &mut TaskCache,
+        cache: &mut TaskCache,
     ) -> Result<NextAction, Error> {
-        let mut remembered = memory.task.take().filter(|_| result.is_some());
+        let mut cached = cache.task.take().filter(|_| result.is_some());
         let mut report = match result.map(Report::parse).transpose() {
             Ok(report) => report,
             Err(error) => {
@@ -123,7 +123,7 @@ impl Reconciler {
         };
         let mut conflicts = 0;
         for _ in 0..MAX_DECISIONS {
-            let loaded = match remembered.take() {
+            let loaded = match cached.take() {
                 Some(loaded) => *loaded,
                 None => match self.store.task_load(task).await? {
                     Some(loaded) => loaded,
@@ -146,7 +146,7 @@ impl Reconciler {
                     .await
                     .map(|result| Report::for_failure(result, &loaded.task));
             }
-            let span = trace::turn_span(&loaded, &mut memory.turn);
+            let span = trace::turn_span(&loaded, &mut cache.turn);
             let decided =
                 self.decide_and_commit(&loaded, report.as_ref()).instrument(span.clone()).await;
             let CommittedDecision { decision, committed, inputs } = match decided {
@@ -163,8 +163,8 @@ impl Reconciler {
                 .is_some_and(|report| matches!(report.result.outcome, Outcome::Code(_)));
             let nothing = CommandInputs::default();
             for effect in &decision.effects {
-                let material = match &command_inputs {
-                    Ok(material) => material,
+                let inputs = match &command_inputs {
+                    Ok(inputs) => inputs,
                     // A missing command is noticed when the task checks its step, except a title's.
                     // An effect that ends a step is not.
                     Err(_) if is_command(effect) => {
@@ -185,9 +185,9 @@ impl Reconciler {
                     &loaded,
                     &decision.task,
                     effect,
-                    material,
+                    inputs,
                     reported,
-                    &mut memory.pending_result,
+                    &mut cache.pending_result,
                 );
                 let failed = performed.instrument(span.clone()).await;
                 report =
@@ -210,10 +210,10 @@ impl Reconciler {
                 None => Some(NextAction::Idle),
             };
             if let Some(next) = next {
-                memory.task = left;
+                cache.task = left;
                 return Ok(next);
             }
-            remembered = left;
+            cached = left;
         }
         Ok(NextAction::RequeueAt(clock::now()))
     }
@@ -304,11 +304,11 @@ impl Reconciler {
             if loaded.has_new_intents() {
                 self.store.task_intents_mark_seen(loaded).await?;
             }
-            let tickets =
+            let permits =
                 self.apply_concurrency_limit(loaded, &decision.task, &mut decision.effects, now);
-            tickets.into_iter().for_each(Permit::commit);
-            let material = command_inputs::gather(self, loaded, &decision).await;
-            return Ok(CommittedDecision { decision, committed: None, inputs: material });
+            permits.into_iter().for_each(Permit::commit);
+            let inputs = command_inputs::gather(self, loaded, &decision).await;
+            return Ok(CommittedDecision { decision, committed: None, inputs });
         }
 
         let current = report.filter(|report| {
@@ -368,12 +368,12 @@ impl Reconciler {
             self.close_journals(&decision).await?;
         }
         self.cancel_subtasks(loaded, now).await?;
-        let tickets =
+        let permits =
             self.apply_concurrency_limit(loaded, &decision.task, &mut decision.effects, now);
-        let (committed, material) =
+        let (committed, inputs) =
             tokio::join!(self.commit(commit), command_inputs::gather(self, loaded, &decision));
         let committed = Some(committed?);
-        tickets.into_iter().for_each(Permit::commit);
+        permits.into_iter().for_each(Permit::commit);
         if decision.ended.is_some() || decision.drop_queued.is_some() {
             self.wake_parent(loaded).await;
         }
@@ -383,7 +383,7 @@ impl Reconciler {
             &decision,
             now,
         );
-        Ok(CommittedDecision { committed, inputs: material, decision })
+        Ok(CommittedDecision { committed, inputs, decision })
     }
 
     /// Removes commands without a slot in their queue, and adds the command whose turn it is. A
@@ -409,7 +409,7 @@ impl Reconciler {
                 task.title_step.filter(|&step| due(&Queue::Model, step)).map(Effect::MakeTitle),
             );
         }
-        let mut tickets = Vec::new();
+        let mut permits = Vec::new();
         effects.retain(|effect| {
             let asked = match effect {
                 Effect::InvokeModel(_) | Effect::Compact(_) | Effect::ExecuteCode(_) => {
@@ -427,12 +427,12 @@ impl Reconciler {
                 Effect::CancelModel(..) | Effect::CancelCode(..) | Effect::EndCode(_) => None,
             };
             let Some((queue, work)) = asked else { return true };
-            let ticket = self.limiter.acquire(organization, queue, task.id, work, now);
-            let goes = ticket.is_granted();
-            tickets.push(ticket);
-            goes
+            let permit = self.limiter.acquire(organization, queue, task.id, work, now);
+            let granted = permit.is_granted();
+            permits.push(permit);
+            granted
         });
-        tickets
+        permits
     }
 
     /// Closes the journals of scripts that end without a worker's report, before that is committed.
@@ -584,9 +584,9 @@ impl Reconciler {
         loaded: &LoadedTask,
         now: &Task,
         effect: &Effect,
-        material: &CommandInputs,
+        inputs: &CommandInputs,
         reported: bool,
-        standing: &mut PendingResult,
+        pending_result: &mut PendingResult,
     ) -> Option<StepResult> {
         let task = loaded.task.id;
         let failed = |step: StepId, error: command::Error| {
@@ -598,23 +598,23 @@ impl Reconciler {
         let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
         match effect {
             Effect::InvokeModel(step) | Effect::Compact(step) | Effect::ExecuteCode(step)
-                if self.has_pending_result(effect, step, task, standing).await =>
+                if self.has_pending_result(effect, step, task, pending_result).await =>
             {
                 None
             }
-            Effect::InvokeModel(step) => match self.build_answer(loaded, step, material).await {
+            Effect::InvokeModel(step) => match self.build_answer(loaded, step, inputs).await {
                 Ok(invoke) => self.dispatch(loaded, Queue::Model, step.id, &model, &invoke).await,
                 Err(error) => failed(step.id, error),
             },
-            Effect::Compact(step) => match command::build_compaction(loaded, now, step, material) {
+            Effect::Compact(step) => match command::build_compaction(loaded, now, step, inputs) {
                 Ok(invoke) => self.dispatch(loaded, Queue::Model, step.id, &model, &invoke).await,
                 Err(error) => failed(step.id, error),
             },
             Effect::MakeTitle(step) => {
-                let place = self.limiter.unsent(loaded.task.organization, &Queue::Model, task);
+                let command = self.limiter.unsent(loaded.task.organization, &Queue::Model, task);
                 let until =
-                    place.map_or_else(|| clock::now() + decide::MODEL_TIMEOUT, |work| work.until);
-                match command::build_title(loaded, *step, until, material) {
+                    command.map_or_else(|| clock::now() + decide::MODEL_TIMEOUT, |work| work.until);
+                match command::build_title(loaded, *step, until, inputs) {
                     Ok(invoke) => {
                         let refused =
                             self.dispatch(loaded, Queue::Model, *step, &model, &invoke).await;
@@ -641,7 +641,7 @@ impl Reconciler {
                     loaded,
                     now,
                     step,
-                    material,
+                    inputs,
                     self.token_keys.as_deref(),
                 ) {
                     Ok(execute) => {
@@ -696,11 +696,11 @@ impl Reconciler {
         &self,
         loaded: &LoadedTask,
         step: &Step,
-        material: &CommandInputs,
+        inputs: &CommandInputs,
     ) -> Result<mesh::ModelInvoke, command::Error> {
         let pool = command::pool(loaded);
         match self.catalog.get(&pool, &loaded.workspace).await {
-            Ok(catalog) => command::build_answer(loaded, step, material, &catalog),
+            Ok(catalog) => command::build_answer(loaded, step, inputs, &catalog),
             Err(source) => Err(command::Error::NoCatalog { pool, source }),
         }
     }

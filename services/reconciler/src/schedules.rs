@@ -42,13 +42,13 @@ impl ScheduleRunner {
         interval: Duration,
         stop: CancellationToken,
     ) -> Result<(), std::convert::Infallible> {
-        let (mut failing, mut after) = (false, None);
+        let (mut is_failing, mut after) = (false, None);
         loop {
             let (mut seen, mut failure) = (0, None);
             while seen < MAX_RUNS_PER_PASS && !stop.is_cancelled() {
-                let (told, before) =
+                let (renderers, before) =
                     (RunEvents { task: task_created, message: message_created }, after);
-                match self.store.schedule_fire(clock::now(), told, &mut after).await {
+                match self.store.schedule_fire(clock::now(), renderers, &mut after).await {
                     Ok(Some(fired)) => self.publish_run(fired).await,
                     Ok(None) => {
                         after = None;
@@ -67,11 +67,11 @@ impl ScheduleRunner {
                 seen += 1;
             }
             match failure {
-                None if std::mem::take(&mut failing) => {
+                None if std::mem::take(&mut is_failing) => {
                     tracing::info!("schedules run again")
                 }
                 None => {}
-                Some(error) if !std::mem::replace(&mut failing, true) => {
+                Some(error) if !std::mem::replace(&mut is_failing, true) => {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(error, "schedules cannot run; retrying");
                 }

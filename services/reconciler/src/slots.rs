@@ -43,23 +43,23 @@ impl Slots {
 
     /// Waits for the organization's turn. Cancel-safe.
     pub(crate) async fn acquire(&self, organization: OrganizationId) -> Slot {
-        let waits = {
+        let receiver = {
             let mut state = self.state();
             if let Some(free) = state.free.checked_sub(1) {
                 state.free = free;
                 return Slot(Some(self.clone()));
             }
-            let (gives, waits) = oneshot::channel();
+            let (sender, receiver) = oneshot::channel();
             let State { turns, waiting, .. } = &mut *state;
             let queue = waiting.entry(organization).or_default();
             if queue.is_empty() {
                 turns.push_back(organization);
             }
-            queue.push_back(gives);
-            waits
+            queue.push_back(sender);
+            receiver
         };
         // The sender is dropped only with all slots, and a slot in use keeps them alive.
-        match waits.await {
+        match receiver.await {
             Ok(slot) => slot,
             Err(_) => std::future::pending().await,
         }
@@ -114,22 +114,22 @@ mod tests {
     #[tokio::test]
     async fn flood_of_one_organization_delays_another_by_one_turn() {
         let slots = Slots::new(1);
-        let mut held = Some(slots.acquire(organization(1)).await);
+        let mut slot_in_use = Some(slots.acquire(organization(1)).await);
         let order = Arc::new(Mutex::new(Vec::new()));
         let wait = |n: u128| {
             let (slots, order) = (slots.clone(), Arc::clone(&order));
-            let mut waits = Box::pin(async move {
+            let mut receiver = Box::pin(async move {
                 let slot = slots.acquire(organization(n)).await;
                 order.lock().expect("not poisoned").push(n);
                 drop(slot);
             });
             // It is queued when it is first polled.
-            assert!(waits.as_mut().now_or_never().is_none());
-            waits
+            assert!(receiver.as_mut().now_or_never().is_none());
+            receiver
         };
         let flood: Vec<_> = (0..100).map(|_| wait(1)).collect();
         let others = vec![wait(2), wait(3), wait(2)];
-        drop(held.take());
+        drop(slot_in_use.take());
         futures::future::join_all(flood.into_iter().chain(others)).await;
         let order = order.lock().expect("not poisoned");
         assert_eq!(order.len(), 103);
@@ -139,20 +139,20 @@ mod tests {
     #[tokio::test]
     async fn cancelled_acquire_does_not_leak_a_slot() {
         let slots = Slots::new(1);
-        let held = slots.try_acquire().expect("free");
+        let slot_in_use = slots.try_acquire().expect("free");
         assert!(slots.try_acquire().is_none());
-        let mut gives_up = Box::pin(slots.acquire(organization(1)));
-        assert!(gives_up.as_mut().now_or_never().is_none());
-        let mut stays = Box::pin(slots.acquire(organization(2)));
-        assert!(stays.as_mut().now_or_never().is_none());
-        drop(gives_up);
-        drop(held);
-        let slot = stays.now_or_never().expect("the remaining task gets the slot");
+        let mut cancelled = Box::pin(slots.acquire(organization(1)));
+        assert!(cancelled.as_mut().now_or_never().is_none());
+        let mut remaining = Box::pin(slots.acquire(organization(2)));
+        assert!(remaining.as_mut().now_or_never().is_none());
+        drop(cancelled);
+        drop(slot_in_use);
+        let slot = remaining.now_or_never().expect("the remaining task gets the slot");
         // A slot that was handed to a waiting task that then gives up is returned too.
-        let mut gives_up = Box::pin(slots.acquire(organization(1)));
-        assert!(gives_up.as_mut().now_or_never().is_none());
+        let mut cancelled = Box::pin(slots.acquire(organization(1)));
+        assert!(cancelled.as_mut().now_or_never().is_none());
         drop(slot);
-        drop(gives_up);
+        drop(cancelled);
         assert!(slots.try_acquire().is_some());
     }
 }

@@ -82,23 +82,23 @@ pub(crate) fn reservation(
 /// Handles reservations and reports of calls outside of turns, and releases expired reservations,
 /// until the service drains.
 pub(crate) fn spawn(store: &Store, bus: &Bus, lifecycle: &Lifecycle) {
-    let (asked, answering, stop) = (store.clone(), bus.clone(), lifecycle.draining());
+    let (database, responder, stop) = (store.clone(), bus.clone(), lifecycle.draining());
     lifecycle.spawn("budget questions", async move {
         let answer = move |question| {
-            let store = asked.clone();
+            let store = database.clone();
             Box::pin(async move { reserve(&store, question).await })
                 as futures::future::BoxFuture<'static, _>
         };
-        answering.answer(&subject::Budgets, stop, answer).await
+        responder.answer(&subject::Budgets, stop, answer).await
     });
-    let (asked, answering, stop) = (store.clone(), bus.clone(), lifecycle.draining());
+    let (database, responder, stop) = (store.clone(), bus.clone(), lifecycle.draining());
     lifecycle.spawn("model questions", async move {
         let answer = move |question| {
-            let store = asked.clone();
+            let store = database.clone();
             Box::pin(async move { look_up_model(&store, question).await })
                 as futures::future::BoxFuture<'static, _>
         };
-        answering.answer(&subject::Models, stop, answer).await
+        responder.answer(&subject::Models, stop, answer).await
     });
     lifecycle.spawn("spending", record_spending(store.clone(), bus.clone(), lifecycle.draining()));
     lifecycle.spawn_job("budgets", expire_reservations(store.clone(), lifecycle.draining()));

@@ -17,15 +17,16 @@ use crate::{
 /// Answers until the service drains. Every reconciler is asked; the owner of the task's partition
 /// answers.
 pub(crate) async fn answer(
-    window: InFlightLimiter,
-    failing: FailingTasks,
+    limiter: InFlightLimiter,
+    failing_tasks: FailingTasks,
     bus: Bus,
     stop: CancellationToken,
 ) -> Result<(), subscribe::Error> {
-    let known = bus.clone();
+    let queries = bus.clone();
     let answer = move |question| {
-        let (window, failing, bus) = (window.clone(), failing.clone(), known.clone());
-        Box::pin(async move { find_location(&window, &failing, &bus, question).await })
+        let (limiter, failing_tasks, bus) =
+            (limiter.clone(), failing_tasks.clone(), queries.clone());
+        Box::pin(async move { find_location(&limiter, &failing_tasks, &bus, question).await })
             as BoxFuture<'static, _>
     };
     bus.answer(&subject::Whereabouts, stop, answer).await
@@ -33,40 +34,40 @@ pub(crate) async fn answer(
 
 /// Returns no answer when the location cannot be found out, or another process owns the task.
 async fn find_location(
-    window: &InFlightLimiter,
-    failing: &FailingTasks,
+    limiter: &InFlightLimiter,
+    failing_tasks: &FailingTasks,
     bus: &Bus,
     question: mesh::WhereaboutsQuestion,
 ) -> Option<mesh::Whereabouts> {
     let organization: OrganizationId = question.organization_id.parse().ok()?;
     let task: TaskId = question.task_id.parse().ok()?;
-    if !window.is_assigned(task) {
+    if !limiter.is_assigned(task) {
         return None;
     }
-    let found = mesh::Whereabouts {
-        failed: failing.find(task).map(failure_streak),
+    let location = mesh::Whereabouts {
+        failed: failing_tasks.find(task).map(failure_streak),
         ..mesh::Whereabouts::default()
     };
     if question.step_id.is_empty() {
-        return Some(found);
+        return Some(location);
     }
     let step: StepId = question.step_id.parse().ok()?;
     let queue = match question.pool.as_str() {
         "" => Queue::Model,
         pool => Queue::Code(Pool::new(pool).ok()?),
     };
-    if let CommandState::Queued { in_flight: held, ahead: before } =
-        window.command_state(organization, &queue, task, step)?
+    if let CommandState::Queued { in_flight, ahead } =
+        limiter.command_state(organization, &queue, task, step)?
     {
         return Some(mesh::Whereabouts {
             withheld: true,
-            standing: saturating_u32(held),
-            before: saturating_u32(before),
-            ..found
+            standing: saturating_u32(in_flight),
+            before: saturating_u32(ahead),
+            ..location
         });
     }
     match queued_at(bus, queue, task, step, question.round).await {
-        Ok(sequence) => Some(mesh::Whereabouts { sequence: sequence.unwrap_or(0), ..found }),
+        Ok(sequence) => Some(mesh::Whereabouts { sequence: sequence.unwrap_or(0), ..location }),
         Err(error) => {
             tracing::debug!(%task, error = %Chain(&error), "the location of a command cannot be found out");
             None

@@ -88,7 +88,7 @@ pub(crate) async fn answer(
     limits: Limits,
     stop: CancellationToken,
 ) -> Result<(), subscribe::Error> {
-    let desk = Arc::new(SubtaskService {
+    let service = Arc::new(SubtaskService {
         store,
         bus: bus.clone(),
         announcer,
@@ -96,8 +96,8 @@ pub(crate) async fn answer(
         tree_queries: Arc::new(Semaphore::new(MAX_TREE_QUERIES)),
     });
     let answer = move |question| {
-        let desk = Arc::clone(&desk);
-        Box::pin(async move { desk.answer(question).await }) as BoxFuture<'static, _>
+        let service = Arc::clone(&service);
+        Box::pin(async move { service.answer(question).await }) as BoxFuture<'static, _>
     };
     bus.answer(&subject::Subtasks, stop, answer).await
 }
@@ -185,11 +185,12 @@ impl SubtaskService {
                 self.send_to_parent(caller, calls.message, message, now).await?
             }
             Some(Ask::HandOffAgent(agent)) => {
-                let found = match self.resolve_agent(organization, &agent).await? {
-                    Ok(found) => found,
+                let agent_id = match self.resolve_agent(organization, &agent).await? {
+                    Ok(agent_id) => agent_id,
                     Err(refused) => return Ok(Err(refused)),
                 };
-                let change = self.store.task_hand_off(caller, found, EVENT_RENDERERS, now).await?;
+                let change =
+                    self.store.task_hand_off(caller, agent_id, EVENT_RENDERERS, now).await?;
                 return Ok(change.map(|change| {
                     self.announcer.announce(change.events);
                     Some(mesh::SubtaskAnswer { agent, ..mesh::SubtaskAnswer::default() })
@@ -369,8 +370,8 @@ impl Reconciler {
     ) -> Result<(), Error> {
         let Some(reason) = &loaded.task.cancel else { return Ok(()) };
         let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-        let words = format!("its parent task was cancelled{reason}");
-        for task in self.store.subtasks_cancel(loaded, &words, now).await? {
+        let reason = format!("its parent task was cancelled{reason}");
+        for task in self.store.subtasks_cancel(loaded, &reason, now).await? {
             publish_wake(&self.bus, loaded.task.organization, task, "cancelled").await;
         }
         Ok(())

@@ -48,7 +48,7 @@ pub(crate) enum Msg {
 
 #[derive(Debug)]
 pub(crate) struct Args {
-    pub(crate) activator: Arc<Reconciler>,
+    pub(crate) reconciler: Arc<Reconciler>,
     pub(crate) slots: Slots,
     /// Maximum number of concurrent reconciles of one organization that wakes cause. More than
     /// there are slots would be useless.
@@ -82,10 +82,10 @@ impl Actor for Supervisor {
     type Arguments = Args;
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        let gate = AdmissionQueue::new(args.max_concurrent);
+        let admission = AdmissionQueue::new(args.max_concurrent);
         Ok(State {
             args,
-            admission: gate,
+            admission,
             children: HashMap::new(),
             tasks: HashMap::new(),
             crashes: HashMap::new(),
@@ -142,11 +142,11 @@ impl Actor for Supervisor {
                 }
             }
             Msg::AssignmentChanged => {
-                let share = *state.args.assignment.borrow();
-                state.admission.retain_assigned(share);
-                state.args.activator.limiter.retain_assigned();
+                let assignment = *state.args.assignment.borrow();
+                state.admission.retain_assigned(assignment);
+                state.args.reconciler.limiter.retain_assigned();
                 for (_, child) in
-                    state.children.iter().filter(|(task, _)| !share.contains_task(**task))
+                    state.children.iter().filter(|(task, _)| !assignment.contains_task(**task))
                 {
                     // After the messages it already has, which it finishes.
                     let _ = child.actor.cast(actor::Msg::Expire);
@@ -183,12 +183,12 @@ impl Actor for Supervisor {
                 *crashes += 1;
                 if *crashes >= FAILURE_THRESHOLD {
                     state.crashes.remove(&task);
-                    let (activator, reason) =
-                        (Arc::clone(&state.args.activator), format!("its actor failed: {error}"));
-                    let lifecycle = activator.lifecycle.clone();
+                    let (reconciler, reason) =
+                        (Arc::clone(&state.args.reconciler), format!("its actor failed: {error}"));
+                    let lifecycle = reconciler.lifecycle.clone();
                     lifecycle.spawn_job("quarantine", async move {
-                        if let Some(intents) = activator.intents(task).await {
-                            activator.quarantine(task, intents, &reason).await;
+                        if let Some(intents) = reconciler.intents(task).await {
+                            reconciler.quarantine(task, intents, &reason).await;
                         }
                     });
                 }
@@ -214,7 +214,7 @@ impl State {
             let args = actor::Args {
                 task,
                 organization,
-                activator: Arc::clone(&self.args.activator),
+                reconciler: Arc::clone(&self.args.reconciler),
                 slots: self.args.slots.clone(),
                 assignment: self.args.assignment.clone(),
                 supervisor: myself.clone(),

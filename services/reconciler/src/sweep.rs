@@ -34,12 +34,12 @@ const TAKEOVER_RETRY_DELAY: Duration = Duration::from_millis(200);
 pub(crate) async fn run(
     store: Store,
     supervisor: ActorRef<supervisor::Msg>,
-    mut share: watch::Receiver<PartitionAssignment>,
+    mut assignment: watch::Receiver<PartitionAssignment>,
     healthy: watch::Sender<bool>,
     interval: Duration,
     stop: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
-    let mut sweep = Sweep { store, supervisor, able: healthy };
+    let mut sweep = Sweep { store, supervisor, healthy: healthy };
     let (mut own, mut taken_over) = (PartitionAssignment::EMPTY, PartitionAssignment::EMPTY);
     // Where the last sweep ended, so that tasks that stay due because their reconciles fail don't
     // hide those behind them.
@@ -49,23 +49,23 @@ pub(crate) async fn run(
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = sleep_until(next) => {}
-            changed = share.changed() => if changed.is_err() { return Ok(()) },
+            changed = assignment.changed() => if changed.is_err() { return Ok(()) },
         }
-        let now = *share.borrow_and_update();
+        let now = *assignment.borrow_and_update();
         taken_over = taken_over.union(now.difference(own)).intersection(now);
         own = now;
         if !taken_over.is_empty() {
             // To the end: no other process knows of these tasks.
             let ahead = clock::now() + MAX_TIMER_DELAY;
             let mut from = None;
-            let looked = loop {
+            let complete = loop {
                 match sweep.wake_due_tasks(ahead, from, taken_over).await {
                     Some(Some(last)) if !stop.is_cancelled() => from = Some(last),
                     Some(_) => break true,
                     None => break false,
                 }
             };
-            if !looked {
+            if !complete {
                 next = Instant::now() + TAKEOVER_RETRY_DELAY;
                 continue;
             }
@@ -73,7 +73,7 @@ pub(crate) async fn run(
         }
         if next <= Instant::now() {
             // Without partitions of its own, it only checks whether it could read the database.
-            if !own.is_empty() || !*sweep.able.borrow() {
+            if !own.is_empty() || !*sweep.healthy.borrow() {
                 after = sweep
                     .wake_due_tasks(clock::now() - DUE_GRACE_PERIOD, after, own)
                     .await
@@ -89,7 +89,7 @@ pub(crate) async fn run(
 struct Sweep {
     store: Store,
     supervisor: ActorRef<supervisor::Msg>,
-    able: watch::Sender<bool>,
+    healthy: watch::Sender<bool>,
 }
 
 impl Sweep {
@@ -99,9 +99,9 @@ impl Sweep {
         &mut self,
         now: Timestamp,
         mut after: Option<DueTask>,
-        share: PartitionAssignment,
+        assignment: PartitionAssignment,
     ) -> Option<Option<DueTask>> {
-        let (mut found, mut first) = (0, None);
+        let (mut woken, mut first) = (0, None);
         for _ in 0..MAX_BATCHES {
             let due = match self.store.sweep_due(now, after.as_ref(), BATCH_SIZE).await {
                 Ok(due) => due,
@@ -117,9 +117,9 @@ impl Sweep {
                 tracing::info!("the sweep works again");
             }
             for &DueTask { organization, task, since } in
-                due.iter().filter(|due| share.contains_task(due.task))
+                due.iter().filter(|due| assignment.contains_task(due.task))
             {
-                found += 1;
+                woken += 1;
                 first.get_or_insert(since);
                 // A task that is due for several reasons, or is being reconciled, is reconciled
                 // once.
@@ -138,13 +138,13 @@ impl Sweep {
                 break;
             }
         }
-        metrics::record_sweep(found, first);
+        metrics::record_sweep(woken, first);
         Some(after)
     }
 
     /// Publishes whether the database can be read. Returns whether that has changed. Receivers are
     /// only notified of changes.
-    fn set_healthy(&self, able: bool) -> bool {
-        self.able.send_if_modified(|was| std::mem::replace(was, able) != able)
+    fn set_healthy(&self, healthy: bool) -> bool {
+        self.healthy.send_if_modified(|was| std::mem::replace(was, healthy) != healthy)
     }
 }

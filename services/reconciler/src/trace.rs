@@ -19,16 +19,17 @@ pub(crate) fn current_trace_id() -> Option<String> {
 /// trace was last continued, and is replaced if it is another trace.
 pub(crate) fn turn_span(loaded: &LoadedTask, turn: &mut Context) -> Span {
     let reconcile = Span::current().context();
-    let wanted = loaded.trace_id.as_deref().filter(|_| loaded.task.turn.is_some());
-    let Some(wanted) = wanted.filter(|wanted| trace_id(&reconcile).as_deref() != Some(*wanted))
+    let turn_trace = loaded.trace_id.as_deref().filter(|_| loaded.task.turn.is_some());
+    let Some(turn_trace) =
+        turn_trace.filter(|turn_trace| trace_id(&reconcile).as_deref() != Some(*turn_trace))
     else {
         if trace_id(turn) != trace_id(&reconcile) {
             *turn = remote_context(reconcile.span().span_context().clone());
         }
         return Span::none();
     };
-    if trace_id(turn).as_deref() != Some(wanted) {
-        let Some(context) = context_in_trace(wanted, &reconcile) else { return Span::none() };
+    if trace_id(turn).as_deref() != Some(turn_trace) {
+        let Some(context) = context_in_trace(turn_trace, &reconcile) else { return Span::none() };
         *turn = context;
     }
     let span = tracing::info_span!("reconciler.task.turn", task = %loaded.task.id);

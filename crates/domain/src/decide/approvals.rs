@@ -17,7 +17,7 @@ impl Draft<'_> {
         &mut self,
         step: Step,
         calls: &[String],
-        asked: Vec<ApprovalRequest>,
+        requests: Vec<ApprovalRequest>,
         awaits: Vec<AwaitedCall>,
         results: Vec<CodeResult>,
     ) {
@@ -26,11 +26,12 @@ impl Draft<'_> {
         {
             return self.end_suspended(step.id, calls, results);
         }
-        let waits: Vec<ApprovalCall> = asked.iter().map(|asked| asked.call.clone()).collect();
+        let waits: Vec<ApprovalCall> =
+            requests.iter().map(|request| request.call.clone()).collect();
         let known = &self.d.task.approvals;
-        self.d.approval_requests = asked
+        self.d.approval_requests = requests
             .into_iter()
-            .filter(|asked| !known.iter().any(|known| known.call == asked.call))
+            .filter(|request| !known.iter().any(|known| known.call == request.call))
             .collect();
         // A subtask may have ended since its parent was last reconciled, and its wake may have
         // found a script that still ran. So the task is reconciled again once its row says that it
@@ -51,9 +52,9 @@ impl Draft<'_> {
             let mut known = self.d.task.approvals.iter().filter(|approval| approval.call == *call);
             known.any(|approval| approval.state != ApprovalState::Pending)
         };
-        let at_work = self.d.task.subtasks.as_deref();
+        let running = self.d.task.subtasks.as_deref();
         let is_over =
-            |call: &AwaitedCall| at_work.is_some_and(|at_work| call.is_over(at_work, self.now));
+            |call: &AwaitedCall| running.is_some_and(|running| call.is_over(running, self.now));
         if waits.iter().any(is_decided)
             || awaits.iter().any(is_over)
             || self.now >= step.approvals_expire_at()
@@ -64,7 +65,7 @@ impl Draft<'_> {
             if waits.is_empty() { Phase::AwaitSubtasks } else { Phase::AwaitApproval };
         let until = awaits.iter().map(|call| call.until).min();
         self.d.task.next_wake = match until {
-            Some(_) if at_work.is_none() => Some(self.now),
+            Some(_) if running.is_none() => Some(self.now),
             until => {
                 Some(until.unwrap_or(step.approvals_expire_at()).min(step.approvals_expire_at()))
             }
@@ -93,7 +94,7 @@ impl Draft<'_> {
         let Some(before) = before else { return };
         let expired = self.now >= before.approvals_expire_at();
         let after = self.d.task.step.as_ref().filter(|after| after.id == before.id);
-        let over = |call: &ApprovalCall| match after.map(|after| &after.state) {
+        let is_over = |call: &ApprovalCall| match after.map(|after| &after.state) {
             Some(StepState::Suspended { waits, .. }) => {
                 !waits.iter().any(|waited| waited.is_same_call(call))
             }
@@ -114,7 +115,7 @@ impl Draft<'_> {
             .approvals
             .iter()
             .filter(|approval| approval.state == ApprovalState::Pending);
-        let closed = pending.filter(|approval| over(&approval.call));
+        let closed = pending.filter(|approval| is_over(&approval.call));
         self.d.closed_approvals = closed
             .map(|approval| ClosedApproval { id: approval.id, state, reason: reason.clone() })
             .collect();

@@ -113,8 +113,8 @@ impl Draft<'_> {
         if !turn.compaction.too_long {
             return false;
         }
-        let words = "what must be said does not fit the model, even without the older part of the conversation";
-        self.fail(CONTEXT_TOO_LONG, words.to_owned());
+        let message = "what must be said does not fit the model, even without the older part of the conversation";
+        self.fail(CONTEXT_TOO_LONG, message.to_owned());
         self.end_turn(TurnOutcome::Failed);
         self.settle_running();
         true
@@ -149,7 +149,7 @@ impl Draft<'_> {
             .turn
             .as_ref()
             .is_some_and(|turn| turn.compaction.summaries + 1 >= MAX_SUMMARIES);
-        let whole = stop == StopReason::Complete
+        let is_valid = stop == StopReason::Complete
             && !summary.is_empty()
             && (last || is_structured(&summary));
         let text = format!(
@@ -157,7 +157,7 @@ impl Draft<'_> {
              what follows it is shown as it was said.\n\n{summary}",
             cut.through
         );
-        if !(whole && self.compact(cut, text, true)) {
+        if !(is_valid && self.compact(cut, text, true)) {
             self.count_failed_summaries(1);
         }
     }
@@ -178,9 +178,9 @@ impl Draft<'_> {
     /// Handles a call that a vendor rejected as too long. Returns whether anything can be done
     /// about it.
     pub(super) fn handle_too_long(&mut self) -> bool {
-        let known = self.d.task.context.input_limit > 0;
+        let has_limit = self.d.task.context.input_limit > 0;
         let Some(turn) =
-            self.d.task.turn.as_mut().filter(|turn| known && turn.compaction.cuts < MAX_CUTS)
+            self.d.task.turn.as_mut().filter(|turn| has_limit && turn.compaction.cuts < MAX_CUTS)
         else {
             return false;
         };

@@ -35,7 +35,7 @@ impl Draft<'_> {
         if self.stop_step(&reason) {
             return;
         }
-        let words =
+        let message =
             if reason.is_empty() { "cancelled".to_owned() } else { format!("cancelled: {reason}") };
         match self.d.task.turn.as_ref().map(|turn| turn.stage.clone()) {
             Some(Stage::Code { calls }) => {
@@ -44,14 +44,14 @@ impl Draft<'_> {
                     Vec::new(),
                     &format!("not run: the user cancelled ({reason})"),
                 );
-                self.end_turn_for(TurnOutcome::Cancelled, CANCELLED, &words);
+                self.end_turn_for(TurnOutcome::Cancelled, CANCELLED, &message);
             }
             Some(Stage::Model | Stage::Compact { .. }) => {
-                self.end_turn_for(TurnOutcome::Cancelled, CANCELLED, &words)
+                self.end_turn_for(TurnOutcome::Cancelled, CANCELLED, &message)
             }
             None => {}
         }
-        self.d.drop_queued = Some(words);
+        self.d.drop_queued = Some(message);
         self.queued = None;
         self.d.task.cancel = None;
         // A person who rewinds or cancels a turn does not want it retried.
@@ -82,16 +82,16 @@ impl Draft<'_> {
 
     /// Ends the turn because the next message interrupts it.
     pub(super) fn settle_interrupt(&mut self) {
-        let words = "interrupted by a newer message of the user";
-        if self.stop_step(words) {
+        let message = "interrupted by a newer message of the user";
+        if self.stop_step(message) {
             return;
         }
         if let Some(Stage::Code { calls }) =
             self.d.task.turn.as_ref().map(|turn| turn.stage.clone())
         {
-            self.append_results(&calls, Vec::new(), &format!("not run: {words}"));
+            self.append_results(&calls, Vec::new(), &format!("not run: {message}"));
         }
-        self.end_turn_for(TurnOutcome::Interrupted, INTERRUPTED, words);
+        self.end_turn_for(TurnOutcome::Interrupted, INTERRUPTED, message);
         self.settle_running();
     }
 
@@ -103,23 +103,25 @@ impl Draft<'_> {
     /// Absorbs the partial answer of a stopped model call. It is kept only when a newer message
     /// interrupted the call. In every other case nobody needs it, or the model is called again and
     /// would find its own words before its answer.
-    pub(super) fn handle_interrupted(&mut self, step: &Step, mut said: Vec<Block>) {
-        said.retain(|block| matches!(block, Block::Text(text) if !text.trim().is_empty()));
+    pub(super) fn handle_interrupted(&mut self, step: &Step, mut partial: Vec<Block>) {
+        partial.retain(|block| matches!(block, Block::Text(text) if !text.trim().is_empty()));
         let interrupted =
             !self.is_stop_requested() && self.queued.is_some_and(|queued| queued.interrupts);
-        if !(interrupted && matches!(step.state, StepState::Cancelling { .. })) || said.is_empty() {
+        if !(interrupted && matches!(step.state, StepState::Cancelling { .. }))
+            || partial.is_empty()
+        {
             return self.uncount_call();
         }
-        self.append(Source::Assistant, said);
+        self.append(Source::Assistant, partial);
         self.append(Source::System, vec![Block::Text(INTERRUPTED_NOTICE.to_owned())]);
     }
 
-    fn end_turn_for(&mut self, outcome: TurnOutcome, code: &str, words: &str) {
+    fn end_turn_for(&mut self, outcome: TurnOutcome, code: &str, message: &str) {
         self.end_turn(outcome);
         // A person's request is stored with the task and reported with the turn's end, not as an
         // error of its own.
         self.d.task.last_error =
-            Some(TaskError { code: code.to_owned(), message: words.to_owned(), time: self.now });
+            Some(TaskError { code: code.to_owned(), message: message.to_owned(), time: self.now });
     }
 
     /// Stops the step in flight. Returns whether its final result is still awaited. The result of
@@ -161,11 +163,11 @@ impl Draft<'_> {
     pub(super) fn await_stopped_step(&mut self, step: &Step, deadline: Timestamp) -> bool {
         // A worker that started it meanwhile has not received the request.
         let reason = "it was told to stop before".to_owned();
-        let tell =
+        let cancel =
             if self.is_code() { Effect::CancelCode } else { Effect::CancelModel }(step.id, reason);
         if self.now < deadline {
             if self.woken && self.d.task.next_wake.is_none_or(|wake| self.now >= wake) {
-                self.d.effects.push(tell);
+                self.d.effects.push(cancel);
                 self.d.task.next_wake = Some((self.now + CANCEL_RETRY_INTERVAL).min(deadline));
             }
             return true;
@@ -174,13 +176,13 @@ impl Draft<'_> {
         let Some(Stage::Code { calls }) = self.d.task.turn.as_ref().map(|turn| turn.stage.clone())
         else {
             // For the last time: a running call that nobody waits for would cost money to its end.
-            self.d.effects.push(tell);
+            self.d.effects.push(cancel);
             self.uncount_call();
             return false;
         };
         self.d.effects.push(Effect::EndCode(step.id));
-        let words = "the script was stopped and did not report; it is unknown what it did";
-        self.append_results(&calls, Vec::new(), words);
+        let message = "the script was stopped and did not report; it is unknown what it did";
+        self.append_results(&calls, Vec::new(), message);
         false
     }
 

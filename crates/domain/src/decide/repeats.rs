@@ -65,10 +65,10 @@ impl Draft<'_> {
         if !std::mem::replace(&mut repeats.warned, true) {
             return self.append(Source::System, vec![Block::Text(LOOP_NOTICE.to_owned())]);
         }
-        let words = format!(
+        let message = format!(
             "the model ran the same script with the same result {MAX_REPEATS} times in a row, twice"
         );
-        self.fail(STUCK, words);
+        self.fail(STUCK, message);
         self.end_turn(TurnOutcome::Failed);
     }
 }

@@ -139,19 +139,19 @@ impl World {
         self.task.cancel = Some("enough".to_owned());
     }
 
-    fn rewind(&mut self, place: i64) -> bool {
-        self.rewind_to(place, false)
+    fn rewind(&mut self, position: i64) -> bool {
+        self.rewind_to(position, false)
     }
 
     /// Requests a rewind to this position, or to the one after it (`keep`), if the model sees it,
     /// as the store does.
-    fn rewind_to(&mut self, place: i64, keep: bool) -> bool {
-        let at = usize::try_from(place - 1).expect("places begin with 1");
+    fn rewind_to(&mut self, position: i64, keep: bool) -> bool {
+        let at = usize::try_from(position - 1).expect("places begin with 1");
         let Some((_, blocks)) = self.transcript.get(at) else { return false };
-        if self.superseded[at] || self.task.rewind.is_some_and(|pending| pending <= place) {
+        if self.superseded[at] || self.task.rewind.is_some_and(|pending| pending <= position) {
             return false;
         }
-        let from = message::cut_position(place, blocks, keep);
+        let from = message::cut_position(position, blocks, keep);
         self.intents += 1;
         self.drop_before = self.intents;
         self.task.rewind = Some(self.task.rewind.map_or(from, |pending| pending.min(from)));
@@ -166,9 +166,9 @@ impl World {
     /// The indices of the messages that a model sees.
     fn visible_indices(&self) -> impl Iterator<Item = usize> {
         let is_shown = |at: &usize| {
-            let place = *at as i64 + 1;
+            let position = *at as i64 + 1;
             let stays = |compacted: &ContextCompaction| {
-                place > compacted.through || compacted.kept.contains(&place)
+                position > compacted.through || compacted.kept.contains(&position)
             };
             !self.superseded[*at] && self.compacted.last().is_none_or(stays)
         };
@@ -211,8 +211,9 @@ impl World {
         self.task.approvals = of_step.map(|(_, approval)| approval.clone()).collect();
         // As the store loads them. A result is decided with the cached task.
         let awaits = |step: &Step| matches!(&step.state, StepState::Suspended { awaits, .. } if !awaits.is_empty());
-        let looks = matches!(event, Event::Wake) && self.task.step.as_ref().is_some_and(awaits);
-        self.task.subtasks = looks.then(|| self.running_subtasks.clone());
+        let load_subtasks =
+            matches!(event, Event::Wake) && self.task.step.as_ref().is_some_and(awaits);
+        self.task.subtasks = load_subtasks.then(|| self.running_subtasks.clone());
         let queued = self.next_queued();
         self.task.context.transcript = self.size();
         self.task.context.queued = 80;
@@ -297,14 +298,15 @@ impl World {
                 }
             }
         }
-        for asked in &decision.approval_requests {
+        for request in &decision.approval_requests {
             let step = asking.expect("only a step asks");
             let id = ApprovalId::from_uuid(self.uuid());
             assert!(
-                !self.approvals.iter().any(|(of, known)| *of == step && known.call == asked.call),
+                !self.approvals.iter().any(|(of, known)| *of == step && known.call == request.call),
                 "asked once"
             );
-            let approval = Approval { id, call: asked.call.clone(), state: ApprovalState::Pending };
+            let approval =
+                Approval { id, call: request.call.clone(), state: ApprovalState::Pending };
             self.approvals.push((step, approval));
         }
         for closed in &decision.closed_approvals {
@@ -407,9 +409,9 @@ impl World {
             if pair[1].0 == Source::User {
                 (count, last) = (0, None);
             }
-            let [(Source::Assistant, asked), (Source::System, given)] = pair else { continue };
+            let [(Source::Assistant, asked), (Source::System, results)] = pair else { continue };
             let codes: Vec<String> = code_calls(asked).map(|call| call.code.clone()).collect();
-            let outputs: Vec<String> = given
+            let outputs: Vec<String> = results
                 .iter()
                 .filter_map(|block| match block {
                     Block::CodeInterpreterResult(result) => {
@@ -480,7 +482,7 @@ fn suspend_for_approvals(numbers: &[u32]) -> Outcome {
 }
 
 fn suspend_outcome(numbers: &[u32], awaits: Vec<AwaitedCall>) -> Outcome {
-    let asked = numbers.iter().map(|&number| ApprovalRequest {
+    let requests = numbers.iter().map(|&number| ApprovalRequest {
         call: ApprovalCall { script: 0, number, hash: format!("hash {number}") },
         tool: "create_file".to_owned(),
         arguments: "{}".to_owned(),
@@ -489,7 +491,7 @@ fn suspend_outcome(numbers: &[u32], awaits: Vec<AwaitedCall>) -> Outcome {
     });
     let waited =
         CodeResult { id: "a".to_owned(), error: "it waited".to_owned(), ..CodeResult::default() };
-    Outcome::Suspended { asked: asked.collect(), awaits, results: vec![waited] }
+    Outcome::Suspended { approval_requests: requests.collect(), awaits, results: vec![waited] }
 }
 
 fn failed(class: FailureClass) -> Outcome {

@@ -31,7 +31,7 @@ impl Report {
         let model = result.model_id.parse().ok();
         let number = result.step.as_ref().map_or(0, |step| step.number);
         let organization = result.step.as_ref().and_then(|step| step.organization_id.parse().ok());
-        let (told, delivery) = (result.call_id.parse().ok(), result.delivery);
+        let (call_id, delivery) = (result.call_id.parse().ok(), result.delivery);
         let counted = match &result.outcome {
             Some(mesh::step_result::Outcome::ModelCompleted(completed)) => {
                 Some(completed.input_tokens)
@@ -39,7 +39,7 @@ impl Report {
             _ => None,
         };
         let (result, usage) = convert::step_result(result)?;
-        let call = told.unwrap_or_else(|| derive_call_id(result.step, delivery));
+        let call = call_id.unwrap_or_else(|| derive_call_id(result.step, delivery));
         Ok(Self { result, usage, model, number, call, counted, organization })
     }
 

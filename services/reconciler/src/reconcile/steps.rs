@@ -132,7 +132,7 @@ impl Reconciler {
         effect: &Effect,
         step: &Step,
         task: TaskId,
-        standing: &mut PendingResult,
+        pending_result: &mut PendingResult,
     ) -> bool {
         if !may_have_been_sent(step) {
             return false;
@@ -140,12 +140,12 @@ impl Reconciler {
         let has_scripts = matches!(effect, Effect::ExecuteCode(_));
         // If NATS does not answer, a model call is not repeated, because that would cost twice.
         if !self.bus.result_waits(task, step.id).await.unwrap_or(!has_scripts) {
-            *standing = PendingResult::default();
+            *pending_result = PendingResult::default();
             return false;
         }
         let timeout = if has_scripts { CODE_RESULT_TIMEOUT } else { MODEL_RESULT_TIMEOUT };
         let now = Instant::now();
-        now.duration_since(standing.first_seen(step, now)) < timeout
+        now.duration_since(pending_result.first_seen(step, now)) < timeout
     }
 
     /// Ends a step's scripts: no worker may run them any more, and their journal is dropped. The
@@ -186,9 +186,9 @@ impl Reconciler {
         step: StepId,
         reason: &str,
     ) -> Option<StepResult> {
-        let wanted = task.step.as_ref().filter(|now| now.id == step && now.round == 0)?.since;
+        let requested_at = task.step.as_ref().filter(|now| now.id == step && now.round == 0)?.since;
         let Stage::Code { calls } = &task.turn.as_ref()?.stage else { return None };
-        match self.bus.journal().close_unbegun(step, wanted).await {
+        match self.bus.journal().close_unbegun(step, requested_at).await {
             Ok(true) => {}
             Ok(false) => return None,
             Err(error) => {
@@ -265,13 +265,13 @@ mod tests {
             resumed: None,
             state: StepState::InFlight { deadline: Timestamp::MAX },
         };
-        let (mut standing, begin) = (PendingResult::default(), Instant::now());
+        let (mut pending_result, begin) = (PendingResult::default(), Instant::now());
         let at = |seconds| begin + Duration::from_secs(seconds);
         for (id, round, seen, since) in
             [(1, 0, 0, 0), (1, 0, 30, 0), (1, 1, 60, 60), (1, 1, 90, 60), (2, 0, 91, 91)]
         {
             assert_eq!(
-                standing.first_seen(&step(id, round), at(seen)),
+                pending_result.first_seen(&step(id, round), at(seen)),
                 at(since),
                 "{id} {round} {seen}"
             );

@@ -85,18 +85,18 @@ fn useless_summary_is_retried_once_then_messages_are_dropped() {
 
 #[test]
 fn summary_without_sections_is_retried_once_then_accepted() {
-    for words in
+    for summary in
         ["They talked about x.", "# Goal\nTo talk.\n# Facts\nAbout x. Done and open: nothing."]
     {
         let mut world = long(10, 10_000);
         world.send();
         settle(&mut world);
-        let decision = world.result(text(words));
-        assert!(decision.compacted.is_none(), "{words}");
+        let decision = world.result(text(summary));
+        assert!(decision.compacted.is_none(), "{summary}");
         assert!(matches!(decision.effects.as_slice(), [Effect::Compact(_)]), "{decision:?}");
-        let decision = world.result(text(words));
+        let decision = world.result(text(summary));
         let compacted = decision.compacted.as_ref().expect("it is better than nothing");
-        assert!(compacted.summary && compacted.text.ends_with(words), "{compacted:?}");
+        assert!(compacted.summary && compacted.text.ends_with(summary), "{compacted:?}");
     }
 }
 

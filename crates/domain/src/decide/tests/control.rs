@@ -39,8 +39,8 @@ fn interrupting_message_is_next_and_partial_answer_is_kept() {
     assert_eq!(world.task.phase, Phase::InvokeModel);
     world.result(stopped("Once upon"));
     assert_eq!(outcome(&world), Some(TurnOutcome::Interrupted));
-    let [.., said, mark] = world.transcript.as_slice() else { panic!("{:?}", world.transcript) };
-    assert_eq!((said.0, text_of(said)), (Source::Assistant, "Once upon"));
+    let [.., partial, mark] = world.transcript.as_slice() else { panic!("{:?}", world.transcript) };
+    assert_eq!((partial.0, text_of(partial)), (Source::Assistant, "Once upon"));
     assert_eq!((mark.0, text_of(mark)), (Source::System, INTERRUPTED_NOTICE));
     let decision = world.decide(Event::Wake);
     assert_eq!(decision.admitted.map(|(message, _)| message), Some(urgent));

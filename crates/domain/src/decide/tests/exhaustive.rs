@@ -28,7 +28,7 @@ use mesh::{Guard, Mesh, Scope};
 
 /// Explores the scope and prints the number of states.
 fn assert_holds(scope: Scope) {
-    let states = explore(Mesh::new(scope, None)).unwrap_or_else(|found| panic!("{found}"));
+    let states = explore(Mesh::new(scope, None)).unwrap_or_else(|violation| panic!("{violation}"));
     // A scope in which hardly anything can happen would hold for the wrong reason.
     assert!(states > 500, "only {states} states");
     println!("{states} states: {scope:?}");
@@ -126,10 +126,10 @@ fn script_waiting_for_subtask_resumes_in_every_history() {
 }
 
 /// Expects a violation without this guard.
-fn fails_without(guard: Guard, scope: Scope, words: &str) {
-    let found =
+fn fails_without(guard: Guard, scope: Scope, expected: &str) {
+    let violation =
         explore(Mesh::new(scope, Some(guard))).expect_err("the guard is not needed in this scope");
-    assert!(found.contains(words), "{found}");
+    assert!(violation.contains(expected), "{violation}");
 }
 
 #[test]

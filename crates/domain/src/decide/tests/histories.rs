@@ -35,7 +35,7 @@ fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         3 => Just(Action::Send),
         2 => Just(Action::Interrupt),
-        1 => (0..20_usize, any::<bool>()).prop_map(|(place, keep)| Action::Rewind(place, keep)),
+        1 => (0..20_usize, any::<bool>()).prop_map(|(position, keep)| Action::Rewind(position, keep)),
         1 => (0..20_usize).prop_map(Action::Edit),
         2 => any::<bool>().prop_map(Action::Said),
         3 => Just(Action::Wake),
@@ -50,7 +50,7 @@ fn action() -> impl Strategy<Value = Action> {
         2 => prop::sample::select(vec![Transient, RateLimited, Authentication, Internal, ContextTooLong]).prop_map(Action::Fail),
         1 => Just(Action::Stopped),
         3 => (1..4_u32).prop_map(Action::Park),
-        3 => (0..2_u32, 1..4_u128).prop_map(|(asked, tasks)| Action::Await(asked, tasks)),
+        3 => (0..2_u32, 1..4_u128).prop_map(|(approvals, tasks)| Action::Await(approvals, tasks)),
         2 => Just(Action::ChildEnds),
         2 => prop::sample::select(vec![ApprovalState::Approved, ApprovalState::Rejected]).prop_map(Action::Say),
         1 => Just(Action::Elapse(8 * 24 * 3600)),
@@ -86,21 +86,21 @@ proptest! {
                 Action::Broke(broke) => { world.broke = broke; None }
                 Action::Cancel => { world.cancel(); None }
                 Action::Interrupt => { world.send_message(true); sent += 1; None }
-                Action::Rewind(place, keep) => {
-                    let at = place.checked_rem(world.transcript.len()).unwrap_or(0);
+                Action::Rewind(position, keep) => {
+                    let at = position.checked_rem(world.transcript.len()).unwrap_or(0);
                     world.rewind_to(at as i64 + 1, keep);
                     // The next action finds it, whatever that is.
-                    if place % 2 == 0 { continue; }
+                    if position % 2 == 0 { continue; }
                     None
                 }
-                Action::Edit(place) => {
-                    let place = place.checked_rem(world.transcript.len()).unwrap_or(0);
-                    if world.rewind(place as i64 + 1) { world.send(); sent += 1; }
+                Action::Edit(position) => {
+                    let position = position.checked_rem(world.transcript.len()).unwrap_or(0);
+                    if world.rewind(position as i64 + 1) { world.send(); sent += 1; }
                     None
                 }
                 Action::Said(anything) => {
-                    let said = if anything { vec![Block::Text("so far".to_owned())] } else { Vec::new() };
-                    Some(Outcome::Interrupted(said))
+                    let partial = if anything { vec![Block::Text("so far".to_owned())] } else { Vec::new() };
+                    Some(Outcome::Interrupted(partial))
                 }
                 Action::Answer => Some(text("answer")),
                 Action::Calls(count) => Some(calls(&IDS[..count])),
@@ -108,11 +108,11 @@ proptest! {
                 Action::Fail(class) => Some(failed(class)),
                 Action::Stopped => Some(Outcome::Cancelled(Vec::new())),
                 Action::Park(count) => Some(suspend_for_approvals(&(1..=count).collect::<Vec<_>>())),
-                Action::Await(asked, tasks) => {
+                Action::Await(approvals, tasks) => {
                     world.running_subtasks = (1..=tasks).map(|n| TaskId::from_uuid(Uuid::from_u128(900 + n))).collect();
                     let until = world.now + jiff::SignedDuration::from_secs(1000);
                     let call = AwaitedCall { script: 0, number: 9, tasks: world.running_subtasks.clone(), until };
-                    Some(suspend_outcome(&(1..=asked).collect::<Vec<_>>(), vec![call]))
+                    Some(suspend_outcome(&(1..=approvals).collect::<Vec<_>>(), vec![call]))
                 }
                 Action::ChildEnds => { world.running_subtasks.pop(); None }
                 Action::Say(state) => { world.decide_approval(state); None }

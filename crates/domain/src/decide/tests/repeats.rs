@@ -30,9 +30,9 @@ fn world_with_turn() -> World {
 #[test]
 fn loop_warns_model_once_then_ends_turn_as_stuck() {
     let mut world = world_with_turn();
-    let said: Vec<bool> =
+    let warned: Vec<bool> =
         (0..2 * MAX_REPEATS).map(|_| round(&mut world, "look()", "nothing").is_some()).collect();
-    assert_eq!(said, [false, false, true, false, false, false], "told after three");
+    assert_eq!(warned, [false, false, true, false, false, false], "told after three");
     let ended = world.ended.last().expect("the turn ended");
     assert_eq!((ended.outcome, ended.calls), (TurnOutcome::Failed, 2 * MAX_REPEATS));
     assert_eq!(world.task.last_error.as_ref().map(|error| error.code.as_str()), Some(STUCK));

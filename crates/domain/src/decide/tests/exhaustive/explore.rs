@@ -23,7 +23,7 @@ struct Node {
 /// The shortest path to a state that violates a property, or from which no settled state is
 /// reachable.
 pub(super) fn explore(start: Mesh) -> Result<usize, String> {
-    let (mut known, mut nodes) =
+    let (mut indices, mut nodes) =
         (HashMap::from([(fingerprint(&start), 0_u32)]), vec![Node { from: 0, nth: 0 }]);
     let (mut backwards, mut settled) = (vec![Vec::new()], Vec::new());
     let mut open = VecDeque::from([(0_u32, start.clone())]);
@@ -35,11 +35,11 @@ pub(super) fn explore(start: Mesh) -> Result<usize, String> {
             let nth = u16::try_from(nth).expect("a state has few transitions");
             let next = match next {
                 Ok(next) => next,
-                Err(words) => {
-                    return Err(format!("{words}\n{}", trace(&start, &nodes, from, Some(nth))));
+                Err(path) => {
+                    return Err(format!("{path}\n{}", trace(&start, &nodes, from, Some(nth))));
                 }
             };
-            let at = *known.entry(fingerprint(&next)).or_insert_with(|| {
+            let at = *indices.entry(fingerprint(&next)).or_insert_with(|| {
                 let at = u32::try_from(nodes.len()).expect("fewer than MAX_STATES");
                 nodes.push(Node { from, nth });
                 backwards.push(Vec::new());
@@ -86,14 +86,14 @@ fn trace(start: &Mesh, nodes: &[Node], to: u32, then: Option<u16>) -> String {
         choices.push(node.nth);
         at = node.from;
     }
-    let (mut mesh, mut words) = (start.clone(), String::new());
+    let (mut mesh, mut path) = (start.clone(), String::new());
     for nth in choices.into_iter().rev() {
         let (Label(what, index), next) = mesh.transitions().swap_remove(usize::from(nth));
-        words.push_str(&format!("- {what} {index}\n"));
+        path.push_str(&format!("- {what} {index}\n"));
         match next {
             Ok(next) => mesh = next,
             Err(_) => break,
         }
     }
-    format!("{words}{mesh:#?}")
+    format!("{path}{mesh:#?}")
 }

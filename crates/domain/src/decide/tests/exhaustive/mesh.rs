@@ -120,9 +120,9 @@ struct Truth {
     /// How often its side effect happened.
     effects: u8,
     /// The number of side effects that the model was told, if it was told.
-    said: Option<u8>,
+    reported: Option<u8>,
     /// Whether the model was told that the script has ended.
-    over: bool,
+    reported_end: bool,
     /// Whether it started its call after that.
     late: bool,
 }
@@ -290,8 +290,8 @@ fn message(number: u8) -> MessageId {
 }
 
 /// The blocks that matter for where a transcript is cut.
-fn blocks(said: &TranscriptEntry) -> Vec<Block> {
-    match said {
+fn blocks(entry: &TranscriptEntry) -> Vec<Block> {
+    match entry {
         TranscriptEntry::Script(script) => {
             vec![Block::CodeInterpreterCall(CodeCall {
                 id: script.to_string(),
@@ -412,7 +412,7 @@ impl Mesh {
             late,
         ];
         let counts = (sent, scripts, intents, seen, drop_before, wake);
-        let kept = (
+        let stored = (
             state(&self.task),
             queue,
             approval,
@@ -423,7 +423,7 @@ impl Mesh {
         let sent = (commands, results, journals, truth);
         let replicas = sorted([0, 1].map(|index| self.replicas[index].fingerprint(self.version)));
         let workers = sorted([0, 1].map(|index| format!("{:?}", self.workers[index])));
-        format!("{left:?}{counts:?}{kept:?}{sent:?}{replicas:?}{workers:?}")
+        format!("{left:?}{counts:?}{stored:?}{sent:?}{replicas:?}{workers:?}")
     }
 
     /// All transitions from this state.
@@ -523,11 +523,11 @@ impl Mesh {
             });
         }
         if self.child == Child::AtWork {
-            let ends = |mesh: &mut Self, told: bool| {
+            let ends = |mesh: &mut Self, woken: bool| {
                 mesh.child = Child::Ended;
                 // Recorded in the commit that ends its turn. The wake follows, unless it is lost.
                 mesh.child_noted = mesh.disabled != Some(Guard::SubtaskEndRecorded);
-                mesh.wake |= told;
+                mesh.wake |= woken;
             };
             self.push_transition(next, "a subtask ends", 0, |mesh| ends(mesh, true));
             if self.left.lost > 0 {
@@ -627,7 +627,7 @@ impl Mesh {
             if truth.effects > 1 {
                 return Err("an effect happens twice".to_owned());
             }
-            if truth.late || truth.said.is_some_and(|said| said < truth.effects) {
+            if truth.late || truth.reported.is_some_and(|reported| reported < truth.effects) {
                 return Err("a side effect happens after it was reported".to_owned());
             }
         }
@@ -640,8 +640,8 @@ impl Mesh {
             .filter(|entry| !entry.superseded)
             .map(|entry| &entry.content)
             .collect();
-        for said in [&all, &shown] {
-            for pair in said.windows(2) {
+        for entries in [&all, &shown] {
+            for pair in entries.windows(2) {
                 let pairs = match pair {
                     [TranscriptEntry::Script(asked), TranscriptEntry::Result(given)] => {
                         asked == given
@@ -656,7 +656,7 @@ impl Mesh {
                     ));
                 }
             }
-            if task.turn.is_none() && matches!(said.last(), Some(TranscriptEntry::Script(_))) {
+            if task.turn.is_none() && matches!(entries.last(), Some(TranscriptEntry::Script(_))) {
                 return Err("a turn ended whose script has no result".to_owned());
             }
         }

@@ -195,7 +195,9 @@ impl Mesh {
             self.append(message)?;
         }
         if let Some(from) = decision.rewound {
-            for (_, entry) in (1..).zip(&mut self.transcript).filter(|(place, _)| *place >= from) {
+            for (_, entry) in
+                (1..).zip(&mut self.transcript).filter(|(position, _)| *position >= from)
+            {
                 entry.superseded = true;
             }
         }
@@ -214,12 +216,12 @@ impl Mesh {
                 self.task.next_wake = Some(NOW);
             }
         }
-        for asked in &decision.approval_requests {
+        for request in &decision.approval_requests {
             let step = loaded.task.step.as_ref().expect("only a step asks").id;
             let id = ApprovalId::from_uuid(Uuid::from_u128(7));
             self.approval = Some((
                 step,
-                Approval { id, call: asked.call.clone(), state: ApprovalState::Pending },
+                Approval { id, call: request.call.clone(), state: ApprovalState::Pending },
             ));
         }
         for closed in &decision.closed_approvals {
@@ -246,7 +248,7 @@ impl Mesh {
     }
 
     fn append(&mut self, message: &NewMessage) -> Result<(), String> {
-        let said = match message.blocks.first() {
+        let entry = match message.blocks.first() {
             Some(Block::CodeInterpreterCall(call)) => TranscriptEntry::Script(number(&call.id)),
             Some(Block::CodeInterpreterResult(result)) => {
                 self.check_result(result)?;
@@ -255,7 +257,7 @@ impl Mesh {
             _ if message.source == Source::Assistant => TranscriptEntry::Answer,
             _ => TranscriptEntry::Other,
         };
-        self.push_message(said);
+        self.push_message(entry);
         Ok(())
     }
 
@@ -267,8 +269,8 @@ impl Mesh {
     fn check_result(&mut self, result: &CodeResult) -> Result<(), String> {
         let truth = self.truth.entry(number(&result.id)).or_default();
         let effects = truth.effects;
-        truth.said = (!result.error.contains("unknown")).then_some(effects);
-        truth.over = true;
+        truth.reported = (!result.error.contains("unknown")).then_some(effects);
+        truth.reported_end = true;
         let is_true = match (&*result.error, &*result.output) {
             ("", "done") => effects == 1,
             (error, _) if error.contains("unknown") => true,

@@ -157,7 +157,7 @@ impl Mesh {
             let (output, error) = (output.to_owned(), error.to_owned());
             CodeResult { id: script.to_string(), output, error, ..CodeResult::default() }
         };
-        let said = match call {
+        let result_so_far = match call {
             Call::NotBegun => result("", "stopped before it began"),
             Call::Begun | Call::Unknown => result("", "unknown"),
             Call::Ended => result("done", ""),
@@ -178,21 +178,22 @@ impl Mesh {
                         mesh.report(
                             index,
                             command,
-                            Outcome::Suspended { asked: Vec::new(), awaits, results },
+                            Outcome::Suspended { approval_requests: Vec::new(), awaits, results },
                         );
                     },
                 );
             }
             Call::NotBegun if self.left.subtask_waits > 0 => {
                 // Rejected when the step is not the task's any more, or is to be stopped.
-                let runs = self.task.step.as_ref().is_some_and(|step| step.id == command.step);
-                let begins = runs
+                let is_current =
+                    self.task.step.as_ref().is_some_and(|step| step.id == command.step);
+                let may_start = is_current
                     && self.task.cancel.is_none()
                     && self.task.rewind.is_none()
                     && !self.task.suspend;
                 return self.push_transition(next, "a script creates a subtask", index, |mesh| {
                     mesh.left.subtask_waits -= 1;
-                    if begins {
+                    if may_start {
                         mesh.child = Child::AtWork;
                     }
                 });
@@ -201,20 +202,22 @@ impl Mesh {
                 self.push_transition(next, "a script starts its call", index, |mesh| {
                     if mesh.note(index, Call::Begun) {
                         let truth = mesh.truth.entry(script).or_default();
-                        truth.late |= truth.over;
+                        truth.late |= truth.reported_end;
                     }
                 });
                 if self.left.approvals > 0 && command.round == 0 {
                     self.push_transition(next, "a script waits for a person", index, |mesh| {
                         mesh.left.approvals -= 1;
-                        let Outcome::Suspended { asked, .. } = suspend_for_approvals(&[1]) else {
+                        let Outcome::Suspended { approval_requests, .. } =
+                            suspend_for_approvals(&[1])
+                        else {
                             return;
                         };
                         let results = vec![result("", "it waits")];
                         mesh.report(
                             index,
                             command,
-                            Outcome::Suspended { asked, awaits: Vec::new(), results },
+                            Outcome::Suspended { approval_requests, awaits: Vec::new(), results },
                         );
                     });
                 }
@@ -255,9 +258,9 @@ impl Mesh {
         }
         self.push_transition(next, "a script ends", index, |mesh| {
             let outcome = if *stop_requested {
-                Outcome::Cancelled(vec![said])
+                Outcome::Cancelled(vec![result_so_far])
             } else {
-                Outcome::Code(vec![said])
+                Outcome::Code(vec![result_so_far])
             };
             mesh.report(index, command, outcome);
         });
