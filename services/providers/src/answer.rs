@@ -1,4 +1,4 @@
-//! An answer as it grows: chunks in; what to show at once, and in the end blocks, out.
+//! Builds an answer: takes chunks, returns the text to show at once, and in the end the blocks.
 
 mod arguments;
 
@@ -14,24 +14,23 @@ use crate::{
     vendor::{Chunk, Origin, Request, Tool},
 };
 
-/// What one answer may hold at most, in bytes. A model that repeats itself without end is cut here
-/// at the latest.
+/// Bytes of one answer at most. An endless answer is rejected here.
 const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
-/// Calls one answer may hold at most.
+/// Calls of one answer at most.
 const MAX_CALLS: usize = 64;
-/// A rule of thumb for tokens that no vendor counted for us.
+/// A rule of thumb for tokens that no vendor has counted.
 const CHARS_PER_TOKEN: usize = 4;
 
-/// What of the answer has just become visible.
+/// Text of the answer that has just become visible.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VisibleText {
-    /// Which block of the answer grows.
+    /// The index of the growing block.
     pub(crate) block: u32,
     pub(crate) kind: BlockKind,
     pub(crate) text: String,
 }
 
-/// What a block holds.
+/// The content of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockKind {
     Text,
@@ -39,13 +38,13 @@ pub(crate) enum BlockKind {
     Thinking,
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CompletedAnswer {
     pub(crate) blocks: Vec<v1::Block>,
     pub(crate) stop_reason: StopReason,
-    /// Tokens of input, cached ones too, as the vendor has counted those of the call that was
-    /// answered; 0: it has counted none.
+    /// Input tokens, cached ones included, as the vendor has counted those of the answered call; 0:
+    /// not counted.
     pub(crate) input_tokens: i64,
 }
 
@@ -63,8 +62,17 @@ pub(crate) struct Answer {
 #[derive(Debug)]
 enum Piece {
     Text(String),
-    Thinking { text: String, data: String },
-    Call { slot: u32, id: String, name: String, arguments: String, extractor: Option<ArgumentExtractor> },
+    Thinking {
+        text: String,
+        data: String,
+    },
+    Call {
+        slot: u32,
+        id: String,
+        name: String,
+        arguments: String,
+        extractor: Option<ArgumentExtractor>,
+    },
 }
 
 impl Answer {
@@ -79,8 +87,8 @@ impl Answer {
         }
     }
 
-    /// The text of an answer that ends before it is whole. A call in it may lack its end, and
-    /// thinking what proves it.
+    /// The text of an incomplete answer. Its calls may be truncated, and its thinking may lack the
+    /// proof.
     pub(crate) fn partial_blocks(self) -> Vec<v1::Block> {
         let texts = self.pieces.into_iter().filter_map(|piece| match piece {
             Piece::Text(text) => Some(v1::Block { block: Some(block::Block::Text(Text { text })) }),
@@ -172,7 +180,7 @@ impl Answer {
         }
     }
 
-    /// The whole answer.
+    /// Completes the answer.
     pub(crate) fn complete(self) -> CompletedAnswer {
         let cut = self.stop == Some(StopReason::MaxTokens);
         let mut blocks = Vec::with_capacity(self.pieces.len());
@@ -190,7 +198,9 @@ impl Answer {
                     data,
                 }),
                 Piece::Call { slot, id, name, arguments, .. } => {
-                    let Some(code) = script_for_call(&name, &arguments, self.code_tool.as_ref(), cut) else {
+                    let Some(code) =
+                        script_for_call(&name, &arguments, self.code_tool.as_ref(), cut)
+                    else {
                         continue;
                     };
                     calls = true;
@@ -201,7 +211,7 @@ impl Answer {
             };
             blocks.push(v1::Block { block: Some(block) });
         }
-        // Some servers say `stop` after calls; what counts is whether there is something to run.
+        // Some servers report `stop` after calls. What counts is whether there is something to run.
         let stop_reason = match (self.stop.unwrap_or(StopReason::EndTurn), calls) {
             (StopReason::EndTurn | StopReason::Unspecified, true) => StopReason::ToolUse,
             (StopReason::ToolUse | StopReason::Unspecified, false) => StopReason::EndTurn,
@@ -220,7 +230,7 @@ impl Answer {
     }
 }
 
-/// A vendor was asked for an answer and gave a vector.
+/// The failure when a vendor returns a vector in an answer.
 pub(crate) fn vector_in_answer() -> Failure {
     Failure::internal("an answer holds a vector")
 }
@@ -232,7 +242,7 @@ fn too_large() -> Failure {
     )
 }
 
-/// What a count of characters is worth in tokens.
+/// Estimates the tokens of `chars` characters.
 pub(crate) fn estimate_tokens(chars: usize) -> i64 {
     i64::try_from(chars.div_ceil(CHARS_PER_TOKEN)).unwrap_or(i64::MAX)
 }
@@ -241,13 +251,18 @@ fn block_number(at: usize) -> u32 {
     u32::try_from(at).unwrap_or(u32::MAX)
 }
 
-/// The script that a call asks for. None when the answer was `cut` within the call: half a script
+/// The script of a call. None when the answer was truncated (`cut`) within the call: half a script
 /// must not run.
 ///
-/// A call of another name than the code tool's is a model that takes the script's functions for
-/// tools; it means `name(arguments)`, and gets that. What cannot be read becomes a script that says
-/// so to the model, because every call needs a result.
-fn script_for_call(name: &str, arguments: &str, code_tool: Option<&Tool>, cut: bool) -> Option<String> {
+/// A call of another tool than the code tool comes from a model that takes the script's functions
+/// for tools. It means `name(arguments)`, and becomes that script. An unreadable call becomes a
+/// script that throws the reason, because every call needs a result.
+fn script_for_call(
+    name: &str,
+    arguments: &str,
+    code_tool: Option<&Tool>,
+    cut: bool,
+) -> Option<String> {
     let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
     let parsed = match serde_json::from_str::<Value>(arguments) {
         Ok(parsed) => parsed,

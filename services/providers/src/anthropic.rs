@@ -1,4 +1,4 @@
-//! Anthropic's Messages API, streaming. Its wire format stands in this file and nowhere else.
+//! Anthropic's Messages API, streaming. Its wire format stays in this file.
 
 use std::{borrow::Cow, collections::VecDeque, sync::Arc};
 
@@ -16,20 +16,21 @@ use crate::{
     check,
     failure::{Failure, class_from_status},
     framing::{self, ServerSentEvents},
-    http::{Dialect, Endpoint, Http, LimitHeaders, class_from_message, key_header, describe_body},
+    http::{Dialect, Endpoint, Http, LimitHeaders, class_from_message, describe_body, key_header},
     transcript::{self, Media, Part, Role, Turn},
     vendor::{Chunk, Effort, Format, Request, Tool, ToolChoice, Vendor},
 };
 
 const VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 
-/// Of the four cache breakpoints a request may carry, the tools and the system prompt take two.
+/// Of the four cache breakpoints of a request, the tools and the system prompt take two.
 const CACHED_USER_TURNS: usize = 2;
-/// The longest image that is taken, in base64: "image exceeds 5 MB maximum" is last_output of more.
+/// The largest accepted image, in bytes of base64. For larger ones the vendor reports "image
+/// exceeds 5 MB maximum".
 const MAX_IMAGE_BASE64_BYTES: usize = 5 << 20;
 
-/// Beginnings of the names of models that think within a budget they are given, as compatible
-/// servers' do. None will be added here: the vendor gave the budget up.
+/// Name prefixes of models that take a thinking budget, as compatible servers do. The list is
+/// complete: the vendor dropped the budget.
 const BUDGET_MODELS: [&str; 9] = [
     "claude-3",
     "claude-sonnet-4-0",
@@ -41,14 +42,14 @@ const BUDGET_MODELS: [&str; 9] = [
     "claude-opus-4-5",
     "claude-haiku-4-5",
 ];
-/// The smallest budget the vendor accepts.
+/// The smallest budget that the vendor accepts.
 const MIN_BUDGET_TOKENS: u32 = 1_024;
 
-/// What of a request the vendor takes when it only counts.
+/// The request fields that the vendor accepts in a token count.
 const COUNT_FIELDS: [&str; 7] =
     ["model", "system", "tools", "tool_choice", "messages", "thinking", "output_config"];
 
-/// An account with Anthropic, or with something that speaks its protocol.
+/// An account at Anthropic, or a server that speaks its protocol.
 pub(crate) struct Anthropic {
     http: Http,
     endpoint: Endpoint,
@@ -94,8 +95,9 @@ impl Vendor for Anthropic {
             });
         let http = self.http.clone();
         async move {
-            let answer =
-                http.send_json(post, |status, body| Wire::default().response_failure(status, body)).await?;
+            let answer = http
+                .send_json(post, |status, body| Wire::default().response_failure(status, body))
+                .await?;
             Ok(answer["input_tokens"].as_i64())
         }
         .boxed()
@@ -113,8 +115,9 @@ impl Vendor for Anthropic {
         });
         let http = self.http.clone();
         async move {
-            let answer =
-                http.send_json(get, |status, body| Wire::default().response_failure(status, body)).await?;
+            let answer = http
+                .send_json(get, |status, body| Wire::default().response_failure(status, body))
+                .await?;
             Ok(check::model_list(&answer["data"], |model| VendorModel {
                 name: check::json_text(&model["id"]),
                 display_name: check::json_text(&model["display_name"]),
@@ -150,35 +153,42 @@ struct Body<'a> {
     thinking: Thinking,
 }
 
-/// How much the model is asked to think, and what rules out that it is told how to sample.
+/// How much the model should think, and whether that excludes sampling parameters.
 #[derive(Serialize, Default)]
 pub(crate) struct Thinking {
     #[serde(skip_serializing_if = "Option::is_none")]
     thinking: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     output_config: Option<Value>,
-    /// The vendor refuses temperature and the like beside it.
+    /// The vendor rejects temperature and the like beside it.
     #[serde(skip)]
     pub(crate) excludes_sampling: bool,
 }
 
 impl Thinking {
-    /// For `model`, whatever stands before the vendor's name of it, and this conversation.
-    pub(crate) fn for_model(effort: Option<Effort>, model: &str, max_tokens: u32, turns: &[Turn]) -> Self {
+    /// For `model`, with any prefix before the vendor's name of it, and this conversation.
+    pub(crate) fn for_model(
+        effort: Option<Effort>,
+        model: &str,
+        max_tokens: u32,
+        turns: &[Turn],
+    ) -> Self {
         let name = model.find("claude-").map_or(model, |at| &model[at..]);
-        if !name.starts_with("claude-") || BUDGET_MODELS.iter().any(|known| name.starts_with(known)) {
-            // The budget is part of the answer's tokens, and has to leave some for the answer.
+        if !name.starts_with("claude-") || BUDGET_MODELS.iter().any(|known| name.starts_with(known))
+        {
+            // The budget is part of the answer's tokens, and must leave some for the answer.
             let budget = effort.map_or(0, Effort::budget_tokens).min(max_tokens / 2);
-            // These models refuse to think on from a call that nobody thought about: another
-            // vendor's.
-            let thinking = (budget >= MIN_BUDGET_TOKENS && !transcript::continues_call_without_thinking(turns))
-                .then(|| json!({"type": "enabled", "budget_tokens": budget}));
+            // These models reject thinking after a call that no thinking precedes, e.g. one of
+            // another vendor.
+            let thinking = (budget >= MIN_BUDGET_TOKENS
+                && !transcript::continues_call_without_thinking(turns))
+            .then(|| json!({"type": "enabled", "budget_tokens": budget}));
             return Self { excludes_sampling: thinking.is_some(), thinking, output_config: None };
         }
-        // The first models without a budget still let themselves be told how to sample, and always
-        // show what they think.
+        // The first models without a budget still accept sampling parameters, and always show their
+        // thinking.
         let is_early = name.contains("-4-6");
-        // The others refuse to be told not to think at all; those that can do without don't think
+        // The others reject a request without thinking; those that can do without don't think
         // unless asked.
         let thinking = effort.filter(|&effort| effort != Effort::Off).map(|_| {
             if is_early {
@@ -221,7 +231,9 @@ impl<'a> Body<'a> {
             .filter(|message| message["role"] == "user")
             .take(CACHED_USER_TURNS)
             .for_each(|message| {
-                set_cache_breakpoint(message["content"].as_array_mut().and_then(|content| content.last_mut()))
+                set_cache_breakpoint(
+                    message["content"].as_array_mut().and_then(|content| content.last_mut()),
+                )
             });
         let mut thinking =
             Thinking::for_model(request.effort(), &request.model, request.max_tokens, &turns);
@@ -229,7 +241,8 @@ impl<'a> Body<'a> {
             thinking.output_config.get_or_insert_with(|| json!({}))["format"] = format;
         }
         let allows_sampling = !thinking.excludes_sampling;
-        let allows_top_p = allows_temperature_with_top_p(&request.model) || parameters.temperature.is_none();
+        let allows_top_p =
+            allows_temperature_with_top_p(&request.model) || parameters.temperature.is_none();
         Self {
             model: &request.model,
             max_tokens: request.max_tokens,
@@ -238,7 +251,7 @@ impl<'a> Body<'a> {
             tool_choice: (!tools.is_empty()).then(|| tool_choice(request)).flatten(),
             tools,
             messages,
-            // Our scale reaches to 2, this vendor's to 1.
+            // Our scale ends at 2, this vendor's at 1.
             temperature: parameters
                 .temperature
                 .filter(|_| allows_sampling)
@@ -251,21 +264,21 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Whether `model` takes a temperature beside `top_p`. The vendor's own do no longer, and its
-/// advice is to set the temperature alone.
+/// Whether `model` accepts a temperature beside `top_p`. The vendor's current models don't, and it
+/// recommends to set only the temperature.
 pub(crate) fn allows_temperature_with_top_p(model: &str) -> bool {
     !model.contains("claude-")
 }
 
-/// Everything up to here may be read from the vendor's cache the next time.
+/// Marks the end of a prefix that the vendor may cache.
 fn set_cache_breakpoint(block: Option<&mut Value>) {
     if let Some(block) = block {
         block["cache_control"] = json!({"type": "ephemeral"});
     }
 }
 
-/// The answer's format in the vendor's words, where it can be guaranteed. Only some models can, and
-/// they take a part of JSON Schema.
+/// The format of the answer in the vendor's form, where it can be guaranteed. Only some models can,
+/// for a subset of JSON Schema.
 fn strict_format(request: &Request) -> Option<Value> {
     let Format::Schema { schema, strict: true, .. } = &request.format else { return None };
     let name = request.model.find("claude-").map(|at| &request.model[at..])?;
@@ -298,18 +311,18 @@ fn message(turn: &Turn) -> Value {
         Role::Assistant => "assistant",
     };
     let last_output = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
-    // Thinking must be followed by what came of it.
+    // Thinking must be followed by its output.
     let parts = &turn.parts[..last_output.map_or(0, |last| last + 1)];
     let content: Vec<Value> = parts.iter().map(block).collect();
     json!({"role": role, "content": content})
 }
 
-/// What stands in a kept block of thinking besides its text.
+/// What a block of thinking contains besides its text.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum ThinkingProof {
     Signature(String),
-    /// Thinking that is not shown at all.
+    /// Thinking that is not visible at all.
     Redacted(String),
 }
 
@@ -322,7 +335,7 @@ fn block(part: &Part) -> Value {
             Ok(ThinkingProof::Signature(signature)) => {
                 json!({"type": "thinking", "thinking": text, "signature": signature})
             }
-            // Compatible servers think without signing.
+            // Compatible servers don't sign thinking.
             Err(_) => json!({"type": "thinking", "thinking": text, "signature": ""}),
         },
         Part::Call { id, name, arguments } => {
@@ -353,8 +366,7 @@ fn media_block(media: &Media) -> Value {
     document
 }
 
-/// What the stream holds, as far as it concerns us: unknown events, blocks and deltas are skipped,
-/// as the vendor asks.
+/// The events of the stream. Unknown events, blocks and deltas are skipped, as the vendor asks.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Event {
@@ -472,9 +484,9 @@ struct WireError {
 #[derive(Default)]
 struct Wire {
     usage: Usage,
-    /// Blocks of the answer that are tool calls: server-side tools also send `input_json_delta`.
+    /// The indexes of blocks that are tool calls: server-side tools also send `input_json_delta`.
     calls: Vec<u32>,
-    /// The block of thinking that is open, and its signature so far.
+    /// The open block of thinking, and its signature so far.
     thinking: Option<(u32, String)>,
     stopped: bool,
     complete: bool,
@@ -513,7 +525,7 @@ impl Dialect for Wire {
                     self.calls.push(index);
                     chunks.push_back(Chunk::Call { slot: index, id, name });
                     // The vendor sends `{}` here and the input in deltas; some compatible servers
-                    // send it whole.
+                    // send the complete input here.
                     if input.as_object().is_some_and(|input| !input.is_empty()) {
                         chunks.push_back(Chunk::Arguments { slot: index, json: input.to_string() });
                     }
@@ -525,7 +537,9 @@ impl Dialect for Wire {
                     }
                 }
                 ContentBlock::RedactedThinking { data } => {
-                    chunks.push_back(Chunk::ThinkingData(encode_proof(&ThinkingProof::Redacted(data))));
+                    chunks.push_back(Chunk::ThinkingData(encode_proof(&ThinkingProof::Redacted(
+                        data,
+                    ))));
                 }
                 ContentBlock::Text { .. } | ContentBlock::Other => {}
             },
@@ -557,7 +571,9 @@ impl Dialect for Wire {
                 if let Some((_, signature)) = self.thinking.take_if(|(open, _)| *open == index)
                     && !signature.is_empty()
                 {
-                    chunks.push_back(Chunk::ThinkingData(encode_proof(&ThinkingProof::Signature(signature))));
+                    chunks.push_back(Chunk::ThinkingData(encode_proof(&ThinkingProof::Signature(
+                        signature,
+                    ))));
                 }
             }
             Event::MessageDelta { delta, usage } => {
@@ -579,7 +595,7 @@ impl Dialect for Wire {
     }
 
     fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        // With the stop reason the answer is whole, `message_stop` adds nothing.
+        // With the stop reason the answer is complete; `message_stop` adds nothing.
         if self.complete || self.stopped {
             return Ok(());
         }
@@ -595,7 +611,7 @@ impl Dialect for Wire {
 }
 
 impl Wire {
-    /// Figures given later replace earlier ones; those not given stay.
+    /// Later numbers replace earlier ones; missing ones stay.
     fn update_usage(&mut self, usage: Option<WireUsage>, chunks: &mut VecDeque<Chunk>) {
         let Some(usage) = usage else { return };
         let set =
@@ -647,7 +663,7 @@ fn failure(status: Option<u16>, error: &WireError) -> Failure {
             ],
         )
         .unwrap_or(FailureClass::InvalidRequest),
-        // An error of a kind we don't know inside a stream that had begun well is the vendor's.
+        // An unknown error within a stream is the vendor's fault.
         _ => status.map_or(FailureClass::Transient, class_from_status),
     };
     let message = match (error.message.as_str(), error.kind.as_str()) {

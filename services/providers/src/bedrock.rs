@@ -1,5 +1,5 @@
-//! AWS Bedrock (`ConverseStream`): models of many vendors behind one interface. Its wire format
-//! stands in this file and nowhere else; it is documented at
+//! AWS Bedrock (`ConverseStream`): models of many vendors behind one API. Its wire format stays in
+//! this file. It is documented at
 //! <https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ConverseStream.html>.
 
 mod credentials;
@@ -32,15 +32,15 @@ use crate::{
     vendor::{Chunk, Request, Tool, ToolChoice, Vendor},
 };
 
-/// Of the four cache points a request may carry, the tools and the system prompt take two.
+/// Of the four cache points of a request, the tools and the system prompt take two.
 const CACHED_USER_TURNS: usize = 2;
-/// The longest image and document that are taken, in base64: of 3.75 MB and 4.5 MB
+/// The largest accepted image and document, in bytes of base64: of 3.75 MB and 4.5 MB
 /// (<https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Message.html>).
 const MAX_IMAGE_BASE64_BYTES: usize = 3_750_000 / 3 * 4;
 const MAX_DOCUMENT_BASE64_BYTES: usize = 4_500_000 / 3 * 4;
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// An account with AWS, in one region.
+/// An account at AWS, in one region.
 pub(crate) struct Bedrock {
     http: Http,
     endpoint: Endpoint,
@@ -52,7 +52,7 @@ impl Bedrock {
     pub(crate) fn new(http: Http, mut endpoint: Endpoint) -> Result<Self, Failure> {
         let region = region(&endpoint.base)?;
         let credentials = Credentials::parse(endpoint.key.as_ref())?;
-        // It may name the region, and is no part of the requests' address.
+        // The query may name the region, and is not part of the address of requests.
         endpoint.base.set_query(None);
         Ok(Self { http, endpoint, region, credentials })
     }
@@ -69,7 +69,7 @@ impl Bedrock {
     }
 
     fn signed_post(&self, url: Url, body: &Value) -> Result<RequestBuilder, Failure> {
-        // The signature covers these very bytes.
+        // The signature covers exactly these bytes.
         let body = serde_json::to_vec(body).map_err(|error| {
             Failure::internal(format!("the request cannot be written: {error}"))
         })?;
@@ -78,7 +78,7 @@ impl Bedrock {
         Ok(self.http.post(url)?.header(CONTENT_TYPE, JSON).headers(headers).body(body))
     }
 
-    /// Models are listed by another host than the one that runs them.
+    /// Another host than the runtime lists the models.
     fn list_request(&self) -> Result<RequestBuilder, Failure> {
         let mut url = self.endpoint.join("", "/foundation-models");
         if let Some(host) = url.host_str().and_then(|host| host.strip_prefix("bedrock-runtime")) {
@@ -90,7 +90,7 @@ impl Bedrock {
         Ok(self.http.get(url)?.header(CONTENT_TYPE, JSON).headers(headers))
     }
 
-    /// A model may be named by a path (an ARN), of which every separator is escaped.
+    /// A model may have a path as its name (an ARN), whose separators must be escaped.
     fn url(&self, model: &str, what: &str) -> Url {
         self.endpoint.join("", &format!("/model/{}/{what}", signature::percent_encode(model)))
     }
@@ -110,8 +110,9 @@ impl Vendor for Bedrock {
         let (http, post) =
             (self.http.clone(), self.signed_post(self.url(&request.model, "count-tokens"), &body));
         async move {
-            let answer =
-                http.send_json(post, |status, body| Wire::default().response_failure(status, body)).await?;
+            let answer = http
+                .send_json(post, |status, body| Wire::default().response_failure(status, body))
+                .await?;
             Ok(answer["inputTokens"].as_i64())
         }
         .boxed()
@@ -120,8 +121,9 @@ impl Vendor for Bedrock {
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
         let (http, get) = (self.http.clone(), self.list_request());
         async move {
-            let answer =
-                http.send_json(get, |status, body| Wire::default().response_failure(status, body)).await?;
+            let answer = http
+                .send_json(get, |status, body| Wire::default().response_failure(status, body))
+                .await?;
             Ok(check::model_list(&answer["modelSummaries"], |model| {
                 let modalities = model["outputModalities"].as_array();
                 let writes = modalities
@@ -141,7 +143,7 @@ impl Vendor for Bedrock {
     }
 }
 
-/// What can be cached of a request depends on the model; a cache point elsewhere is refused.
+/// What can be cached of a request depends on the model; a cache point elsewhere is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Caching {
     None,
@@ -219,18 +221,21 @@ fn set_sampling(request: &Request, turns: &[Turn], body: &mut Value) {
     let allows_sampling = !thinking.excludes_sampling;
     let mut config = Map::new();
     config.insert("maxTokens".to_owned(), json!(request.max_tokens));
-    let allows_top_p = anthropic::allows_temperature_with_top_p(&request.model) || parameters.temperature.is_none();
-    // Ours reaches to 2, that of most models here to 1.
+    let allows_top_p = anthropic::allows_temperature_with_top_p(&request.model)
+        || parameters.temperature.is_none();
+    // Our scale ends at 2, that of most models here at 1.
     let temperature = parameters.temperature.map(|value| value.min(1.0));
-    for (name, value) in [("temperature", temperature), ("topP", parameters.top_p.filter(|_| allows_top_p))]
+    for (name, value) in
+        [("temperature", temperature), ("topP", parameters.top_p.filter(|_| allows_top_p))]
     {
-        config.extend(value.filter(|_| allows_sampling).map(|value| (name.to_owned(), json!(value))));
+        config
+            .extend(value.filter(|_| allows_sampling).map(|value| (name.to_owned(), json!(value))));
     }
     if !parameters.stop_sequences.is_empty() {
         config.insert("stopSequences".to_owned(), json!(parameters.stop_sequences));
     }
     body["inferenceConfig"] = Value::Object(config);
-    // What only some models know goes past the common interface, in the model's own words.
+    // Parameters of single models bypass the common API, in the model's own form.
     let mut own = json!(thinking);
     if let Some(top_k) = parameters.top_k.filter(|_| claude && allows_sampling) {
         own["top_k"] = json!(top_k);
@@ -246,12 +251,12 @@ fn tool(tool: &Tool) -> Value {
     }})
 }
 
-/// What stands in a kept block of thinking besides its text.
+/// What a block of thinking contains besides its text.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum ThinkingProof {
     Signature(String),
-    /// Thinking that is not shown at all, in base64.
+    /// Thinking that is not visible at all, in base64.
     Redacted(String),
 }
 
@@ -261,13 +266,13 @@ fn message(turn: &Turn) -> Value {
         Role::Assistant => "assistant",
     };
     let last_output = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
-    // Thinking must be followed by what came of it.
+    // Thinking must be followed by its output.
     let parts = &turn.parts[..last_output.map_or(0, |last| last + 1)];
     let mut content: Vec<Value> = Vec::with_capacity(parts.len() + 1);
     for (at, part) in parts.iter().enumerate() {
         content.extend(block(part, at));
     }
-    // A document may not stand alone.
+    // A document needs a text beside it.
     let documents = content.iter().any(|block| block.get("document").is_some());
     if documents && content.iter().all(|block| block.get("text").is_none()) {
         content.push(json!({"text": "(a document)"}));
@@ -304,7 +309,7 @@ fn media_block(media: &Media, at: usize) -> Value {
     if let Some(format) = media.media_type.strip_prefix("image/") {
         return json!({"image": {"format": format, "source": source}});
     }
-    // Names are letters, digits and little else, and differ within a message.
+    // Names consist of letters, digits and little else, and differ within a message.
     let plain =
         |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '(' | ')') { c } else { ' ' };
     let name: String = media.name.trim_end_matches(".pdf").chars().map(plain).take(100).collect();
@@ -404,7 +409,7 @@ struct ErrorBody {
 
 #[derive(Default)]
 struct Wire {
-    /// The block of thinking that is open, and its proof so far.
+    /// The open block of thinking, and its proof so far.
     thinking: Option<(u32, ThinkingProof)>,
     stopped: bool,
     complete: bool,
@@ -448,7 +453,7 @@ impl Dialect for Wire {
                     })
                 }));
             }
-            // Everything else that is last_output within a stream and is no event of ours.
+            // Errors within a stream.
             name if name.ends_with("Exception") || name.ends_with("Error") => {
                 let message = parse(event)
                     .map_or_else(|_| event.data.clone(), |body: ErrorBody| body.message);
@@ -464,7 +469,7 @@ impl Dialect for Wire {
     }
 
     fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        // With the stop reason the answer is whole; only what it used is missing.
+        // With the stop reason the answer is complete; only the usage is missing.
         if self.stopped {
             return Ok(());
         }
@@ -477,7 +482,7 @@ impl Dialect for Wire {
             Ok(_) | Err(_) => describe_body(status, body),
         };
         let class = match status {
-            // What the model behind the interface did wrong.
+            // An error of the model behind the API.
             424 => FailureClass::Transient,
             400 => validation_class(&message),
             status => class_from_status(status),
@@ -497,8 +502,12 @@ impl Wire {
         chunks.extend(reasoning.text.filter(|text| !text.is_empty()).map(Chunk::Thinking));
         let open = self.thinking.take().filter(|(open, _)| *open == index).map(|(_, proof)| proof);
         let proof = match (open, reasoning.signature, reasoning.redacted_content) {
-            (Some(ThinkingProof::Signature(whole)), Some(more), _) => Some(ThinkingProof::Signature(whole + &more)),
-            (Some(ThinkingProof::Redacted(whole)), _, Some(more)) => Some(ThinkingProof::Redacted(whole + &more)),
+            (Some(ThinkingProof::Signature(whole)), Some(more), _) => {
+                Some(ThinkingProof::Signature(whole + &more))
+            }
+            (Some(ThinkingProof::Redacted(whole)), _, Some(more)) => {
+                Some(ThinkingProof::Redacted(whole + &more))
+            }
             (None, Some(signature), _) => Some(ThinkingProof::Signature(signature)),
             (None, None, Some(redacted)) => Some(ThinkingProof::Redacted(redacted)),
             (open, ..) => open,
@@ -519,8 +528,7 @@ fn stop_reason(reason: &str) -> Result<StopReason, Failure> {
         "max_tokens" | "model_context_window_exceeded" => StopReason::MaxTokens,
         "stop_sequence" => StopReason::StopSequence,
         "content_filtered" | "guardrail_intervened" => StopReason::Refused,
-        // What the model wrote cannot be understood by its own vendor; the next try is usually
-        // fine.
+        // The vendor cannot parse the output of its own model; the next attempt usually succeeds.
         "malformed_model_output" | "malformed_tool_use" => {
             return Err(Failure::transient(format!(
                 "the model wrote what the vendor cannot read ({reason})"

@@ -1,5 +1,4 @@
-//! One answer for the conversation: what a routed call streams becomes live text and, in the end,
-//! blocks.
+//! Streams the answer of one model call as live text, and collects its blocks.
 
 use async_trait::async_trait;
 use construct_domain::money::Usage;
@@ -21,14 +20,14 @@ pub(crate) enum Outcome {
     Failed(Failure),
     Cancelled {
         reason: String,
-        /// The text that had come.
+        /// The text that had arrived.
         partial: Vec<v1::Block>,
     },
     HandedBack,
 }
 
 impl Outcome {
-    /// That of a call which ended before its answer began.
+    /// The outcome of a call that ended before its answer began.
     pub(crate) fn from_call_end(ended: CallEnd) -> Self {
         match ended {
             CallEnd::Completed => {
@@ -41,8 +40,8 @@ impl Outcome {
     }
 }
 
-/// Makes a call and streams its answer. Gives the usage with its cost, and the id of the model that
-/// answered or was called last.
+/// Makes a call and streams its answer. Returns the outcome, the usage with its cost, and the id of
+/// the model that answered or was called last.
 pub(crate) async fn answer(
     router: &Router,
     call: RoutedCall<'_>,
@@ -51,9 +50,10 @@ pub(crate) async fn answer(
     let mut sink = AnswerSink { deltas, answer: None };
     let routed = router.call(call, &mut sink).await;
     let outcome = match (routed.end, sink.answer) {
-        (CallEnd::Completed, Some(answer)) => {
-            Outcome::Completed(CompletedAnswer { input_tokens: routed.input_tokens, ..answer.complete() })
-        }
+        (CallEnd::Completed, Some(answer)) => Outcome::Completed(CompletedAnswer {
+            input_tokens: routed.input_tokens,
+            ..answer.complete()
+        }),
         (CallEnd::Cancelled { reason }, Some(answer)) => {
             Outcome::Cancelled { reason, partial: answer.partial_blocks() }
         }

@@ -1,4 +1,4 @@
-//! Which steps are to be given up.
+//! The steps in flight and their cancels.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,14 +11,14 @@ use construct_proto::mesh::v1::CancelStep;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How long a cancel is remembered whose command has not arrived: cancels overtake commands that
-/// wait in the queue.
+/// How long a cancel without its command is remembered: a cancel overtakes commands that wait in
+/// the stream.
 const EARLY_CANCEL_TTL: Duration = Duration::from_secs(60);
-/// EarlyCancel cancels remembered at most; the oldest is forgotten first. A forgotten one costs a call
-/// whose result nobody waits for.
+/// Early cancels in memory at most; the oldest is dropped first. A dropped one costs a call whose
+/// result is not used.
 const MAX_EARLY_CANCELS: usize = 4_096;
 
-/// Says when one step is cancelled, and why.
+/// Signals that one step is canceled, and why.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CancelSignal {
     token: CancellationToken,
@@ -26,27 +26,26 @@ pub(crate) struct CancelSignal {
 }
 
 impl CancelSignal {
-    /// Completes with the reason when the step is cancelled.
+    /// Completes with the reason when the step is canceled.
     pub(crate) async fn cancelled(&self) -> String {
         self.token.cancelled().await;
         self.reason.get().cloned().unwrap_or_default()
     }
 
     pub(crate) fn cancel(&self, reason: &str) {
-        // The first reason stands.
+        // The first reason stays.
         let _ = self.reason.set(reason.to_owned());
         self.token.cancel();
     }
 }
 
-/// The steps this process works on, and cancels that came before their command.
+/// The steps in flight in this process, and the cancels that arrived before their command.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CancelRegistry(Arc<Mutex<Steps>>);
 
 #[derive(Debug, Default)]
 struct Steps {
-    /// By a number of our own: a command may be delivered again while its first delivery is still
-    /// at work.
+    /// By a local number: a command may be redelivered while its first delivery is still in flight.
     running: HashMap<u64, Running>,
     next: u64,
     early_cancels: VecDeque<EarlyCancel>,
@@ -55,7 +54,7 @@ struct Steps {
 #[derive(Debug)]
 struct Running {
     task_id: String,
-    /// Empty: it belongs to the task, and to none of its steps.
+    /// Empty for a call that belongs to the task and to none of its steps.
     step_id: String,
     cancel: CancelSignal,
 }
@@ -67,7 +66,7 @@ struct EarlyCancel {
     at: Instant,
 }
 
-/// A step at work, until it is dropped.
+/// A step in flight, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct StepGuard {
     steps: CancelRegistry,
@@ -76,14 +75,14 @@ pub(crate) struct StepGuard {
 }
 
 impl CancelRegistry {
-    /// A call begins that was not asked for by a command: `id` is what its token is called. Tokens
-    /// of scripts are called like the step they run in; what others call models for on behalf of a
-    /// task ends with whatever of that task is given up.
+    /// Starts a call outside a command. `id` is the id of its token. The token of a script has the
+    /// id of its step; a call with another token on behalf of a task ends with any canceled step of
+    /// that task.
     pub(crate) fn begin_for_token(&self, task_id: &str, id: &str) -> StepGuard {
         self.begin(task_id, if id.parse::<StepId>().is_ok() { id } else { "" })
     }
 
-    /// Work on a step begins.
+    /// Starts work on a step.
     pub(crate) fn begin(&self, task_id: &str, step_id: &str) -> StepGuard {
         let cancel = CancelSignal::default();
         let mut steps = self.lock();
@@ -102,7 +101,7 @@ impl CancelRegistry {
         StepGuard { steps: self.clone(), number, cancel }
     }
 
-    /// A step, or with an empty step id everything of the task, is to be given up.
+    /// Cancels a step, or with an empty step id everything of the task.
     pub(crate) fn cancel(&self, order: &CancelStep) {
         let mut steps = self.lock();
         let of_task = |running: &&Running| running.task_id == order.task_id;
@@ -113,7 +112,7 @@ impl CancelRegistry {
                 || running.step_id == order.step_id
             {
                 running.cancel.cancel(&order.reason);
-                // The step itself may still wait in the queue.
+                // The step itself may still wait in the stream.
                 found |= running.step_id == order.step_id;
             }
         }
@@ -132,14 +131,15 @@ impl CancelRegistry {
     }
 
     fn lock(&self) -> MutexGuard<'_, Steps> {
-        // Nothing panics between two changes that belong together.
+        // No code panics between two changes that belong together.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Steps {
     fn drop_expired(&mut self) {
-        while self.early_cancels.front().is_some_and(|early| early.at.elapsed() > EARLY_CANCEL_TTL) {
+        while self.early_cancels.front().is_some_and(|early| early.at.elapsed() > EARLY_CANCEL_TTL)
+        {
             self.early_cancels.pop_front();
         }
     }
@@ -179,8 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn cancel_ends_calls_of_its_task_but_not_of_other_steps()
-     {
+    async fn cancel_ends_calls_of_its_task_but_not_of_other_steps() {
         let (step, other) = (
             format!("step_{}", uuid::Uuid::from_u128(1)),
             format!("step_{}", uuid::Uuid::from_u128(2)),

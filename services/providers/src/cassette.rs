@@ -1,10 +1,10 @@
-//! Recordings of what vendors answered: written for each call where the operator asks for it, and
-//! replayed by the scripted model, so that what a person saw can be seen again without the vendor,
-//! the key or the network.
+//! Recordings of vendor answers. The operator can have each call recorded. The scripted model
+//! replays a recording, so that an observed answer can be reproduced without the vendor, the key or
+//! the network.
 //!
-//! A cassette holds the request in our words and the answer in pieces with their times. It holds no
-//! key: what is written is searched for it, and of the vendor's headers only those are kept that
-//! say something about limits and requests.
+//! A cassette contains the request in our terms and the answer in pieces with their times. It
+//! contains no key: the text is scrubbed, and of the vendor's response headers only those about
+//! limits and request ids are recorded.
 
 mod recorder;
 
@@ -19,13 +19,13 @@ use serde_json::Value;
 pub(crate) use self::recorder::{Recorder, record_head, wrap};
 use crate::{failure::Failure, vendor::Chunk};
 
-/// Of this version of the format.
+/// The version of the format.
 const FORMAT_VERSION: u32 = 1;
 
-/// One call of a model and what came of it.
+/// One model call and its result.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Cassette {
-    /// The format's version; what tells a cassette from a script.
+    /// The version of the format; distinguishes a cassette from a script.
     pub(crate) cassette: u32,
     #[serde(default)]
     pub(crate) recorded_at: String,
@@ -34,22 +34,22 @@ pub(crate) struct Cassette {
     pub(crate) vendor: String,
     #[serde(default)]
     pub(crate) model: String,
-    /// `turn` or `title`.
+    /// `turn`, `compaction` or `title`.
     #[serde(default)]
     pub(crate) purpose: String,
-    /// For whom it was, so that the files of one task can be found; the proxy's calls have steps of
-    /// their own.
+    /// The task of the call, to find the files of a task; calls of the proxy have steps of their
+    /// own.
     #[serde(default)]
     pub(crate) task: String,
     #[serde(default)]
     pub(crate) step: String,
-    /// The how manieth call for the step, from 1, of this process.
+    /// The number of the call for the step in this process, from 1.
     #[serde(default, rename = "try")]
     pub(crate) attempt: u32,
-    /// For people; nothing reads it.
+    /// For readers; no code uses it.
     #[serde(default)]
     pub(crate) request: Value,
-    /// What the vendor answered with; 0: it was not reached.
+    /// The HTTP status of the response; 0 without one.
     #[serde(default)]
     pub(crate) status: u16,
     #[serde(default)]
@@ -62,13 +62,13 @@ pub(crate) struct Cassette {
 /// A piece of the answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Piece {
-    /// Milliseconds after the call began.
+    /// Milliseconds after the start of the call.
     pub(crate) ms: u64,
     #[serde(flatten)]
     pub(crate) content: PieceContent,
 }
 
-/// What a piece is.
+/// The content of a piece.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PieceContent {
@@ -86,32 +86,32 @@ pub(crate) enum PieceContent {
 /// How the answer ended.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CassetteEnd {
-    /// Milliseconds after the call began.
+    /// Milliseconds after the start of the call.
     #[serde(default)]
     pub(crate) ms: u64,
-    /// Nobody waited for the rest.
+    /// The call was abandoned before the end of the answer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) given_up: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failure: Option<CassetteFailure>,
 }
 
-/// Why it failed.
+/// The failure of a call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CassetteFailure {
-    /// As in `FAILURE_CLASS_TRANSIENT`.
+    /// E.g. `FAILURE_CLASS_TRANSIENT`.
     class: String,
     message: String,
     http_status: u16,
-    /// From the failure on.
+    /// Counted from the failure.
     retry_after_ms: Option<u64>,
 }
 
 impl Cassette {
-    /// Reads a cassette or a list of them; none when the text is something else.
+    /// Parses a cassette or a list of them; none when the text is something else.
     ///
     /// # Errors
-    /// When it is one and cannot be read.
+    /// When it is a cassette and cannot be parsed.
     pub(crate) fn parse(text: &str) -> Result<Option<Vec<Self>>, serde_json::Error> {
         #[derive(Deserialize)]
         struct Mark {
@@ -130,7 +130,7 @@ impl Cassette {
 }
 
 impl Cassette {
-    /// Whether it is a whole answer.
+    /// Whether it is a complete answer.
     pub(crate) fn is_answer(&self) -> bool {
         self.end.failure.is_none() && !self.end.given_up
     }

@@ -1,5 +1,5 @@
-//! Live text: what has become visible of an answer, gathered into deltas and sent as progress of
-//! the step.
+//! Live text: buffers the visible text of an answer into deltas, and sends them as progress of the
+//! step.
 
 use std::time::Duration;
 
@@ -10,29 +10,29 @@ use tokio::time::Instant;
 
 use crate::answer::{BlockKind, VisibleText};
 
-/// How long text is buffered: a person sees no difference, and the mesh carries a fraction of the
+/// How long text is buffered. Readers notice no difference, and the mesh carries a fraction of the
 /// messages.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(25);
-/// How much text is gathered at most, in bytes.
+/// Bytes of text that are buffered at most.
 const MAX_BUFFERED_BYTES: usize = 2 * 1024;
 
-/// Where progress goes. It may be lost: the result carries the whole answer.
+/// Receives progress. It may be lost: the result carries the complete answer.
 #[async_trait]
 pub(crate) trait Progress: Send {
     async fn send(&mut self, event: Event);
 }
 
-/// What a step's events are marked with.
+/// The identifiers of a step's events.
 #[derive(Debug, Clone)]
 pub(crate) struct StepContext {
     pub(crate) organization_id: String,
     pub(crate) task_id: String,
     pub(crate) step_id: String,
-    /// The step's number in its task.
+    /// The number of the step in its task.
     pub(crate) step: u64,
-    /// Which delivery of the command works on it.
+    /// The delivery of the command.
     pub(crate) delivery: u32,
-    /// Off for calls nobody watches, e.g. for a title.
+    /// False for calls without subscribers, e.g. for a title.
     pub(crate) live: bool,
 }
 
@@ -40,8 +40,8 @@ pub(crate) struct StepContext {
 pub(crate) struct Deltas<'a> {
     context: StepContext,
     progress: &'a mut dyn Progress,
-    /// Events of this delivery so far. A later delivery begins above, so that the index rises over
-    /// all of them.
+    /// Events of this delivery so far. A later delivery starts above, so that the index increases
+    /// over all of them.
     sent: u64,
     /// Deltas of this answer so far.
     deltas: u64,
@@ -54,7 +54,7 @@ impl<'a> Deltas<'a> {
         Self { context, progress, sent: 0, deltas: 0, buffered: None, flushed_at: None }
     }
 
-    /// Takes what has become visible. The first piece of an answer goes out at once.
+    /// Takes visible text. The first piece of an answer is sent at once.
     pub(crate) async fn push(&mut self, visible: VisibleText) {
         if !self.context.live || visible.text.is_empty() {
             return;
@@ -68,8 +68,10 @@ impl<'a> Deltas<'a> {
                 self.buffered = Some(visible);
             }
         }
-        let full =
-            self.buffered.as_ref().is_some_and(|buffered| buffered.text.len() >= MAX_BUFFERED_BYTES);
+        let full = self
+            .buffered
+            .as_ref()
+            .is_some_and(|buffered| buffered.text.len() >= MAX_BUFFERED_BYTES);
         if full || self.due().is_some_and(|due| due <= Instant::now()) {
             self.flush().await;
         }
@@ -96,8 +98,8 @@ impl<'a> Deltas<'a> {
         self.send("message.delta", Payload::MessageDelta(payload)).await;
     }
 
-    /// Says that what was streamed of this step is void. Another delivery may have streamed, even
-    /// when this one has not; within a delivery nothing is said when nothing was shown.
+    /// Voids the text that was streamed of this step. Another delivery may have streamed, even when
+    /// this one has not. Within a delivery nothing is sent when nothing was visible.
     pub(crate) async fn restart(&mut self, reason: String) {
         self.buffered = None;
         let shown = self.deltas > 0 || (self.sent == 0 && self.context.delivery > 1);
@@ -114,7 +116,7 @@ impl<'a> Deltas<'a> {
         self.sent += 1;
         let now = Timestamp::now();
         let event = Event {
-            // Derived, so that an event sent twice is one event.
+            // Derived, so that a repeated event has the same id.
             id: format!("{}.{index}", self.context.step_id),
             r#type: kind.to_owned(),
             time: Some(prost_types::Timestamp {
@@ -138,7 +140,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Keeps every event.
+    /// Records every event.
     #[derive(Debug, Clone, Default)]
     pub(crate) struct RecordingProgress(Arc<Mutex<Vec<Event>>>);
 
@@ -196,9 +198,9 @@ pub(crate) mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn first_delta_is_sent_at_once_and_later_ones_are_buffered() {
-        let mut kept = RecordingProgress::default();
-        let seen = kept.clone();
-        let mut deltas = Deltas::new(step_context(1), &mut kept);
+        let mut progress_log = RecordingProgress::default();
+        let seen = progress_log.clone();
+        let mut deltas = Deltas::new(step_context(1), &mut progress_log);
         deltas.push(visible(0, BlockKind::Text, "a")).await;
         assert_eq!(seen.events().len(), 1);
         deltas.push(visible(0, BlockKind::Text, "b")).await;
@@ -222,9 +224,9 @@ pub(crate) mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn later_delivery_voids_text_of_an_earlier_one() {
-        let mut kept = RecordingProgress::default();
-        let seen = kept.clone();
-        let mut deltas = Deltas::new(step_context(2), &mut kept);
+        let mut progress_log = RecordingProgress::default();
+        let seen = progress_log.clone();
+        let mut deltas = Deltas::new(step_context(2), &mut progress_log);
         deltas.restart("the worker was lost".into()).await;
         deltas.push(visible(0, BlockKind::Text, "a")).await;
         assert_eq!(seen.types(), ["message.restarted", "message.delta"]);
@@ -233,9 +235,9 @@ pub(crate) mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn restart_without_visible_text_sends_nothing() {
-        let mut kept = RecordingProgress::default();
-        let seen = kept.clone();
-        let mut deltas = Deltas::new(step_context(1), &mut kept);
+        let mut progress_log = RecordingProgress::default();
+        let seen = progress_log.clone();
+        let mut deltas = Deltas::new(step_context(1), &mut progress_log);
         deltas.restart("first try failed".into()).await;
         deltas.push(visible(0, BlockKind::Text, "a")).await;
         deltas.restart("second try failed".into()).await;
@@ -246,9 +248,10 @@ pub(crate) mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn title_is_not_streamed() {
-        let mut kept = RecordingProgress::default();
-        let seen = kept.clone();
-        let mut deltas = Deltas::new(StepContext { live: false, ..step_context(2) }, &mut kept);
+        let mut progress_log = RecordingProgress::default();
+        let seen = progress_log.clone();
+        let mut deltas =
+            Deltas::new(StepContext { live: false, ..step_context(2) }, &mut progress_log);
         deltas.restart("again".into()).await;
         deltas.push(visible(0, BlockKind::Text, "a")).await;
         deltas.flush().await;

@@ -1,4 +1,4 @@
-//! Why a call did not give an answer.
+//! Classified failures of model calls.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -7,40 +7,40 @@ use jiff::Timestamp;
 
 use crate::metrics;
 
-/// Vendors echo whole requests into their errors; a person needs the beginning.
+/// Message length in characters. Vendors echo whole requests into their errors; the beginning is
+/// enough.
 const MAX_MESSAGE_CHARS: usize = 1_000;
 
-/// What stands between the failures of several models.
+/// Stands between the failures of several models.
 const FAILURE_SEPARATOR: &str = "; ";
 
-/// What stands where a secret stood.
+/// Stands in place of a secret.
 const KEY_PLACEHOLDER: &str = "[api key]";
 
-/// The shortest beginning of a secret that is taken for one at the end of a text. Shorter ones say
-/// nothing: many vendors' keys all begin with the same three characters, and words end with them by
-/// chance.
+/// The shortest prefix of a secret that is scrubbed at the end of a text. Shorter ones say nothing:
+/// the keys of many vendors share their first three characters, and words end with them by chance.
 const MIN_PREFIX_LEN: usize = 4;
 
-/// The shortest part of a secret that is taken for one by itself.
+/// The shortest part of a secret that is scrubbed by itself.
 const MIN_PART_LEN: usize = 16;
 
-/// A classified failure. Its message is for people and must hold no secret: [`Failure::scrubbed`]
-/// sees to that before a failure leaves the service.
+/// A classified failure. Its message is for people and must contain no secret;
+/// [`Failure::scrubbed`] ensures that before a failure leaves the service.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{}", clip_message(message))]
 pub(crate) struct Failure {
     pub(crate) class: FailureClass,
-    /// All that was said. It is clipped only where it is shown: of a secret across the cut a part
-    /// would stay behind, which nothing finds any more.
+    /// The full message. It is clipped only for display: a secret across the clip boundary would
+    /// leave a part behind that no scrubbing finds.
     pub(crate) message: String,
-    /// When the vendor says another try is welcome.
+    /// When the vendor allows the next attempt.
     pub(crate) retry_at: Option<Timestamp>,
-    /// What the vendor answered with, 0 when nothing.
+    /// The HTTP status of the vendor's response; 0 without one.
     pub(crate) http_status: u16,
-    /// Calls that were made for the answer, over all models and with hedges, this one included; 0
-    /// when no vendor was called.
+    /// Calls made for the answer, over all models and with hedges, this one included; 0 when no
+    /// vendor was called.
     pub(crate) tries: u32,
-    /// Whether the vendor had taken the request before something went wrong: then it is paid for.
+    /// Whether the vendor had accepted the request before the failure: then it is charged.
     pub(crate) accepted: bool,
 }
 
@@ -56,17 +56,17 @@ impl Failure {
         }
     }
 
-    /// The connection or the stream broke, or the vendor had a fault of its own.
+    /// The connection or the stream broke, or the vendor had an internal error.
     pub(crate) fn transient(message: impl Into<String>) -> Self {
         Self::new(FailureClass::Transient, message)
     }
 
-    /// The command cannot be carried out as it is.
+    /// The command cannot be executed as it is.
     pub(crate) fn configuration(message: impl Into<String>) -> Self {
         Self::new(FailureClass::Configuration, message)
     }
 
-    /// A defect of ours.
+    /// A bug of this service.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(FailureClass::Internal, message)
     }
@@ -76,7 +76,7 @@ impl Failure {
         self
     }
 
-    /// The same, of a call that the vendor has answered or begun to answer.
+    /// The same failure, of a request that the vendor had accepted.
     pub(crate) fn after_success(mut self) -> Self {
         self.accepted = true;
         self
@@ -87,7 +87,7 @@ impl Failure {
         self
     }
 
-    /// Whether the same request may succeed when it is sent again.
+    /// Whether the same request may succeed later.
     pub(crate) fn is_retryable(&self) -> bool {
         matches!(
             self.class,
@@ -95,7 +95,7 @@ impl Failure {
         )
     }
 
-    /// Whether another key may fare better.
+    /// Whether another key may work.
     pub(crate) fn is_about_key(&self) -> bool {
         matches!(
             self.class,
@@ -103,7 +103,7 @@ impl Failure {
         )
     }
 
-    /// Whether the vendor does not know the model that was asked for.
+    /// Whether the vendor does not know the model.
     pub(crate) fn is_model_missing(&self) -> bool {
         let message = self.message.to_lowercase();
         let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
@@ -119,23 +119,23 @@ impl Failure {
             && (self.http_status == 404 || says(&missing))
     }
 
-    /// How long from `now` the vendor wants to be left alone.
+    /// The delay from `now` that the vendor asks for.
     pub(crate) fn requested_delay(&self, now: Timestamp) -> Option<Duration> {
         let wait = self.retry_at?.duration_since(now);
         Some(Duration::try_from(wait).unwrap_or(Duration::ZERO))
     }
 
-    /// The same failure without `secret` in its text: some vendors repeat the key they refuse.
+    /// The same failure without `secret` in its message: some vendors repeat the key they refuse.
     pub(crate) fn scrubbed(mut self, secret: Option<&str>) -> Self {
-        // A secret of several parts may come back in parts: AWS repeats a session's token when a
+        // A secret of several parts may come back in parts: AWS repeats the session token when a
         // signature is wrong.
         let parts = secret
             .into_iter()
             .flat_map(|secret| secret.split(':').filter(|part| part.len() >= MIN_PART_LEN));
         for form in secret.into_iter().chain(parts).flat_map(secret_forms) {
             self.message = self.message.replace(&form, KEY_PLACEHOLDER);
-            // The vendor's text may itself have been cut, at the limit of what is read or where the
-            // connection broke.
+            // The vendor's text may itself be truncated, at the read limit or where the connection
+            // broke.
             let ends = |end: &usize| self.message.ends_with(&form[..*end]);
             let beginning = (MIN_PREFIX_LEN..form.len())
                 .rev()
@@ -163,8 +163,8 @@ impl Failure {
     }
 }
 
-/// How a secret may stand in a text: as it is, and escaped, as in JSON that is shown unread. A
-/// secret is visible ASCII, so that nothing but these three characters is ever escaped.
+/// The forms of a secret in a text: as it is, and escaped as in JSON. A secret is visible ASCII, so
+/// only these three characters are ever escaped.
 fn secret_forms(secret: &str) -> Vec<String> {
     let escaped = secret.replace('\\', r"\\").replace('"', r#"\""#);
     let mut forms = vec![escaped.replace('/', r"\/"), escaped, secret.to_owned()];
@@ -173,11 +173,13 @@ fn secret_forms(secret: &str) -> Vec<String> {
     forms
 }
 
-/// Why each of several models did not answer, in the words of one failure. Each has the same part
-/// of what a message may hold, so that none is crowded out by what another vendor says. Secrets are
-/// to be gone from them.
-pub(crate) fn join_failures<'a>(failures: impl ExactSizeIterator<Item = (String, &'a Failure)>) -> String {
-    let share = (MAX_MESSAGE_CHARS / failures.len().max(1)).saturating_sub(FAILURE_SEPARATOR.len() + 1);
+/// One message for the failures of several models. Each gets the same share of the message length,
+/// so that none is crowded out. The failures must be scrubbed before.
+pub(crate) fn join_failures<'a>(
+    failures: impl ExactSizeIterator<Item = (String, &'a Failure)>,
+) -> String {
+    let share =
+        (MAX_MESSAGE_CHARS / failures.len().max(1)).saturating_sub(FAILURE_SEPARATOR.len() + 1);
     let texts = failures.map(|(model, Failure { class, message, http_status, .. })| {
         let class = metrics::class_name(*class).replace('_', " ");
         let status = if *http_status > 0 { format!(" ({http_status})") } else { String::new() };
@@ -186,7 +188,7 @@ pub(crate) fn join_failures<'a>(failures: impl ExactSizeIterator<Item = (String,
     texts.collect::<Vec<_>>().join(FAILURE_SEPARATOR)
 }
 
-/// The beginning of a text that is to be shown.
+/// The beginning of a message, for display.
 fn clip_message(text: &str) -> Cow<'_, str> {
     truncate_chars(text, MAX_MESSAGE_CHARS)
 }
@@ -198,10 +200,10 @@ fn truncate_chars(text: &str, chars: usize) -> Cow<'_, str> {
     }
 }
 
-/// What an HTTP status means when the vendor's error body says nothing more precise.
+/// The class of an HTTP status, where the vendor's error body says nothing more precise.
 pub(crate) fn class_from_status(status: u16) -> FailureClass {
     match status {
-        // 402: the account cannot pay. Like a bad key, only a person can mend it.
+        // 402: the account cannot pay. As with a bad key, only a person can fix it.
         401..=403 => FailureClass::Authentication,
         413 => FailureClass::ContextTooLong,
         429 => FailureClass::RateLimited,

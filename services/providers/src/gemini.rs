@@ -1,5 +1,5 @@
-//! Google's Gemini API (`streamGenerateContent`). Its wire format stands in this file and nowhere
-//! else; it is documented at <https://ai.google.dev/api/generate-content> and
+//! Google's Gemini API (`streamGenerateContent`). Its wire format stays in this file. It is
+//! documented at <https://ai.google.dev/api/generate-content> and
 //! <https://ai.google.dev/gemini-api/docs/thought-signatures>.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -24,25 +24,25 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    check, embed,
+    check, embedding,
     failure::{Failure, class_from_status},
     framing::{Event, ServerSentEvents},
-    http::{Dialect, Endpoint, Http, class_from_message, key_header, describe_body},
+    http::{Dialect, Endpoint, Http, class_from_message, describe_body, key_header},
     transcript::{Part, Role, Turn},
     vendor::{Chunk, Effort, EmbedRequest, Format, Request, Tool, ToolChoice, Vendor},
 };
 
-/// How many texts the vendor turns into vectors at once.
+/// Texts that the vendor embeds per request.
 const MAX_TEXTS_PER_REQUEST: usize = 100;
 
-/// How many stop sequences the vendor takes; more are refused.
+/// Stop sequences that the vendor accepts; more are rejected.
 const MAX_STOP_SEQUENCES: usize = 5;
 
-/// What the vendor accepts in place of a call's signature when the call was not its own: it refuses
-/// the conversation else.
+/// What the vendor accepts in place of the signature of a call by another vendor. It rejects the
+/// conversation otherwise.
 const SKIP_SIGNATURE: &str = "skip_thought_signature_validator";
 
-/// An account with Google.
+/// An account at Google.
 pub(crate) struct Gemini {
     http: Http,
     endpoint: Endpoint,
@@ -57,7 +57,7 @@ impl Gemini {
         Ok(Self { http, endpoint, key })
     }
 
-    /// A request to do something else with a model than have it answer.
+    /// A request other than an answer.
     fn post(&self, model: &str, what: &str, body: &Value) -> Result<RequestBuilder, Failure> {
         let post = self
             .http
@@ -116,8 +116,9 @@ impl Vendor for Gemini {
         let post = self.post(model, "countTokens", &json!({"generateContentRequest": body}));
         let http = self.http.clone();
         async move {
-            let answer =
-                http.send_json(post, |status, body| Wire::default().response_failure(status, body)).await?;
+            let answer = http
+                .send_json(post, |status, body| Wire::default().response_failure(status, body))
+                .await?;
             Ok(answer["totalTokens"].as_i64())
         }
         .boxed()
@@ -144,21 +145,21 @@ impl Vendor for Gemini {
             })
             .collect();
         let http = self.http.clone();
-        embed::vector_chunks(async move {
+        embedding::vector_chunks(async move {
             let (mut vectors, mut tokens) = (Vec::new(), 0);
             for (wanted, post) in batches {
                 let refused = |status, body: &[u8]| Wire::default().response_failure(status, body);
                 let answer: Result<EmbedResponse, Failure> =
                     http.send_large_json(post, Wire::LIMITS, refused).await;
-                // What was answered before is paid for.
+                // Earlier batches are charged.
                 let answer = answer.map_err(|failure| {
                     if vectors.is_empty() { failure } else { failure.after_success() }
                 })?;
-                embed::check_vector_count(wanted, answer.embeddings.len())?;
+                embedding::check_vector_count(wanted, answer.embeddings.len())?;
                 tokens += answer.usage_metadata.map_or(0, |usage| usage.prompt_token_count.max(0));
                 vectors.extend(answer.embeddings.into_iter().map(|embedding| embedding.values));
             }
-            Ok((vectors, embed::input_usage(tokens)))
+            Ok((vectors, embedding::input_usage(tokens)))
         })
     }
 
@@ -171,8 +172,9 @@ impl Vendor for Gemini {
         });
         let http = self.http.clone();
         async move {
-            let answer =
-                http.send_json(get, |status, body| Wire::default().response_failure(status, body)).await?;
+            let answer = http
+                .send_json(get, |status, body| Wire::default().response_failure(status, body))
+                .await?;
             Ok(check::model_list(&answer["models"], |model| {
                 let methods = model["supportedGenerationMethods"].as_array();
                 let generates = methods
@@ -239,7 +241,7 @@ fn generation_config(request: &Request) -> Value {
 /// Older models take a number of tokens, later ones a level.
 fn thinking_config(effort: Effort, model: &str) -> Value {
     if model.contains("gemini-2") {
-        // What the larger model cannot do without.
+        // The minimum of the larger model.
         let least = if model.contains("pro") { 128 } else { 0 };
         let shown = effort != Effort::Off;
         return json!({"includeThoughts": shown, "thinkingBudget": effort.budget_tokens().max(least)});
@@ -257,13 +259,13 @@ fn declaration(tool: &Tool) -> Value {
     json!({"name": tool.name, "description": tool.description, "parametersJsonSchema": tool.schema})
 }
 
-/// What a kept block of thinking holds: a signature, and which part of the answer carries it.
+/// The stored data of thinking: a signature, and the part of the answer that carries it.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Signature {
-    /// The call after it.
+    /// The next call.
     Call(String),
-    /// The text before it, or an empty one.
+    /// The preceding text, or an empty one.
     Text(String),
 }
 
@@ -293,7 +295,7 @@ fn content_from_turn(turn: &Turn, signed: bool) -> Value {
                         last["thoughtSignature"] = json!(of_text);
                     }
                 }
-                // Thinking without a signature is shown to people only.
+                // Thinking without a signature is only shown to users.
                 Err(_) => {}
             },
             Part::Call { id, name, arguments } => {
@@ -382,8 +384,8 @@ struct WireUsage {
 }
 
 impl WireUsage {
-    /// In our terms each token is counted once: the vendor's prompt includes what was cached, its
-    /// candidates leave out the thinking.
+    /// Converts to our terms, in which each token is counted once: the vendor's prompt includes
+    /// cached tokens, and its candidates exclude thinking.
     fn usage(&self) -> Usage {
         let prompt = self.prompt_token_count.max(0);
         let cached = self.cached_content_token_count.clamp(0, prompt);
@@ -442,7 +444,7 @@ impl Dialect for Wire {
         if let Some(usage) = response.usage_metadata {
             chunks.push_back(Chunk::Usage(usage.usage()));
         }
-        // Only one answer is asked for.
+        // Only one candidate is requested.
         let Some(candidate) = response.candidates.into_iter().next() else { return Ok(()) };
         for part in candidate.content.into_iter().flat_map(|content| content.parts) {
             self.read_part(part, chunks);
@@ -456,7 +458,7 @@ impl Dialect for Wire {
     }
 
     fn is_complete(&self) -> bool {
-        // The vendor says why it stopped, but not that nothing more comes: what it used may still
+        // The vendor says why it stopped, but not that the stream is complete: the usage may still
         // follow.
         false
     }
@@ -511,8 +513,7 @@ fn stop_reason(reason: &str, message: Option<&str>) -> Result<StopReason, Failur
         "MAX_TOKENS" => StopReason::MaxTokens,
         "SAFETY" | "RECITATION" | "BLOCKLIST" | "PROHIBITED_CONTENT" | "SPII" | "LANGUAGE"
         | "IMAGE_SAFETY" | "MODEL_ARMOR" => StopReason::Refused,
-        // What the model wrote cannot be understood by its own vendor; the next try is usually
-        // fine.
+        // The vendor cannot parse the output of its own model; the next attempt usually succeeds.
         "MALFORMED_FUNCTION_CALL" | "UNEXPECTED_TOOL_CALL" | "MALFORMED_RESPONSE" => {
             let message = message.unwrap_or("the model wrote a call that the vendor cannot read");
             return Err(Failure::transient(format!("{message} ({reason})")));
@@ -560,7 +561,7 @@ fn failure(status: Option<u16>, error: &WireError) -> Failure {
     Failure::new(class, message).with_retry_at(retry_at(&error.details, clock::now()))
 }
 
-/// When another try is welcome: a `RetryInfo` says it as `"retryDelay": "34s"`.
+/// The time of the next attempt: a `RetryInfo` contains it as `"retryDelay": "34s"`.
 fn retry_at(details: &[Value], now: Timestamp) -> Option<Timestamp> {
     let delay = details.iter().find_map(|detail| detail["retryDelay"].as_str())?;
     let seconds: f64 = delay.strip_suffix('s')?.parse().ok()?;

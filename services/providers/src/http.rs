@@ -1,4 +1,4 @@
-//! What vendors reached over HTTP have in common: one client, deadlines, classified errors, and the
+//! What vendors reached over HTTP have in common: one client, timeouts, classified errors, and the
 //! loop that turns bytes into chunks.
 
 mod headroom;
@@ -22,7 +22,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-pub(crate) use self::headroom::{Headroom, LimitHeaders, HeadroomObserver};
+pub(crate) use self::headroom::{Headroom, HeadroomObserver, LimitHeaders};
 use crate::{
     cassette::{self, Recorder},
     failure::Failure,
@@ -30,39 +30,38 @@ use crate::{
     vendor::Chunk,
 };
 
-/// How much of an error's body is read; the rest says nothing more.
+/// Bytes of an error body that are read; the rest says nothing more.
 const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
-/// How much of an answer that is no stream is read.
+/// Bytes of a response that is not a stream.
 const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
-/// How long a body that is no stream may take.
+/// Timeout of the body of a response that is not a stream.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How much of an answer that is one value is read, where that may be large: two thousand vectors
-/// of three thousand numbers.
+/// Bytes of a large response with one value: two thousand vectors of three thousand numbers.
 const MAX_LARGE_BODY_BYTES: usize = 128 * 1024 * 1024;
-/// How long such an answer may take after its head.
+/// Timeout of a large response after its head.
 const LARGE_BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// A vendor that asks for a longer pause than this is not believed.
+/// Upper bound of the delay that a vendor may ask for.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 3600);
 
-/// Deadlines of one exchange.
+/// Timeouts of one exchange.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timeouts {
     /// Name resolution, TCP and TLS together.
     pub(crate) connect: Duration,
-    /// From sending the request to the answer's head, and from there to its first byte.
+    /// From sending the request to the response head, and from there to the first byte.
     pub(crate) first_byte: Duration,
-    /// Between two reads of the answer.
+    /// Between two reads of the response.
     pub(crate) idle: Duration,
 }
 
-/// The HTTP client of all vendors: its connections are kept and shared.
+/// The HTTP client of all vendors, with one connection pool.
 #[derive(Debug, Clone)]
 pub(crate) struct Http {
-    /// On a machine without certificate authorities no client can be made. That must not keep
-    /// vendors from working that need none, so that the reason waits here for the first call.
+    /// On a machine without certificate authorities no client can be created. Vendors that need
+    /// none must still work, so the error is reported at the first call.
     client: Result<reqwest::Client, Arc<str>>,
     timeouts: Timeouts,
-    /// Hears what vendors say about their limits.
+    /// Receives the limits that vendors report.
     observer: Option<Arc<dyn HeadroomObserver>>,
     recorder: Option<Arc<Recorder>>,
 }
@@ -84,17 +83,17 @@ impl Http {
         Self { client, timeouts, observer: None, recorder: None }
     }
 
-    /// The same connections, of which `observer` hears what vendors say about their limits.
+    /// The same connections, with `observer` for the limits that vendors report.
     pub(crate) fn with_observer(&self, observer: Option<Arc<dyn HeadroomObserver>>) -> Self {
         Self { observer, ..self.clone() }
     }
 
-    /// The same client, whose calls are recorded.
+    /// The same client, with recorded calls.
     pub(crate) fn with_recorder(self, recorder: Option<Arc<Recorder>>) -> Self {
         Self { recorder, ..self }
     }
 
-    /// What records its calls.
+    /// The recorder of its calls.
     pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
         self.recorder.as_ref()
     }
@@ -118,8 +117,8 @@ impl Http {
         }
     }
 
-    /// Sends `request` and reads an answer that is one JSON value. `refused` says what another one
-    /// means.
+    /// Sends `request` and reads a response with one JSON value. `refused` classifies an error
+    /// response.
     pub(crate) async fn send_json(
         &self,
         request: Result<RequestBuilder, Failure>,
@@ -129,8 +128,7 @@ impl Http {
         parse_json(&read_body(response, MAX_BODY_BYTES, BODY_TIMEOUT).await)
     }
 
-    /// The same for an answer that may be large, and is one of the calls that the vendor's `limits`
-    /// count.
+    /// The same for a response that may be large, of a call to which the vendor's `limits` apply.
     pub(crate) async fn send_large_json<T: DeserializeOwned>(
         &self,
         request: Result<RequestBuilder, Failure>,
@@ -174,12 +172,12 @@ impl Http {
         let retry_at = retry_at(response.headers(), clock::now());
         let body = read_body(response, MAX_ERROR_BODY_BYTES, BODY_TIMEOUT).await;
         let failure = refused(status, &body).with_status(status);
-        // Some vendors say in the body when another try is welcome.
+        // Some vendors name the time of the next attempt in the body.
         let retry_at = retry_at.or(failure.retry_at);
         Err(failure.with_retry_at(retry_at))
     }
 
-    /// Sends `request` and reads the answer with `dialect`.
+    /// Sends `request` and reads the stream with `dialect`.
     pub(crate) fn stream<D: Dialect>(
         &self,
         request: Result<RequestBuilder, Failure>,
@@ -202,7 +200,7 @@ impl Http {
     }
 }
 
-/// Where a vendor is reached, and with which key.
+/// The address of a vendor, and the key.
 #[derive(Debug, Clone)]
 pub(crate) struct Endpoint {
     pub(crate) base: Url,
@@ -222,7 +220,7 @@ impl Endpoint {
         Ok(Self { base, key })
     }
 
-    /// The base URL with `path` appended; `skip` is what people often put at its end already.
+    /// The base URL with `path` appended; `skip` is a suffix that users often include already.
     pub(crate) fn join(&self, skip: &str, path: &str) -> Url {
         let mut url = self.base.clone();
         let base = url.path().trim_end_matches('/');
@@ -233,21 +231,20 @@ impl Endpoint {
     }
 }
 
-/// How a vendor speaks inside the event stream. Without I/O, so that any split of the bytes can be
-/// tested.
+/// How a vendor uses the event stream. Without I/O, so that any split of the bytes can be tested.
 pub(crate) trait Dialect: Send + 'static {
-    /// How the stream is cut into events.
+    /// How the stream is divided into events.
     type Framing: Framing;
-    /// The headers in which the vendor says how much is left of its limits.
+    /// The headers in which the vendor reports the rest of its limits.
     const LIMITS: LimitHeaders = &[];
 
     /// Reads one event.
     fn read(&mut self, event: &Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure>;
-    /// Whether the vendor said that the answer is complete and nothing more comes.
+    /// Whether the vendor reported that the answer is complete and nothing more comes.
     fn is_complete(&self) -> bool;
-    /// The stream ended: an error when the answer is not whole.
+    /// The stream ended: an error when the answer is incomplete.
     fn end(&mut self, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure>;
-    /// What a status other than 2xx, or a body that is not a stream, means.
+    /// Classifies a status other than 2xx, or a body that is not a stream.
     fn response_failure(&self, status: u16, body: &[u8]) -> Failure;
 }
 
@@ -267,8 +264,8 @@ enum State {
         response: Response,
         has_begun: bool,
     },
-    /// Nothing more is read; what is left in `chunks` goes out first, so that how the bytes were
-    /// split cannot decide whether a piece before an error is seen.
+    /// Nothing more is read. The rest of `chunks` is sent first, so that the split of the bytes
+    /// cannot decide whether a piece before an error is seen.
     Ended(Result<(), Failure>),
 }
 
@@ -309,7 +306,7 @@ impl<D: Dialect> Exchange<D> {
         let retry_at = retry_at(response.headers(), clock::now());
         let body = read_body(response, MAX_ERROR_BODY_BYTES, BODY_TIMEOUT).await;
         let failure = self.dialect.response_failure(status, &body).with_status(status);
-        // Some vendors say in the body when another try is welcome.
+        // Some vendors name the time of the next attempt in the body.
         let retry_at = retry_at.or(failure.retry_at);
         Err(failure.with_retry_at(retry_at))
     }
@@ -325,8 +322,8 @@ impl<D: Dialect> Exchange<D> {
         match self.feed(&bytes) {
             Err(failure) => State::Ended(Err(failure)),
             Ok(()) if self.dialect.is_complete() => {
-                // The end of the body is usually here already; reading it gives the connection back
-                // to the pool.
+                // The end of the body has usually arrived; reading it returns the connection to the
+                // pool.
                 while let Some(Ok(Some(_))) = response.chunk().now_or_never() {}
                 State::Ended(self.end())
             }
@@ -369,7 +366,7 @@ fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
 
 async fn read_body(mut response: Response, limit: usize, within: Duration) -> Vec<u8> {
     let mut body = Vec::new();
-    // What came until the time ran out or the connection broke is better than nothing.
+    // What arrived before the timeout or the end of the connection is better than nothing.
     let _ = timeout(within, async {
         while let Ok(Some(bytes)) = response.chunk().await {
             body.extend_from_slice(&bytes);
@@ -383,7 +380,7 @@ async fn read_body(mut response: Response, limit: usize, within: Duration) -> Ve
     body
 }
 
-/// When another try is welcome, from `retry-after-ms` or `Retry-After` in seconds or as a date.
+/// The time of the next attempt, from `retry-after-ms`, or `Retry-After` in seconds or as a date.
 fn retry_at(headers: &HeaderMap, now: Timestamp) -> Option<Timestamp> {
     let text = |name: HeaderName| headers.get(name)?.to_str().ok().map(str::trim);
     let millis =
@@ -401,9 +398,9 @@ fn retry_at(headers: &HeaderMap, now: Timestamp) -> Option<Timestamp> {
     Some(date.timestamp().clamp(now, now.checked_add(MAX_RETRY_AFTER).ok()?))
 }
 
-/// Classifies what happened below HTTP.
+/// Classifies a failure below HTTP.
 fn transport_failure(error: reqwest::Error) -> Failure {
-    // The address may be internal to the installation, and adds nothing for the reader of a task.
+    // The address may be internal to the installation, and says nothing to the reader of a task.
     let error = error.without_url();
     let text = error_chain(&error);
     if error.is_builder() {
@@ -432,7 +429,7 @@ pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The first of `classes` that holds one of its words (lower case) in `message`.
+/// The first of `classes` with a phrase (lower case) that `message` contains.
 pub(crate) fn class_from_message(
     message: &str,
     classes: &[(FailureClass, &[&str])],
@@ -444,7 +441,7 @@ pub(crate) fn class_from_message(
         .map(|(class, _)| *class)
 }
 
-/// `key` as the value of a header, marked so that it is never shown.
+/// `key` as a header value, marked as sensitive.
 pub(crate) fn key_header(key: Option<&SecretString>) -> Result<Option<HeaderValue>, Failure> {
     let value = key.map(|key| HeaderValue::from_str(key.expose_secret())).transpose();
     let mut value = value.map_err(|_| {
@@ -456,7 +453,7 @@ pub(crate) fn key_header(key: Option<&SecretString>) -> Result<Option<HeaderValu
     Ok(value)
 }
 
-/// What a body that is not the vendor's error format says, as a sentence.
+/// Describes a body that is not in the vendor's error format.
 pub(crate) fn describe_body(status: u16, body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let text = text.trim();
@@ -468,7 +465,7 @@ pub(crate) fn describe_body(status: u16, body: &[u8]) -> String {
             "the base URL redirects elsewhere (HTTP {status}); redirects are not followed with a key"
         );
     }
-    // A proxy's error page is of no use in a message.
+    // The error page of a proxy is of no use in a message.
     if text.is_empty() || text.starts_with('<') {
         return format!("the vendor answered with HTTP {status}");
     }

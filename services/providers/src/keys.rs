@@ -1,9 +1,9 @@
-//! Which of a provider's keys a call is made with, and when: limits of each key that are kept
-//! before the vendor would say no, and keys that are left out for a while because it did.
+//! Selects the API key of a call, and enforces the limits of each key.
 //!
-//! What is counted stands per key and lives as long as the process; each process counts for itself.
-//! Calls of one model wait in the order they came. A key is known by its sealed form, so that one
-//! that is set anew begins anew.
+//! A key has limits that apply before the vendor would reject a call, and cooldowns after the
+//! vendor did. The state of a key lives as long as the process; each process counts for itself.
+//! Calls of one model wait in arrival order. A key is identified by its sealed form, so that a
+//! replaced key starts with fresh limits.
 
 mod bucket;
 
@@ -26,20 +26,20 @@ use crate::{
     http::{Headroom, HeadroomObserver},
 };
 
-/// How long a key that the vendor refuses, or that cannot be opened, is left out, as long as there
-/// are others.
+/// How long a key that the vendor refuses, or that cannot be opened, is skipped while there are
+/// others.
 const REFUSED_KEY_COOLDOWN: Duration = Duration::from_secs(5 * 60);
-/// How long a key is left out that reached a limit, when the vendor does not say.
+/// How long a rate-limited key is skipped when the vendor does not say.
 const RATE_LIMITED_KEY_COOLDOWN: Duration = Duration::from_secs(10);
-/// Vendors' pauses beyond this are not believed.
+/// Upper bound of the delay that a vendor may ask for.
 const MAX_VENDOR_DELAY: Duration = Duration::from_secs(3_600);
-/// Providers remembered at most before those without a call under way are forgotten.
+/// Providers in memory before those without a call in flight are dropped.
 const MAX_POOLS: usize = 1_024;
 
-/// A key by its sealed form; empty where there is none.
+/// A key by its sealed form; empty for a provider without one.
 pub(crate) type KeyId = Arc<[u8]>;
 
-/// The keys of all providers. Clones are the same.
+/// The keys of all providers. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Keys(Arc<Mutex<HashMap<String, Arc<Pool>>>>);
 
@@ -48,54 +48,55 @@ pub(crate) struct Keys(Arc<Mutex<HashMap<String, Arc<Pool>>>>);
 pub(crate) struct KeyRequest<'a> {
     pub(crate) provider: &'a Provider,
     pub(crate) vendor_model: &'a str,
-    /// An upper estimate of what it reads and writes.
+    /// An upper estimate of the tokens it reads and writes.
     pub(crate) tokens: i64,
-    /// Keys not to take.
+    /// Keys to skip.
     pub(crate) excluded: &'a [KeyId],
-    /// How long it may wait.
+    /// How long the call may wait.
     pub(crate) max_wait: Duration,
-    /// How long it may wait for a point in time that the vendor named: longer ones are better
-    /// waited for elsewhere.
+    /// How long the call may wait for a time that the vendor named. For longer waits the reconciler
+    /// is the better place.
     pub(crate) max_vendor_wait: Duration,
 }
 
-/// A key that may be used for one call, until it is dropped.
+/// The right to use a key for one call, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pool: Arc<Pool>,
     key: KeyId,
     vendor_model: String,
-    /// What is set aside for it and not yet known.
+    /// Tokens charged for the call: the estimate until [`Lease::settle_tokens`].
     tokens: i64,
-    /// As it stands in the provider; none when it has no key.
+    /// The sealed key of the provider; none when it has no key.
     pub(crate) sealed: Option<SealedSecret>,
 }
 
 #[derive(Debug, Default)]
 struct Pool {
-    /// Who comes next, for each model.
+    /// The queue of waiting calls, for each model.
     queues: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     keys: Mutex<HashMap<KeyId, KeyState>>,
-    /// Something has been given back.
+    /// Capacity was released.
     freed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct KeyState {
     under_way: i64,
-    /// Rises with each call, over all keys: of equals the one that rested longest is taken.
+    /// Increases with each call, over all keys: among equal keys the least recently used one is
+    /// taken.
     last_use: u64,
     requests: Option<Bucket>,
     tokens: Option<Bucket>,
     refused_until: Option<Instant>,
-    /// By model, because most vendors' limits are.
+    /// By model, because most vendors have limits per model.
     limited_until: HashMap<String, Instant>,
 }
 
 enum TakeResult {
     Lease(Box<Lease>),
-    /// When it may be worth looking again, unless something is given back before; and whether the
-    /// vendor named that time.
+    /// When to try again, unless capacity is released before; and whether the vendor named that
+    /// time.
     RetryAt {
         at: Option<Instant>,
         by_vendor: bool,
@@ -103,7 +104,7 @@ enum TakeResult {
 }
 
 impl Keys {
-    /// A key for a call, as soon as there is one.
+    /// Returns a key for a call as soon as one is free.
     ///
     /// # Errors
     /// Rate limited, when that would take too long.
@@ -111,24 +112,29 @@ impl Keys {
         let pool = self.pool(&request.provider.id);
         let deadline = Instant::now() + request.max_wait;
         let queue = pool.queue(request.vendor_model);
-        // Nobody waits in the usual case.
+        // Usually there is no queue.
         let _turn = match queue.try_lock() {
             Ok(turn) => turn,
             Err(_) => match timeout(request.max_wait, queue.lock()).await {
                 Ok(turn) => turn,
-                Err(_) => return Err(exhausted_failure(pool.earliest_free(request), Instant::now())),
+                Err(_) => {
+                    return Err(exhausted_failure(pool.earliest_free(request), Instant::now()));
+                }
             },
         };
         loop {
-            // Before looking, so that nothing given back meanwhile is missed.
+            // Before the check, so that no release is missed in between.
             let mut freed = std::pin::pin!(pool.freed.notified());
             freed.as_mut().enable();
             let now = Instant::now();
             match pool.take(request, now) {
                 TakeResult::Lease(lease) => return Ok(*lease),
                 TakeResult::RetryAt { at, by_vendor } => {
-                    let until =
-                        if by_vendor { deadline.min(now + request.max_vendor_wait) } else { deadline };
+                    let until = if by_vendor {
+                        deadline.min(now + request.max_vendor_wait)
+                    } else {
+                        deadline
+                    };
                     if now >= deadline || at.is_some_and(|at| at > until) {
                         return Err(exhausted_failure(at, now));
                     }
@@ -143,13 +149,13 @@ impl Keys {
     }
 
     fn pool(&self, provider_id: &str) -> Arc<Pool> {
-        // Nothing panics between two changes that belong together.
+        // No code panics between two changes that belong together.
         let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = pools.get(provider_id) {
             return Arc::clone(pool);
         }
         if pools.len() >= MAX_POOLS {
-            // Whoever holds a lease or waits holds the pool as well.
+            // A lease or a waiting call also references the pool.
             pools.retain(|_, pool| Arc::strong_count(pool) > 1);
         }
         let pool = Arc::<Pool>::default();
@@ -158,12 +164,12 @@ impl Keys {
     }
 }
 
-/// How many keys a provider has; one that needs none counts as one.
+/// The number of keys of a provider; one without keys counts as one.
 pub(crate) fn key_count(provider: &Provider) -> usize {
     sealed_keys(provider).count().max(1)
 }
 
-/// All keys of a provider, the first one first.
+/// All keys of a provider in their order.
 pub(crate) fn sealed_keys(provider: &Provider) -> impl Iterator<Item = &SealedSecret> {
     provider
         .api_key
@@ -207,15 +213,14 @@ impl Pool {
         for id in &ids {
             states.entry(Arc::clone(id)).or_default().configure(request.provider, now);
         }
-        // Keys that are gone from the provider, once nothing is under way with them any more.
+        // Drops removed keys of the provider that no call uses.
         states.retain(|id, state| state.under_way > 0 || ids.contains(id) || state.is_limited(now));
 
         let mut candidates: Vec<usize> =
             (0..ids.len()).filter(|at| !request.excluded.contains(&ids[*at])).collect();
         let refused = |at: &usize| states[&ids[*at]].refused_until.filter(|until| *until > now);
         if candidates.iter().all(|at| refused(at).is_some()) {
-            // Something has to be tried, and the one that was refused longest ago may have been put
-            // in order.
+            // Some key has to be tried, and the one refused longest ago may work again.
             candidates.sort_by_key(|at| refused(at));
             candidates.truncate(1);
         } else {
@@ -262,7 +267,7 @@ impl Pool {
 }
 
 impl KeyState {
-    /// Takes over limits that have changed.
+    /// Applies changed limits.
     fn configure(&mut self, provider: &Provider, now: Instant) {
         for (bucket, limit) in [
             (&mut self.requests, provider.requests_per_minute),
@@ -275,8 +280,8 @@ impl KeyState {
         }
     }
 
-    /// How long until a call may begin, and whether that is the vendor's word. None: until one
-    /// under way ends.
+    /// How long until a call may begin, and whether the vendor named that time. None: until a call
+    /// in flight ends.
     fn wait(&mut self, request: &KeyRequest<'_>, now: Instant) -> (Option<Duration>, bool) {
         let limit = request.provider.max_concurrency;
         if limit > 0 && self.under_way >= limit {
@@ -315,12 +320,12 @@ impl KeyState {
 }
 
 impl Lease {
-    /// Which key it is.
+    /// The id of the key.
     pub(crate) fn key(&self) -> &KeyId {
         &self.key
     }
 
-    /// Hears what the vendor says in its headers.
+    /// Receives the limits in the vendor's response headers.
     pub(crate) fn observer(&self) -> Arc<dyn HeadroomObserver> {
         Arc::new(KeyObserver {
             pool: Arc::clone(&self.pool),
@@ -329,7 +334,7 @@ impl Lease {
         })
     }
 
-    /// What the call really used.
+    /// Replaces the estimate by the tokens really used.
     pub(crate) fn settle_tokens(&mut self, tokens: i64) {
         let over = tokens - self.tokens;
         self.tokens = tokens;
@@ -340,12 +345,14 @@ impl Lease {
         });
     }
 
-    /// The key is of no use for the time being.
+    /// Skips the key for a while.
     pub(crate) fn mark_refused(&self) {
-        self.pool.update_key(&self.key, |state| state.refused_until = Some(Instant::now() + REFUSED_KEY_COOLDOWN));
+        self.pool.update_key(&self.key, |state| {
+            state.refused_until = Some(Instant::now() + REFUSED_KEY_COOLDOWN)
+        });
     }
 
-    /// The call failed; true when that is about the key, and another one may fare better.
+    /// Reports a failed call. Returns true when the key is the reason, and another one may work.
     pub(crate) fn on_failure(&self, failure: &Failure, has_others: bool) -> bool {
         let now = Instant::now();
         match failure.class {
@@ -354,9 +361,10 @@ impl Lease {
                 true
             }
             FailureClass::RateLimited => {
-                let asked = failure.requested_delay(clock::now()).map(|wait| wait.min(MAX_VENDOR_DELAY));
-                // A single key is spared for as long as the vendor says; otherwise the pauses
-                // between tries spare it.
+                let asked =
+                    failure.requested_delay(clock::now()).map(|wait| wait.min(MAX_VENDOR_DELAY));
+                // A single key is skipped for as long as the vendor says; otherwise the retry
+                // delays protect it.
                 let pause = asked.or_else(|| has_others.then_some(RATE_LIMITED_KEY_COOLDOWN));
                 if let Some(pause) = pause {
                     self.pool.update_key(&self.key, |state| {
@@ -376,7 +384,7 @@ impl Drop for Lease {
     }
 }
 
-/// Takes over what headers say.
+/// Applies the limits in response headers.
 #[derive(Debug)]
 struct KeyObserver {
     pool: Arc<Pool>,
@@ -389,7 +397,8 @@ impl HeadroomObserver for KeyObserver {
         if let Some(wait) = headroom.exhausted_for {
             let now = Instant::now();
             let until = now + wait.min(MAX_VENDOR_DELAY);
-            self.pool.update_key(&self.key, |state| state.mark_limited(&self.vendor_model, until, now));
+            self.pool
+                .update_key(&self.key, |state| state.mark_limited(&self.vendor_model, until, now));
         }
     }
 }

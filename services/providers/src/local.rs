@@ -1,10 +1,10 @@
-//! Texts as vectors from model files on disk: no vendor, no key, no network ([ADR
+//! Embeddings from model files on disk: no vendor, no key, no network ([ADR
 //! 19](../../../docs/adr/0019-embeddings.md)).
 //!
-//! A model is a folder with `model.safetensors`, `tokenizer.json` and, if need be, `config.json`,
-//! in the form of Model2Vec: each token has a vector, and that of a text is their mean. What a
-//! provider calls a model is the folder's place below the one that the operator names, so that
-//! nobody reads other files by making a provider.
+//! A model is a folder with `model.safetensors`, `tokenizer.json` and optionally `config.json`, in
+//! the format of Model2Vec: each token has a vector, and the vector of a text is their mean. The
+//! name of a model is the path of its folder below the folder that the operator configures, so that
+//! a provider cannot read other files.
 
 mod model;
 mod tokenizer;
@@ -29,25 +29,24 @@ use tokio::{sync::Semaphore, task::spawn_blocking};
 
 use self::model::Model;
 use crate::{
-    embed::{self, EmbeddingResult},
+    embedding::{self, EmbeddingResult},
     failure::Failure,
     vendor::{Chunk, EmbedRequest, Request, Vendor},
 };
 
-/// Models kept in memory at most; a further one takes the place of all others.
+/// Models in memory at most; a further one replaces all of them.
 const MAX_LOADED_MODELS: usize = 8;
-/// The file whose change means another model.
+/// The file whose change means a changed model.
 const WEIGHTS_FILE: &str = "model.safetensors";
-/// What belongs to it.
+/// The other files of a model.
 const COMPANION_FILES: [&str; 2] = ["config.json", "tokenizer.json"];
 
-/// The models of this machine. Clones are the same.
+/// The models of this machine. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalModels {
     folder: Option<Arc<Path>>,
     loaded: Arc<Mutex<HashMap<String, LoadedModel>>>,
-    /// One for each processor: the work waits for nothing, and more of it at once would only take
-    /// turns.
+    /// One permit per processor: the work is CPU-bound.
     processors: Arc<Semaphore>,
 }
 
@@ -58,7 +57,7 @@ struct LoadedModel {
 }
 
 impl LocalModels {
-    /// What stands in `folder`; nothing without one.
+    /// The models in `folder`; none without one.
     pub(crate) fn new(folder: Option<PathBuf>) -> Self {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         Self {
@@ -76,7 +75,7 @@ impl LocalModels {
         })
     }
 
-    /// The model of this name, from memory when its file has not changed. Blocks.
+    /// The model of this name, from memory when its files have not changed. Blocks.
     fn model(&self, name: &str) -> Result<Arc<Model>, Failure> {
         let folder = self.folder()?.join(model_path(name)?);
         let changed = |file| fs::metadata(folder.join(file)).and_then(|file| file.modified());
@@ -84,13 +83,13 @@ impl LocalModels {
             io::ErrorKind::NotFound => model_not_found(name),
             _ => Failure::configuration(format!("the model `{name}` cannot be read: {error}")),
         })?;
-        // What is missing of the others, loading says.
+        // Loading reports which of the others are missing.
         let changed = (weights, COMPANION_FILES.map(|file| changed(file).ok()));
         if let Some(loaded) = self.lock().get(name).filter(|loaded| loaded.modified == changed) {
             return Ok(Arc::clone(&loaded.model));
         }
-        // Without the lock: who wants another model does not wait for this one. Two that load the
-        // same one waste some time.
+        // Without the lock: another model must not wait for this one. Two concurrent loads of the
+        // same model waste some time.
         let model = Model::load(&folder).map_err(|error| {
             Failure::configuration(format!(
                 "the model `{name}` cannot be used: {}",
@@ -102,7 +101,8 @@ impl LocalModels {
         if loaded.len() >= MAX_LOADED_MODELS && !loaded.contains_key(name) {
             loaded.clear();
         }
-        loaded.insert(name.to_owned(), LoadedModel { modified: changed, model: Arc::clone(&model) });
+        loaded
+            .insert(name.to_owned(), LoadedModel { modified: changed, model: Arc::clone(&model) });
         Ok(model)
     }
 
@@ -137,11 +137,11 @@ impl LocalModels {
             tokens += read;
             vector
         });
-        Ok((vectors.collect(), embed::input_usage(i64::try_from(tokens).unwrap_or(i64::MAX))))
+        Ok((vectors.collect(), embedding::input_usage(i64::try_from(tokens).unwrap_or(i64::MAX))))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, LoadedModel>> {
-        // Nothing panics between two changes that belong together.
+        // No code panics between two changes that belong together.
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -157,11 +157,11 @@ impl Vendor for LocalVendor {
 
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         let models = self.0.clone();
-        embed::vector_chunks(async move {
+        embedding::vector_chunks(async move {
             let closed = |_| Failure::internal("nobody closes this semaphore");
             let permit = Arc::clone(&models.processors).acquire_owned().await.map_err(closed)?;
             let embedded = spawn_blocking(move || {
-                // As long as the work goes on, also when nobody waits for it any more.
+                // Held as long as the work lasts, even when its result is not needed any more.
                 let _permit = permit;
                 models.embed(&request)
             });
@@ -185,7 +185,7 @@ impl Vendor for LocalVendor {
     }
 }
 
-/// A model's name as a path that stays below the folder with models.
+/// The name of a model as a path that stays below the folder with models.
 fn model_path(name: &str) -> Result<&Path, Failure> {
     let plain = |part: &str| {
         !part.starts_with('.')

@@ -1,4 +1,4 @@
-//! What a try has used so far.
+//! The usage of an attempt so far.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use crate::{
     vendor::{Chunk, Request},
 };
 
-/// Counts along with the chunks of one try.
+/// Follows the chunks of one attempt.
 #[derive(Debug)]
 pub(crate) struct Meter {
     request: Arc<Request>,
     /// What the model wrote.
     output_bytes: usize,
     reported: Option<Usage>,
-    /// Whether the vendor has read the request, although nothing of its answer came.
+    /// Whether the vendor has read the request, although no answer arrived.
     accepted: bool,
 }
 
@@ -35,7 +35,7 @@ impl Meter {
             Chunk::Text(text) | Chunk::Thinking(text) => self.output_bytes += text.len(),
             Chunk::Arguments { json, .. } => self.output_bytes += json.len(),
             Chunk::Usage(usage) => self.reported = Some(*usage),
-            // Opaque data is not written by the model.
+            // The model did not write opaque data.
             Chunk::ThinkingData(_)
             | Chunk::Call { .. }
             | Chunk::Stop(_)
@@ -44,24 +44,26 @@ impl Meter {
         }
     }
 
-    /// What was used so far, with what it costs.
+    /// The usage so far, with its cost.
     pub(crate) fn cost(&self, complete: bool, prices: &Prices) -> Usage {
         let usage = self.usage(complete);
-        // What the vendor itself says holds, because that is what it charges.
+        // A cost that the vendor reports takes precedence, because the vendor charges it.
         if usage.cost_pico_usd > 0 { usage } else { usage.with_cost(prices) }
     }
 
-    /// What was used so far; of its cost only what the vendor says. Where the vendor has not said
-    /// it, it is estimated: an answer that is cut off, or comes from a server that counts nothing,
-    /// is not free.
+    /// The usage so far; its cost is only what the vendor reports. Usage that the vendor has not
+    /// reported is estimated: an interrupted answer, or one of a server that counts nothing, is not
+    /// free.
     pub(crate) fn usage(&self, complete: bool) -> Usage {
-        reported_or_estimated(self.reported, self.output_bytes, complete, self.accepted, || self.request.input_chars())
+        reported_or_estimated(self.reported, self.output_bytes, complete, self.accepted, || {
+            self.request.input_chars()
+        })
     }
 }
 
-/// What an answer of so many `bytes` used: what its vendor has `reported`, and an estimate where it
-/// has not. `taken`: the vendor has read the request, although nothing of the answer may have come.
-/// `input_chars` are those of the request.
+/// The usage of an answer of `bytes`: as `reported` by the vendor, and estimated otherwise.
+/// `accepted`: the vendor has read the request, although no answer may have arrived. `input_chars`
+/// returns the length of the request.
 pub(crate) fn reported_or_estimated(
     reported: Option<Usage>,
     output_bytes: usize,
@@ -90,7 +92,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// What these chunks used.
+    /// The usage of these chunks.
     pub(crate) fn used(request: &Request, chunks: &[Chunk], complete: bool) -> Usage {
         let mut meter = Meter::new(Arc::new(request.clone()));
         chunks.iter().for_each(|chunk| meter.observe(chunk));
@@ -110,7 +112,7 @@ pub(crate) mod tests {
             meter.cost(true, &prices).cost_pico_usd
         };
         let short = Usage { input_tokens: 100, output_tokens: 1, ..Usage::default() };
-        // Two tries of a hundred tokens each are not one of two hundred.
+        // Two attempts of a hundred tokens each are not one of two hundred.
         assert_eq!(cost(short) + cost(short), 2 * (100 * 10 + 100 + 1_000_000));
         assert_eq!(cost(short + short), 200 * 20 + 2 * 200 + 1_000_000);
         assert_eq!(cost(Usage { cost_pico_usd: 7, ..short }), 7);

@@ -1,8 +1,9 @@
-//! What is counted of the calls of models, in the names of OpenTelemetry's conventions for
-//! generative AI where they have one (docs/providers.md lists them).
+//! Metrics of model calls, under the names of OpenTelemetry's semantic conventions for generative
+//! AI where those exist (docs/providers.md lists them).
 //!
-//! A model at a provider is what most numbers are told apart by; there are as many as operators
-//! have made, and the SDK bounds them. Nothing is told apart by task, organization or key.
+//! Most metrics have the provider and the model as attributes. Operators create both, so their
+//! number is small, and the SDK bounds it. No metric has an attribute for a task, an organization
+//! or a key.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,10 +27,10 @@ const MODEL: &str = "gen_ai.request.model";
 const TOKEN_TYPE: &str = "gen_ai.token.type";
 const ERROR: &str = "error.type";
 
-/// As the conventions ask for, in seconds.
+/// Buckets in seconds, as the semantic conventions recommend.
 const DURATION_BUCKETS_SECONDS: [f64; 14] =
     [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
-/// As the conventions ask for.
+/// Buckets in tokens, as the semantic conventions recommend.
 const TOKEN_BUCKETS: [f64; 14] = [
     1.0,
     4.0,
@@ -46,10 +47,10 @@ const TOKEN_BUCKETS: [f64; 14] = [
     16_777_216.0,
     67_108_864.0,
 ];
-/// What a dollar is in 10⁻¹² dollars.
+/// Picodollars per dollar.
 const PICO_PER_USD: f64 = 1e12;
 
-/// Counts calls. Clones count together.
+/// The metrics of model calls. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics(Arc<Instruments>);
 
@@ -65,22 +66,22 @@ struct Instruments {
     key_waiting: UpDownCounter<i64>,
 }
 
-/// Which model a call is of.
+/// The attributes of a model call.
 #[derive(Debug, Clone)]
 pub(crate) struct Labels([KeyValue; 4]);
 
-/// A call waits for a key, until it is dropped.
+/// A call that waits for a key, until it is dropped.
 pub(crate) struct KeyWait<'a> {
     metrics: &'a Metrics,
     labels: &'a Labels,
 }
 
-/// How a call of a vendor ended.
+/// How a vendor call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VendorCallEnd {
     Answered,
     Failed(FailureClass),
-    /// Nobody waited for the rest: cancelled, handed back, or another model was quicker.
+    /// The rest was not needed: the call was canceled or handed back, or another model was quicker.
     Abandoned,
 }
 
@@ -161,11 +162,19 @@ impl Metrics {
         self.0.first_chunk.record(after.as_secs_f64(), &labels.0);
     }
 
-    /// A call has ended, and has used this.
-    pub(crate) fn record_call(&self, labels: &Labels, end: VendorCallEnd, after: Duration, usage: &Usage) {
+    /// A call has ended with this usage.
+    pub(crate) fn record_call(
+        &self,
+        labels: &Labels,
+        end: VendorCallEnd,
+        after: Duration,
+        usage: &Usage,
+    ) {
         match end.error_type() {
             None => self.0.duration.record(after.as_secs_f64(), &labels.0),
-            Some(word) => self.0.duration.record(after.as_secs_f64(), &labels.with_attribute(ERROR, word)),
+            Some(word) => {
+                self.0.duration.record(after.as_secs_f64(), &labels.with_attribute(ERROR, word))
+            }
         }
         for (kind, tokens) in [
             ("input", usage.input_tokens),
@@ -183,17 +192,17 @@ impl Metrics {
         }
     }
 
-    /// A call failed and is tried again.
+    /// A failed call is retried.
     pub(crate) fn record_retry(&self, labels: &Labels, class: FailureClass) {
         self.0.retries.add(1, &labels.with_attribute(ERROR, class_name(class)));
     }
 
-    /// A call goes to the next model.
+    /// A call moves to the fallback model.
     pub(crate) fn record_fallback(&self, labels: &Labels, class: FailureClass) {
         self.0.fallbacks.add(1, &labels.with_attribute(ERROR, class_name(class)));
     }
 
-    /// A call begins to wait for a key.
+    /// A call starts to wait for a key.
     pub(crate) fn start_key_wait<'a>(&'a self, labels: &'a Labels) -> KeyWait<'a> {
         self.0.key_waiting.add(1, &labels.0);
         KeyWait { metrics: self, labels }
@@ -201,7 +210,7 @@ impl Metrics {
 }
 
 impl KeyWait<'_> {
-    /// It has one.
+    /// The call got a key.
     pub(crate) fn finish(self, after: Duration) {
         self.metrics.0.key_wait.record(after.as_secs_f64(), &self.labels.0);
     }
@@ -224,15 +233,18 @@ impl Labels {
         ])
     }
 
-    /// What the conventions call the operation and the vendor.
-    pub(crate) fn operation_and_vendor(target: &Target, request: &Request) -> (&'static str, String) {
+    /// The names of the operation and the vendor in the semantic conventions.
+    pub(crate) fn operation_and_vendor(
+        target: &Target,
+        request: &Request,
+    ) -> (&'static str, String) {
         let operation = if request.embed.is_some() { "embeddings" } else { "chat" };
         let vendor = match target.provider.r#type() {
             ModelProviderType::Bedrock => "aws.bedrock".to_owned(),
             ModelProviderType::Gemini => "gcp.gemini".to_owned(),
             ModelProviderType::Xai => "x_ai".to_owned(),
             ModelProviderType::OpenaiResponses => "openai".to_owned(),
-            // The conventions call them as we do, or know nothing of them.
+            // The semantic conventions use our names, or don't mention these vendors.
             ModelProviderType::Anthropic
             | ModelProviderType::Openai
             | ModelProviderType::Deepseek
@@ -251,7 +263,7 @@ impl Labels {
 }
 
 impl VendorCallEnd {
-    /// What went wrong, as the value of an attribute; none when nothing did.
+    /// The error as an attribute value; none for an answer.
     pub(crate) fn error_type(self) -> Option<&'static str> {
         match self {
             Self::Answered => None,
@@ -261,7 +273,7 @@ impl VendorCallEnd {
     }
 }
 
-/// A class of failures as the value of an attribute.
+/// A failure class as an attribute value.
 pub(crate) const fn class_name(class: FailureClass) -> &'static str {
     match class {
         FailureClass::Transient => "transient",

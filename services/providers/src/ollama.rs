@@ -1,9 +1,9 @@
-//! Ollama's own API (`/api/chat`). Its wire format stands in this file and nowhere else; it is
-//! documented at <https://docs.ollama.com/api/chat>.
+//! Ollama's own API (`/api/chat`). Its wire format stays in this file. It is documented at
+//! <https://docs.ollama.com/api/chat>.
 //!
-//! Its OpenAI-compatible face would do but for one thing: there the size of the context cannot be
-//! said, and what exceeds the server's small default is dropped from the beginning of the
-//! conversation without a word.
+//! Its OpenAI-compatible API would do but for one thing: it cannot set the size of the context.
+//! What exceeds the server's small default is silently dropped from the beginning of the
+//! conversation.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -22,7 +22,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    answer, check, embed,
+    answer, check, embedding,
     failure::{Failure, class_from_status},
     framing::{Event, Lines},
     http::{Dialect, Endpoint, Http, class_from_message, describe_body},
@@ -30,7 +30,7 @@ use crate::{
     vendor::{Chunk, Effort, EmbedRequest, Format, Request, Tool, ToolChoice, Vendor},
 };
 
-/// The smallest context that is asked for, in tokens.
+/// The smallest requested context, in tokens.
 const MIN_CONTEXT_TOKENS: u32 = 8_192;
 
 /// A server.
@@ -54,7 +54,7 @@ impl Vendor for Ollama {
             return stream::once(ready(Err(Failure::new(FailureClass::InvalidRequest, words))))
                 .boxed();
         }
-        // People know the other face's address.
+        // Users know the address of the OpenAI-compatible API.
         let post = self.http.post(self.endpoint.join("/v1", "/api/chat")).map(|post| {
             let post = post.json(&body(&request));
             match &self.endpoint.key {
@@ -70,8 +70,7 @@ impl Vendor for Ollama {
             return stream::empty().boxed();
         };
         let wanted = texts.len();
-        // A text that is too long is an error, as with every vendor, and not a vector of its
-        // beginning.
+        // A text that is too long is an error, as with every vendor, and not truncated.
         let mut body = json!({"model": request.model, "input": texts, "truncate": false});
         if let Some(dimensions) = dimensions {
             body["dimensions"] = json!(dimensions);
@@ -84,11 +83,11 @@ impl Vendor for Ollama {
             }
         });
         let http = self.http.clone();
-        embed::vector_chunks(async move {
+        embedding::vector_chunks(async move {
             let refused = |status, body: &[u8]| Wire::default().response_failure(status, body);
             let answer: EmbedResponse = http.send_large_json(post, Wire::LIMITS, refused).await?;
-            embed::check_vector_count(wanted, answer.embeddings.len())?;
-            Ok((answer.embeddings, answer.prompt_eval_count.and_then(embed::input_usage)))
+            embedding::check_vector_count(wanted, answer.embeddings.len())?;
+            Ok((answer.embeddings, answer.prompt_eval_count.and_then(embedding::input_usage)))
         })
     }
 
@@ -101,9 +100,10 @@ impl Vendor for Ollama {
         });
         let http = self.http.clone();
         async move {
-            let answer =
-                http.send_json(get, |status, body| Wire::default().response_failure(status, body)).await?;
-            // How large a model's context is would have to be asked for each.
+            let answer = http
+                .send_json(get, |status, body| Wire::default().response_failure(status, body))
+                .await?;
+            // The context size would need one more request per model.
             Ok(check::model_list(&answer["models"], |model| VendorModel {
                 name: check::json_text(&model["name"]),
                 ..VendorModel::default()
@@ -140,7 +140,7 @@ fn body(request: &Request) -> Value {
     if let Some(effort) = request.effort() {
         body["think"] = match effort {
             Effort::Off => json!(false),
-            // Only this model knows levels.
+            // Only this model has levels.
             effort if request.model.contains("gpt-oss") => json!(effort.name()),
             _ => json!(true),
         };
@@ -166,13 +166,14 @@ fn options(request: &Request) -> Value {
     Value::Object(options)
 }
 
-/// The context to ask for: room for the conversation and its answer. The memory it takes is
-/// proportional, and the server loads the model anew whenever it changes, so that it is no larger
-/// than needed and grows by doubling.
+/// The size of the requested context: the conversation and its answer. Its memory is proportional,
+/// and the server reloads the model whenever the size changes. So it is no larger than needed, and
+/// grows by doubling.
 fn context_tokens(request: &Request) -> u32 {
-    // A token of scripts or of most languages is shorter than the rule of thumb says.
+    // Tokens of scripts and of most languages are shorter than the rule of thumb says.
     let read = u32::try_from(answer::estimate_tokens(request.input_chars())).unwrap_or(u32::MAX);
-    let needed = read.saturating_add(read / 2).saturating_add(request.max_tokens).max(MIN_CONTEXT_TOKENS);
+    let needed =
+        read.saturating_add(read / 2).saturating_add(request.max_tokens).max(MIN_CONTEXT_TOKENS);
     let room = needed.checked_next_power_of_two().unwrap_or(u32::MAX);
     if request.context_window == 0 { room } else { room.min(request.context_window) }
 }
@@ -183,7 +184,7 @@ fn tool(tool: &Tool) -> Value {
     }})
 }
 
-/// A turn becomes one message, or one for each result and one for what is said and shown.
+/// A turn becomes one message, or one for each result and one for its text and images.
 fn push_turn(messages: &mut Vec<Value>, turn: &Turn) {
     let (mut texts, mut images, mut calls) = (Vec::new(), Vec::new(), Vec::new());
     let mut thoughts = String::new();
@@ -197,8 +198,8 @@ fn push_turn(messages: &mut Vec<Value>, turn: &Turn) {
                 calls.push(json!({"function": {"name": name, "arguments": arguments}}));
             }
             Part::Result { name, output, failed, .. } => {
-                // The protocol has no mark for a result that is an error, and pairs calls with
-                // results by their order.
+                // The protocol has no mark for failed results, and pairs calls with results by
+                // their order.
                 let content =
                     if *failed { format!("[the script failed]\n{output}") } else { output.clone() };
                 messages.push(json!({"role": "tool", "tool_name": name, "content": content}));
@@ -354,7 +355,7 @@ fn failure(status: Option<u16>, error: &str) -> Failure {
     };
     let class = class.or(by_status).unwrap_or(FailureClass::Transient);
     if error.contains("does not support tools") {
-        // The one mistake everybody makes with a local model; the remedy is ours to know.
+        // A frequent mistake with local models; the message names the fix.
         return Failure::new(
             class,
             format!("{error}: say so in the model (`tool_calling: false`)"),

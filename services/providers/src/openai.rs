@@ -1,6 +1,6 @@
-//! OpenAI's Chat Completions, streaming, and the many servers that are compatible with it: what
-//! they leave out is tolerated, and what they ask for besides is a [`Flavor`]. The wire format
-//! stands in this module and nowhere else; it is documented at
+//! OpenAI's Chat Completions, streaming, and the many compatible servers. What these leave out is
+//! tolerated, and where they differ there is a [`Flavor`]. The wire format stays in this module. It
+//! is documented at
 //! <https://platform.openai.com/docs/api-reference/chat/create>.
 
 mod details;
@@ -24,17 +24,17 @@ use serde_json::{Value, json};
 pub(crate) use self::errors::{failure_from_body, failure_from_error};
 use self::events::Wire;
 use crate::{
-    check, embed,
+    check, embedding,
     failure::Failure,
     http::{Endpoint, Http, LimitHeaders},
     transcript::{Media, Part, Role, Turn},
     vendor::{Chunk, Effort, EmbedRequest, Format, Request, Tool, ToolChoice, Vendor},
 };
 
-/// Of the four breakpoints that a request may carry, the tools and the system prompt take two.
+/// Of the four breakpoints of a request, the tools and the system prompt take two.
 const CACHED_USER_TURNS: usize = 2;
 
-/// An account with OpenAI, or with something that speaks its protocol.
+/// An account at OpenAI, or a server that speaks its protocol.
 pub(crate) struct OpenAi {
     http: Http,
     endpoint: Endpoint,
@@ -77,16 +77,18 @@ impl Vendor for OpenAi {
     }
 }
 
-/// Texts as vectors: <https://platform.openai.com/docs/api-reference/embeddings/create>.
+/// Embeds texts: <https://platform.openai.com/docs/api-reference/embeddings/create>.
 pub(crate) fn embed(
     http: &Http,
     endpoint: &Endpoint,
     request: &Request,
     reports_cost: bool,
 ) -> BoxStream<'static, Result<Chunk, Failure>> {
-    let Some(EmbedRequest { texts, dimensions }) = &request.embed else { return stream::empty().boxed() };
+    let Some(EmbedRequest { texts, dimensions }) = &request.embed else {
+        return stream::empty().boxed();
+    };
     let wanted = texts.len();
-    // Numbers and not base64: that is what every server has.
+    // Numbers and not base64: every server supports them.
     let mut body = json!({"model": request.model, "input": texts, "encoding_format": "float"});
     if let Some(dimensions) = dimensions {
         body["dimensions"] = json!(dimensions);
@@ -99,9 +101,10 @@ pub(crate) fn embed(
         }
     });
     let http = http.clone();
-    embed::vector_chunks(async move {
-        let mut answer: EmbedResponse = http.send_large_json(post, LIMIT_HEADERS, failure_from_body).await?;
-        embed::check_vector_count(wanted, answer.data.len())?;
+    embedding::vector_chunks(async move {
+        let mut answer: EmbedResponse =
+            http.send_large_json(post, LIMIT_HEADERS, failure_from_body).await?;
+        embedding::check_vector_count(wanted, answer.data.len())?;
         answer.data.sort_by_key(|embedding| embedding.index);
         let used = answer.usage.map(|usage| Usage {
             input_tokens: usage.prompt_tokens.max(0),
@@ -138,8 +141,8 @@ struct EmbedUsage {
     cost: Option<Value>,
 }
 
-/// What is offered. The vendor itself tells names only; servers that are compatible with it tell
-/// more, each in its own way.
+/// Lists the models. The vendor itself reports only names; compatible servers report more, each in
+/// its own form.
 pub(crate) fn models(
     http: &Http,
     endpoint: &Endpoint,
@@ -156,7 +159,11 @@ pub(crate) fn models(
                 name: check::json_text(&model["id"]),
                 display_name: check::json_text(&model["name"]),
                 context_window: windows.into_iter().max().unwrap_or_default(),
-                max_output_tokens: longest.map(check::json_tokens).into_iter().max().unwrap_or_default(),
+                max_output_tokens: longest
+                    .map(check::json_tokens)
+                    .into_iter()
+                    .max()
+                    .unwrap_or_default(),
             }
         }))
     }
@@ -176,52 +183,52 @@ fn get_json(
     async move { http.send_json(get, failure_from_body).await }
 }
 
-/// What a server says a call has cost, in dollars.
+/// Converts a reported cost from dollars.
 fn pico_usd(dollars: f64) -> i64 {
-    // Whole dollars times 10^12 fit the type up to nine million; beyond, and for what is no number,
-    // the cast saturates.
+    // Whole dollars times 10^12 fit the type up to nine million. Beyond that, and for a value that
+    // is no number, the cast saturates.
     (dollars.max(0.0) * 1e12).round() as i64
 }
 
-/// What is left of the vendor's limits, and of those of many servers that are compatible with it.
+/// The limit headers of the vendor, and of many compatible servers.
 pub(crate) const LIMIT_HEADERS: LimitHeaders = &[
     ("x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
     ("x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
 ];
 
-/// In what the servers that speak this protocol differ.
+/// The differences between servers that speak this protocol.
 pub(crate) struct Flavor {
-    /// The name of the answer's bound. The vendor's own reasoning models refuse `max_tokens`; many
-    /// servers know nothing else.
+    /// The field with the maximum of answer tokens. The vendor's own reasoning models reject
+    /// `max_tokens`; many servers know nothing else.
     pub(crate) max_tokens_field: &'static str,
-    /// Whether `top_k` is known. The vendor itself refuses what it doesn't know.
+    /// Whether `top_k` is supported. The vendor itself rejects unknown fields.
     pub(crate) top_k: bool,
     pub(crate) images: bool,
-    /// PDF documents.
+    /// Whether PDF documents are supported.
     pub(crate) documents: bool,
-    /// Whether it can be held to a JSON Schema. Where not, the schema is said in words.
+    /// Whether JSON Schema is supported. Otherwise the schema becomes part of the prompt.
     pub(crate) json_schemas: bool,
     pub(crate) thinking_replay: ThinkingReplay,
-    /// Whether what stands behind a model's name has to be told what to keep in its cache.
+    /// Whether the model behind a name needs explicit cache breakpoints.
     pub(crate) needs_breakpoints: fn(&str) -> bool,
-    /// Whether what it says a call has cost is what it charges.
+    /// Whether the cost that it reports is what it charges.
     pub(crate) reports_cost: bool,
-    /// Whether what is asked can be told how to sample and where to stop.
+    /// Whether a request may have sampling parameters and stop sequences.
     pub(crate) allows_sampling: fn(&Request) -> bool,
     /// The fields that say how much to think.
     pub(crate) effort: fn(Effort, &str) -> Value,
-    /// The path of the cheapest question that needs a valid key.
+    /// The path of the cheapest request that needs a valid key.
     pub(crate) check_path: &'static str,
 }
 
-/// Which of its thinking a server wants back.
+/// The thinking that a server wants back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ThinkingReplay {
     /// None.
     Never,
-    /// As `reasoning_content`, with the calls they led to.
+    /// As `reasoning_content`, with the calls it led to.
     WithCalls,
-    /// As `reasoning_content`, with every call: an empty one where the call came from elsewhere.
+    /// As `reasoning_content`, with every call: an empty one for a call of another vendor.
     WithEveryCall,
     /// As the list `reasoning_details`, unchanged.
     Details,
@@ -255,14 +262,13 @@ const COMPATIBLE: Flavor = Flavor {
     check_path: "/models",
 };
 
-/// What stands at the address: the vendor itself, or something compatible.
+/// The flavor of an address: OpenAI itself, or a compatible server.
 pub(crate) fn flavor(endpoint: &Endpoint) -> &'static Flavor {
     let is_openai = |host: &str| host == "api.openai.com" || host.ends_with(".openai.azure.com");
     if endpoint.base.host_str().is_some_and(is_openai) { &OPENAI } else { &COMPATIBLE }
 }
 
-/// How much `model` is asked to think, in the vendor's words: how to ask for the least has changed
-/// twice.
+/// The vendor's name of an effort for `model`: that of the least effort has changed twice.
 pub(crate) fn effort_name(effort: Effort, model: &str) -> &'static str {
     match effort {
         Effort::Off if model.starts_with('o') => "low",
@@ -271,12 +277,12 @@ pub(crate) fn effort_name(effort: Effort, model: &str) -> &'static str {
     }
 }
 
-/// Whether the vendor's model is one that thinks: it is known by its name, or the request says so.
+/// Whether the request uses reasoning: by the name of the model, or because it sets an effort.
 pub(crate) fn uses_reasoning(request: &Request) -> bool {
     is_reasoning_model(&request.model) || request.effort().is_some()
 }
 
-/// Whether the vendor's `model` thinks, by its name.
+/// Whether the vendor's `model` is a reasoning model, by its name.
 pub(crate) fn is_reasoning_model(model: &str) -> bool {
     let numbered =
         model.strip_prefix('o').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
@@ -307,7 +313,7 @@ struct Body<'a> {
     top_k: Option<u32>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     stop: &'a [String],
-    /// The answer's bound and how much to think, whose names differ.
+    /// The maximum of answer tokens and the effort, whose field names differ.
     #[serde(flatten)]
     extra: Value,
 }
@@ -370,7 +376,7 @@ fn breakpoint() -> Value {
     json!({"type": "ephemeral"})
 }
 
-/// Everything up to the last text of this message may be read from the cache the next time.
+/// Marks the last text of this message as the end of a prefix that may be cached.
 fn set_cache_breakpoint(message: &mut Value) {
     if let Value::String(text) = &mut message["content"] {
         let text = std::mem::take(text);
@@ -408,7 +414,7 @@ fn response_format(format: &Format, flavor: &Flavor) -> Option<Value> {
     })
 }
 
-/// A turn becomes one message, or one for each result and one for what is said and shown.
+/// A turn becomes one message, or one for each result and one for its text and media.
 fn push_turn(messages: &mut Vec<Value>, turn: Turn, flavor: &Flavor) {
     let mut texts = Vec::new();
     let mut media = Vec::new();
@@ -428,7 +434,7 @@ fn push_turn(messages: &mut Vec<Value>, turn: Turn, flavor: &Flavor) {
                 }}))
             }
             Part::Result { id, output, failed, .. } => {
-                // The protocol has no mark for a result that is an error.
+                // The protocol has no mark for failed results.
                 let content =
                     if failed { format!("[the script failed]\n{output}") } else { output };
                 messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
@@ -468,7 +474,7 @@ fn media_part(media: &Media, flavor: &Flavor) -> Option<Value> {
     (flavor.documents && media.is_pdf()).then(|| json!({"type": "file", "file": file}))
 }
 
-/// What an assistant's turn thought.
+/// The thinking of an assistant's turn.
 #[derive(Default)]
 struct TurnThinking {
     text: String,
@@ -489,12 +495,16 @@ impl TurnThinking {
             ThinkingReplay::WithCalls if calls && !self.text.is_empty() => {
                 message["reasoning_content"] = json!(self.text)
             }
-            ThinkingReplay::WithEveryCall if calls => message["reasoning_content"] = json!(self.text),
+            ThinkingReplay::WithEveryCall if calls => {
+                message["reasoning_content"] = json!(self.text)
+            }
             ThinkingReplay::Details if !self.details.is_empty() => {
                 message["reasoning_details"] = json!(self.details)
             }
-            ThinkingReplay::Never | ThinkingReplay::WithCalls | ThinkingReplay::WithEveryCall | ThinkingReplay::Details => {
-            }
+            ThinkingReplay::Never
+            | ThinkingReplay::WithCalls
+            | ThinkingReplay::WithEveryCall
+            | ThinkingReplay::Details => {}
         }
     }
 }

@@ -1,20 +1,19 @@
 //! The proxy: models for scripts and programs that never hold a vendor's key (docs/proxy.md).
 //!
-//! It speaks the protocols of the vendors' SDKs, so that these work with nothing but another
-//! address and a token; which vendor is behind a model makes no difference to them. Every call is
-//! paid for by whom the token names.
+//! It speaks the protocols of the vendors' SDKs. These work with another address and a token,
+//! whichever vendor is behind a model. The owner of the token pays for every call.
 
 mod access;
-mod asked;
 mod chat;
+mod client_request;
 mod count;
 mod embeddings;
-mod face;
-mod gather;
 mod messages;
-mod models;
+mod partial_answer;
+mod protocol;
 mod refusal;
 mod responses;
+mod routes;
 mod serve;
 mod spending;
 #[cfg(test)]
@@ -41,26 +40,26 @@ use tokio_util::sync::CancellationToken;
 use self::{
     chat::Chat,
     messages::Messages,
-    models::RouteCache,
     refusal::{Kind, Refusal},
     responses::Responses,
+    routes::RouteCache,
     serve::{answer, refusal_response},
     spending::Spending,
 };
 use crate::{cancels::CancelRegistry, router::Router as Calls};
 
-/// What the proxy needs.
+/// The dependencies of the proxy.
 pub(crate) struct Parts {
     pub(crate) bus: Bus,
     /// Makes the calls.
     pub(crate) router: Calls,
     /// Verify tokens.
     pub(crate) keys: MasterKeys,
-    /// How long one call may take.
+    /// Timeout of one call.
     pub(crate) timeout: Duration,
-    /// Calls under way at most; further ones are refused.
+    /// Calls in flight at most; further ones are rejected.
     pub(crate) concurrency: usize,
-    /// What ends calls for a task that is given up.
+    /// Ends the calls of canceled tasks.
     pub(crate) cancels: CancelRegistry,
 }
 
@@ -73,12 +72,11 @@ struct Shared {
     timeout: Duration,
     cancels: CancelRegistry,
     calls: Arc<Semaphore>,
-    /// Room for the bodies of requests.
+    /// Limits the bytes of request bodies in memory.
     bodies: Arc<Semaphore>,
 }
 
-/// Serves clients until the service drains; then answers that are under way end, and what was spent
-/// is reported.
+/// Serves clients until the service drains. Then running answers finish, and the usage is reported.
 pub(crate) fn spawn(parts: Parts, listener: TcpListener, lifecycle: &Lifecycle) {
     let spending = Spending::new(parts.bus.clone());
     let shared = Arc::new(Shared {
@@ -102,7 +100,7 @@ pub(crate) fn spawn(parts: Parts, listener: TcpListener, lifecycle: &Lifecycle) 
     let draining = lifecycle.draining();
     lifecycle.spawn("proxy", async move {
         let _over = served.drop_guard();
-        // Each event of a stream is to leave at once.
+        // Each event of a stream is sent at once.
         let listener = listener.tap_io(|connection| {
             let _ = connection.set_nodelay(true);
         });
@@ -122,12 +120,15 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/models", get(list_models))
         .route("/v1/models/{model}", get(get_model))
         .fallback(async || {
-            refusal_response::<Chat>(&Refusal::new(Kind::NoRoute, "there is nothing at this address"))
+            refusal_response::<Chat>(&Refusal::new(
+                Kind::NoRoute,
+                "there is nothing at this address",
+            ))
         })
         .with_state(shared)
 }
 
-/// A model in the words of both vendors' lists.
+/// A model in the fields of both vendors' lists.
 fn model_entry(name: &str) -> Value {
     json!({
         "id": name, "object": "model", "created": 0, "owned_by": "construct",

@@ -1,6 +1,7 @@
-//! OpenAI's Responses API, streaming and without state on the vendor's side: what the model thought comes encrypted and
-//! goes back with the conversation. Its wire format stands in this file and nowhere else; it is documented at
-//! <https://platform.openai.com/docs/api-reference/responses> and <https://platform.openai.com/docs/guides/reasoning>.
+//! OpenAI's Responses API, streaming and without state at the vendor: thinking comes encrypted and
+//! is sent back with the conversation. Its wire format stays in this file. It is documented at
+//! <https://platform.openai.com/docs/api-reference/responses> and
+//! <https://platform.openai.com/docs/guides/reasoning>.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -22,7 +23,7 @@ use crate::{
     vendor::{Chunk, Format, Request, Tool, ToolChoice, Vendor},
 };
 
-/// What of a request the vendor takes when it only counts.
+/// The request fields that the vendor accepts in a token count.
 const COUNT_FIELDS: [&str; 8] = [
     "model",
     "input",
@@ -34,7 +35,7 @@ const COUNT_FIELDS: [&str; 8] = [
     "text",
 ];
 
-/// An account with OpenAI, or with something that speaks this protocol.
+/// An account at OpenAI, or a server that speaks this protocol.
 pub(crate) struct Responses {
     http: Http,
     endpoint: Endpoint,
@@ -93,7 +94,8 @@ fn body(request: &Request) -> Value {
     let uses_reasoning = openai::uses_reasoning(request);
     let mut input = Vec::new();
     for mut turn in request.turns() {
-        // Another model of the account may have thought; one that cannot refuses to be told.
+        // The thinking may be that of another model of the account; a model without reasoning
+        // rejects it.
         turn.parts.retain(|part| uses_reasoning || !matches!(part, Part::Thinking { .. }));
         push_turn(&mut input, &turn);
     }
@@ -101,7 +103,7 @@ fn body(request: &Request) -> Value {
         "model": request.model,
         "input": input,
         "stream": true,
-        // Nothing is kept at the vendor: the transcript is the truth.
+        // The vendor stores nothing: the transcript is the source of truth.
         "store": false,
         "max_output_tokens": request.max_tokens,
     });
@@ -130,7 +132,7 @@ fn body(request: &Request) -> Value {
         }
     }
     if uses_reasoning {
-        // Models that don't think refuse this, and those that do refuse to be told how to sample.
+        // Models without reasoning reject this, and reasoning models reject sampling parameters.
         body["include"] = json!(["reasoning.encrypted_content"]);
         if let Some(effort) = request.effort() {
             body["reasoning"] =
@@ -153,10 +155,10 @@ fn tool(tool: &Tool) -> Value {
         "strict": false})
 }
 
-/// A turn becomes one item for each call, result and thought, and one for what is last_output between
-/// them.
+/// A turn becomes one item for each call, result and piece of thinking, and one for the content
+/// between them.
 fn push_turn(input: &mut Vec<Value>, turn: &Turn) {
-    // A thought must be followed by what came of it.
+    // Thinking must be followed by its output.
     let last_output = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
     let mut shown: Vec<Value> = Vec::new();
     for part in &turn.parts[..last_output.map_or(0, |last| last + 1)] {
@@ -169,7 +171,7 @@ fn push_turn(input: &mut Vec<Value>, turn: &Turn) {
                 "type": "function_call", "call_id": id, "name": name, "arguments": arguments.to_string(),
             })),
             Part::Result { id, output, failed, .. } => {
-                // The protocol has no mark for a result that is an error.
+                // The protocol has no mark for failed results.
                 let output = if *failed { format!("[the script failed]\n{output}") } else { output.clone() };
                 input.push(json!({"type": "function_call_output", "call_id": id, "output": output}));
             }
@@ -188,13 +190,13 @@ fn media_part(media: &Media) -> Value {
     json!({"type": "input_file", "filename": name, "file_data": media.data_url()})
 }
 
-/// What the stream holds, as far as it concerns us: other events are skipped.
+/// The events of the stream; others are skipped.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 enum WireEvent {
     #[serde(rename = "response.created")]
     Created {
-        /// Nothing in it is needed, and so nothing in it can be wrong.
+        /// All of its fields are optional, so none of them can be invalid.
         #[serde(default)]
         response: Value,
     },
@@ -298,7 +300,8 @@ struct InputDetails {
 }
 
 impl WireUsage {
-    /// In our terms each token is counted once: the vendor's input includes what was cached.
+    /// Converts to our terms, in which each token is counted once: the vendor's input includes
+    /// cached tokens.
     fn usage(&self) -> Usage {
         let (input, output) = (self.input_tokens.max(0), self.output_tokens.max(0));
         let cached = self
@@ -320,8 +323,8 @@ impl WireUsage {
 
 #[derive(Default)]
 struct Wire {
-    /// Items whose text or arguments have come in pieces; those of others are taken when the item
-    /// is done.
+    /// Items whose text or arguments arrived in deltas; those of others are read when the item is
+    /// done.
     streamed: Vec<u32>,
     is_refused: bool,
     is_complete: bool,
@@ -333,7 +336,7 @@ impl Dialect for Wire {
 
     fn read(&mut self, event: &Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
         if event.data.trim() == "[DONE]" {
-            // Some compatible servers say it as well.
+            // Some compatible servers send it as well.
             return Ok(());
         }
         let event: WireEvent = serde_json::from_str(&event.data).map_err(|error| {
@@ -426,7 +429,7 @@ impl Wire {
         }
     }
 
-    /// An item is whole: what of it did not come in pieces is taken now.
+    /// An item is complete: reads what did not arrive in deltas.
     fn finish_item(&mut self, output_index: u32, item: &Value, chunks: &mut VecDeque<Chunk>) {
         let streamed = self.streamed.contains(&output_index);
         match item["type"].as_str() {
@@ -459,7 +462,12 @@ impl Wire {
         }
     }
 
-    fn complete_with(&mut self, response: &Response, stop: StopReason, chunks: &mut VecDeque<Chunk>) {
+    fn complete_with(
+        &mut self,
+        response: &Response,
+        stop: StopReason,
+        chunks: &mut VecDeque<Chunk>,
+    ) {
         self.is_complete = true;
         if let Some(usage) = &response.usage {
             chunks.push_back(Chunk::Usage(usage.usage()));

@@ -1,10 +1,10 @@
-//! When a failed try is followed by another within the same call.
+//! When a failed attempt is retried within the same call.
 //!
-//! Calls are counted over all targets, all commands for one answer and all their deliveries: the
-//! command says how many are left, and a failure how many were made, so that these retries, the
+//! Calls are counted over all targets, all commands for one answer and all their deliveries. The
+//! command says how many are left, and a failure says how many were made. So these retries, the
 //! reconciler's and JetStream's never multiply (D8 in ARCHITECTURE.md). A call that a circuit
-//! breaker refuses was not made, and does not count; of a delivery that was lost nobody knows, and
-//! it counts as one call.
+//! breaker rejects was not made and does not count. What a lost delivery did is unknown; it counts
+//! as one call.
 
 use std::time::Duration;
 
@@ -12,34 +12,35 @@ use jiff::Timestamp;
 
 use crate::failure::Failure;
 
-/// How often, and after which pauses.
+/// How many attempts, and with which delays.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Policy {
-    /// Tries of one target within a command, the first included.
+    /// Attempts at one target within a command, the first included.
     pub(crate) tries: u32,
-    /// Upper bound of the first delay; doubles with each try.
+    /// Upper bound of the first delay; doubles with each attempt.
     pub(crate) initial_delay: Duration,
     /// Upper bound of every delay that the vendor did not ask for.
     pub(crate) max_delay: Duration,
 }
 
 impl Policy {
-    /// The same policy with at most so many tries; 0 says nothing about them.
+    /// The same policy with at most this many attempts; 0 means no further limit.
     pub(crate) fn limited_to(self, tries: u32) -> Self {
         if tries == 0 { self } else { Self { tries: self.tries.min(tries), ..self } }
     }
 
-    /// The longest delay that is waited for within a call, if the vendor asks for it. Beyond it the
-    /// reconciler waits, which costs no worker.
+    /// The longest delay within a call, if the vendor asks for it. For longer ones the reconciler
+    /// waits, which occupies no worker.
     pub(crate) fn max_requested_delay(&self) -> Duration {
         self.max_delay.saturating_mul(2)
     }
 
-    /// The delay before the next try; none when the failure stands. `jitter` is from 0 to 1 and
-    /// scales the upper half of the delay (equal jitter): many calls that failed together don't
-    /// come back together, and none comes back to a vendor in trouble at once. `left` is the time
-    /// until the deadline: a delay that doesn't leave room for an answer is not worth waiting, the
-    /// failure says when another try is welcome.
+    /// The delay before the next attempt; none when the failure is final.
+    ///
+    /// `jitter` is from 0 to 1 and scales the upper half of the delay (equal jitter). Calls that
+    /// failed together don't retry together, and none retries at once against a failing vendor.
+    /// `left` is the time until the deadline: a delay that leaves no time for an answer is not
+    /// worth waiting, and the failure says when to retry.
     pub(crate) fn delay(
         &self,
         failed: u32,
@@ -51,8 +52,9 @@ impl Policy {
         if failed >= self.tries || !failure.is_retryable() {
             return None;
         }
-        let doubled =
-            self.initial_delay.saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(16)));
+        let doubled = self
+            .initial_delay
+            .saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(16)));
         let delay = doubled.min(self.max_delay).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
         let asked = failure.requested_delay(now).unwrap_or_default();
         if asked > self.max_requested_delay() {
@@ -69,8 +71,11 @@ mod tests {
 
     use super::*;
 
-    const POLICY: Policy =
-        Policy { tries: 3, initial_delay: Duration::from_secs(1), max_delay: Duration::from_secs(10) };
+    const POLICY: Policy = Policy {
+        tries: 3,
+        initial_delay: Duration::from_secs(1),
+        max_delay: Duration::from_secs(10),
+    };
     const HOUR: Duration = Duration::from_secs(3600);
 
     fn now() -> Timestamp {

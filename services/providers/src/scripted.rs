@@ -1,11 +1,11 @@
-//! The built-in model: answers read from a script instead of a vendor (`docs/scripted.md`). Demo,
-//! tests, benchmarks and chaos use it.
+//! The built-in model: answers from a script instead of a vendor (`docs/scripted.md`). For the
+//! demo, tests, benchmarks and chaos tests.
 //!
-//! It keeps no conversation: which turn to play follows from the transcript in the command, so that
-//! a command that is delivered again plays the same turn. Only what fails a number of times is
-//! counted, in [`AttemptCounter`].
+//! It stores no conversation: the transcript in the command decides which turn to play, so that a
+//! redelivered command plays the same turn. Only the attempts of faults are counted, in
+//! [`AttemptCounter`].
 
-mod memory;
+mod attempts;
 mod play;
 mod script;
 mod template;
@@ -22,7 +22,7 @@ use futures::{
     stream::BoxStream,
 };
 
-pub(crate) use self::memory::AttemptCounter;
+pub(crate) use self::attempts::AttemptCounter;
 use self::{
     play::Play,
     script::{Count, Script, Turn},
@@ -63,8 +63,8 @@ impl Scripted {
         Ok(Self { script, cassettes: cassettes.unwrap_or_default(), provider_id, attempts })
     }
 
-    /// The recording to play: of several, that of the answer whose turn it is, or the last. Calls
-    /// that gave no answer are played before it, each once.
+    /// The recording to play: that of the next answer, or the last one. Calls without an answer are
+    /// played before it, each once.
     fn select_cassette(&self, request: &Request, state: &ConversationState) -> Option<&Cassette> {
         let purpose = match request.purpose {
             Purpose::Title => "title",
@@ -76,7 +76,7 @@ impl Scripted {
         let mut answers = fitting.split_inclusive(|cassette| cassette.is_answer()).enumerate();
         let last = answers.clone().last();
         let (at, tries) = answers.nth(state.answers).or(last)?;
-        // Only where there is something to count: what is delivered again is else the same.
+        // Counts only where needed: otherwise a redelivery plays the same recording.
         let before = match tries.len() {
             1 => 0,
             _ => {
@@ -100,7 +100,8 @@ impl Scripted {
         }
         let conversation = self.script.conversation(&state.last_user_text);
         if request.purpose == Purpose::Title {
-            let title = conversation.title.clone().unwrap_or_else(|| default_title(&state.first_user_text));
+            let title =
+                conversation.title.clone().unwrap_or_else(|| default_title(&state.first_user_text));
             return Play::new(Turn::from_text(title), request, &state, None);
         }
         if request.purpose == Purpose::Compaction {
@@ -111,7 +112,12 @@ impl Scripted {
                 ))
             };
             let turn = self.script.summary(conversation).cloned().unwrap_or_else(default);
-            return self.play_with_fault(turn, request, &state, &format!("{}/summary", conversation.name));
+            return self.play_with_fault(
+                turn,
+                request,
+                &state,
+                &format!("{}/summary", conversation.name),
+            );
         }
         let at = match conversation.count {
             Count::Total => state.answers,
@@ -120,8 +126,8 @@ impl Scripted {
         let Some(turn) = conversation.turns.get(at) else {
             return Play::new(Turn::from_text(echo(&state.last_user_text)), request, &state, None);
         };
-        // The user's message is part of the name, because a conversation counted since the user's
-        // last message plays the same turn for each of them.
+        // The number of user messages is part of the name, because a conversation counted since the
+        // last user message plays the same turn for each of them.
         self.play_with_fault(
             turn.clone(),
             request,
@@ -130,9 +136,15 @@ impl Scripted {
         )
     }
 
-    /// A turn with its fault, unless that has struck often enough. `name` tells the turns of a task
-    /// apart.
-    fn play_with_fault(&self, mut turn: Turn, request: &Request, state: &ConversationState, name: &str) -> Play {
+    /// A turn with its fault, unless that has occurred often enough. `name` identifies the turn
+    /// within a task.
+    fn play_with_fault(
+        &self,
+        mut turn: Turn,
+        request: &Request,
+        state: &ConversationState,
+        name: &str,
+    ) -> Play {
         turn.inherit(&self.script.defaults);
         let fault = turn.fault.take().filter(|fault| {
             let key = format!("{}/{}/{name}", self.provider_id, request.task_id);
@@ -147,13 +159,13 @@ impl Vendor for Scripted {
         self.next_play(&request).stream()
     }
 
-    /// None: any name will do.
+    /// None: any name works.
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
         future::ready(Ok(Vec::new())).boxed()
     }
 }
 
-/// What the transcript says, as far as scripts use it.
+/// The state of the conversation, as far as scripts use it.
 #[derive(Debug, Default)]
 struct ConversationState {
     first_user_text: String,
@@ -195,7 +207,7 @@ impl ConversationState {
         state
     }
 
-    /// The same of a conversation outside a task.
+    /// The same for a conversation outside a task.
     fn from_turns(turns: &[transcript::Turn]) -> Self {
         let mut state = Self::default();
         for turn in turns {
@@ -240,8 +252,7 @@ fn echo(text: &str) -> String {
     format!("You state: {text}")
 }
 
-/// The first words of what the user said. A request for a title quotes the conversation with its
-/// speakers.
+/// The first words of the user. A request for a title quotes the conversation with its roles.
 fn default_title(text: &str) -> String {
     let text = text.strip_prefix("user: ").unwrap_or(text);
     let text = text.split("\n\nassistant: ").next().unwrap_or(text);

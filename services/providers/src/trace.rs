@@ -1,5 +1,5 @@
-//! What a trace shows of the calls of vendors, in the words of OpenTelemetry's conventions for
-//! generative AI. Each try is a span of its own; what was asked and answered is in none.
+//! Spans of vendor calls, with the attributes of OpenTelemetry's semantic conventions for
+//! generative AI. Each attempt is a span. No span contains the text of requests or answers.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use tracing::{Span, field::Empty};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{
-    metrics::{VendorCallEnd, Labels},
+    metrics::{Labels, VendorCallEnd},
     router::Target,
     vendor::{self, Chunk, Format, Request},
 };
 
-/// A call that is made now, as a child of the current span. It lasts until this is dropped.
+/// A call in flight, as a child of the current span. The span ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Trace {
     span: Span,
@@ -87,10 +87,11 @@ impl Trace {
         self.span.record("gen_ai.response.time_to_first_chunk", after.as_secs_f64());
     }
 
-    /// It has ended, and has used this.
+    /// The call has ended with this usage.
     pub(crate) fn end(&self, end: VendorCallEnd, usage: &Usage) {
         let span = &self.span;
-        // The conventions count what came out of the vendor's cache or went into it as input.
+        // The semantic conventions count tokens read from or written to the vendor's cache as
+        // input.
         let cached = usage.cache_read_tokens.saturating_add(usage.cache_write_tokens);
         span.record("gen_ai.usage.input_tokens", usage.input_tokens.saturating_add(cached));
         span.record("gen_ai.usage.output_tokens", usage.output_tokens);
@@ -104,7 +105,7 @@ impl Trace {
             }
         }
         if let Some(stop) = self.stop {
-            // A list, which the spans of `tracing` have no type for.
+            // A list, for which the spans of `tracing` have no type.
             let reasons = Array::String(vec![StringValue::from(finish_reason(stop, self.calls))]);
             span.set_attribute("gen_ai.response.finish_reasons", Value::Array(reasons));
         }
@@ -122,8 +123,8 @@ const fn output_type(format: &Format) -> &'static str {
     }
 }
 
-/// In the conventions' words, which are the same for all vendors. Some servers say that an answer
-/// ended after calls.
+/// The finish reason of the semantic conventions, which is the same for all vendors. Some servers
+/// report a normal end after calls.
 const fn finish_reason(stop: StopReason, calls: bool) -> &'static str {
     match stop {
         StopReason::MaxTokens => "length",

@@ -1,5 +1,5 @@
-//! Our transcript in the shape every vendor accepts: sides alternate, the user begins and ends,
-//! each call is followed by exactly one result, and no text is empty.
+//! The transcript in the form that every vendor accepts: roles alternate, the user begins and ends,
+//! exactly one result follows each call, and no text is empty.
 
 use std::collections::VecDeque;
 
@@ -12,15 +12,14 @@ use serde_json::{Value, json};
 
 use crate::vendor::Origin;
 
-/// What opens and closes a script of a model that cannot call tools: the language of a fenced
-/// block.
+/// The language of the fenced block in which a model without tool calls writes a script.
 pub(crate) const FENCE_LANGUAGE: &str = "construct";
 
-/// What a call is told whose result is missing. The transcript never lacks one; a vendor would
-/// refuse the whole conversation for ever if it did.
+/// The result of a call without one. The transcript always has results; without one, a vendor would
+/// reject the whole conversation forever.
 const MISSING_RESULT: &str = "No result was recorded for this call: whether it ran is not known.";
 
-/// Who speaks.
+/// The author of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     User,
@@ -40,27 +39,27 @@ pub(crate) struct Turn {
 pub(crate) enum Part {
     Text(String),
     Media(Media),
-    /// What this very provider gave earlier, to be given back as its vendor asks for it.
+    /// Thinking of the same provider, to be sent back in the form its vendor requires.
     Thinking {
         text: String,
         data: String,
     },
     Call {
         id: String,
-        /// Which tool is called.
+        /// The called tool.
         name: String,
         arguments: Value,
     },
     Result {
         id: String,
-        /// Which tool was called.
+        /// The called tool.
         name: String,
         output: String,
         failed: bool,
     },
 }
 
-/// The code tool, as scripts of a transcript are told to a vendor.
+/// The code tool, in which scripts of a transcript are presented to a vendor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CodeTool<'a> {
     pub(crate) name: &'a str,
@@ -68,7 +67,7 @@ pub(crate) struct CodeTool<'a> {
     pub(crate) argument: &'a str,
 }
 
-/// An image or document. What is text has become text.
+/// An image or document. Text files become text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Media {
     /// E.g. `image/png`.
@@ -79,24 +78,23 @@ pub(crate) struct Media {
 }
 
 impl Part {
-    /// The text, of a text.
+    /// The text of a text part.
     pub(crate) fn text(&self) -> Option<&str> {
         if let Self::Text(text) = self { Some(text) } else { None }
     }
 
-    /// What a call gave, of a result.
+    /// The output of a result part.
     pub(crate) fn output(&self) -> Option<&str> {
         if let Self::Result { output, .. } = self { Some(output) } else { None }
     }
 
-    /// What an estimate of its tokens is made from.
+    /// The characters from which the tokens of the part are estimated.
     pub(crate) fn chars(&self) -> usize {
         match self {
             Self::Text(text) | Self::Result { output: text, .. } => text.len(),
             Self::Call { arguments, .. } => chars(arguments),
             Self::Thinking { text, .. } => text.len(),
-            // Vendors count images by their size in pixels; this is about what one of a screen's
-            // size costs.
+            // Vendors count images by their pixels; this is about the cost of a screenshot.
             Self::Media(_) => 6_000,
         }
     }
@@ -111,13 +109,13 @@ impl Media {
         self.media_type == "application/pdf"
     }
 
-    /// A URL that holds the content itself.
+    /// A URL that contains the content.
     pub(crate) fn data_url(&self) -> String {
         format!("data:{};base64,{}", self.media_type, self.base64)
     }
 
-    /// What a model is told of an attachment that its vendor does not take. A refusal instead would
-    /// block the conversation for ever.
+    /// The text in place of an attachment that the vendor does not accept. A rejection would block
+    /// the conversation forever.
     pub(crate) fn omission_notice(&self) -> String {
         let name = if self.name.is_empty() { "without a name" } else { &self.name };
         notice_text(&format!(
@@ -127,7 +125,7 @@ impl Media {
     }
 }
 
-/// About as many characters as the value has as JSON.
+/// The approximate length of the value as JSON.
 fn chars(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
@@ -139,8 +137,8 @@ fn chars(value: &Value) -> usize {
     }
 }
 
-/// Brings `messages` into that shape, for the provider `to`. Without a `tool` (a call that offers
-/// none) scripts and results become text, because vendors refuse tool blocks in a request without
+/// Converts `messages` into that form, for the provider `to`. Without a `tool` (a call that offers
+/// none) scripts and results become text, because vendors reject tool blocks in a request without
 /// tools.
 pub(crate) fn turns_from_messages(
     messages: &[ChatMessage],
@@ -165,7 +163,7 @@ pub(crate) fn turns_from_messages(
     normalize_turns(turns)
 }
 
-/// Brings turns that came from elsewhere into that shape.
+/// Brings turns of any origin into that form.
 pub(crate) fn normalize_turns(turns: Vec<Turn>) -> Vec<Turn> {
     let mut turns = pair_results(turns);
     if turns.first().is_none_or(|first| first.role == Role::Assistant) {
@@ -177,14 +175,14 @@ pub(crate) fn normalize_turns(turns: Vec<Turn>) -> Vec<Turn> {
     turns
 }
 
-/// Whether the conversation goes on from a call before which nothing was thought.
+/// Whether the conversation continues from a call that no thinking precedes.
 pub(crate) fn continues_call_without_thinking(turns: &[Turn]) -> bool {
     let [.., asked, answered] = turns else { return false };
     answered.parts.iter().any(|part| matches!(part, Part::Result { .. }))
         && !matches!(asked.parts.first(), Some(Part::Thinking { .. }))
 }
 
-/// The text a model is shown of a result.
+/// The text of a result as the model sees it.
 pub(crate) fn result_text(result: &CodeInterpreterResult) -> String {
     match (result.output.trim_end(), result.error.trim_end()) {
         ("", "") => "(no output)".to_owned(),
@@ -241,7 +239,7 @@ fn media_part(attachment: &Attachment) -> Part {
             base64: BASE64.encode(data),
         });
     }
-    // Every model reads text, whatever its vendor thinks of files.
+    // Every model reads text, even where its vendor does not accept files.
     let name = name.replace('"', "'");
     Part::Text(format!(
         "<file name=\"{name}\" type=\"{media_type}\">\n{}\n</file>",
@@ -249,7 +247,7 @@ fn media_part(attachment: &Attachment) -> Part {
     ))
 }
 
-/// `code` as a block that no line within it can end.
+/// `code` as a fenced block that no line within it can end.
 fn fenced_block(code: &str) -> String {
     let code = code.trim_end_matches('\n');
     let ticks = |line: &str| line.trim_start().chars().take_while(|&c| c == '`').count();
@@ -257,7 +255,7 @@ fn fenced_block(code: &str) -> String {
     format!("{fence}{FENCE_LANGUAGE}\n{code}\n{fence}")
 }
 
-/// Puts each call's result at the beginning of the turn after it.
+/// Moves the result of each call to the beginning of the next turn.
 fn pair_results(turns: Vec<Turn>) -> Vec<Turn> {
     let mut paired: Vec<Turn> = Vec::with_capacity(turns.len() + 1);
     let mut open: Vec<OpenCall> = Vec::new();
@@ -282,9 +280,9 @@ fn pair_results(turns: Vec<Turn>) -> Vec<Turn> {
 
 fn push_turn(turns: &mut Vec<Turn>, role: Role, parts: Vec<Part>) {
     match turns.last_mut() {
-        // Thinking alone says nothing, and no vendor takes a turn of it.
+        // Thinking alone says nothing, and no vendor accepts such a turn.
         _ if parts.iter().all(|part| matches!(part, Part::Thinking { .. })) => {}
-        // A turn between the two was empty and is gone.
+        // The turn between the two was empty and was dropped.
         Some(last) if last.role == role => last.parts.extend(parts),
         _ => turns.push(Turn { role, parts }),
     }
@@ -292,15 +290,15 @@ fn push_turn(turns: &mut Vec<Turn>, role: Role, parts: Vec<Part>) {
 
 /// A call of the assistant's last turn.
 struct OpenCall {
-    /// The id it came with.
+    /// The original id.
     id: String,
-    /// The one it is sent with.
+    /// The id that is sent.
     sent_id: String,
     name: String,
 }
 
-/// A turn's calls get ids that every vendor accepts and that differ within the turn: a conversation
-/// may go on with another vendor than the one that named them.
+/// The calls of a turn get ids that every vendor accepts and that are unique within the turn: a
+/// conversation may continue at another vendor than the one that assigned them.
 fn assistant_parts(parts: Vec<Part>, open: &mut Vec<OpenCall>) -> Vec<Part> {
     parts
         .into_iter()
@@ -331,11 +329,16 @@ fn user_parts(parts: Vec<Part>, open: Vec<OpenCall>) -> Vec<Part> {
         .map(|OpenCall { id, sent_id, name }| {
             match results.iter().position(|(of, ..)| *of == id).and_then(|at| results.remove(at)) {
                 Some((_, output, failed)) => Part::Result { id: sent_id, name, output, failed },
-                None => Part::Result { id: sent_id, name, output: MISSING_RESULT.to_owned(), failed: true },
+                None => Part::Result {
+                    id: sent_id,
+                    name,
+                    output: MISSING_RESULT.to_owned(),
+                    failed: true,
+                },
             }
         })
         .collect();
-    // A result whose call is not in the turn before still says something.
+    // A result whose call is not in the preceding turn is still useful.
     parts.extend(results.into_iter().map(|(_, output, _)| Part::Text(notice_text(&output))));
     parts.extend(rest);
     parts
@@ -361,7 +364,7 @@ fn notice_turn(text: &str) -> Turn {
     Turn { role: Role::User, parts: vec![Part::Text(notice_text(text))] }
 }
 
-/// Marks what the system says, so that a model does not take it for the person's words.
+/// Marks text of the system, so that a model does not take it for the user's words.
 pub(crate) fn notice_text(text: &str) -> String {
     format!("<system-notice>\n{text}\n</system-notice>")
 }

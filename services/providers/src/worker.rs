@@ -1,4 +1,4 @@
-//! Takes model commands from the mesh, and answers each with exactly one kind of result.
+//! Takes model commands from the mesh, and reports exactly one result for each.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,42 +21,42 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use crate::{
-    attached::Attachments,
+    attachments::Attachments,
     call::{self, Outcome},
     cancels::CancelRegistry,
-    delta::{Deltas, StepContext, Progress},
+    delta::{Deltas, Progress, StepContext},
     failure::Failure,
     router::{CallEnd, Interrupts, RoutedCall, Router, Target, ordered_targets},
     vendor::Request,
 };
 
-/// Deliveries of one command before it is given up: a command that took five workers down is not
-/// given a sixth. The server counts those that were handed back, or not heard of for a while, as
-/// well. So the last that may be is not handed back: its step fails as if this worker had not
-/// called, and the next one has all deliveries before it.
+/// Deliveries of one command at most: a command that crashed five workers is not given to a sixth.
+/// The server also counts deliveries that were handed back or not acknowledged in time. So the last
+/// allowed delivery is not handed back: its step fails as if this worker had made no call, and the
+/// next one has all deliveries before it.
 const MAX_DELIVERIES: u32 = 5;
-/// Of the time the process has to stop, the part in which calls may still finish; the rest is for
-/// handing back.
+/// The fraction of the shutdown grace period in which calls may still finish; the rest is for
+/// handing calls back.
 const FINISH_FRACTION: f64 = 0.7;
-/// Pause before the mesh is tried again.
+/// Delay before NATS is tried again.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// Everything a call needs; one per process.
+/// What calls need; one per process.
 #[derive(Clone)]
 pub(crate) struct Worker {
     pub(crate) bus: Bus,
     pub(crate) router: Router,
     pub(crate) attachments: Attachments,
-    /// How long a call may take, whatever its command says.
+    /// Upper bound of a call's duration, whatever its command says.
     pub(crate) call_timeout: Duration,
     pub(crate) cancels: CancelRegistry,
-    /// Set when calls that are still at work shall be handed back.
+    /// Canceled when calls in flight are to be handed back.
     pub(crate) hand_back: CancellationToken,
 }
 
 impl Worker {
-    /// Takes commands and cancels until the service drains. Never more than `concurrency` commands
-    /// at once: the rest waits in the queue.
+    /// Takes commands and cancels until the service drains. At most `concurrency` commands are in
+    /// flight; the others wait in the stream.
     pub(crate) async fn start(
         self,
         concurrency: usize,
@@ -84,8 +84,7 @@ impl Worker {
         while let Some(delivery) = consumer.next().await {
             lifecycle.spawn_job("model-call", calls.track_future(self.clone().process(delivery)));
         }
-        // Calls that end by themselves in this time are worth more than the same calls begun again
-        // elsewhere.
+        // A call that finishes in this time is cheaper than the same call started again elsewhere.
         calls.close();
         if timeout(finish_within, calls.wait()).await.is_err() {
             self.hand_back.cancel();
@@ -127,12 +126,12 @@ impl Worker {
         );
         receipt.continue_trace(&span);
         let keep_alive = receipt.keep_alive();
-        // Boxed, because the future of a call is large and lives in a task of its own anyway.
+        // Boxed: the future of a call is large, and it has its own task anyway.
         let (result, progress) =
             Box::pin(self.execute(&command, delivery)).instrument(span.clone()).await;
-        // A NATS server passes on what one connection publishes in its order, and between the
-        // result and what it leads to lies a commit: nobody sees the end of a step before what led
-        // to it, although nothing here waits until the stream has it.
+        // A NATS server delivers the messages of one connection in their order, and a commit lies
+        // between the result and its consequences. So no subscriber sees the end of a step before
+        // its progress, although nothing here waits until the stream has stored the progress.
         let (settled, ()) = tokio::join!(
             async {
                 match result {
@@ -146,9 +145,13 @@ impl Worker {
         ack_or_nak(receipt, settled).await;
     }
 
-    /// What becomes of the command, none when it shall be handed back; and the live text, as far as
-    /// it is on its way.
-    async fn execute(&self, command: &ModelInvoke, delivery: u32) -> (Option<StepResult>, MeshProgress) {
+    /// The result of the command, none when it is handed back; and the live text that is on its
+    /// way.
+    async fn execute(
+        &self,
+        command: &ModelInvoke,
+        delivery: u32,
+    ) -> (Option<StepResult>, MeshProgress) {
         let step = command.step.clone().unwrap_or_default();
         let mut live = MeshProgress(self.bus.progress());
         let lost = calls_of_lost_workers(delivery);
@@ -163,10 +166,10 @@ impl Worker {
             }
         };
         let outcome = match outcome {
-            // A further delivery would be taken for one too many, although this worker does not
-            // die.
+            // Another delivery would exceed the limit, although this worker does not crash.
             Outcome::HandedBack
-                if delivery >= MAX_DELIVERIES || lost + 1 >= self.router.max_calls(command.tries) =>
+                if delivery >= MAX_DELIVERIES
+                    || lost + 1 >= self.router.max_calls(command.tries) =>
             {
                 let failure = Failure::transient("the service stopped before the call had ended");
                 step_result::Outcome::Failed(counted(failure))
@@ -188,9 +191,11 @@ impl Worker {
                 );
                 step_result::Outcome::Failed(counted(failure))
             }
-            Outcome::Cancelled { reason, partial } => {
-                step_result::Outcome::Cancelled(Cancelled { reason, said: partial, results: Vec::new() })
-            }
+            Outcome::Cancelled { reason, partial } => step_result::Outcome::Cancelled(Cancelled {
+                reason,
+                said: partial,
+                results: Vec::new(),
+            }),
         };
         let (outcome, usage) = (Some(outcome), Some(usage_to_proto(usage)));
         let call_id = Uuid::now_v7().to_string();
@@ -208,7 +213,8 @@ impl Worker {
                 "the model call was given up: {MAX_DELIVERIES} workers were lost, or not heard of, while they worked on it"
             )));
         }
-        let (allowed, lost) = (self.router.max_calls(command.tries), calls_of_lost_workers(delivery));
+        let (allowed, lost) =
+            (self.router.max_calls(command.tries), calls_of_lost_workers(delivery));
         let tries = allowed.checked_sub(lost).filter(|left| *left > 0).ok_or_else(|| {
             Failure::transient(format!(
                 "the model call was given up: of the {allowed} calls left for the answer, each was lost with its worker, or the worker was not heard of"
@@ -272,7 +278,11 @@ impl Worker {
             Ok(asked) => asked,
             Err(ended) => {
                 let model = prepared.targets.first().map(|target| target.model.id.clone());
-                return (Outcome::from_call_end(ended), Usage::default(), model.unwrap_or_default());
+                return (
+                    Outcome::from_call_end(ended),
+                    Usage::default(),
+                    model.unwrap_or_default(),
+                );
             }
         };
         let call = RoutedCall {
@@ -286,8 +296,8 @@ impl Worker {
         call::answer(&self.router, call, &mut deltas).await
     }
 
-    /// Publishes the result, for as long as it takes: it is paid for. False when the service stops
-    /// before.
+    /// Publishes the result and retries as long as needed: the answer is paid for. Returns false
+    /// when the service stops before.
     async fn publish(&self, task: TaskId, mut result: StepResult) -> bool {
         let address = subject::TaskResult::new(task);
         loop {
@@ -305,7 +315,7 @@ impl Worker {
                     () = sleep(RETRY_DELAY) => {}
                 }
             } else if matches!(result.outcome, Some(step_result::Outcome::Failed(_))) {
-                // Not even that the step failed can be told. Its deadline will end it.
+                // Even the failure cannot be published. The deadline of the step will end it.
                 tracing::error!(
                     error = &error as &dyn std::error::Error,
                     "the result cannot be published"
@@ -326,16 +336,15 @@ struct PreparedCall {
     targets: Vec<Arc<Target>>,
     hedge_after: Option<Duration>,
     deadline: Instant,
-    /// Calls of a vendor that are left for this answer.
+    /// Vendor calls left for this answer.
     tries: u32,
-    /// Calls that are not left, because earlier workers are taken to have made them.
+    /// Calls that earlier workers are assumed to have made.
     lost_calls: u32,
 }
 
-/// Calls that the deliveries before this one are taken to have made: one each. What a worker that
-/// was lost had called nobody can tell, and a command that began anew with each delivery would
-/// multiply its tries by them (D8 in ARCHITECTURE.md). One that had called nobody, or made several
-/// calls, counts the same.
+/// The calls that earlier deliveries are assumed to have made: one each. What a lost worker called
+/// is unknown, and a command that started anew with each delivery would multiply its attempts (D8
+/// in ARCHITECTURE.md). A worker that made no call, or several, counts the same.
 const fn calls_of_lost_workers(delivery: u32) -> u32 {
     delivery.saturating_sub(1)
 }

@@ -1,4 +1,5 @@
-//! xAI: OpenAI's Chat Completions in its own flavor, documented at <https://docs.x.ai/docs/api-reference> and
+//! xAI: OpenAI's Chat Completions with its own flavor, documented at
+//! <https://docs.x.ai/docs/api-reference> and
 //! <https://docs.x.ai/developers/model-capabilities/text/reasoning>.
 
 use serde_json::{Value, json};
@@ -10,18 +11,18 @@ use crate::{
 
 pub(crate) const DEFAULT_BASE_URL: &str = "https://api.x.ai/v1";
 
-/// The words for how much to think, from not at all to a lot.
+/// The names of the efforts, from off to high.
 type EffortNames = [&'static str; 4];
 
 /// For models that always think.
 const ALWAYS_THINKING: EffortNames = ["low", "low", "medium", "high"];
 
-/// By the beginning of a model's name, of which the first that fits holds: in which words it is
-/// told how much to think; none where it refuses to be told, with 400. Most models that think are
-/// of those. Others are taken for newer ones, which all let themselves be told.
+/// The effort names by the prefix of a model's name; the first match counts. None for models that
+/// reject the parameter with 400, which most reasoning models do. Unknown models count as newer
+/// ones, which all accept it.
 const MODEL_EFFORTS: [(&str, Option<EffortNames>); 9] = [
     ("grok-4.3", Some(["none", "low", "medium", "high"])),
-    // As many agents.
+    // The effort is the number of agents.
     ("grok-4.20-multi-agent", Some(ALWAYS_THINKING)),
     ("grok-4.20", None),
     ("grok-4.", Some(ALWAYS_THINKING)),
@@ -32,8 +33,7 @@ const MODEL_EFFORTS: [(&str, Option<EffortNames>); 9] = [
     ("grok-code", None),
 ];
 
-/// Sampling by `top_k` is unknown, documents are not taken, and what the model shows of its
-/// thinking is not wanted back.
+/// `top_k` and documents are not supported, and the vendor wants no thinking back.
 pub(crate) const FLAVOR: Flavor = Flavor {
     max_tokens_field: "max_completion_tokens",
     top_k: false,
@@ -50,7 +50,8 @@ pub(crate) const FLAVOR: Flavor = Flavor {
 
 fn effort(effort: Effort, model: &str) -> Value {
     let known = MODEL_EFFORTS.iter().find(|(name, _)| model.starts_with(name));
-    let Some([off, low, medium, high]) = known.map_or(Some(ALWAYS_THINKING), |(_, words)| *words) else {
+    let Some([off, low, medium, high]) = known.map_or(Some(ALWAYS_THINKING), |(_, words)| *words)
+    else {
         return json!({});
     };
     let word = match effort {

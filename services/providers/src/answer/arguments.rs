@@ -1,8 +1,7 @@
-//! Reads one string out of a JSON object while the object is still being written, so that a script
-//! can be watched as the model types it. Only for showing: what runs is read from the whole
-//! arguments.
+//! Extracts one string from a JSON object while the object is still being written, to show a script
+//! as the model types it. For display only: what runs is read from the complete arguments.
 
-/// Takes JSON in pieces; gives the text of one top-level string property as it grows.
+/// Takes JSON in pieces, and returns the text of one top-level string property as it grows.
 #[derive(Debug)]
 pub(super) struct ArgumentExtractor {
     target_key: String,
@@ -19,7 +18,7 @@ enum Position {
     InKey,
     /// After the colon.
     Value,
-    /// Within the target_key string.
+    /// Within the target string.
     Target,
     /// Within another string.
     Other,
@@ -30,7 +29,7 @@ enum Escape {
     None,
     /// After a backslash.
     Backslash,
-    /// Within `\uXXXX`: digits still to come, their value so far, and the high surrogate before.
+    /// Within `\uXXXX`: the remaining digits, their value so far, and the preceding high surrogate.
     Unicode {
         digits: u8,
         value: u32,
@@ -53,7 +52,7 @@ impl ArgumentExtractor {
         }
     }
 
-    /// The target_key text that `json` adds.
+    /// The text that `json` adds to the target string.
     pub(super) fn push(&mut self, json: &str) -> String {
         let mut text = String::new();
         for c in json.chars() {
@@ -69,7 +68,8 @@ impl ArgumentExtractor {
         match c {
             '{' | '[' => {
                 self.depth += 1;
-                self.position = if c == '{' && self.depth == 1 { Position::Key } else { self.position };
+                self.position =
+                    if c == '{' && self.depth == 1 { Position::Key } else { self.position };
             }
             '}' | ']' => self.depth = self.depth.saturating_sub(1),
             ':' if self.depth == 1 => self.position = Position::Value,
@@ -80,7 +80,9 @@ impl ArgumentExtractor {
                         self.key.clear();
                         Position::InKey
                     }
-                    Position::Value if self.depth == 1 && self.key == self.target_key => Position::Target,
+                    Position::Value if self.depth == 1 && self.key == self.target_key => {
+                        Position::Target
+                    }
                     _ => Position::Other,
                 };
             }
@@ -93,8 +95,12 @@ impl ArgumentExtractor {
             Escape::None => match c {
                 '\\' => return self.escape = Escape::Backslash,
                 '"' => {
-                    // After any value comes a comma, which says that a key follows.
-                    self.position = if self.position == Position::InKey { Position::Key } else { Position::Value };
+                    // A comma follows every value, and says that a key comes next.
+                    self.position = if self.position == Position::InKey {
+                        Position::Key
+                    } else {
+                        Position::Value
+                    };
                     if self.depth == 1 && self.position == Position::Value {
                         self.key.clear();
                     }
@@ -129,7 +135,7 @@ impl ArgumentExtractor {
             Escape::HighBackslash(high) if c == 'u' => {
                 return self.escape = Escape::Unicode { digits: 4, value: 0, high: Some(high) };
             }
-            // Half a character: shown as unknown, and what follows it is read on its own.
+            // Half a character: shown as unknown, and the rest is read on its own.
             Escape::High(_) | Escape::HighBackslash(_) => {
                 let begun = matches!(self.escape, Escape::HighBackslash(_));
                 self.escape = if begun { Escape::Backslash } else { Escape::None };

@@ -2,7 +2,7 @@ use construct_proto::v1::block::Block;
 
 use super::*;
 
-/// A request with the code tool and one question.
+/// A request with the code tool and one user message.
 pub(crate) fn request() -> Request {
     let command = crate::call::tests::command("hello");
     Request::from_command(&command).expect("the command is whole")
@@ -106,7 +106,7 @@ fn call_without_id_gets_a_unique_id() {
 #[test]
 fn endless_answer_is_rejected() {
     let piece = "x".repeat(1024 * 1024);
-    // What is opaque of its thinking counts as well, all of it together.
+    // Opaque thinking data counts as well, all of it together.
     for chunk in
         [Chunk::Text(piece.clone()), Chunk::Thinking(piece.clone()), Chunk::ThinkingData(piece)]
     {

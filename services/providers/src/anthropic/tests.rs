@@ -12,13 +12,13 @@ use v1::block::Block as Piece;
 use super::*;
 use crate::{
     answer::Answer,
-    call::tests::{EAGER, command, run},
+    call::tests::{NO_DELAY_POLICY, command, run},
     cancels::Cancel,
     delta::tests::RecordingProgress,
     tests::{completed, open, read_at_every_split},
 };
 
-const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 fn read<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Chunk>, Failure> {
     crate::tests::read::<Wire>(pieces)
@@ -33,7 +33,7 @@ fn text(text: &str) -> Piece {
     Piece::Text(Text { text: text.into() })
 }
 
-/// A user's question, a script, its result, and so on, `rounds` times.
+/// A user's message, a script, its result, and so on, `rounds` times.
 fn conversation(rounds: usize) -> Request {
     let mut request =
         Request::from_command(&command("count the lines")).expect("the command is whole");
@@ -158,7 +158,7 @@ fn every_stop_reason_is_mapped() {
 async fn request_has_the_vendor_format() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
+    let vendor = open(ModelProviderType::Anthropic, &server.url(), TEST_TIMEOUT);
     let mut request = conversation(1);
     request.parameters = ModelParameters {
         temperature: Some(1.5),
@@ -234,9 +234,9 @@ async fn text_and_scripts_become_blocks_with_usage() {
             .using(25, 5_000, 1_200, 90)
             .reply(),
     );
-    let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
+    let vendor = open(ModelProviderType::Anthropic, &server.url(), TEST_TIMEOUT);
     let kept = RecordingProgress::default();
-    let (outcome, usage) = run(&vendor, EAGER, &CancelSignal::default(), &kept).await;
+    let (outcome, usage) = run(&vendor, NO_DELAY_POLICY, &CancelSignal::default(), &kept).await;
     let completed = completed(outcome);
     assert_eq!(completed.stop_reason, StopReason::ToolUse);
     let blocks: Vec<Option<Piece>> =

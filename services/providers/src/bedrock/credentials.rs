@@ -1,5 +1,5 @@
-//! What proves to AWS who calls: an access key, which signs every request, or a Bedrock API key,
-//! which is sent as it is.
+//! Credentials for AWS: an access key, which signs every request, or a Bedrock API key, which is
+//! sent as a bearer token.
 
 use jiff::Timestamp;
 use reqwest::{
@@ -11,14 +11,14 @@ use secrecy::{ExposeSecret as _, SecretString};
 use super::signature::{AccessKey, SigningRequest, sign};
 use crate::failure::Failure;
 
-/// What a key stands for.
+/// The parsed key of a provider.
 pub(super) enum Credentials {
     Signing { access_key: AccessKey, token: Option<SecretString> },
     Bearer(SecretString),
 }
 
 impl Credentials {
-    /// Reads `ACCESS_KEY_ID:SECRET_ACCESS_KEY[:SESSION_TOKEN]`, or a Bedrock API key, which has no
+    /// Parses `ACCESS_KEY_ID:SECRET_ACCESS_KEY[:SESSION_TOKEN]`, or a Bedrock API key, which has no
     /// colon.
     pub(super) fn parse(key: Option<&SecretString>) -> Result<Self, Failure> {
         let key = key.ok_or_else(|| {
@@ -35,7 +35,7 @@ impl Credentials {
         Ok(Self::Signing { access_key, token })
     }
 
-    /// The headers that prove who sends `body` to `url` at `now`.
+    /// The authentication headers of a request with `body` to `url` at `now`.
     pub(super) fn headers(
         &self,
         method: &str,
@@ -105,8 +105,8 @@ fn sensitive_header(value: &str) -> Result<HeaderValue, InvalidHeaderValue> {
     Ok(value)
 }
 
-/// The region an endpoint lies in: its address says it (`bedrock-runtime.REGION.amazonaws.com`,
-/// also with a prefix or from a private network), or the parameter `region`.
+/// The region of an endpoint: from its host (`bedrock-runtime.REGION.amazonaws.com`, also with a
+/// prefix or from a private network), or from the parameter `region`.
 pub(super) fn region(base: &Url) -> Result<String, Failure> {
     if let Some((_, region)) =
         base.query_pairs().find(|(name, value)| name == "region" && !value.is_empty())

@@ -1,7 +1,7 @@
-//! Signature Version 4, by which AWS knows who sent a request, as specified at
+//! Signature Version 4, by which AWS authenticates requests. Specified at
 //! <https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html>.
 //!
-//! Own code, because the crate for it brings the runtime of Amazon's whole client along, for these
+//! Own code, because the crate for it depends on the runtime of Amazon's whole client, for these
 //! few hashes.
 
 use std::fmt::Write as _;
@@ -25,7 +25,7 @@ pub(super) struct SigningRequest<'a> {
     pub(super) method: &'a str,
     /// As it is sent, i.e. escaped once.
     pub(super) path: &'a str,
-    /// In canonical form already; empty when there is none.
+    /// In canonical form; empty when there is none.
     pub(super) query: &'a str,
     /// With lower-case names in their order.
     pub(super) headers: &'a [(&'a str, &'a str)],
@@ -34,10 +34,15 @@ pub(super) struct SigningRequest<'a> {
 }
 
 /// The value of the header `Authorization` for a request sent at `date` (`20150830T123600Z`).
-pub(super) fn sign(key: &AccessKey, request: &SigningRequest<'_>, region: &str, date: &str) -> String {
+pub(super) fn sign(
+    key: &AccessKey,
+    request: &SigningRequest<'_>,
+    region: &str,
+    date: &str,
+) -> String {
     let names: Vec<&str> = request.headers.iter().map(|(name, _)| *name).collect();
     let names = names.join(";");
-    // The path is escaped a second time; only storage is signed otherwise.
+    // The path is escaped a second time; only S3 differs.
     let path: Vec<String> = request.path.split('/').map(percent_encode).collect();
     let mut canonical = format!("{}\n{}\n{}\n", request.method, path.join("/"), request.query);
     for (name, value) in request.headers {
@@ -62,7 +67,7 @@ pub(super) fn sign(key: &AccessKey, request: &SigningRequest<'_>, region: &str, 
     )
 }
 
-/// `text` with everything but unreserved characters escaped.
+/// Percent-encodes everything but unreserved characters.
 pub(super) fn percent_encode(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -123,7 +128,7 @@ mod tests {
         );
     }
 
-    /// What `aws-sigv4` 1.6, a part of the vendor's own client, signs the same request with.
+    /// The signature of the same request by `aws-sigv4` 1.6, a part of the vendor's own client.
     #[test]
     fn arn_model_and_session_token_match_the_vendor_client() {
         let model = percent_encode(

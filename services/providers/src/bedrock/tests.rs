@@ -11,7 +11,7 @@ use crate::{
     tests::{open, read, read_at_every_split},
 };
 
-const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 const CLAUDE: &str = "eu.anthropic.claude-sonnet-4-5-20250929-v1:0";
 
 fn request(model: &str) -> Request {
@@ -162,7 +162,7 @@ fn document_gets_text_beside_it_and_a_plain_name() {
 async fn request_has_the_vendor_format() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let vendor = open(ModelProviderType::Bedrock, &server.url(), SOON);
+    let vendor = open(ModelProviderType::Bedrock, &server.url(), TEST_TIMEOUT);
     let mut request = request(CLAUDE);
     request.parameters = ModelParameters {
         temperature: Some(1.5),
@@ -227,8 +227,8 @@ fn error_responses_are_classified_by_status_and_message() {
         (503, "Bedrock is unable to process your request.", FailureClass::Overloaded),
     ] {
         for field in ["message", "Message"] {
-            let failure =
-                Wire::default().response_failure(status, json!({field: message}).to_string().as_bytes());
+            let failure = Wire::default()
+                .response_failure(status, json!({field: message}).to_string().as_bytes());
             assert_eq!((failure.class, failure.message.as_str()), (class, message));
         }
     }

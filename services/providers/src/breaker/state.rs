@@ -1,19 +1,23 @@
-//! One breaker, without clock and I/O: everything is told to it.
+//! One circuit breaker, without clock and I/O.
 //!
-//! Closed, it counts failures in a row, and opens at the fifth. Open, it refuses for 10 s. Then it
-//! is half open: it lets exactly one call through, the probe, and what becomes of that closes or
-//! opens it.
+//! # Trip condition
+//!
+//! A closed breaker counts consecutive failures and opens at the fifth.
+//!
+//! # Recovery
+//!
+//! An open breaker rejects calls for 10 s. Then it is half open and admits exactly one call, the
+//! probe. The result of the probe closes or opens it.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Failures in a row that open it.
+/// Consecutive failures that open the breaker.
 pub(crate) const FAILURE_THRESHOLD: u32 = 5;
-/// How long it stays open.
+/// How long the breaker stays open.
 pub(crate) const COOLDOWN: Duration = Duration::from_secs(10);
-/// When those that come while a probe is under way are to come again: nobody knows how long that
-/// takes.
+/// The retry delay for calls that arrive while a probe is in flight: its duration is unknown.
 const HALF_OPEN_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,22 +27,21 @@ pub(crate) enum State {
     Open {
         until: Instant,
     },
-    /// A probe is under way.
+    /// A probe is in flight.
     HalfOpen,
 }
 
-/// A call that was let through. What a call says that began before the breaker last changed counts
-/// no more.
+/// Proof that a call was admitted. Reports of a call from an earlier generation are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Admission {
     generation: u64,
 }
 
-/// What another process says of its breaker for the same model.
+/// The state of the breaker for the same model in another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PeerUpdate {
     Closed,
-    /// For so much longer.
+    /// Open for this much longer.
     Open(Duration),
     HalfOpen,
 }
@@ -47,7 +50,7 @@ pub(crate) enum PeerUpdate {
 pub(crate) struct Breaker {
     state: State,
     failures: u32,
-    /// Rises with every change of state.
+    /// Increases with every state change.
     generation: u64,
 }
 
@@ -56,17 +59,17 @@ impl Breaker {
         self.state
     }
 
-    /// Failures in a row.
+    /// Consecutive failures.
     pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// Whether it could be forgotten.
+    /// Whether the breaker can be dropped without loss.
     pub(crate) fn is_pristine(&self) -> bool {
         self.state == State::Closed && self.failures == 0
     }
 
-    /// When a call that comes now is to come again; none when it would be let through.
+    /// When a call that arrives now should retry; none when it would be admitted.
     pub(crate) fn refusal(&self, now: Instant) -> Option<Instant> {
         match self.state {
             State::Closed => None,
@@ -75,7 +78,7 @@ impl Breaker {
         }
     }
 
-    /// Lets a call through, or says when to come again.
+    /// Admits a call, or returns when to retry.
     pub(crate) fn admit(&mut self, now: Instant) -> Result<Admission, Instant> {
         if let Some(again) = self.refusal(now) {
             return Err(again);
@@ -86,14 +89,14 @@ impl Breaker {
         Ok(Admission { generation: self.generation })
     }
 
-    /// The vendor has begun to answer. That is all a probe is to find out.
+    /// The vendor has started to answer, which is all that a probe tests.
     pub(crate) fn on_start(&mut self, admission: Admission) {
         if self.is_probe(admission) {
             self.close();
         }
     }
 
-    /// The vendor has answered, be it by saying no.
+    /// The vendor has answered, possibly with a rejection.
     pub(crate) fn on_success(&mut self, admission: Admission) {
         if self.is_probe(admission) {
             self.close();
@@ -113,16 +116,15 @@ impl Breaker {
         }
     }
 
-    /// The call says nothing about the vendor, because it was ended from our side. After a probe
-    /// the next call is one.
+    /// The call was ended from our side and says nothing about the vendor. After a canceled probe,
+    /// the next call is the probe.
     pub(crate) fn on_cancel(&mut self, admission: Admission, now: Instant) {
         if self.is_probe(admission) {
             self.transition(State::Open { until: now });
         }
     }
 
-    /// Takes over what another process has found out. One's own probe is believed more than anybody
-    /// else's update.
+    /// Applies the state of another process. The own probe takes precedence over it.
     pub(crate) fn apply_peer_update(&mut self, update: PeerUpdate, now: Instant) {
         match (update, self.state) {
             (PeerUpdate::Open(left), State::Closed) => {
@@ -132,8 +134,8 @@ impl Breaker {
             (PeerUpdate::Open(left), State::Open { until }) => {
                 self.state = State::Open { until: until.max(now + left.min(COOLDOWN)) };
             }
-            // The other's probe is as good as one's own. If nothing more is heard of it, ours is
-            // next.
+            // The other process probes for both. If it reports nothing more, the next probe is
+            // ours.
             (PeerUpdate::HalfOpen, State::Open { until }) => {
                 self.state = State::Open { until: until.max(now + COOLDOWN) }
             }
@@ -241,7 +243,11 @@ mod tests {
         breaker.apply_peer_update(PeerUpdate::Open(4 * SECOND), now);
         assert_eq!(breaker.admit(now), Err(now + 4 * SECOND));
         breaker.apply_peer_update(PeerUpdate::Open(999 * SECOND), now);
-        assert_eq!(breaker.admit(now), Err(now + COOLDOWN), "no update may keep it open for longer");
+        assert_eq!(
+            breaker.admit(now),
+            Err(now + COOLDOWN),
+            "no update may keep it open for longer"
+        );
         breaker.apply_peer_update(PeerUpdate::HalfOpen, now + COOLDOWN);
         assert_eq!(breaker.admit(now + COOLDOWN), Err(now + 2 * COOLDOWN), "the other one probes");
         breaker.apply_peer_update(PeerUpdate::Closed, now + COOLDOWN + SECOND);
@@ -271,8 +277,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever calls do in whatever order: never two probes at once, never a call while it is
-        /// open, and it opens from closed with the fifth failure in a row and no other.
+        /// Invariants under any order of calls: at most one probe, no admission while open, and a
+        /// closed breaker opens exactly at the fifth consecutive failure.
         #[test]
         fn random_call_orders_keep_the_breaker_invariants(steps in prop::collection::vec(step(), 1..300)) {
             let mut now = Instant::now();

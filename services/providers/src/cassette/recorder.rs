@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Cassette, CassetteEnd, CassetteFailure, Piece, VERSION, PieceContent};
+use super::{Cassette, CassetteEnd, CassetteFailure, Piece, PieceContent, VERSION};
 use crate::{
     failure::Failure,
     scripted::AttemptCounter,
@@ -29,13 +29,13 @@ use crate::{
     vendor::{Chunk, Request, Vendor},
 };
 
-/// Parts of the names of headers that are kept.
+/// Substrings of the names of recorded headers.
 const RECORDED_HEADERS: [&str; 6] =
     ["ratelimit", "retry-after", "request-id", "content-type", "processing-ms", "cf-ray"];
-/// Pieces of one cassette at most: what an endless answer says further is left out.
+/// Pieces of one cassette at most; the rest of an endless answer is omitted.
 const MAX_PIECES: usize = 100_000;
 
-/// Where cassettes are written.
+/// Writes cassettes to a folder.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     folder: PathBuf,
@@ -44,17 +44,17 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Writes into `folder`, which is made if need be.
+    /// Writes into `folder`, which is created if needed.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub(crate) fn new(folder: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         Ok(Self { folder: folder.to_owned(), calls: AttemptCounter::default() })
     }
 
-    /// In one step, so that nobody reads half of it, and for its owner only: conversations are
-    /// nobody else's business.
+    /// Atomically, so that no reader sees half a file, and readable only by its owner:
+    /// conversations are confidential.
     fn write(&self, name: &str, text: &str) -> io::Result<()> {
         let (part, whole) = (self.folder.join(format!(".{name}")), self.folder.join(name));
         OpenOptions::new()
@@ -67,7 +67,7 @@ impl Recorder {
     }
 }
 
-/// What the vendor's answer started_at with.
+/// The status and headers of the vendor's response.
 type ResponseHead = Arc<Mutex<(u16, BTreeMap<String, String>)>>;
 
 tokio::task_local! {
@@ -75,7 +75,7 @@ tokio::task_local! {
     static HEAD: ResponseHead;
 }
 
-/// The vendor answered; kept when the call is being recorded.
+/// Records the head of the vendor's response, if the call is being recorded.
 pub(crate) fn record_head(status: u16, headers: &HeaderMap) {
     let _ = HEAD.try_with(|head| {
         let kept = headers
@@ -88,7 +88,7 @@ pub(crate) fn record_head(status: u16, headers: &HeaderMap) {
     });
 }
 
-/// `vendor`, whose calls are recorded when there is a recorder.
+/// Wraps `vendor` to record its calls when there is a recorder.
 pub(crate) fn wrap(
     vendor: Box<dyn Vendor>,
     recorder: Option<&Arc<Recorder>>,
@@ -119,7 +119,7 @@ impl Vendor for RecordingVendor {
         self.vendor.count(request)
     }
 
-    // Nobody reads a vector, and none is ever replayed.
+    // Vectors are of no use to readers, and are never replayed.
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         self.vendor.embed(request)
     }
@@ -145,7 +145,7 @@ impl Vendor for RecordingVendor {
     }
 }
 
-/// A call that is being recorded; written when it is dropped, however it ended.
+/// A call that is being recorded. Writes the cassette when it is dropped, however the call ended.
 struct Recording {
     recorder: Arc<Recorder>,
     key: Option<SecretString>,
@@ -180,8 +180,11 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        let end =
-            self.end.take().unwrap_or_else(|| CassetteEnd { ms: self.ms(), given_up: true, failure: None });
+        let end = self.end.take().unwrap_or_else(|| CassetteEnd {
+            ms: self.ms(),
+            given_up: true,
+            failure: None,
+        });
         let (status, headers) =
             std::mem::take(&mut *self.head.lock().unwrap_or_else(PoisonError::into_inner));
         let now = Timestamp::now();
@@ -207,7 +210,7 @@ impl Drop for Recording {
         };
         let text = serde_json::to_string_pretty(&cassette)
             .expect("texts and numbers can be written as JSON");
-        // A vendor, or a person in the conversation, may have repeated the key.
+        // The vendor, or a user in the conversation, may have repeated the key.
         let key = self.key.as_ref().map(|key| key.expose_secret());
         let text = Failure::internal(text).scrubbed(key).message;
         let name = format!(
@@ -229,11 +232,11 @@ impl Drop for Recording {
     }
 }
 
-/// The request in our words.
+/// The request in our terms.
 fn request_json(request: &Request) -> Value {
     let part = |part: &Part| match part {
         Part::Text(text) => json!({"text": text}),
-        // Enough to know that there was one.
+        // Enough to see that there was one.
         Part::Media(media) => {
             json!({"media": {"type": media.media_type, "name": media.name, "base64_bytes": media.base64.len()}})
         }

@@ -1,4 +1,4 @@
-//! PieceContent is recorded from a vendor is what is replayed without it.
+//! A recorded answer is replayed unchanged without the vendor.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -11,14 +11,14 @@ use crate::{
     call::tests::command,
     scripted::Scripted,
     tests::{
-        SOON, until, vendors,
+        TEST_TIMEOUT, until, vendors,
         wires::{KEY, Wire},
     },
-    vendor::{VendorFactory as _, Request, Vendor, Vendors},
+    vendor::{Request, Vendor, VendorFactory as _, Vendors},
 };
 
 fn recording(folder: &Path) -> Vendors {
-    let vendors = vendors(SOON);
+    let vendors = vendors(TEST_TIMEOUT);
     let recorder = Recorder::new(folder).expect("a folder");
     Vendors { http: vendors.http.with_recorder(Some(Arc::new(recorder))), ..vendors }
 }
@@ -98,7 +98,7 @@ async fn failed_attempt_is_replayed_once_before_the_answer() {
     server.reply(wire.reply(&wire.answer("It is 42.")));
     let vendor = open(&recording(folder.path()), wire, &server.url());
     assert!(invoke(vendor.as_ref(), "go").await[0].is_err());
-    // Written one after the other, so that their names are in their order.
+    // Written one after the other, so that their names are in this order.
     cassettes(folder.path(), 1).await;
     let answer = invoke(vendor.as_ref(), "go").await;
     let texts = cassettes(folder.path(), 2).await;
@@ -155,7 +155,12 @@ async fn abandoned_answer_is_recorded_up_to_its_end() {
 async fn several_cassettes_are_the_answers_of_a_conversation() {
     let say = |text: &str, purpose: &str| {
         let pieces = vec![Piece { ms: 0, content: PieceContent::Text(text.into()) }];
-        Cassette { cassette: FORMAT_VERSION, purpose: purpose.into(), pieces, ..Cassette::default() }
+        Cassette {
+            cassette: FORMAT_VERSION,
+            purpose: purpose.into(),
+            pieces,
+            ..Cassette::default()
+        }
     };
     let all = vec![say("A title", "title"), say("one", "turn"), say("two", "turn")];
     let script = replay(&serde_json::to_string(&all).expect("JSON"));

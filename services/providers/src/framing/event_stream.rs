@@ -2,20 +2,19 @@
 //! typed headers, a payload and two checksums. Specified at
 //! <https://smithy.io/2.0/aws/amazon-eventstream.html>.
 //!
-//! A decoder of our own, because the crate for it brings the runtime of Amazon's whole client
-//! along.
+//! An own decoder, because the crate for it depends on the runtime of Amazon's whole client.
 
 use std::collections::VecDeque;
 
 use super::{Error, Event, Framing, MAX_EVENT_BYTES};
 
-/// Total length, length of the headers, and the checksum of both, each four bytes.
+/// Total length, header length, and the checksum of both, four bytes each.
 const PRELUDE_BYTES: usize = 12;
 /// The checksum of everything before it.
 const TRAILER_BYTES: usize = 4;
 
-/// The decoder. An event's name is its `:event-type`, `:exception-type` or `:error-code`, its data
-/// the payload, or the message of an error that has no payload, as `{"message": …}`.
+/// The decoder. The name of an event is its `:event-type`, `:exception-type` or `:error-code`. Its
+/// data is the payload, or the message of an error without payload as `{"message": …}`.
 #[derive(Debug, Default)]
 pub(crate) struct EventStream {
     buffer: Vec<u8>,
@@ -48,12 +47,12 @@ impl Framing for EventStream {
     }
 }
 
-/// The first message of `bytes` with its length; none while it is not whole. A message of a kind
-/// that concerns nobody is no event.
+/// The first message of `bytes` with its length; none while it is incomplete. A message of an
+/// unknown kind gives no event.
 fn parse_message(bytes: &[u8]) -> Result<Option<(usize, Option<Event>)>, Error> {
     let Some(prelude) = bytes.first_chunk::<PRELUDE_BYTES>() else { return Ok(None) };
     let (total, headers) = (big_endian(&prelude[..4]), big_endian(&prelude[4..8]));
-    // Before the lengths are believed, and before anything is waited for.
+    // Before the lengths are trusted, and before the decoder waits for more.
     if checksum(&prelude[..8]) != big_endian(&prelude[8..]) {
         return Err(Error::Damaged("the checksum of a message's length is wrong"));
     }
@@ -89,13 +88,13 @@ impl Headers {
             let (name, rest) = rest.split_at_checked(usize::from(*length))?;
             let (kind, rest) = rest.split_first()?;
             let (size, rest) = match kind {
-                // True and false; a byte, and integers of two, four and eight bytes.
+                // True and false; integers of one, two, four and eight bytes.
                 0 | 1 => (0, rest),
                 2 => (1, rest),
                 3 => (2, rest),
                 4 => (4, rest),
                 5 | 8 => (8, rest),
-                // Bytes and strings say their length; a time has eight bytes, a UUID sixteen.
+                // Bytes and strings have a length; a time has eight bytes, a UUID sixteen.
                 6 | 7 => {
                     let (size, rest) = rest.split_at_checked(2)?;
                     (big_endian(size), rest)

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Error, Event, Framing, MAX_EVENT_BYTES};
 
-/// The decoder. Every event is called `line`; empty lines are none.
+/// The decoder. Every event is called `line`; empty lines are skipped.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     line: Vec<u8>,
@@ -36,7 +36,7 @@ impl Lines {
     }
 
     fn end_line(&mut self, events: &mut VecDeque<Event>) {
-        // A line is complete here, so that what is not UTF-8 in it was never UTF-8.
+        // The line is complete, so invalid UTF-8 was never valid.
         let line = String::from_utf8_lossy(&self.line);
         let line = line.trim();
         if !line.is_empty() {

@@ -11,7 +11,7 @@ use crate::{
     tests::{open, read, read_at_every_split},
 };
 
-const SOON: Duration = Duration::from_secs(10);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn request() -> Request {
     Request::from_command(&command("count the lines")).expect("the command is whole")
@@ -182,7 +182,7 @@ async fn retry_delay_is_read_from_the_body() {
         "You exceeded your current quota.",
         &[delay],
     ));
-    let vendor = open(ModelProviderType::Gemini, &server.url(), SOON);
+    let vendor = open(ModelProviderType::Gemini, &server.url(), TEST_TIMEOUT);
     let failure =
         vendor.invoke(Arc::new(request())).try_collect::<Vec<_>>().await.expect_err("refused");
     assert_eq!((failure.class, failure.http_status), (FailureClass::RateLimited, 429));
@@ -194,7 +194,7 @@ async fn retry_delay_is_read_from_the_body() {
 async fn request_has_the_vendor_format() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let vendor = open(ModelProviderType::Gemini, &server.url(), SOON);
+    let vendor = open(ModelProviderType::Gemini, &server.url(), TEST_TIMEOUT);
     let mut request = request();
     let message = |source: MessageSource, block: Piece| construct_proto::mesh::v1::ChatMessage {
         source: source.into(),

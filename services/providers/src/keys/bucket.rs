@@ -1,4 +1,4 @@
-//! A token bucket that may go into debt: what a call really uses is known only behind it.
+//! A token bucket that may go into debt: the real usage of a call is known only afterwards.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Fills up within a minute, evenly.
+/// Refills evenly within a minute.
 #[derive(Debug, Clone)]
 pub(super) struct Bucket {
     per_minute: f64,
@@ -15,13 +15,13 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// A full one; none without a limit.
+    /// Creates a full bucket; none without a limit.
     pub(super) fn new(per_minute: i64, now: Instant) -> Option<Self> {
         let per_minute = to_f64(per_minute);
         (per_minute > 0.0).then_some(Self { per_minute, level: per_minute, at: now })
     }
 
-    /// Another limit from now on. What is used up stays used up.
+    /// Changes the limit. Used capacity stays used.
     pub(super) fn set_limit(&mut self, per_minute: i64, now: Instant) {
         self.fill(now);
         let per_minute = to_f64(per_minute);
@@ -29,8 +29,8 @@ impl Bucket {
         self.per_minute = per_minute;
     }
 
-    /// How long until `wanted` can be taken. What is more than a minute's worth can be taken from a
-    /// full bucket.
+    /// How long until `wanted` can be taken. More than the capacity can be taken from a full
+    /// bucket.
     pub(super) fn wait(&mut self, wanted: i64, now: Instant) -> Duration {
         self.fill(now);
         let missing = to_f64(wanted).min(self.per_minute) - self.level;
@@ -38,7 +38,7 @@ impl Bucket {
         if missing <= 1e-6 { Duration::ZERO } else { MINUTE.mul_f64(missing / self.per_minute) }
     }
 
-    /// Takes, into debt if need be; what is negative is given back.
+    /// Takes, into debt if need be; a negative amount is given back.
     pub(super) fn take(&mut self, wanted: i64, now: Instant) {
         self.fill(now);
         self.level = (self.level - to_f64(wanted)).min(self.per_minute);
@@ -52,7 +52,7 @@ impl Bucket {
     }
 }
 
-/// Exact for everything that a vendor allows in a minute.
+/// Exact for every limit of a vendor.
 fn to_f64(value: i64) -> f64 {
     const EXACT: i64 = 1 << 52;
     let value = value.clamp(-EXACT, EXACT);

@@ -1,4 +1,4 @@
-//! A static embedding model: a vector for each token, and that of a text is their mean.
+//! A static embedding model: a vector per token; the vector of a text is their mean.
 
 use std::{fs, io, path::Path};
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::tokenizer::{self, Tokenizer};
 
-/// Larger files are not loaded: they would be held in memory four times as large at worst.
+/// Larger files are not loaded: they would take up to four times their size in memory.
 const MAX_FILE_BYTES: u64 = 1024 * 1024 * 1024;
 
 /// Why model files cannot be used.
@@ -30,14 +30,14 @@ pub(super) enum Error {
 /// A model in memory.
 pub(super) struct Model {
     tokenizer: Tokenizer,
-    /// One row after the other.
+    /// The vectors, one after the other.
     rows: Vec<f32>,
     width: usize,
-    /// How much each token counts.
+    /// The weight of each token.
     weights: Option<Vec<f32>>,
     /// The row of each token, where several share one.
     mapping: Option<Vec<usize>>,
-    /// Whether vectors are made one long.
+    /// Whether vectors are scaled to the length one.
     normalize: bool,
 }
 
@@ -81,8 +81,10 @@ impl Model {
                 table.shape()
             )));
         };
-        let weights = optional_tensor(&tensors, "weights").map(|tensor| read_floats(&tensor)).transpose()?;
-        let mapping = optional_tensor(&tensors, "mapping").map(|tensor| read_indices(&tensor)).transpose()?;
+        let weights =
+            optional_tensor(&tensors, "weights").map(|tensor| read_floats(&tensor)).transpose()?;
+        let mapping =
+            optional_tensor(&tensors, "mapping").map(|tensor| read_indices(&tensor)).transpose()?;
         let model = Self {
             tokenizer,
             rows: read_floats(&table)?,
@@ -95,7 +97,7 @@ impl Model {
         Ok(model)
     }
 
-    /// Whether every token has what it needs, so that no text can ask for a row that is not there.
+    /// Checks that every token has its numbers, so that no text needs a row that does not exist.
     fn validate(&self, rows: usize) -> Result<(), Error> {
         let tokens = self.tokenizer.len();
         let enough = |what: &str, has: usize| {
@@ -123,9 +125,8 @@ impl Model {
         }
     }
 
-    /// The vector of a text, with its first `dimensions` numbers only if so wanted, and how many
-    /// tokens it has. Words that the model does not know count for nothing; a text without any
-    /// other is nothing.
+    /// The vector of a text, with only its first `dimensions` numbers if set, and the number of
+    /// tokens. Unknown words are ignored; a text without any known word has the zero vector.
     pub(super) fn embed(&self, text: &str, dimensions: Option<u32>) -> (Vec<f32>, usize) {
         let width = dimensions.map_or(self.width, |wanted| {
             usize::try_from(wanted).unwrap_or(self.width).min(self.width)
@@ -139,14 +140,14 @@ impl Model {
             sum.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number * weight);
             tokens += 1;
         });
-        // The length of a vector that is made one long does not matter before.
+        // A vector that is normalized needs no mean.
         let length = if self.normalize {
             sum.iter().map(|number| f64::from(*number).powi(2)).sum::<f64>().sqrt()
         } else {
             f64::from(u32::try_from(tokens).unwrap_or(u32::MAX))
         };
         if length > 0.0 {
-            // Of single precision as everything else here.
+            // Single precision, as everything else here.
             sum.iter_mut().for_each(|number| *number = (f64::from(*number) / length) as f32);
         }
         (sum, tokens)
@@ -166,7 +167,7 @@ fn optional_tensor<'a>(tensors: &SafeTensors<'a>, name: &str) -> Option<TensorVi
     tensors.tensor(name).ok()
 }
 
-/// The numbers of a tensor, which are stored with their lowest byte first.
+/// The numbers of a tensor, which are stored in little-endian order.
 fn read_floats(tensor: &TensorView<'_>) -> Result<Vec<f32>, Error> {
     let data = tensor.data();
     Ok(match tensor.dtype() {
@@ -203,7 +204,7 @@ fn read_indices(tensor: &TensorView<'_>) -> Result<Vec<usize>, Error> {
     indices.ok_or_else(|| Error::Shape("maps a token to a negative row".to_owned()))
 }
 
-/// A number of half precision.
+/// Converts a half-precision number.
 fn f16_to_f32(bits: u16) -> f32 {
     let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f32::from(bits & 0x3ff) / 1_024.0);
     let size = match exponent {

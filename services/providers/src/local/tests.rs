@@ -13,7 +13,7 @@ use crate::vendor::{Open as _, Vendors};
 
 const VOCAB: [&str; 5] = ["[PAD]", "[UNK]", "cat", "dog", "##s"];
 
-/// A model of two numbers a token, written as Model2Vec writes one.
+/// Writes a model with two numbers per token, in the format of Model2Vec.
 fn write(folder: &Path, tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)], config: Option<&str>) {
     fs::create_dir_all(folder).expect("a folder");
     fs::write(folder.join("tokenizer.json"), file(&VOCAB, true).to_string())
@@ -35,7 +35,7 @@ fn bytes<const N: usize, T>(numbers: &[T], write: impl Fn(&T) -> [u8; N]) -> Vec
     numbers.iter().flat_map(write).collect()
 }
 
-/// Of padding and the unknown nothing, a cat is to the right, a dog above, and more than one a bit
+/// Zeros for padding and unknown tokens; a cat points right, a dog up, and the plural suffix a bit
 /// further right.
 fn embeddings() -> (&'static str, Dtype, Vec<usize>, Vec<u8>) {
     let numbers = [0.0_f32, 0.0, 9.0, 9.0, 3.0, 0.0, 0.0, 4.0, 1.0, 0.0];
@@ -82,7 +82,7 @@ async fn text_vector_is_the_mean_of_its_tokens() {
     let models = LocalModels::new(Some(folder.path().to_owned()));
     let texts = ["Cat dog", "cats, cats!", "birds", ""];
     let (vectors, read) = embed(&models, "team/plain", &texts, None).await.expect("vectors");
-    // The unknown counts for nothing.
+    // Unknown words are ignored.
     assert_eq!(vectors, [[1.5, 2.0], [2.0, 0.0], [0.0, 0.0], [0.0, 0.0]]);
     assert_eq!(read, 2 + 4);
     let (vectors, _) = embed(&models, "one", &texts, None).await.expect("vectors");
@@ -150,7 +150,7 @@ async fn changed_model_file_is_reloaded() {
     assert_eq!(embed(&models, "one", &["cat"], None).await.expect("vectors").0, [[1.0, 0.0]]);
     let turned = ("embeddings", Dtype::I8, vec![5, 2], vec![0, 0, 0, 0, 0, 7, 0, 0, 0, 0]);
     write(&place, &[turned], None);
-    // Clocks of file systems may stand still for some milliseconds.
+    // File system clocks may have a resolution of some milliseconds.
     let written =
         fs::metadata(place.join(WEIGHTS_FILE)).and_then(|file| file.modified()).expect("a time");
     let later = written + Duration::from_secs(10);
@@ -201,7 +201,8 @@ async fn invalid_model_is_rejected_with_a_reason() {
         let failure = embed(&models, model, &["cat"], None).await.expect_err(model);
         assert!(failure.is_model_missing(), "{model}: {failure}");
     }
-    let failure = embed(&LocalModels::new(None), "one", &["cat"], None).await.expect_err("no folder");
+    let failure =
+        embed(&LocalModels::new(None), "one", &["cat"], None).await.expect_err("no folder");
     assert!(failure.message.contains("CONSTRUCT_PROVIDERS_MODELS_DIR"), "{failure}");
     let answer = vendor(&models).invoke(Arc::new(crate::answer::tests::request()));
     let failure = answer.try_collect::<Vec<_>>().await.expect_err("it gives no answers");

@@ -1,8 +1,8 @@
-//! BERT's tokenizer: a text is cleaned, cut at spaces and punctuation, and each word into the
-//! longest pieces that are known.
+//! BERT's tokenizer: cleans a text, splits it at spaces and punctuation, and splits each word into
+//! the longest known pieces.
 //!
-//! It reads `tokenizer.json` as Hugging Face's `tokenizers` writes it, and does what that crate
-//! does with it but for one thing: special tokens that stand in a text are text.
+//! Reads `tokenizer.json` as Hugging Face's `tokenizers` writes it, and behaves as that crate, with
+//! one exception: special tokens in a text are text.
 
 use std::collections::HashMap;
 
@@ -31,9 +31,9 @@ pub(super) struct Tokenizer {
     /// Tokens that begin a word, and those that continue one, by their text.
     word_starts: HashMap<Box<str>, usize>,
     continuations: HashMap<Box<str>, usize>,
-    /// Nothing longer is a token, in bytes.
+    /// Length of the longest token, in bytes.
     max_token_bytes: usize,
-    /// Words of more characters are unknown.
+    /// Longer words are unknown, in characters.
     max_word_chars: usize,
     unknown: Option<usize>,
     len: usize,
@@ -95,15 +95,23 @@ impl Tokenizer {
             return Err(Error::Empty);
         }
         let max_chars = model.max_input_chars_per_word;
-        Ok(Self { normalizer, word_starts, continuations, max_token_bytes: longest, max_word_chars: max_chars, unknown, len })
+        Ok(Self {
+            normalizer,
+            word_starts,
+            continuations,
+            max_token_bytes: longest,
+            max_word_chars: max_chars,
+            unknown,
+            len,
+        })
     }
 
-    /// One more than the largest token.
+    /// The largest token plus one.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Gives the tokens of a text one after the other, without those of words that are unknown.
+    /// Calls `take` with each token of a text. Unknown words have none.
     pub(super) fn for_each_token(&self, text: &str, mut take: impl FnMut(usize)) {
         let text = self.normalizer.normalize(text);
         let mut pieces = Vec::new();
@@ -129,7 +137,7 @@ impl Tokenizer {
         }
     }
 
-    /// Cuts a word into its tokens; false when some of it is unknown.
+    /// Splits a word into its tokens; false when some of it is unknown.
     fn split_word(&self, word: &str, pieces: &mut Vec<usize>) -> bool {
         if word.chars().count() > self.max_word_chars {
             return false;
@@ -137,8 +145,9 @@ impl Tokenizer {
         let mut rest = word;
         while !rest.is_empty() {
             let known = if pieces.is_empty() { &self.word_starts } else { &self.continuations };
-            let ends =
-                (1..=rest.len().min(self.max_token_bytes)).rev().filter(|end| rest.is_char_boundary(*end));
+            let ends = (1..=rest.len().min(self.max_token_bytes))
+                .rev()
+                .filter(|end| rest.is_char_boundary(*end));
             let Some((end, token)) =
                 ends.map(|end| (end, known.get(&rest[..end]))).find(|(_, token)| token.is_some())
             else {
@@ -177,7 +186,11 @@ impl Normalizer {
     }
 }
 
-fn expect_type(part: &'static str, found: Option<&Value>, known: &'static str) -> Result<(), Error> {
+fn expect_type(
+    part: &'static str,
+    found: Option<&Value>,
+    known: &'static str,
+) -> Result<(), Error> {
     let found = found.and_then(|found| found["type"].as_str()).unwrap_or("none");
     if found == known {
         Ok(())
@@ -194,7 +207,7 @@ fn is_punctuation(c: char) -> bool {
     c.is_ascii_punctuation() || GeneralCategoryGroup::Punctuation.contains(category(c))
 }
 
-/// What is taken out of a text. Tabulators and line ends are spaces.
+/// Characters that are removed. Tabs and line ends count as spaces.
 fn is_control(c: char) -> bool {
     !matches!(c, '\t' | '\n' | '\r')
         && (c == char::REPLACEMENT_CHARACTER || GeneralCategoryGroup::Other.contains(category(c)))

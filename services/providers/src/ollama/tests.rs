@@ -9,7 +9,7 @@ use crate::{
     transcript::Media,
 };
 
-const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 fn request() -> Request {
     Request::from_command(&command("count the lines")).expect("the command is whole")
@@ -79,7 +79,7 @@ fn context_is_large_enough_but_within_the_model_window() {
 async fn request_has_the_server_format() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let vendor = open(ModelProviderType::Ollama, &format!("{}/v1", server.url()), SOON);
+    let vendor = open(ModelProviderType::Ollama, &format!("{}/v1", server.url()), TEST_TIMEOUT);
     let mut request = request();
     request.parameters = ModelParameters {
         temperature: Some(0.5),

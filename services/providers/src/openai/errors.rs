@@ -1,4 +1,4 @@
-//! What the vendor's errors mean.
+//! Classifies the vendor's errors.
 
 use construct_proto::mesh::v1::FailureClass;
 use serde_json::Value;
@@ -8,10 +8,10 @@ use crate::{
     http::{class_from_message, describe_body},
 };
 
-/// What a status other than 2xx, or a body that is not a stream, means.
+/// Classifies a status other than 2xx, or a body that is not a stream.
 pub(crate) fn failure_from_body(status: u16, body: &[u8]) -> Failure {
     match serde_json::from_slice::<Value>(body) {
-        // Some servers send the error bare, some in a list.
+        // Some servers send the error without the wrapper, some in a list.
         Ok(Value::Object(body)) if body.get("error").is_some_and(|error| !error.is_null()) => {
             failure_from_error(Some(status), &body["error"])
         }
@@ -25,7 +25,7 @@ pub(crate) fn failure_from_body(status: u16, body: &[u8]) -> Failure {
     }
 }
 
-/// By its words: what a request is said to have wrong, where its status says no more than that.
+/// Phrases that classify an error whose status only says that the request is invalid.
 const INVALID_REQUEST_PHRASES: &[(FailureClass, &[&str])] = &[
     (
         FailureClass::ContextTooLong,
@@ -38,15 +38,15 @@ const INVALID_REQUEST_PHRASES: &[(FailureClass, &[&str])] = &[
         ],
     ),
     (FailureClass::ContentRefused, REFUSAL_PHRASES),
-    // xAI says so with status 400, in some places with its text escaped as in an address.
+    // xAI sends it with status 400, in some places percent-encoded.
     (
         FailureClass::Authentication,
         &["incorrect api key", "incorrect%20api%20key", "invalid api key"],
     ),
     (FailureClass::RateLimited, &["rate limit"]),
 ];
-/// How these vendors say that content is refused. OpenRouter and xAI do so with status 403, which
-/// is else that of a key that may not.
+/// Phrases of these vendors for refused content. OpenRouter and xAI send it with status 403, which
+/// otherwise means a key without permission.
 const REFUSAL_PHRASES: &[&str] = &[
     "content policy",
     "content management policy",
@@ -57,12 +57,12 @@ const REFUSAL_PHRASES: &[&str] = &[
     "violates usage guidelines",
     "content exists risk",
 ];
-/// What is too much and does not pass: xAI's account is empty.
+/// Phrases for an exhausted account at xAI, which is not transient.
 const QUOTA_PHRASES: &[(FailureClass, &[&str])] =
     &[(FailureClass::Authentication, &["used all available credits", "monthly spending limit"])];
 
-/// Classifies the vendor's error: `code` and `type` are its own words, or (OpenRouter) the status
-/// of the vendor behind.
+/// Classifies the vendor's error: `code` and `type` are its own names, or (OpenRouter) the status
+/// of the vendor behind it.
 pub(crate) fn failure_from_error(status: Option<u16>, error: &Value) -> Failure {
     let text = |key: &str| error[key].as_str().unwrap_or_default();
     let message = match error {
@@ -77,11 +77,11 @@ pub(crate) fn failure_from_error(status: Option<u16>, error: &Value) -> Failure 
         ("context_length_exceeded" | "string_above_max_length", _)
         | (_, "exceed_context_size_error") => Some(FailureClass::ContextTooLong),
         ("content_policy_violation" | "content_filter", _) => Some(FailureClass::ContentRefused),
-        // OpenRouter's moderation says so with the status of a key that may not.
+        // OpenRouter's moderation uses the status of a key without permission.
         _ if ["reasons", "flagged_input"].iter().any(|name| !error["metadata"][name].is_null()) => {
             Some(FailureClass::ContentRefused)
         }
-        // No pause helps against an empty account.
+        // Retries don't help against an empty account.
         ("insufficient_quota" | "billing_hard_limit_reached" | "invalid_api_key", _)
         | (_, "insufficient_quota") => Some(FailureClass::Authentication),
         ("rate_limit_exceeded", _) => Some(FailureClass::RateLimited),
@@ -95,13 +95,17 @@ pub(crate) fn failure_from_error(status: Option<u16>, error: &Value) -> Failure 
     let by_status = status.map(class_from_status);
     let class = class
         .or_else(|| match (status, by_status) {
-            (_, None | Some(FailureClass::InvalidRequest)) => class_from_message(message, INVALID_REQUEST_PHRASES),
-            (Some(403), _) => class_from_message(message, &[(FailureClass::ContentRefused, REFUSAL_PHRASES)]),
+            (_, None | Some(FailureClass::InvalidRequest)) => {
+                class_from_message(message, INVALID_REQUEST_PHRASES)
+            }
+            (Some(403), _) => {
+                class_from_message(message, &[(FailureClass::ContentRefused, REFUSAL_PHRASES)])
+            }
             (Some(429), _) => class_from_message(message, QUOTA_PHRASES),
             _ => None,
         })
         .or(by_status)
-        // An error of a kind we don't know inside a stream that had begun well is the vendor's.
+        // An unknown error within a stream is the vendor's fault.
         .unwrap_or(FailureClass::Transient);
     Failure::new(
         class,

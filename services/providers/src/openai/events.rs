@@ -1,4 +1,4 @@
-//! The events of an answer, as they come, and what they mean.
+//! The events of a streamed answer.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ use crate::{
 
 #[derive(Deserialize)]
 struct Event {
-    /// Texts, but servers differ.
+    /// Strings, but servers differ.
     id: Option<Value>,
     model: Option<Value>,
     choices: Option<Vec<Choice>>,
@@ -35,7 +35,7 @@ struct Choice {
 #[derive(Deserialize, Default)]
 struct Delta {
     content: Option<Value>,
-    /// What is shown of the model's thinking; servers differ in its name.
+    /// Visible thinking; servers differ in its name.
     reasoning_content: Option<Value>,
     reasoning: Option<Value>,
     reasoning_details: Option<Vec<Value>>,
@@ -66,7 +66,7 @@ pub(super) struct WireUsage {
     /// DeepSeek's name for the cached part.
     prompt_cache_hit_tokens: Option<i64>,
     completion_tokens_details: Option<CompletionDetails>,
-    /// What it charges, in dollars; only some mean that by it.
+    /// The charge in dollars; only some servers mean that by it.
     cost: Option<Value>,
 }
 
@@ -82,7 +82,8 @@ struct PromptDetails {
 }
 
 impl WireUsage {
-    /// In our terms each token is counted once: the vendor's prompt includes what was cached.
+    /// Converts to our terms, in which each token is counted once: the vendor's prompt includes
+    /// cached tokens.
     pub(super) fn usage(&self, reports_cost: bool) -> Usage {
         let prompt = self.prompt_tokens.unwrap_or(0).max(0);
         let completion = self.completion_tokens.unwrap_or(0).max(0);
@@ -93,7 +94,7 @@ impl WireUsage {
             .and_then(|details| details.cache_write_tokens)
             .unwrap_or(0)
             .clamp(0, prompt - cached);
-        // xAI leaves reasoning out of the completion, but not out of the total nor out of the bill.
+        // xAI excludes reasoning from the completion, but not from the total nor from the bill.
         let beyond_prompt = self.total_tokens.map_or(0, |total| total.saturating_sub(prompt));
         let output = completion.max(beyond_prompt);
         let cost = self.cost.as_ref().filter(|_| reports_cost).and_then(Value::as_f64);
@@ -115,7 +116,7 @@ impl WireUsage {
 pub(super) struct Wire {
     reports_cost: bool,
     is_named: bool,
-    /// The calls so far; a call's place here is its slot.
+    /// The calls so far; the index of a call is its slot.
     calls: Vec<OpenCall>,
     details: Details,
     is_finished: bool,
@@ -124,7 +125,7 @@ pub(super) struct Wire {
 }
 
 struct OpenCall {
-    /// The vendor's index, where it gives one.
+    /// The vendor's index, where it sends one.
     index: Option<u32>,
     id: String,
 }
@@ -148,7 +149,7 @@ impl Dialect for Wire {
         if let Some(error) = event.error.filter(|error| !error.is_null()) {
             return Err(failure_from_error(None, &error));
         }
-        // Some events before the answer's name nothing.
+        // Some events before the answer name nothing.
         if let (false, Some(Value::String(model))) = (self.is_named, event.model)
             && !model.is_empty()
         {
@@ -156,7 +157,7 @@ impl Dialect for Wire {
             let id = event.id.as_ref().and_then(Value::as_str).unwrap_or_default().to_owned();
             chunks.push_back(Chunk::Named { id, model });
         }
-        // Only one answer is asked for.
+        // Only one choice is requested.
         if let Some(choice) = event.choices.into_iter().flatten().next() {
             self.read_choice(choice, chunks)?;
         }
@@ -171,9 +172,9 @@ impl Dialect for Wire {
     }
 
     fn end(&mut self, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        // Some of them follow the calls they belong to, so that only now they are whole.
+        // Some details follow the calls they belong to, so they are complete only now.
         chunks.extend(self.details.take().map(Chunk::ThinkingData));
-        // Not every server says both; either makes an answer whole.
+        // Not every server sends both; either one completes the answer.
         if self.is_finished || self.is_done {
             return Ok(());
         }
@@ -186,7 +187,7 @@ impl Dialect for Wire {
 }
 
 impl Wire {
-    /// For a server of which is known whether the cost that it tells is what it charges.
+    /// `reports_cost`: the cost that the server reports is what it charges.
     pub(super) fn new(reports_cost: bool) -> Self {
         Self { reports_cost, ..Self::default() }
     }
@@ -199,7 +200,7 @@ impl Wire {
             Some(Value::String(text)) if !text.is_empty() => {
                 chunks.push_back(Chunk::Thinking(text))
             }
-            // The list says the same again.
+            // The list repeats the same text.
             _ if !shown.is_empty() => chunks.push_back(Chunk::Thinking(shown)),
             _ => {}
         }
@@ -217,7 +218,7 @@ impl Wire {
         for call in delta.tool_calls.unwrap_or_default() {
             self.read_call(call, chunks);
         }
-        // Some servers say with every piece that there is none yet.
+        // Some servers send an empty reason with every piece.
         if let Some(reason) = choice.finish_reason.filter(|reason| !reason.is_empty()) {
             if let Some(class) = abort_class(&reason) {
                 return Err(Failure::new(
@@ -261,8 +262,8 @@ impl Wire {
         }
     }
 
-    /// Which call a piece belongs to; none when it begins a new one. The index says it where there
-    /// is one; else an id not seen yet, or a name without id, begins a call.
+    /// The call that a piece belongs to; none when it begins a new one. The index decides where
+    /// there is one. Otherwise a new id, or a name without id, begins a call.
     fn slot_of(&self, index: Option<u32>, id: &str, name: Option<&str>) -> Option<usize> {
         if index.is_some() {
             let at = self.calls.iter().rposition(|call| call.index == index)?;
@@ -285,8 +286,8 @@ fn slot_number(slot: usize) -> u32 {
     u32::try_from(slot).unwrap_or(u32::MAX)
 }
 
-/// Reasons for which an answer ends that is none: DeepSeek's when it has too much to do, and
-/// OpenRouter's when who answered has failed.
+/// Finish reasons of an incomplete answer: DeepSeek's when it is overloaded, and OpenRouter's when
+/// the vendor behind it failed.
 fn abort_class(reason: &str) -> Option<FailureClass> {
     match reason {
         "insufficient_system_resource" => Some(FailureClass::Overloaded),

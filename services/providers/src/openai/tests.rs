@@ -12,13 +12,13 @@ use v1::block::Block as Piece;
 use super::{events::WireUsage, *};
 use crate::{
     answer::{Answer, CompletedAnswer},
-    call::tests::{EAGER, command, run},
+    call::tests::{NO_DELAY_POLICY, command, run},
     cancels::Cancel,
     delta::tests::RecordingProgress,
     tests::{completed, open, read_at_every_split},
 };
 
-const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 fn read<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Chunk>, Failure> {
     crate::tests::read::<Wire>(pieces)
@@ -38,7 +38,7 @@ fn complete(wire: &str) -> (CompletedAnswer, Usage) {
     (answer.complete(), usage)
 }
 
-/// The answer's calls as `id: code`.
+/// The calls of an answer as `id: code`.
 fn calls(completed: &CompletedAnswer) -> Vec<String> {
     completed
         .blocks
@@ -90,7 +90,7 @@ fn reasoning_comes_before_its_answer() {
     );
 }
 
-/// Calls of other tools than the code tool's become scripts.
+/// Calls of other tools than the code tool become scripts.
 #[test]
 fn openai_stream_is_read() {
     let (completed, usage) = complete(recorded::RECORDED_CALL);
@@ -475,7 +475,7 @@ fn error_within_the_stream_is_classified() {
 async fn request_has_the_vendor_format() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let vendor = open(ModelProviderType::Openai, &format!("{}/v1/", server.url()), SOON);
+    let vendor = open(ModelProviderType::Openai, &format!("{}/v1/", server.url()), TEST_TIMEOUT);
     let message = |source: MessageSource, blocks: Vec<Piece>| ChatMessage {
         source: source.into(),
         blocks: blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect(),
@@ -709,9 +709,17 @@ async fn provider_without_key_sends_no_authorization() {
     server.reply(recorded::Answer::text("x").reply());
     let endpoint = Endpoint::parse(&server.url(), None).expect("a URL");
     crate::install_crypto();
-    let timeouts = crate::http::Timeouts { connect: SOON, first_byte: SOON, idle: SOON };
+    let timeouts = crate::http::Timeouts {
+        connect: TEST_TIMEOUT,
+        first_byte: TEST_TIMEOUT,
+        idle: TEST_TIMEOUT,
+    };
     let vendor: Arc<dyn Vendor> = Arc::new(OpenAi::new(Http::new(timeouts), endpoint, &COMPATIBLE));
-    completed(run(&vendor, EAGER, &CancelSignal::default(), &RecordingProgress::default()).await.0);
+    completed(
+        run(&vendor, NO_DELAY_POLICY, &CancelSignal::default(), &RecordingProgress::default())
+            .await
+            .0,
+    );
     assert_eq!(server.requests()[0].header("authorization"), "");
 }
 

@@ -1,4 +1,4 @@
-//! Who may call which model.
+//! Authorization of requests: which token may call which model.
 
 use axum::http::{HeaderMap, header::AUTHORIZATION};
 use construct_runtime::{MasterKeys, ModelToken};
@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::refusal::{Kind, Refusal};
 
-/// The token of a request, from `Authorization: Bearer` or `x-api-key`: each SDK has its own way.
+/// The token of a request, from `Authorization: Bearer` or `x-api-key`: SDKs differ.
 pub(crate) fn verify_token(
     headers: &HeaderMap,
     keys: &MasterKeys,
@@ -26,7 +26,7 @@ pub(crate) fn verify_token(
         .map_err(|error| Refusal::new(Kind::Unauthenticated, error.to_string()))
 }
 
-/// The model that is meant, when the token is good for it.
+/// The requested model, when the token is valid for it.
 pub(crate) fn allowed_model<'a>(token: &'a ModelToken, asked: &str) -> Result<&'a str, Refusal> {
     let found = if asked.is_empty() {
         token.models.first()
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     fn keys() -> MasterKeys {
-        crate::key::tests::keys()
+        crate::sealed_key::tests::keys()
     }
 
     fn example_token() -> ModelToken {
@@ -95,6 +95,9 @@ mod tests {
     fn only_models_of_the_token_are_allowed() {
         assert_eq!(allowed_model(&example_token(), "mini"), Ok("mini"));
         assert_eq!(allowed_model(&example_token(), ""), Ok("opus"));
-        assert_eq!(allowed_model(&example_token(), "other").map_err(|error| error.kind), Err(Kind::NoModel));
+        assert_eq!(
+            allowed_model(&example_token(), "other").map_err(|error| error.kind),
+            Err(Kind::NoModel)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! OpenAI's Chat Completions, as clients speak it: <https://platform.openai.com/docs/api-reference/chat>.
+//! OpenAI's Chat Completions for clients: <https://platform.openai.com/docs/api-reference/chat>.
 
 use construct_domain::money::Usage;
 use construct_proto::{
@@ -9,9 +9,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    asked::{self, ClientRequest, OneOrMany, is_set, reject_if},
-    face::{ClientProtocol, AnswerHead, Writer, write_event, to_json, total_input_tokens},
-    gather::{PartialAnswer, PieceChange, Piece},
+    client_request::{self, ClientRequest, OneOrMany, is_set, reject_if},
+    partial_answer::{PartialAnswer, Piece, PieceChange},
+    protocol::{AnswerHead, ClientProtocol, Writer, to_json, total_input_tokens, write_event},
     refusal::{Kind, Refusal},
 };
 use crate::{
@@ -59,7 +59,7 @@ struct StreamOptions {
 struct Message {
     role: String,
     content: Option<Content>,
-    /// What was thought, as the client was shown it.
+    /// Thinking, as it was sent to the client.
     reasoning_content: Option<String>,
     tool_calls: Option<Vec<Call>>,
     tool_call_id: Option<String>,
@@ -137,7 +137,7 @@ impl ClientProtocol for Chat {
     type Writer = Stream;
 
     fn read(body: &[u8]) -> Result<ClientRequest, Refusal> {
-        let body: Body = asked::parse(body)?;
+        let body: Body = client_request::parse(body)?;
         reject_if(body.n.is_some_and(|n| n != 1), "`n` other than 1")?;
         reject_if(is_set(body.logprobs.as_ref()), "`logprobs`")?;
         reject_if(is_set(body.logit_bias.as_ref()), "`logit_bias`")?;
@@ -173,7 +173,7 @@ impl ClientProtocol for Chat {
                     tool.kind
                 )));
             };
-            asked.tools.push(asked::tool(
+            asked.tools.push(client_request::tool(
                 function.name,
                 function.description,
                 function.parameters,
@@ -237,7 +237,7 @@ fn read_message(message: Message, asked: &mut ClientRequest) -> Result<(), Refus
                 let function = call
                     .function
                     .ok_or_else(|| Refusal::invalid("a tool call names no function"))?;
-                let arguments = asked::parse_arguments(&function.arguments)?;
+                let arguments = client_request::parse_arguments(&function.arguments)?;
                 asked.push_part(
                     Role::Assistant,
                     Part::Call { id: call.id, name: function.name, arguments },
@@ -247,7 +247,10 @@ fn read_message(message: Message, asked: &mut ClientRequest) -> Result<(), Refus
         "tool" => {
             let id = message.tool_call_id.unwrap_or_default();
             let output = read_text(message.content)?;
-            asked.push_part(Role::User, Part::Result { id, name: String::new(), output, failed: false });
+            asked.push_part(
+                Role::User,
+                Part::Result { id, name: String::new(), output, failed: false },
+            );
         }
         role => {
             return Err(Refusal::invalid(format!(
@@ -273,12 +276,12 @@ fn read_parts(content: Option<Content>) -> Result<Vec<Part>, Refusal> {
                 continue;
             }
             ContentPart::Text { text } | ContentPart::Refusal { refusal: text } => Part::Text(text),
-            ContentPart::ImageUrl { image_url } => asked::data_url(&image_url.url, "")?,
+            ContentPart::ImageUrl { image_url } => client_request::data_url(&image_url.url, "")?,
             ContentPart::File { file } => {
                 let data = file
                     .file_data
                     .ok_or_else(|| Refusal::invalid("files are taken as `file_data` only"))?;
-                asked::data_url(&data, &file.filename)?
+                client_request::data_url(&data, &file.filename)?
             }
             ContentPart::Other => {
                 return Err(Refusal::invalid(
@@ -290,7 +293,7 @@ fn read_parts(content: Option<Content>) -> Result<Vec<Part>, Refusal> {
     Ok(read)
 }
 
-/// Content where only text has a meaning.
+/// Content where only text is allowed.
 fn read_text(content: Option<Content>) -> Result<String, Refusal> {
     let mut whole = String::new();
     for part in read_parts(content)? {
@@ -331,7 +334,7 @@ fn answer_format(format: Option<&Value>) -> Result<Format, Refusal> {
     }
 }
 
-/// A schema with its name, as both of the vendor's protocols have it.
+/// A schema with its name, as in both of the vendor's protocols.
 pub(crate) fn json_schema_format(value: &Value) -> Result<Format, Refusal> {
     if !value["schema"].is_object() {
         return Err(Refusal::invalid("the answer's format lacks its `schema`"));
@@ -343,7 +346,7 @@ pub(crate) fn json_schema_format(value: &Value) -> Result<Format, Refusal> {
     })
 }
 
-/// How much to think, in the words of both of the vendor's protocols.
+/// An effort, by the names of both of the vendor's protocols.
 pub(crate) fn thinking_effort(word: Option<&str>) -> Result<ThinkingEffort, Refusal> {
     Ok(match word {
         None => ThinkingEffort::Unspecified,
@@ -389,7 +392,7 @@ fn usage_body(usage: &Usage) -> Value {
     })
 }
 
-/// The body of an error, of both of the vendor's protocols.
+/// The error body of both of the vendor's protocols.
 pub(crate) fn refusal_body(refusal: &Refusal) -> Value {
     let (kind, code) = match refusal.kind {
         Kind::Invalid => ("invalid_request_error", None),
@@ -452,7 +455,13 @@ impl Writer for Stream {
         Self { prefix, include_usage: head.include_usage, has_begun: false }
     }
 
-    fn push(&mut self, chunk: &Chunk, change: PieceChange, answer: &PartialAnswer, out: &mut String) {
+    fn push(
+        &mut self,
+        chunk: &Chunk,
+        change: PieceChange,
+        answer: &PartialAnswer,
+        out: &mut String,
+    ) {
         let number = |at: usize| {
             answer.pieces[..at].iter().filter(|piece| matches!(piece, Piece::Call { .. })).count()
         };

@@ -1,4 +1,4 @@
-//! Anthropic's question how many tokens a request has: <https://docs.claude.com/en/api/messages-count-tokens>.
+//! Anthropic's token count: <https://docs.claude.com/en/api/messages-count-tokens>.
 
 use std::sync::Arc;
 
@@ -11,18 +11,17 @@ use serde_json::json;
 
 use super::{
     Shared, access,
-    face::{ClientProtocol as _, to_json},
     messages::Messages,
+    protocol::{ClientProtocol as _, to_json},
     refusal::Refusal,
-    serve::{ReceivedRequest, refusal_response, json_response},
+    serve::{ReceivedRequest, json_response, refusal_response},
 };
-use crate::count::CountResult;
+use crate::token_count::CountResult;
 
-/// Counts for any model, whichever vendor is behind it. Costs nothing.
+/// Counts tokens for any model, whichever vendor is behind it. Free of charge.
 pub(crate) async fn answer(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Response {
     match count(&shared, request).await {
-        // The protocol has no place for the second word, and its clients ignore what they don't
-        // know.
+        // The protocol does not define the second field, and its clients ignore unknown ones.
         Ok(counted) => {
             let body = json!({"input_tokens": counted.tokens, "exact": counted.exact});
             json_response(StatusCode::OK, to_json(&body))
@@ -32,10 +31,13 @@ pub(crate) async fn answer(State(shared): State<Arc<Shared>>, request: HttpReque
 }
 
 async fn count(shared: &Shared, request: HttpRequest) -> Result<CountResult, Refusal> {
-    let ReceivedRequest { token, permit: _permit, body, .. } = ReceivedRequest::receive(shared, request).await?;
+    let ReceivedRequest { token, permit: _permit, body, .. } =
+        ReceivedRequest::receive(shared, request).await?;
     let asked = Messages::read(&body)?;
-    let route =
-        shared.models.find(&token.organization, access::allowed_model(&token, &asked.model)?).await?;
+    let route = shared
+        .models
+        .find(&token.organization, access::allowed_model(&token, &asked.model)?)
+        .await?;
     let request = asked.into_request("", &token.task, &route)?;
     Ok(shared.router.count_tokens(&route.target, &request).await)
 }

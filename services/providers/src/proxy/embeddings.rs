@@ -1,4 +1,5 @@
-//! OpenAI's Embeddings, as clients speak it: <https://platform.openai.com/docs/api-reference/embeddings/create>.
+//! OpenAI's Embeddings for clients:
+//! <https://platform.openai.com/docs/api-reference/embeddings/create>.
 
 use std::sync::Arc;
 
@@ -17,11 +18,11 @@ use tracing::Instrument as _;
 
 use super::{
     Shared, access,
-    asked::{self, ClientRequest, OneOrMany, estimate_embedding_cost, parse},
     chat::Chat,
-    face::to_json,
+    client_request::{self, ClientRequest, OneOrMany, estimate_embedding_cost, parse},
+    protocol::to_json,
     refusal::{Kind, Refusal},
-    serve::{ReceivedRequest, cancel_guard, reserve_spending, refusal_response, json_response},
+    serve::{ReceivedRequest, cancel_guard, json_response, refusal_response, reserve_spending},
     upstream::canceled_with_task,
 };
 use crate::{
@@ -32,7 +33,7 @@ use crate::{
     vendor::{Chunk, EmbedRequest, Request},
 };
 
-/// What such calls are called in the ledger.
+/// The name of such calls in the ledger.
 const PURPOSE: &str = "embeddings";
 /// Texts of one request at most, as with the vendor whose protocol it is.
 const MAX_TEXTS: usize = 2_048;
@@ -60,7 +61,7 @@ enum Input {
 enum Encoding {
     #[default]
     Float,
-    /// Single-precision numbers, the lowest byte first.
+    /// Single-precision numbers in little-endian order.
     Base64,
 }
 
@@ -101,11 +102,14 @@ pub(crate) async fn answer(State(shared): State<Arc<Shared>>, request: HttpReque
 }
 
 async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusal> {
-    let ReceivedRequest { token, permit, body, deadline, .. } = ReceivedRequest::receive(shared, request).await?;
+    let ReceivedRequest { token, permit, body, deadline, .. } =
+        ReceivedRequest::receive(shared, request).await?;
     let Body { model, input, encoding_format, dimensions } = parse(&body)?;
     drop(body);
-    let embed =
-        EmbedRequest { texts: read_texts(input)?, dimensions: dimensions.filter(|&dimensions| dimensions > 0) };
+    let embed = EmbedRequest {
+        texts: read_texts(input)?,
+        dimensions: dimensions.filter(|&dimensions| dimensions > 0),
+    };
     let name = access::allowed_model(&token, &model)?;
     let route = shared.models.find(&token.organization, name).await?;
     let asked = ClientRequest {
@@ -115,7 +119,8 @@ async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusa
     };
     let amount = estimate_embedding_cost(&embed, &route);
     let request = Request { embed: Some(embed), ..asked.into_request("", &token.task, &route)? };
-    let mut reservation = reserve_spending(shared, &token, &route, PURPOSE, amount, deadline).await?;
+    let mut reservation =
+        reserve_spending(shared, &token, &route, PURPOSE, amount, deadline).await?;
 
     let request = Arc::new(request);
     let (router, targets, hedge_after) =
@@ -123,15 +128,21 @@ async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusa
     let guard = cancel_guard(shared, &token);
     let cancel = guard.as_ref().map(|guard| guard.cancel.clone()).unwrap_or_default();
     let asked = Arc::clone(&request);
-    // Dropped with this future, when the client has gone.
+    // Dropped with this future when the client disconnects.
     let _cancel_on_drop = CancelOnDrop(cancel.clone());
-    // In a task of its own, so that what was used until then is settled.
+    // In a task of its own, so that the usage until then is settled.
     let calling = async move {
         let mut sink = VectorSink::default();
         let interrupts =
             Interrupts { cancel: &cancel, deadline, hand_back: CancellationToken::new() };
-        let call =
-            RoutedCall { request: asked, targets, hedge_after, tries: 0, lost_calls: 0, interrupts };
+        let call = RoutedCall {
+            request: asked,
+            targets,
+            hedge_after,
+            tries: 0,
+            lost_calls: 0,
+            interrupts,
+        };
         let routed = router.call(call, &mut sink).await;
         reservation.settle(routed.usage);
         drop((reservation, permit, guard));
@@ -144,7 +155,9 @@ async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusa
         CallEnd::Completed => {}
         CallEnd::Failed(failure) => return Err(failure.into()),
         CallEnd::Cancelled { reason } => return Err(canceled_with_task(&reason).into()),
-        CallEnd::HandedBack => return Err(Refusal::new(Kind::Internal, "the call was handed back")),
+        CallEnd::HandedBack => {
+            return Err(Refusal::new(Kind::Internal, "the call was handed back"));
+        }
     }
     let read = sink.input_tokens.unwrap_or_else(|| estimate_tokens(request.input_chars()));
     let data = sink.vectors.iter().enumerate().map(|(index, vector)| Item {
@@ -171,8 +184,8 @@ fn read_texts(input: Input) -> Result<Vec<String>, Refusal> {
             ));
         }
     };
-    asked::reject_if(texts.is_empty(), "an empty list of texts")?;
-    asked::reject_if(texts.iter().any(String::is_empty), "an empty text")?;
+    client_request::reject_if(texts.is_empty(), "an empty list of texts")?;
+    client_request::reject_if(texts.iter().any(String::is_empty), "an empty text")?;
     if texts.len() > MAX_TEXTS {
         return Err(Refusal::invalid(format!(
             "at most {MAX_TEXTS} texts can be sent at once, here are {}",
@@ -195,7 +208,7 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// The vectors of one try.
+/// Collects the vectors of one attempt.
 #[derive(Default)]
 struct VectorSink {
     vectors: Vec<Vec<f32>>,

@@ -1,4 +1,4 @@
-//! Anthropic's Messages, as clients speak it: <https://docs.claude.com/en/api/messages>.
+//! Anthropic's Messages for clients: <https://docs.claude.com/en/api/messages>.
 
 use construct_domain::money::Usage;
 use construct_proto::{
@@ -9,10 +9,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    asked::{self, ClientRequest, is_set, reject_if},
     chat,
-    face::{ClientProtocol, AnswerHead, Writer, write_event, is_complete_json, arguments_value},
-    gather::{PartialAnswer, PieceChange, Piece},
+    client_request::{self, ClientRequest, is_set, reject_if},
+    partial_answer::{PartialAnswer, Piece, PieceChange},
+    protocol::{
+        AnswerHead, ClientProtocol, Writer, arguments_value, is_complete_json, write_event,
+    },
     refusal::{Kind, Refusal},
     thinking,
 };
@@ -142,7 +144,7 @@ impl ClientProtocol for Messages {
     type Writer = Stream;
 
     fn read(body: &[u8]) -> Result<ClientRequest, Refusal> {
-        let body: Body = asked::parse(body)?;
+        let body: Body = client_request::parse(body)?;
         reject_if(is_set(body.mcp_servers.as_ref()), "`mcp_servers`")?;
         reject_if(is_set(body.container.as_ref()), "`container`")?;
         let choice = body.tool_choice.as_ref();
@@ -157,11 +159,12 @@ impl ClientProtocol for Messages {
                 4_097..=16_384 => ThinkingEffort::Medium,
                 _ => ThinkingEffort::High,
             },
-            Some((kind, _)) if kind == "adaptive" => match chat::thinking_effort(output["effort"].as_str())?
-            {
-                ThinkingEffort::Unspecified => ThinkingEffort::High,
-                effort => effort,
-            },
+            Some((kind, _)) if kind == "adaptive" => {
+                match chat::thinking_effort(output["effort"].as_str())? {
+                    ThinkingEffort::Unspecified => ThinkingEffort::High,
+                    effort => effort,
+                }
+            }
             Some((kind, _)) => {
                 return Err(Refusal::invalid(format!("there is no thinking of the type `{kind}`")));
             }
@@ -201,7 +204,7 @@ impl ClientProtocol for Messages {
                     "tools of the type `{kind}` are not supported by this proxy"
                 )));
             }
-            asked.tools.push(asked::tool(tool.name, tool.description, tool.input_schema)?);
+            asked.tools.push(client_request::tool(tool.name, tool.description, tool.input_schema)?);
         }
         for message in body.messages {
             let role = match &*message.role {
@@ -302,7 +305,7 @@ fn read_parts(content: Content) -> Result<Vec<Part>, Refusal> {
                 for part in content.map(read_parts).transpose()?.unwrap_or_default() {
                     match part {
                         Part::Text(text) => output.push(text),
-                        // Most vendors have no place for it within a result.
+                        // Most vendors don't allow media within a result.
                         part @ Part::Media(_) => block.push(part),
                         _ => {
                             return Err(Refusal::invalid(
@@ -333,8 +336,8 @@ fn read_parts(content: Content) -> Result<Vec<Part>, Refusal> {
 
 fn read_source(source: Source, name: &str) -> Result<Part, Refusal> {
     match source {
-        Source::Base64 { media_type, data } => asked::media(&media_type, name, &data),
-        Source::Text { data } => Ok(asked::text_file(name, "text/plain", &data)),
+        Source::Base64 { media_type, data } => client_request::media(&media_type, name, &data),
+        Source::Text { data } => Ok(client_request::text_file(name, "text/plain", &data)),
         Source::Other => Err(Refusal::invalid(
             "images and documents are taken as base64 or text only: the proxy fetches nothing on behalf of its clients",
         )),
@@ -395,7 +398,7 @@ fn refusal_body(refusal: &Refusal) -> Value {
 pub(crate) struct Stream {
     head: AnswerHead,
     has_begun: bool,
-    /// Blocks by piece: their index, and whether they are open.
+    /// The blocks by piece: their index, and whether they are open.
     blocks: Vec<BlockState>,
 }
 
@@ -413,26 +416,32 @@ impl Stream {
         let known = Usage { output_tokens: 0, ..answer.usage(false) };
         let message = json!({"id": format!("msg_{}", self.head.id), "type": "message", "role": "assistant",
             "model": self.head.model, "content": [], "stop_reason": null, "stop_sequence": null, "usage": usage_body(&known)});
-        write_event(out, Some("message_start"), &json!({"type": "message_start", "message": message}));
+        write_event(
+            out,
+            Some("message_start"),
+            &json!({"type": "message_start", "message": message}),
+        );
     }
 
     fn start(&mut self, at: usize, block: &Value, out: &mut String) {
-        // Every piece has one; a piece's place among the pieces is its index.
+        // Every piece has a block; the index of the piece is that of the block.
         self.blocks.push(BlockState { index: at, open: true });
-        write_event(            out,
+        write_event(
+            out,
             Some("content_block_start"),
             &json!({"type": "content_block_start", "index": at, "content_block": block}),
         );
     }
 
     fn delta(at: usize, delta: &Value, out: &mut String) {
-        write_event(            out,
+        write_event(
+            out,
             Some("content_block_delta"),
             &json!({"type": "content_block_delta", "index": at, "delta": delta}),
         );
     }
 
-    /// Ends the blocks that are whole; at the `end` of the answer all.
+    /// Closes the complete blocks; at the `end` of the answer all of them.
     fn close(&mut self, answer: &PartialAnswer, end: bool, out: &mut String) {
         for block in self.blocks.iter_mut().filter(|block| block.open) {
             match &answer.pieces[block.index] {
@@ -448,7 +457,8 @@ impl Stream {
                 _ => {}
             }
             block.open = false;
-            write_event(                out,
+            write_event(
+                out,
                 Some("content_block_stop"),
                 &json!({"type": "content_block_stop", "index": block.index}),
             );
@@ -461,7 +471,13 @@ impl Writer for Stream {
         Self { head, has_begun: false, blocks: Vec::new() }
     }
 
-    fn push(&mut self, chunk: &Chunk, change: PieceChange, answer: &PartialAnswer, out: &mut String) {
+    fn push(
+        &mut self,
+        chunk: &Chunk,
+        change: PieceChange,
+        answer: &PartialAnswer,
+        out: &mut String,
+    ) {
         self.begin(answer, out);
         if let PieceChange::Started(at) = change {
             self.close(answer, false, out);
@@ -498,7 +514,8 @@ impl Writer for Stream {
         self.close(answer, true, out);
         let delta = json!({"stop_reason": stop_reason(answer.stop()), "stop_sequence": null});
         let used = usage_body(&answer.usage(true));
-        write_event(            out,
+        write_event(
+            out,
             Some("message_delta"),
             &json!({"type": "message_delta", "delta": delta, "usage": used}),
         );

@@ -1,4 +1,5 @@
-//! OpenAI's Responses without state, as clients speak it: <https://platform.openai.com/docs/api-reference/responses>.
+//! OpenAI's Responses without state for clients:
+//! <https://platform.openai.com/docs/api-reference/responses>.
 
 use construct_domain::money::Usage;
 use construct_proto::{mesh::v1::model_completed::StopReason, v1::ModelParameters};
@@ -6,10 +7,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    asked::{self, ClientRequest, is_set, reject_if},
     chat,
-    face::{ClientProtocol, AnswerHead, Writer, write_event, is_complete_json, total_input_tokens},
-    gather::{PartialAnswer, PieceChange, Piece},
+    client_request::{self, ClientRequest, is_set, reject_if},
+    partial_answer::{PartialAnswer, Piece, PieceChange},
+    protocol::{
+        AnswerHead, ClientProtocol, Writer, is_complete_json, total_input_tokens, write_event,
+    },
     refusal::Refusal,
     thinking,
 };
@@ -65,7 +68,7 @@ impl ClientProtocol for Responses {
     type Writer = Stream;
 
     fn read(body: &[u8]) -> Result<ClientRequest, Refusal> {
-        let body: Body = asked::parse(body)?;
+        let body: Body = client_request::parse(body)?;
         let stateful = "(nothing is kept here: send the conversation with every request)";
         reject_if(
             is_set(body.previous_response_id.as_ref()),
@@ -99,7 +102,7 @@ impl ClientProtocol for Responses {
                     "tools of the type `{kind}` are not supported by this proxy"
                 )));
             }
-            asked.tools.push(asked::tool(tool.name, tool.description, tool.parameters)?);
+            asked.tools.push(client_request::tool(tool.name, tool.description, tool.parameters)?);
         }
         match body.input {
             Input::Text(text) => asked.push_part(Role::User, Part::Text(text)),
@@ -145,7 +148,7 @@ fn read_item(item: &Value, asked: &mut ClientRequest) -> Result<(), Refusal> {
             }
         },
         Some("function_call") => {
-            let arguments = asked::parse_arguments(text("arguments"))?;
+            let arguments = client_request::parse_arguments(text("arguments"))?;
             let (id, name) = (text("call_id").to_owned(), text("name").to_owned());
             asked.push_part(Role::Assistant, Part::Call { id, name, arguments });
         }
@@ -159,7 +162,10 @@ fn read_item(item: &Value, asked: &mut ClientRequest) -> Result<(), Refusal> {
                 }
             }
             let id = text("call_id").to_owned();
-            asked.push_part(Role::User, Part::Result { id, name: String::new(), output, failed: false });
+            asked.push_part(
+                Role::User,
+                Part::Result { id, name: String::new(), output, failed: false },
+            );
             for part in shown {
                 asked.push_part(Role::User, part);
             }
@@ -194,8 +200,8 @@ fn content(content: &Value) -> Result<Vec<Part>, Refusal> {
             "input_text" | "output_text" | "text" if text("text").trim().is_empty() => continue,
             "input_text" | "output_text" | "text" => Part::Text(text("text").to_owned()),
             "refusal" => Part::Text(text("refusal").to_owned()),
-            "input_image" => asked::data_url(text("image_url"), "")?,
-            "input_file" => asked::data_url(text("file_data"), text("filename"))?,
+            "input_image" => client_request::data_url(text("image_url"), "")?,
+            "input_file" => client_request::data_url(text("file_data"), text("filename"))?,
             kind => {
                 return Err(Refusal::invalid(format!(
                     "content of the type `{kind}` is not supported by this proxy"
@@ -234,7 +240,7 @@ fn answer_format(text: Option<&Value>) -> Result<Format, Refusal> {
     }
 }
 
-/// The response as far as it has come; without an answer, as it begins.
+/// The response so far; without an answer, as it begins.
 fn response(head: &AnswerHead, answer: Option<&PartialAnswer>) -> Value {
     let output: Vec<Value> = answer
         .into_iter()
@@ -375,12 +381,11 @@ impl Stream {
         }
     }
 
-    /// Ends the items that are whole; at the `end` of the answer all.
+    /// Closes the complete items; at the `end` of the answer all of them.
     fn close(&mut self, answer: &PartialAnswer, end: bool, out: &mut String) {
         for at in 0..self.open.len() {
             let piece = &answer.pieces[at];
-            let waits =
-                matches!(piece, Piece::Call { arguments, .. } if !end && !is_complete_json(arguments));
+            let waits = matches!(piece, Piece::Call { arguments, .. } if !end && !is_complete_json(arguments));
             if !self.open[at] || waits {
                 continue;
             }
@@ -423,7 +428,13 @@ impl Writer for Stream {
         Self { head, has_begun: false, sequence: 0, open: Vec::new() }
     }
 
-    fn push(&mut self, chunk: &Chunk, change: PieceChange, answer: &PartialAnswer, out: &mut String) {
+    fn push(
+        &mut self,
+        chunk: &Chunk,
+        change: PieceChange,
+        answer: &PartialAnswer,
+        out: &mut String,
+    ) {
         self.begin(out);
         if let PieceChange::Started(at) = change {
             self.close(answer, false, out);

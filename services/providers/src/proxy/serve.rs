@@ -1,4 +1,4 @@
-//! One request of a client, from its bytes to the last of the answer.
+//! Serves one request of a client.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -19,32 +19,31 @@ use uuid::Uuid;
 
 use super::{
     Shared, access,
-    asked::estimate_cost,
-    face::{ClientProtocol, AnswerHead, Writer, json},
-    gather::PartialAnswer,
-    models::Route,
+    client_request::estimate_cost,
+    partial_answer::PartialAnswer,
+    protocol::{AnswerHead, ClientProtocol, Writer, json},
     refusal::{Kind, Refusal},
+    routes::Route,
     spending::CallReservation,
     upstream::Call,
 };
 use crate::{cancels::StepGuard, failure::Failure, vendor::Chunk};
 
-/// Bytes of a request at most: the vendors' own bounds are about this.
+/// Bytes of a request at most, about as much as the vendors allow.
 const MAX_BODY_BYTES: usize = 32 * 1024 * 1024;
-/// What of all requests' bodies there is room for, for each call that may be under way: most are
-/// much smaller than the largest, and those that are not take the room of others. CountResult is what
-/// arrives; while a call is under way, it is in memory several times.
+/// Bytes of request bodies per allowed call, shared by all calls: most bodies are much smaller than
+/// the largest. Counted as received; a call in flight holds its body in memory several times.
 const BODY_BYTES_PER_CALL: usize = 256 * 1024;
-/// What room is counted in.
+/// The bytes of one semaphore permit.
 const BYTES_PER_UNIT: usize = 1024;
-/// How long a request may take to arrive.
+/// Timeout for receiving a request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes of events that are written at once at most, when more than one has come.
+/// Bytes of events per write at most, when several are ready.
 const MAX_BATCH_BYTES: usize = 16 * 1024;
-/// Silence after which a stream shows that it lives.
+/// Silence after which a stream sends a ping.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
 
-/// A call whose answer is under way. Dropping it, because the client has gone, ends the call.
+/// A call with its answer so far. Dropping it, when the client disconnects, ends the call.
 struct Exchange {
     call: Call,
     answer: PartialAnswer,
@@ -52,7 +51,9 @@ struct Exchange {
 }
 
 impl Exchange {
-    async fn next(&mut self) -> Option<Result<(Chunk, super::gather::PieceChange), Failure>> {
+    async fn next(
+        &mut self,
+    ) -> Option<Result<(Chunk, super::partial_answer::PieceChange), Failure>> {
         let chunk = match self.call.next().await {
             Some(Ok(chunk)) => chunk,
             Some(Err(failure)) => return Some(Err(failure)),
@@ -76,7 +77,7 @@ pub(crate) async fn answer<F: ClientProtocol>(
     }
 }
 
-/// What the client is told when there is no answer.
+/// The response for a refusal.
 pub(crate) fn refusal_response<F: ClientProtocol>(refusal: &Refusal) -> Response {
     tracing::debug!(kind = ?refusal.kind, "the proxy refuses a request: {}", refusal.message);
     let status =
@@ -95,14 +96,13 @@ pub(crate) fn json_response(status: StatusCode, body: String) -> Response {
     response
 }
 
-/// One of the requests that the proxy works on at once, and the room for its body, until it is
-/// dropped.
+/// The permits of a request in flight, for the call and its body.
 pub(crate) struct RequestPermit {
     _call: OwnedSemaphorePermit,
     _body: OwnedSemaphorePermit,
 }
 
-/// A request that is here as a whole, of somebody who may ask.
+/// A complete request with a valid token.
 pub(crate) struct ReceivedRequest {
     pub(crate) token: ModelToken,
     pub(crate) permit: RequestPermit,
@@ -124,7 +124,7 @@ impl ReceivedRequest {
             )
         };
         let call = Arc::clone(&shared.calls).try_acquire_owned().map_err(|_| busy("many calls"))?;
-        // What does not say how large it is may be as large as any.
+        // A body without a length may be as large as allowed.
         let announced = body
             .size_hint()
             .upper()
@@ -137,14 +137,21 @@ impl ReceivedRequest {
         }
         let room = Arc::clone(&shared.bodies).try_acquire_many_owned(units(announced));
         let mut room = room.map_err(|_| busy("much"))?;
-        let slow =
-            |_| Refusal::invalid(format!("the request did not arrive within {} s", BODY_TIMEOUT.as_secs()));
-        let body = timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_BYTES)).await.map_err(slow)?.map_err(|_| {
-            Refusal::new(
-                Kind::TooLarge,
-                format!("the request is larger than {MAX_BODY_BYTES} bytes, or broke off"),
-            )
-        })?;
+        let slow = |_| {
+            Refusal::invalid(format!(
+                "the request did not arrive within {} s",
+                BODY_TIMEOUT.as_secs()
+            ))
+        };
+        let body = timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_BYTES))
+            .await
+            .map_err(slow)?
+            .map_err(|_| {
+                Refusal::new(
+                    Kind::TooLarge,
+                    format!("the request is larger than {MAX_BODY_BYTES} bytes, or broke off"),
+                )
+            })?;
         let unused = room.num_permits().saturating_sub(body.len().div_ceil(BYTES_PER_UNIT));
         drop(room.split(unused));
         let permit = RequestPermit { _call: call, _body: room };
@@ -152,16 +159,17 @@ impl ReceivedRequest {
     }
 }
 
-/// Room for the bodies of so many calls, in units; for one of the largest at least.
+/// The limit for the bodies of `concurrency` calls, in units; at least one of the largest.
 pub(crate) fn body_units(concurrency: usize) -> usize {
-    concurrency.saturating_mul(BODY_BYTES_PER_CALL).clamp(MAX_BODY_BYTES, Semaphore::MAX_PERMITS) / BYTES_PER_UNIT
+    concurrency.saturating_mul(BODY_BYTES_PER_CALL).clamp(MAX_BODY_BYTES, Semaphore::MAX_PERMITS)
+        / BYTES_PER_UNIT
 }
 
 fn units(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(BYTES_PER_UNIT)).unwrap_or(u32::MAX)
 }
 
-/// Sets aside what a call may cost.
+/// Reserves the upper estimate of a call's cost.
 pub(crate) async fn reserve_spending(
     shared: &Shared,
     token: &ModelToken,
@@ -170,21 +178,30 @@ pub(crate) async fn reserve_spending(
     amount: i64,
     deadline: Instant,
 ) -> Result<CallReservation, Refusal> {
-    let reserving =
-        shared.spending.reserve_call(token, &route.target.model.id, purpose, amount, shared.timeout);
+    let reserving = shared.spending.reserve_call(
+        token,
+        &route.target.model.id,
+        purpose,
+        amount,
+        shared.timeout,
+    );
     timeout_at(deadline, reserving).await.map_err(|_| Refusal {
         retry_at: clock::now().checked_add(Duration::from_secs(1)).ok(),
         ..Refusal::new(Kind::Overloaded, "no money could be set aside in time")
     })?
 }
 
-/// What ends a call with the task that it is made for; none where it is made for no task.
+/// Ends a call with its task; none where it has no task.
 pub(crate) fn cancel_guard(shared: &Shared, token: &ModelToken) -> Option<StepGuard> {
     (!token.task.is_empty()).then(|| shared.cancels.begin_for_token(&token.task, &token.id))
 }
 
-async fn start_exchange<F: ClientProtocol>(shared: &Arc<Shared>, request: HttpRequest) -> Result<Response, Refusal> {
-    let ReceivedRequest { token, permit, body, received_at, deadline } = ReceivedRequest::receive(shared, request).await?;
+async fn start_exchange<F: ClientProtocol>(
+    shared: &Arc<Shared>,
+    request: HttpRequest,
+) -> Result<Response, Refusal> {
+    let ReceivedRequest { token, permit, body, received_at, deadline } =
+        ReceivedRequest::receive(shared, request).await?;
     let mut asked = F::read(&body)?;
     drop(body);
     let name = access::allowed_model(&token, &asked.model)?;
@@ -200,7 +217,8 @@ async fn start_exchange<F: ClientProtocol>(shared: &Arc<Shared>, request: HttpRe
     let streamed = asked.stream;
     let request = Arc::new(asked.into_request(&head.id, &token.task, &route)?);
     let amount = estimate_cost(&request, &route);
-    let reservation = reserve_spending(shared, &token, &route, F::PURPOSE, amount, deadline).await?;
+    let reservation =
+        reserve_spending(shared, &token, &route, F::PURPOSE, amount, deadline).await?;
     let answer = PartialAnswer::new(&head.id, request.input_chars());
     let guard = cancel_guard(shared, &token);
     let call = Call::start(&shared.router, &route, request, deadline, reservation, permit, guard);
@@ -212,16 +230,21 @@ async fn start_exchange<F: ClientProtocol>(shared: &Arc<Shared>, request: HttpRe
     }
 }
 
-async fn unary_response<F: ClientProtocol>(exchange: &mut Exchange, head: &AnswerHead) -> Result<Response, Refusal> {
+async fn unary_response<F: ClientProtocol>(
+    exchange: &mut Exchange,
+    head: &AnswerHead,
+) -> Result<Response, Refusal> {
     while let Some(change) = exchange.next().await {
         change?;
     }
     Ok(json_response(StatusCode::OK, to_json(&F::answer_body(head, &exchange.answer))))
 }
 
-/// Begins to stream once there is something to stream: until then a failure has a status of its
-/// own.
-async fn stream_response<F: ClientProtocol>(mut exchange: Exchange, head: AnswerHead) -> Result<Response, Refusal> {
+/// Starts to stream with the first chunk: until then a failure has a status of its own.
+async fn stream_response<F: ClientProtocol>(
+    mut exchange: Exchange,
+    head: AnswerHead,
+) -> Result<Response, Refusal> {
     let mut writer = F::Writer::new(head);
     let mut out = String::new();
     match exchange.next().await {
@@ -247,8 +270,8 @@ async fn stream_response<F: ClientProtocol>(mut exchange: Exchange, head: Answer
     Ok(response)
 }
 
-/// Waits for events unless some are there, and adds those that are ready. False when the answer is
-/// over.
+/// Waits for events unless some are buffered, and adds those that are ready. Returns false at the
+/// end of the answer.
 async fn next_batch<W: Writer>(exchange: &mut Exchange, writer: &mut W, out: &mut String) -> bool {
     loop {
         let next = if out.is_empty() {
@@ -273,7 +296,7 @@ async fn next_batch<W: Writer>(exchange: &mut Exchange, writer: &mut W, out: &mu
 }
 
 fn write_next<W: Writer>(
-    next: Option<Result<(Chunk, super::gather::PieceChange), Failure>>,
+    next: Option<Result<(Chunk, super::partial_answer::PieceChange), Failure>>,
     exchange: &Exchange,
     writer: &mut W,
     out: &mut String,

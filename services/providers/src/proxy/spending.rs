@@ -1,10 +1,10 @@
-//! Money of the proxy's calls: set aside before, reported after.
+//! Reserves money for the calls of the proxy before, and reports their usage after.
 //!
-//! A question per call would cost more time than the rest of the proxy. So money is set aside in
-//! *leases*, one at a time for each token and model, which are good for several calls; what the
-//! calls of a lease have used is reported together, when the lease is used up, when nobody has used
-//! it for a second, or after 15 seconds. Money of a lease that is never reported, because the
-//! process died, counts as spent when the reservation expires.
+//! A query per call would cost more time than the rest of the proxy. So money is reserved in
+//! *leases*, one at a time for each token and model, which serve several calls. The usage of a
+//! lease's calls is reported together: when the lease is used up, when it was idle for a second, or
+//! after 15 seconds. Money of a lease that is never reported, because the process died, counts as
+//! spent when the reservation expires.
 
 use std::{
     collections::HashMap,
@@ -22,30 +22,29 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    models::mesh_unavailable,
     refusal::{Kind, Refusal},
+    routes::mesh_unavailable,
 };
 use crate::worker::usage_to_proto;
 
-/// How long the answer to a reservation may take.
+/// Timeout of a reservation.
 const RESERVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a lease is used for new calls.
+/// How long a lease serves new calls.
 const LEASE_TTL: Duration = Duration::from_secs(15);
-/// A lease that is idle for so long is reported.
+/// A lease that was idle for this long is reported.
 const LEASE_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often what is to be reported is looked for.
+/// How often leases are checked for reports.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
-/// How many calls the first lease of a token is meant for; doubles while leases are used up
-/// quickly.
+/// The calls that the first lease of a token covers; doubles while leases are used up quickly.
 const INITIAL_LEASE_CALLS: i64 = 4;
-/// How many at most.
+/// The calls that a lease covers at most.
 const MAX_LEASE_CALLS: i64 = 256;
-/// When money is given back of which nobody said whether it was set aside.
+/// The delay before a reservation with an unknown outcome is released.
 const RELEASE_DELAY: Duration = Duration::from_secs(30);
-/// How long publishing a report is tried for before it waits for the next tick.
+/// How long publishing a report is tried before it waits for the next interval.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whose money, for which model.
+/// The payer and the model of calls.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Account {
     token: String,
@@ -56,7 +55,7 @@ struct Account {
     purpose: &'static str,
 }
 
-/// Sets money aside and reports what was used. Clones are the same.
+/// Reserves money and reports usage. Clones share everything.
 #[derive(Clone)]
 pub(crate) struct Spending {
     bus: Bus,
@@ -75,15 +74,15 @@ struct State {
 #[derive(Default)]
 struct AccountState {
     lease: Option<Lease>,
-    /// Calls the next lease is meant for.
+    /// Calls that the next lease covers.
     next_lease_calls: i64,
-    /// One asks at a time.
+    /// Serializes the opening of leases.
     open_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
 struct Lease {
     number: u64,
-    /// Empty: nothing had to be set aside.
+    /// Empty when nothing had to be reserved.
     reservation: String,
     remaining: i64,
     opened_at: Instant,
@@ -93,7 +92,7 @@ struct Lease {
     used: Usage,
 }
 
-/// A call that money is request for.
+/// A call that needs a lease.
 struct LeaseRequest {
     token: ModelToken,
     account: Account,
@@ -115,7 +114,7 @@ impl Spending {
         Self { bus, state: Arc::default() }
     }
 
-    /// Sets `amount` aside for a call.
+    /// Reserves `amount` for a call.
     pub(crate) async fn reserve_call(
         &self,
         token: &ModelToken,
@@ -144,19 +143,19 @@ impl Spending {
             if let Some(lease) = state.draw(&account, amount) {
                 return Ok(reserved(lease));
             }
-            // What costs nothing needs no leave.
+            // A free call needs no reservation.
             let is_free = amount == 0;
             (Arc::clone(&state.accounts.entry(account.clone()).or_default().open_lock), is_free)
         };
-        // In a task of its own: a client that goes away in the middle must not leave money set
-        // aside that nobody knows of.
+        // In a task of its own: a client that disconnects meanwhile must not leave an unknown
+        // reservation behind.
         let request = LeaseRequest { token: token.clone(), account, amount, expires };
         let opening = tokio::spawn(self.clone().open_lease(asking, request, is_free));
         let failed = |_| Err(Refusal::new(Kind::Overloaded, "no money could be set aside"));
         opening.await.unwrap_or_else(failed)
     }
 
-    /// Opens a lease with a call in it, unless another one has meanwhile.
+    /// Opens a lease with a call in it, unless a concurrent call has opened one.
     async fn open_lease(
         self,
         asking: Arc<tokio::sync::Mutex<()>>,
@@ -185,7 +184,7 @@ impl Spending {
         let whole = amount.saturating_mul(calls);
         let reservation = match self.request_reservation(&request, whole).await? {
             Ok(reservation) => (reservation, whole),
-            // Near its end a budget may still be enough for this one.
+            // Near its end a budget may still cover this call.
             Err(refused) if calls == 1 => return Err(Refusal::new(Kind::Budget, refused)),
             Err(_) => match self.request_reservation(&request, *amount).await? {
                 Ok(reservation) => (reservation, *amount),
@@ -195,15 +194,16 @@ impl Spending {
         Ok(reserved(self.lock().insert_lease(account, reservation.0, reservation.1, *amount)))
     }
 
-    /// Asks for a reservation; the inner error is why it is refused.
+    /// Requests a reservation; the inner error is the reason of a refusal.
     async fn request_reservation(
         &self,
         request: &LeaseRequest,
         amount: i64,
     ) -> Result<Result<String, String>, Refusal> {
         let LeaseRequest { token, account, expires, .. } = request;
-        let expires =
-            clock::now().checked_add(*expires + LEASE_TTL + PUBLISH_TIMEOUT).unwrap_or(Timestamp::MAX);
+        let expires = clock::now()
+            .checked_add(*expires + LEASE_TTL + PUBLISH_TIMEOUT)
+            .unwrap_or(Timestamp::MAX);
         let question = mesh::BudgetReserve {
             reservation_id: Uuid::now_v7().to_string(),
             organization_id: token.organization.clone(),
@@ -228,8 +228,8 @@ impl Spending {
         }
     }
 
-    /// Gives back what may have been set aside although nobody said so. Later, so that this is not
-    /// heard before the question.
+    /// Releases a reservation with an unknown outcome. Delayed, so that the release does not
+    /// overtake the request.
     fn release_later(&self, account: Account, reservation: String) {
         let spending = self.clone();
         tokio::spawn(async move {
@@ -239,7 +239,7 @@ impl Spending {
         });
     }
 
-    /// Reports until told to stop, and then the rest.
+    /// Reports until `stop` is canceled, and then the rest.
     pub(crate) async fn run(self, stop: CancellationToken) {
         loop {
             let stopping = tokio::select! {
@@ -288,13 +288,13 @@ impl Spending {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics between two changes that belong together.
+        // No code panics between two changes that belong together.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Takes `amount` from the account's lease, when it has so much.
+    /// Takes `amount` from the account's lease, if enough is left.
     fn draw(&mut self, account: &Account, amount: i64) -> Option<u64> {
         let lease = self.accounts.get_mut(account)?.lease.as_mut()?;
         if lease.remaining < amount || lease.opened_at.elapsed() > LEASE_TTL {
@@ -307,7 +307,7 @@ impl State {
         Some(lease.number)
     }
 
-    /// Lets the account's lease take no new calls; gives how many the next one is to be for.
+    /// Closes the account's lease to new calls. Returns the calls that the next lease should cover.
     fn retire(&mut self, account: &Account) -> i64 {
         let Some(open) = self.accounts.get_mut(account) else { return INITIAL_LEASE_CALLS };
         let Some(lease) = open.lease.take() else {
@@ -325,8 +325,14 @@ impl State {
         calls
     }
 
-    /// Opens a lease with a call of `amount` in it.
-    fn insert_lease(&mut self, account: &Account, reservation: String, whole: i64, amount: i64) -> u64 {
+    /// Adds a lease with a call of `amount` in it.
+    fn insert_lease(
+        &mut self,
+        account: &Account,
+        reservation: String,
+        whole: i64,
+        amount: i64,
+    ) -> u64 {
         let (number, now) = (self.next, Instant::now());
         self.next += 1;
         let lease = Lease {
@@ -351,7 +357,7 @@ impl State {
         }
     }
 
-    /// Turns what is over into reports.
+    /// Turns ended leases into reports.
     fn collect_reports(&mut self, all: bool) {
         for (account, open) in &mut self.accounts {
             let over = |lease: &mut Lease| {
@@ -362,13 +368,14 @@ impl State {
                 self.closing.insert(lease.number, (account.clone(), lease));
             }
         }
-        // One that asks holds on to the account.
-        self.accounts.retain(|_, open| open.lease.is_some() || Arc::strong_count(&open.open_lock) > 1);
+        // A task that opens a lease references the account.
+        self.accounts
+            .retain(|_, open| open.lease.is_some() || Arc::strong_count(&open.open_lock) > 1);
         let over: Vec<u64> = self
             .closing
             .iter()
-            // One that a call is still under way in is not reported without it: its money counts as
-            // spent when its time is over.
+            // A lease with a call in flight is not reported without it: its money counts as spent
+            // when the reservation expires.
             .filter(|(_, (_, lease))| lease.under_way == 0)
             .map(|(number, _)| *number)
             .collect();
@@ -402,7 +409,7 @@ fn spending_report(
 }
 
 impl CallReservation {
-    /// What the call has used, with its cost. Said again, it replaces what was said before.
+    /// Sets the usage of the call, with its cost. A later value replaces an earlier one.
     pub(crate) fn settle(&mut self, used: Usage) {
         self.used = used;
     }
@@ -416,7 +423,8 @@ impl Drop for CallReservation {
         lease.used += used;
         lease.under_way = lease.under_way.saturating_sub(1);
         lease.used_at = Instant::now();
-        // What was not needed is there for the next call; what was beyond the estimate is not.
-        lease.remaining = lease.remaining.saturating_add(amount.saturating_sub(used.cost_pico_usd)).max(0);
+        // Unused money is available for the next call; usage beyond the estimate is not.
+        lease.remaining =
+            lease.remaining.saturating_add(amount.saturating_sub(used.cost_pico_usd)).max(0);
     }
 }

@@ -1,7 +1,7 @@
-//! Calls the model, through the same routing as every turn. The one place of the proxy that does.
+//! Calls the model, through the same router as every turn. The only place of the proxy that does.
 //!
-//! What fails before anything of the answer was passed on is tried again, elsewhere too; after that
-//! the client is told, because nothing can be taken back from it.
+//! A failure before any part of the answer was sent is retried, also at other targets. After that
+//! the client is told, because nothing can be withdrawn from it.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use super::{models::Route, serve::RequestPermit, spending::CallReservation};
+use super::{routes::Route, serve::RequestPermit, spending::CallReservation};
 use crate::{
     cancels::{CancelSignal, StepGuard},
     failure::Failure,
@@ -22,11 +22,10 @@ use crate::{
     vendor::{Chunk, Request},
 };
 
-/// Pieces that wait for a slow client; then the vendor waits, too.
+/// Chunks buffered for a slow client; beyond that, the vendor waits too.
 const CHANNEL_CAPACITY: usize = 64;
 
-/// One call of a model. Dropping it closes the vendor's connection; what was used until then is
-/// settled.
+/// One model call. Dropping it closes the vendor's connection; the usage until then is settled.
 pub(crate) struct Call {
     events: mpsc::Receiver<CallEvent>,
     cancel: CancelSignal,
@@ -39,8 +38,8 @@ enum CallEvent {
 }
 
 impl Call {
-    /// Begins to call. `reservation` pays for it; `permit` is given back at its end. `guard` ends it with
-    /// its task.
+    /// Starts the call. `reservation` pays for it; `permit` is released at its end. `guard` ends it
+    /// with its task.
     pub(crate) fn start(
         router: &Router,
         route: &Route,
@@ -70,9 +69,11 @@ impl Call {
             };
             let interrupts =
                 Interrupts { cancel: &cancelled, deadline, hand_back: CancellationToken::new() };
-            let call = RoutedCall { request, targets, hedge_after, tries: 0, lost_calls: 0, interrupts };
+            let call =
+                RoutedCall { request, targets, hedge_after, tries: 0, lost_calls: 0, interrupts };
             let routed = router.call(call, &mut sink).await;
-            // Before the client learns of the end: who asks then what was spent is told all of it.
+            // Before the client learns of the end, so that a following query of the spending
+            // includes this call.
             reservation.settle(routed.usage);
             drop((reservation, permit, guard));
             sink.end(routed.end).await;
@@ -81,7 +82,7 @@ impl Call {
         Self { events, cancel }
     }
 
-    /// The next piece of the answer; none at its end.
+    /// The next chunk of the answer; none at its end.
     pub(crate) async fn next(&mut self) -> Option<Result<Chunk, Failure>> {
         match self.events.recv().await {
             Some(CallEvent::Chunk(chunk)) => Some(Ok(chunk)),
@@ -98,24 +99,24 @@ impl Drop for Call {
     }
 }
 
-/// Passes an answer on, from its first words.
+/// Sends an answer to the client, from its first content.
 struct ClientSink {
     sender: mpsc::Sender<CallEvent>,
-    /// What may still be taken back: nothing of the answer has come.
+    /// Chunks that can still be withdrawn: no content has arrived.
     pending: Vec<Chunk>,
     is_committed: bool,
-    /// Whose thoughts the client can give back.
+    /// The provider whose thinking the client can send back.
     provider_id: String,
-    /// Whether another one answers.
+    /// Whether a fallback answers.
     is_fallback: bool,
-    /// A client that takes nothing must not reservation the call for longer.
+    /// A client that does not read must not keep the call for longer.
     deadline: Instant,
 }
 
 impl ClientSink {
     async fn send_pending(&mut self) -> Result<(), Failure> {
         for chunk in self.pending.drain(..) {
-            // Nobody takes it when the client is gone, and then the call is cancelled.
+            // The send fails when the client has disconnected, and then the call is canceled.
             let sent = timeout_at(self.deadline, self.sender.send(CallEvent::Chunk(chunk))).await;
             if !matches!(sent, Ok(Ok(()))) {
                 return Err(Failure::new(
@@ -129,10 +130,10 @@ impl ClientSink {
 
     async fn end(mut self, ended: CallEnd) {
         let last = match ended {
-            // An answer without a word is one, too.
+            // An answer may be empty.
             CallEnd::Completed => self.send_pending().await.map(|()| CallEvent::End),
             CallEnd::Failed(failure) => Ok(CallEvent::Failed(failure)),
-            // Who has gone hears nothing.
+            // A client that has disconnected receives nothing.
             CallEnd::Cancelled { reason } => Ok(CallEvent::Failed(canceled_with_task(&reason))),
             CallEnd::HandedBack => return,
         };
@@ -143,7 +144,7 @@ impl ClientSink {
     }
 }
 
-/// What the client of a call is told whose task was given up.
+/// The failure of a call whose task was canceled.
 pub(crate) fn canceled_with_task(reason: &str) -> Failure {
     Failure::new(
         FailureClass::DeadlineExceeded,
@@ -159,7 +160,7 @@ impl Sink for ClientSink {
     }
 
     async fn push(&mut self, chunk: Chunk) -> Result<(), Failure> {
-        // Only whom the client named can open it when it comes back.
+        // Only the provider that the client named can open it later.
         if self.is_fallback && matches!(chunk, Chunk::ThinkingData(_)) {
             return Ok(());
         }

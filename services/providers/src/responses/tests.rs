@@ -11,7 +11,7 @@ use crate::{
     tests::{open, read, read_at_every_split},
 };
 
-const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 fn request() -> Request {
     Request::from_command(&command("count the lines")).expect("the command is whole")
@@ -116,10 +116,11 @@ fn every_ending_is_mapped() {
     assert_eq!(last(cut), Err(FailureClass::Transient));
 }
 
-async fn sent(request: Request) -> Value {
+async fn sent_body(request: Request) -> Value {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let vendor = open(ModelProviderType::OpenaiResponses, &format!("{}/v1/", server.url()), SOON);
+    let vendor =
+        open(ModelProviderType::OpenaiResponses, &format!("{}/v1/", server.url()), TEST_TIMEOUT);
     vendor.invoke(Arc::new(request)).try_collect::<Vec<_>>().await.expect("an answer");
     let sent = server.requests().remove(0);
     assert_eq!(sent.path, "/v1/responses");
@@ -142,7 +143,7 @@ async fn request_has_the_vendor_format() {
             "strict": false}],
         "temperature": 1.5, "top_p": 0.5,
     });
-    assert_eq!(sent(request.clone()).await, plain);
+    assert_eq!(sent_body(request.clone()).await, plain);
 
     request.model = "gpt-5-mini".into();
     request.parameters.thinking = ThinkingEffort::Off.into();
@@ -153,12 +154,13 @@ async fn request_has_the_vendor_format() {
     for field in ["temperature", "top_p"] {
         thinking.as_object_mut().expect("an object").remove(field);
     }
-    assert_eq!(sent(request).await, thinking);
+    assert_eq!(sent_body(request).await, thinking);
 }
 
 #[test]
 fn reasoning_models_are_known_by_name() {
-    let uses_reasoning = |model: &str| openai::uses_reasoning(&Request { model: model.into(), ..request() });
+    let uses_reasoning =
+        |model: &str| openai::uses_reasoning(&Request { model: model.into(), ..request() });
     for model in ["o1", "o3-mini", "o4-mini", "gpt-5", "gpt-5.1-codex", "codex-mini-latest"] {
         assert!(uses_reasoning(model), "{model}");
     }

@@ -1,4 +1,4 @@
-//! A call on its way through its targets.
+//! The run of one call over its targets.
 
 use std::{
     mem,
@@ -12,7 +12,7 @@ use construct_runtime::clock;
 use futures::{StreamExt as _, future::select_all};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{AttemptParams, CallEnd, StartError, RoutedResult, RoutedCall, Router, Sink, Attempt};
+use super::{Attempt, AttemptParams, CallEnd, RoutedCall, RoutedResult, Router, Sink, StartError};
 use crate::{
     failure::{self, Failure},
     keys::{self, KeyId},
@@ -25,9 +25,9 @@ pub(super) struct Run<'a> {
     call: RoutedCall<'a>,
     sink: &'a mut dyn Sink,
     usage: Usage,
-    /// Tokens of input of the try that answered.
+    /// Input tokens of the attempt that answered.
     input_tokens: i64,
-    /// The target that answers, or was called last.
+    /// The index of the target that answers, or was called last.
     at: usize,
     /// Calls that may still be made, over all targets.
     calls_left: u32,
@@ -35,20 +35,20 @@ pub(super) struct Run<'a> {
     calls_made: u32,
 }
 
-/// How a try ended.
+/// How an attempt ended.
 enum AttemptEnd {
     Completed,
     Interrupted(CallEnd),
     Failed {
         failure: Failure,
-        /// The key it was made with.
+        /// The key of the attempt.
         key: KeyId,
-        /// Another key may fare better.
+        /// Another key may work.
         blames_key: bool,
     },
 }
 
-/// How a target ended: for the whole call, or only for itself.
+/// How a target ended: for the whole call, or for this target alone.
 enum TargetEnd {
     Call(CallEnd),
     Failed(Failure),
@@ -57,7 +57,16 @@ enum TargetEnd {
 impl<'a> Run<'a> {
     pub(super) fn new(router: &'a Router, call: RoutedCall<'a>, sink: &'a mut dyn Sink) -> Self {
         let calls_left = router.max_calls(call.tries);
-        Self { router, call, sink, usage: Usage::default(), input_tokens: 0, at: 0, calls_left, calls_made: 0 }
+        Self {
+            router,
+            call,
+            sink,
+            usage: Usage::default(),
+            input_tokens: 0,
+            at: 0,
+            calls_left,
+            calls_made: 0,
+        }
     }
 
     pub(super) async fn finish(mut self) -> RoutedResult {
@@ -98,7 +107,7 @@ impl<'a> Run<'a> {
         CallEnd::Failed(self.combined_failure(failures))
     }
 
-    /// Who is asked after a target that cannot answer.
+    /// The index of the next target after a failed one.
     fn next_target(&self, at: usize, failure: &Failure) -> Option<usize> {
         let targets = &self.call.targets;
         let mut rest = at + 1..targets.len();
@@ -112,7 +121,8 @@ impl<'a> Run<'a> {
             | FailureClass::Overloaded
             | FailureClass::Authentication
             | FailureClass::Configuration => rest.next(),
-            // Another model would be asked for what this one refused, or cannot understand either.
+            // Another model would be asked for the same refused content, or would not understand
+            // the request either.
             FailureClass::InvalidRequest
             | FailureClass::ContentRefused
             | FailureClass::DeadlineExceeded
@@ -121,9 +131,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What is said when nobody answered: what the first one failed with for which another try may
-    /// help; otherwise what the first one failed with, because it is the one that was asked for. Of
-    /// several, its words are why each of them did not answer.
+    /// The failure to report when no target answered: the first retryable one, otherwise that of
+    /// the first target, which was the requested one. For several targets, its message names the
+    /// failure of each.
     fn combined_failure(&self, mut failures: Vec<(usize, Failure)>) -> Failure {
         if failures.is_empty() {
             return Failure::internal("the call names no model");
@@ -144,21 +154,28 @@ impl<'a> Run<'a> {
     async fn try_target(&mut self, at: usize) -> TargetEnd {
         let target = Arc::clone(&self.call.targets[at]);
         let request = request_for_target(&self.call, at);
-        // Whoever comes behind is to be asked once at least.
+        // Each later target gets at least one call.
         let behind = u32::try_from(self.call.targets.len() - at - 1).unwrap_or(u32::MAX);
         let lost = if at == 0 { self.call.lost_calls } else { 0 };
-        let policy = self.router.policy.limited_to((self.calls_left + lost).saturating_sub(behind).max(1));
+        let policy =
+            self.router.policy.limited_to((self.calls_left + lost).saturating_sub(behind).max(1));
         let is_last = at + 1 >= self.call.targets.len();
-        // Tries go on where the worker before this one was lost, with one at least.
+        // Attempts continue where the lost worker stopped, with at least one.
         let mut failed = lost.min(policy.tries.saturating_sub(1));
         let mut tried: Vec<KeyId> = Vec::new();
-        // What the vendor said to the last of them.
+        // The vendor's failure with the last of the tried keys.
         let mut vendor_failure = None;
         loop {
             let left = self.time_left();
             let max_wait = if is_last { left } else { left.min(policy.max_requested_delay()) };
             let router = self.router;
-            let params = AttemptParams { at, target: &target, request: &request, excluded_keys: &tried, max_wait };
+            let params = AttemptParams {
+                at,
+                target: &target,
+                request: &request,
+                excluded_keys: &tried,
+                max_wait,
+            };
             let begun = tokio::select! {
                 biased;
                 ended = self.call.interrupts.wait() => return TargetEnd::Call(with_tries(ended, self.calls_made)),
@@ -170,8 +187,12 @@ impl<'a> Run<'a> {
                     self.count_call();
                     match self.run_attempt(attempt).await {
                         AttemptEnd::Completed => return TargetEnd::Call(CallEnd::Completed),
-                        AttemptEnd::Interrupted(ended) => return TargetEnd::Call(with_tries(ended, self.calls_made)),
-                        AttemptEnd::Failed { failure, key, blames_key } => (failure, key, blames_key),
+                        AttemptEnd::Interrupted(ended) => {
+                            return TargetEnd::Call(with_tries(ended, self.calls_made));
+                        }
+                        AttemptEnd::Failed { failure, key, blames_key } => {
+                            (failure, key, blames_key)
+                        }
                     }
                 }
                 Err(StartError { failure, unopenable_key: Some(key) }) => (failure, key, true),
@@ -180,7 +201,7 @@ impl<'a> Run<'a> {
                     return TargetEnd::Failed(failure);
                 }
             };
-            // Also when nothing follows here: what was shown of this answer never becomes a
+            // Also when nothing follows here: the visible part of this answer never becomes a
             // message.
             if asked && !self.sink.discard(&failure).await {
                 failure.tries = self.calls_made;
@@ -195,17 +216,17 @@ impl<'a> Run<'a> {
                         "an API key cannot be used now, and the call is made with the next one: {failure}"
                     );
                     if asked {
-                        // It is the same call.
+                        // It counts as the same call.
                         self.calls_made = self.calls_made.saturating_sub(1);
                         self.calls_left += 1;
                         vendor_failure = Some(failure);
                     }
                     continue;
                 }
-                // All of them; after a pause they are as good as each other again.
+                // All keys failed. After a delay each of them may be tried again.
                 tried.clear();
-                // Of a key that cannot be opened the vendor knows nothing: what it said to another
-                // one may pass.
+                // The vendor never saw a key that cannot be opened. Its failure with another key
+                // may be transient.
                 if let Some(earlier) = vendor_failure.take().filter(|_| !asked) {
                     self.count_call();
                     failure = earlier;
@@ -215,7 +236,9 @@ impl<'a> Run<'a> {
             failure.tries = self.calls_made;
             let pause =
                 policy.delay(failed, &failure, self.time_left(), clock::now(), fastrand::f64());
-            let Some(pause) = pause.filter(|_| self.calls_left > 0) else { return TargetEnd::Failed(failure) };
+            let Some(pause) = pause.filter(|_| self.calls_left > 0) else {
+                return TargetEnd::Failed(failure);
+            };
             tracing::info!(
                 class = failure.class.as_str_name(),
                 http.status = failure.http_status,
@@ -232,7 +255,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// One try, with a hedge beside it when nothing comes.
+    /// Runs one attempt, and a hedge beside it when no answer begins.
     async fn run_attempt(&mut self, attempt: Attempt) -> AttemptEnd {
         let mut attempts = vec![attempt];
         let next = attempts[0].at + 1;
@@ -277,8 +300,8 @@ impl<'a> Run<'a> {
                     let attempt = attempts.swap_remove(at);
                     let is_hedge = attempt.at != asked_for;
                     let end = self.fail_attempt(attempt, failure);
-                    // Pauses and tries are about the model that was asked for, so that its failure
-                    // is the one to tell.
+                    // Delays and attempts concern the requested model, so its failure is the one to
+                    // report.
                     let end = if is_hedge { failed.take() } else { Some(end) };
                     match end {
                         Some(end) if attempts.is_empty() => return end,
@@ -295,7 +318,7 @@ impl<'a> Run<'a> {
         self.stream_answer(attempt).await
     }
 
-    /// Passes on an answer that has begun.
+    /// Streams an answer that has begun.
     async fn stream_answer(&mut self, mut attempt: Attempt) -> AttemptEnd {
         attempt.permit.on_start();
         let after = attempt.started_at.elapsed();
@@ -310,8 +333,8 @@ impl<'a> Run<'a> {
         loop {
             let due = self.sink.due();
             tokio::select! {
-                // In this order, so that a vendor that never pauses can neither outrun a cancel nor
-                // hold text back.
+                // In this order, so that a vendor that never pauses cannot outrun a cancel or delay
+                // a flush.
                 biased;
                 ended = self.call.interrupts.wait() => {
                     self.abandon_attempt(attempt);
@@ -352,11 +375,11 @@ impl<'a> Run<'a> {
         AttemptEnd::Failed { failure, key, blames_key }
     }
 
-    /// Ends a try that nobody waits for any more. That it was slow says nothing about the vendor's
-    /// health.
+    /// Ends an attempt whose answer is not needed any more. Its slowness says nothing about the
+    /// vendor's health.
     fn abandon_attempt(&mut self, mut attempt: Attempt) {
         if attempt.accepted.load(Relaxed) {
-            // It has read the request, and many vendors say only at the end what that was.
+            // It has read the request, and many vendors report the usage only at the end.
             attempt.meter.mark_accepted();
         }
         self.record_usage(&mut attempt, metrics::VendorCallEnd::Abandoned);
@@ -366,7 +389,7 @@ impl<'a> Run<'a> {
         let complete = end == metrics::VendorCallEnd::Answered;
         let usage = attempt.meter.cost(complete, &self.call.targets[attempt.at].prices());
         let written = usage.output_tokens.saturating_add(usage.cache_write_tokens);
-        // What is read from the vendor's cache does not count toward most vendors' limits.
+        // Most vendors don't count tokens read from their cache toward their limits.
         attempt.lease.settle_tokens(usage.input_tokens.saturating_add(written));
         self.router.metrics.record_call(&attempt.labels, end, attempt.started_at.elapsed(), &usage);
         attempt.trace.end(end, &usage);
@@ -377,7 +400,7 @@ impl<'a> Run<'a> {
         self.usage += usage;
     }
 
-    /// A call of a vendor is made.
+    /// Counts a vendor call.
     fn count_call(&mut self) {
         self.calls_made += 1;
         self.calls_left = self.calls_left.saturating_sub(1);
@@ -388,11 +411,17 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A try at the next target, if that can be made at once.
+/// Starts an attempt at the next target, if that is possible without a wait.
 async fn start_hedge(router: &Router, call: &RoutedCall<'_>, at: usize) -> Option<Attempt> {
     let target = &call.targets[at];
     let request = request_for_target(call, at);
-    let params = AttemptParams { at, target, request: &request, excluded_keys: &[], max_wait: Duration::ZERO };
+    let params = AttemptParams {
+        at,
+        target,
+        request: &request,
+        excluded_keys: &[],
+        max_wait: Duration::ZERO,
+    };
     let begun = router.start_attempt(params).await;
     let hedge = begun
         .inspect_err(|refused| tracing::debug!("no hedge is made: {}", refused.failure))
@@ -404,7 +433,7 @@ async fn start_hedge(router: &Router, call: &RoutedCall<'_>, at: usize) -> Optio
     Some(hedge)
 }
 
-/// The request as one of the targets is asked it.
+/// The request, addressed to one of the targets.
 fn request_for_target(call: &RoutedCall<'_>, at: usize) -> Arc<Request> {
     // A transcript is large, and most calls never leave their first target.
     if at == 0 {
@@ -415,14 +444,13 @@ fn request_for_target(call: &RoutedCall<'_>, at: usize) -> Arc<Request> {
 }
 
 impl Chunk {
-    /// Whether the model has begun to answer. What a vendor says about tokens and names comes
-    /// before it has.
+    /// Whether the chunk is content of the answer. Usage and names precede it.
     pub(crate) fn is_answer_content(&self) -> bool {
         !matches!(self, Self::Usage(_) | Self::Named { .. })
     }
 }
 
-/// A failure with the calls that were made.
+/// Sets the number of calls made in a failure.
 fn with_tries(mut ended: CallEnd, tries: u32) -> CallEnd {
     if let CallEnd::Failed(failure) = &mut ended {
         failure.tries = tries;

@@ -1,4 +1,4 @@
-//! Plays one turn: what comes when.
+//! Plays one turn: the chunks and their times.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     ConversationState,
-    script::{ScriptedStopReason, Fault, Turn},
+    script::{Fault, ScriptedStopReason, Turn},
     template,
 };
 use crate::{
@@ -22,10 +22,10 @@ use crate::{
 
 /// Characters of a token when pacing.
 const TOKEN_CHARS: usize = 4;
-/// Slower than this would be a stall, which a fault says more plainly.
+/// A slower pace would be a stall, for which there are faults.
 const MIN_TOKENS_PER_SECOND: f64 = 0.1;
 
-/// A turn as a list of what happens, each with the pause before it.
+/// A turn as a list of acts, each with the delay before it.
 #[derive(Debug)]
 pub(super) struct Play {
     acts: VecDeque<(Duration, Act)>,
@@ -38,7 +38,12 @@ enum Act {
 }
 
 impl Play {
-    pub(super) fn new(turn: Turn, request: &Request, state: &ConversationState, fault: Option<Fault>) -> Self {
+    pub(super) fn new(
+        turn: Turn,
+        request: &Request,
+        state: &ConversationState,
+        fault: Option<Fault>,
+    ) -> Self {
         let text = template::expand(&turn.text, state, &request.model);
         let codes: Vec<String> =
             turn.code.iter().map(|code| template::expand(code, state, &request.model)).collect();
@@ -66,7 +71,7 @@ impl Play {
             fault,
         };
         writer.delay += Duration::from_millis(turn.delay_ms.unwrap_or(0));
-        // As vendors do: what was read is known at the beginning, what was written at the end.
+        // As vendors do: the input is reported at the beginning, the output at the end.
         writer.push(Act::Chunk(Chunk::Usage(Usage { output_tokens: 0, ..total })));
         let whole = writer.write(&text, Chunk::Text) && writer.write_calls(&codes, request);
         if whole && writer.fault.take().is_none_or(|fault| writer.inject_fault(&fault)) {
@@ -76,7 +81,7 @@ impl Play {
         Self { acts: writer.acts }
     }
 
-    /// PieceContent was recorded, at the pace at which it came.
+    /// Plays a recording at its original pace.
     pub(super) fn from_cassette(cassette: &Cassette) -> Self {
         let mut at = 0;
         let mut pause =
@@ -97,8 +102,7 @@ impl Play {
     }
 
     pub(super) fn stream(self) -> BoxStream<'static, Result<Chunk, Failure>> {
-        // Pauses are counted from where the last one should have ended, so that they don't add up
-        // to more.
+        // Delays are measured from the planned end of the last one, so that they don't add up.
         stream::unfold((self.acts, Instant::now()), |(mut acts, at)| async move {
             let (pause, act) = acts.pop_front()?;
             let at = at + pause;
@@ -135,7 +139,7 @@ impl Writer {
         self.acts.push_back((std::mem::take(&mut self.delay), act));
     }
 
-    /// Writes `text` in pieces until it is whole (true) or the fault strikes within it (false).
+    /// Writes `text` in pieces until it is complete (true) or the fault occurs within it (false).
     fn write(&mut self, text: &str, chunk: impl Fn(String) -> Chunk) -> bool {
         let mut rest = text;
         while !rest.is_empty() {
@@ -174,7 +178,7 @@ impl Writer {
         })
     }
 
-    /// Lets the fault happen; true when it was only a stall and the turn goes on.
+    /// Injects the fault; true when it is only a stall and the turn continues.
     fn inject_fault(&mut self, fault: &Fault) -> bool {
         self.delay += Duration::from_millis(fault.stall_ms);
         let Some(class) = fault.class else { return true };

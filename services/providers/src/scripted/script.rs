@@ -1,32 +1,32 @@
-//! The script's format (`docs/scripted.md`).
+//! The format of scripts (`docs/scripted.md`).
 
 use construct_domain::money::Usage;
 use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
 use serde::{Deserialize, Deserializer};
 
-/// A whole script.
+/// A complete script.
 #[derive(Debug, Clone)]
 pub(super) struct Script {
     conversations: Vec<Conversation>,
-    /// What is played when no conversation's text matches.
+    /// Played when no conversation matches.
     default: Conversation,
     pub(super) defaults: Defaults,
 }
 
-/// Turns that belong together.
+/// A sequence of turns.
 #[derive(Debug, Clone)]
 pub(super) struct Conversation {
-    /// Tells the script's conversations apart.
+    /// Unique within the script.
     pub(super) name: String,
     matches: String,
     pub(super) count: Count,
     pub(super) title: Option<String>,
-    /// What is answered when the conversation is to be summed up.
+    /// The answer to a compaction.
     pub(super) summary: Option<Turn>,
     pub(super) turns: Vec<Turn>,
 }
 
-/// Which answers are counted to find the turn to play.
+/// Which answers are counted to select the turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Count {
@@ -51,7 +51,7 @@ pub(super) struct Turn {
     pub(super) fault: Option<Fault>,
 }
 
-/// What a turn takes over where it says nothing itself.
+/// Defaults of the turns.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Defaults {
     delay_ms: Option<u64>,
@@ -59,7 +59,7 @@ pub(super) struct Defaults {
     usage: Option<ScriptedUsage>,
 }
 
-/// Tokens a turn claims to have used.
+/// The token usage that a turn reports.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct ScriptedUsage {
@@ -80,7 +80,7 @@ pub(super) enum ScriptedStopReason {
     Refused,
 }
 
-/// What goes wrong.
+/// An injected fault.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Fault {
@@ -89,19 +89,19 @@ pub(super) struct Fault {
     #[serde(default)]
     pub(super) http_status: u16,
     pub(super) message: Option<String>,
-    /// How many tries fail before one succeeds; 0: every one.
+    /// How many attempts fail before one succeeds; 0: every one.
     #[serde(default = "default_times")]
     pub(super) times: u32,
     pub(super) retry_after_ms: Option<u64>,
-    /// Characters of the answer that are streamed before.
+    /// Characters of the answer that are streamed before the fault.
     #[serde(default)]
     pub(super) after_chars: usize,
-    /// How long nothing comes before.
+    /// How long the stream stalls before the fault.
     #[serde(default)]
     pub(super) stall_ms: u64,
 }
 
-/// The failure classes under the names a script uses.
+/// The failure classes under the names of the script format.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum FaultClass {
@@ -117,7 +117,7 @@ pub(super) enum FaultClass {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ScriptFile {
-    /// For people.
+    /// For readers of the script.
     #[serde(default, rename = "description")]
     _description: String,
     title: Option<String>,
@@ -165,7 +165,7 @@ enum Scripts {
 }
 
 impl Script {
-    /// Reads a script: an object, or only the list of its turns. An empty text is a script without
+    /// Parses a script: an object, or only the list of its turns. An empty text is a script without
     /// turns.
     pub(super) fn parse(text: &str) -> Result<Self, serde_json::Error> {
         let text = text.trim_start_matches('\u{FEFF}');
@@ -204,8 +204,7 @@ impl Script {
         })
     }
 
-    /// What is answered when a conversation is to be summed up: what it says itself, or the script
-    /// for all of them.
+    /// The answer to a compaction: that of the conversation, or that of the script.
     pub(super) fn summary<'a>(&'a self, conversation: &'a Conversation) -> Option<&'a Turn> {
         conversation.summary.as_ref().or(self.default.summary.as_ref())
     }
@@ -222,7 +221,7 @@ impl Script {
 
 impl Turn {
     pub(super) fn from_text(text: String) -> Self {
-        // What the user wrote must not be read as a template.
+        // Text of the user must not be expanded as a template.
         Self { text: text.replace("{{", "{ {"), ..Self::default() }
     }
 
@@ -284,7 +283,9 @@ fn deserialize_lines<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Strin
     Lines::deserialize(deserializer).map(String::from)
 }
 
-fn deserialize_scripts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+fn deserialize_scripts<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<String>, D::Error> {
     Ok(match Scripts::deserialize(deserializer)? {
         Scripts::One(code) => vec![code],
         Scripts::Many(codes) => codes.into_iter().map(String::from).collect(),

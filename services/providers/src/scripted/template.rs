@@ -1,8 +1,8 @@
-//! Variables in a script's texts: `{{name}}`, and `{{json name}}` for a JavaScript literal.
+//! Variables in the texts of a script: `{{name}}`, and `{{json name}}` for a JavaScript literal.
 
 use super::ConversationState;
 
-/// `text` with every known variable replaced; anything else between braces stays as it is.
+/// `text` with every known variable replaced; anything else between braces stays.
 pub(super) fn expand(text: &str, state: &ConversationState, model: &str) -> String {
     let mut filled = String::with_capacity(text.len());
     let mut rest = text;
@@ -47,8 +47,11 @@ mod tests {
 
     #[test]
     fn known_variables_are_expanded_and_others_stay() {
-        let state =
-            ConversationState { last_user_text: "say \"{{turn}}\"".into(), answers: 3, ..ConversationState::default() };
+        let state = ConversationState {
+            last_user_text: "say \"{{turn}}\"".into(),
+            answers: 3,
+            ..ConversationState::default()
+        };
         let fill = |text| expand(text, &state, "m");
         assert_eq!(fill("{{turn}} of {{ model }}"), "3 of m");
         assert_eq!(fill("print({{json last_user_text}})"), r#"print("say \"{{turn}}\"")"#);

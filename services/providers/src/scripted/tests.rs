@@ -31,7 +31,7 @@ fn request(messages: Vec<ChatMessage>) -> Arc<Request> {
     })
 }
 
-/// The answer's text, with each script after a `>`.
+/// The text of the answer, with each script after a `>`.
 async fn play(scripted: &Scripted, request: &Arc<Request>) -> Result<String, Failure> {
     let mut answer = Answer::new(request);
     let mut chunks = scripted.invoke(Arc::clone(request));
@@ -91,7 +91,8 @@ async fn last_user_message_selects_the_conversation() {
 async fn title_comes_from_the_script_or_the_first_words() {
     let title =
         |messages| Arc::new(Request { purpose: Purpose::Title, ..(*request(messages)).clone() });
-    let state = title(vec![user("Please count  the lines\nof every file in here"), assistant("ok")]);
+    let state =
+        title(vec![user("Please count  the lines\nof every file in here"), assistant("ok")]);
     assert_eq!(
         play(&scripted("[]"), &state).await.as_deref(),
         Ok("Please count the lines of every")

@@ -1,4 +1,4 @@
-//! How many tokens something has, from every vendor.
+//! Token counts of every vendor.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use construct_runtime::{Common, Context};
 use construct_tests::vendor::{Reply, VendorServer};
 
 use super::{
-    SOON, provider, until, vendors,
+    TEST_TIMEOUT, provider, until, vendors,
     wires::{KEY, Wire},
 };
 use crate::{
-    call::tests::{EAGER, command, router},
+    call::tests::{NO_DELAY_POLICY, command, router},
     check::Checks,
-    count::CountResult,
     router::{Router, Target},
+    token_count::CountResult,
     vendor::Request,
 };
 
@@ -38,7 +38,7 @@ async fn count(router: &Router, call: &ModelInvoke) -> CountResult {
 async fn counting_vendor_is_queried_and_others_are_estimated() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
-        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
         let Some((reply, path)) = wire.count(1234) else {
             let counted = count(&router, &call(wire, &server, &[KEY])).await;
             assert!(!counted.exact && counted.tokens > 0, "{wire:?}: {counted:?}");
@@ -56,7 +56,7 @@ async fn counting_vendor_is_queried_and_others_are_estimated() {
             body.contains("How long is this?") && body.contains("code_interpreter"),
             "{wire:?}: {body}"
         );
-        // A vendor that counts refuses what only an answer needs.
+        // A counting vendor rejects fields that only an answer needs.
         for field in
             ["max_tokens", "max_output_tokens", "stream", "inferenceConfig", "store", "include"]
         {
@@ -75,7 +75,7 @@ async fn failing_count_is_estimated() {
     ] {
         let server = VendorServer::start().await;
         server.reply(Wire::Anthropic.error(status, class));
-        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
         let counted = count(&router, &call(Wire::Anthropic, &server, &[KEY])).await;
         assert!(!counted.exact && counted.tokens > 0, "{status}: {counted:?}");
         assert_eq!(server.requests().len(), 1, "nothing is tried again for a count");
@@ -89,7 +89,7 @@ async fn count_uses_the_next_key_after_a_refusal() {
         _ => Wire::Anthropic.error(401, FailureClass::Authentication),
     })
     .await;
-    let router = router(Arc::new(vendors(SOON)), EAGER);
+    let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
     let counted =
         count(&router, &call(Wire::Anthropic, &server, &["sk-bad-key", "sk-good-key"])).await;
     assert_eq!(counted, CountResult { tokens: 7, exact: true });
@@ -100,14 +100,15 @@ async fn count_query_over_nats_is_answered() {
     let nats = NatsServer::start().await;
     let bus = nats.bus().await;
     let context = Context::new("providers", Common::default());
-    Checks { bus: bus.clone(), router: router(Arc::new(vendors(SOON)), EAGER) }
+    Checks { bus: bus.clone(), router: router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY) }
         .start(context.lifecycle());
     let server =
         VendorServer::answering(|_| Reply::json(200, &serde_json::json!({"input_tokens": 42})))
             .await;
-    // Nobody has to make up a step for a question.
+    // A count needs no step.
     let call = ModelInvoke { step: None, ..call(Wire::Anthropic, &server, &[KEY]) };
-    let ask = async |call| bus.ask(&CountTokens, &TokenQuestion { call: Some(call) }, SOON).await;
+    let ask =
+        async |call| bus.ask(&CountTokens, &TokenQuestion { call: Some(call) }, TEST_TIMEOUT).await;
     let counted = until("an answer", async || ask(call.clone()).await).await;
     assert_eq!((counted.input_tokens, counted.exact, counted.failure), (42, true, None));
     let nobody = ask(ModelInvoke { model: None, ..call }).await.expect("it is served");

@@ -1,4 +1,4 @@
-//! Texts as vectors, from every vendor that has them, through the same routing as answers.
+//! Embeddings of every vendor that has them, through the same router as answers.
 
 use std::sync::Arc;
 
@@ -13,23 +13,23 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    SOON, provider, vendors,
+    TEST_TIMEOUT, provider, vendors,
     wires::{KEY, Wire},
 };
 use crate::{
-    call::tests::{EAGER, command, router},
+    call::tests::{NO_DELAY_POLICY, command, router},
     cancels::Cancel,
     failure::Failure,
-    router::{CallEnd, Interrupts, RoutedResult, RoutedCall, Router, Sink, Target},
+    router::{CallEnd, Interrupts, RoutedCall, RoutedResult, Router, Sink, Target},
     vendor::{Chunk, EmbedRequest, Request},
 };
 
-/// Keeps the vectors of the last try.
+/// Keeps the vectors of the last attempt.
 #[derive(Default)]
-struct Kept(Vec<Vec<f32>>);
+struct VectorSink(Vec<Vec<f32>>);
 
 #[async_trait]
-impl Sink for Kept {
+impl Sink for VectorSink {
     fn begin(&mut self, _request: &Request) {
         self.0.clear();
     }
@@ -60,14 +60,16 @@ fn target(wire: Wire, server: &VendorServer) -> Arc<Target> {
     Arc::new(Target { provider: provider(wire, &server.url(), &[KEY]), model })
 }
 
-/// Asks for the vectors of so many texts.
+/// Embeds this many texts.
 async fn embed(
     router: &Router,
     targets: Vec<Arc<Target>>,
     texts: usize,
 ) -> (RoutedResult, Vec<Vec<f32>>) {
-    let embed =
-        EmbedRequest { texts: (0..texts).map(|at| format!("text {at}")).collect(), dimensions: Some(2) };
+    let embed = EmbedRequest {
+        texts: (0..texts).map(|at| format!("text {at}")).collect(),
+        dimensions: Some(2),
+    };
     let plain = ModelInvoke {
         provider: Some(targets[0].provider.clone()),
         model: Some(targets[0].model.clone()),
@@ -81,7 +83,7 @@ async fn embed(
     let cancel = CancelSignal::default();
     let interrupts = Interrupts {
         cancel: &cancel,
-        deadline: Instant::now() + SOON,
+        deadline: Instant::now() + TEST_TIMEOUT,
         hand_back: CancellationToken::new(),
     };
     let call = RoutedCall {
@@ -92,9 +94,9 @@ async fn embed(
         lost_calls: 0,
         interrupts,
     };
-    let mut kept = Kept::default();
-    let routed = router.call(call, &mut kept).await;
-    (routed, kept.0)
+    let mut progress_log = VectorSink::default();
+    let routed = router.call(call, &mut progress_log).await;
+    (routed, progress_log.0)
 }
 
 fn vectors(count: u16) -> Vec<Vec<f32>> {
@@ -105,7 +107,7 @@ fn vectors(count: u16) -> Vec<Vec<f32>> {
 async fn texts_become_vectors_in_order_and_are_charged() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
-        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
         let Some((reply, path)) = wire.vectors(&vectors(3), 300) else {
             let (routed, _) = embed(&router, vec![target(wire, &server)], 3).await;
             let CallEnd::Failed(failure) = routed.end else { panic!("{wire:?}: {routed:?}") };
@@ -144,7 +146,7 @@ async fn reported_cost_of_vectors_is_used() {
             200,
             &serde_json::json!({"object": "list", "data": data, "usage": usage}),
         ));
-        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
         let (routed, _) = embed(&router, vec![target(wire, &server)], 1).await;
         let used = Usage { input_tokens: 300, cost_pico_usd: cost, ..Usage::default() };
         assert_eq!((routed.end, routed.usage), (CallEnd::Completed, used), "{wire:?}");
@@ -159,7 +161,7 @@ async fn texts_beyond_the_vendor_limit_are_sent_in_batches() {
         Wire::Gemini.vectors(&vectors(texts), 0).expect("it has vectors").0
     })
     .await;
-    let router = router(Arc::new(vendors(SOON)), EAGER);
+    let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
     let (routed, given) = embed(&router, vec![target(Wire::Gemini, &server)], 250).await;
     assert_eq!((routed.end, given.len()), (CallEnd::Completed, 250));
     let parts: Vec<_> = server
@@ -177,7 +179,7 @@ async fn too_few_vectors_fail_over_to_the_fallback() {
         broken.reply(openai::vectors(&vectors(1), 10));
     }
     well.reply(openai::vectors(&vectors(2), 10));
-    let router = router(Arc::new(vendors(SOON)), EAGER);
+    let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
     let targets = vec![target(Wire::OpenAi, &broken), target(Wire::OpenAi, &well)];
     let (routed, given) = embed(&router, targets, 2).await;
     assert_eq!((routed.end, given), (CallEnd::Completed, vectors(2)));
@@ -197,7 +199,7 @@ async fn embedding_errors_have_the_classes_of_answer_errors() {
             for _ in 0..calls {
                 server.reply(wire.error(status, class));
             }
-            let router = router(Arc::new(vendors(SOON)), EAGER);
+            let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
             let (routed, _) = embed(&router, vec![target(wire, &server)], 1).await;
             let CallEnd::Failed(failure) = routed.end else { panic!("{wire:?}: {routed:?}") };
             assert_eq!(

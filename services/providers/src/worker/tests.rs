@@ -13,9 +13,9 @@ use uuid::Uuid;
 
 use super::*;
 use crate::{
-    call::tests::{EAGER, command, router},
+    call::tests::{NO_DELAY_POLICY, command, router},
     http::Http,
-    key,
+    sealed_key,
     tests::until,
     vendor::Vendors,
 };
@@ -24,8 +24,12 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(900);
 
 fn scripted() -> Router {
     let http = Http::new(crate::Config::default().timeouts());
-    let vendors = Vendors { http, scripted_attempts: Arc::default(), local: crate::local::LocalModels::new(None) };
-    router(Arc::new(vendors), EAGER)
+    let vendors = Vendors {
+        http,
+        scripted_attempts: Arc::default(),
+        local: crate::local::LocalModels::new(None),
+    };
+    router(Arc::new(vendors), NO_DELAY_POLICY)
 }
 
 fn attached(server: &NatsServer) -> Attachments {
@@ -238,8 +242,7 @@ async fn canceled_step_ends_at_once_with_its_usage() {
 async fn step_canceled_before_its_command_is_not_started() {
     let mut mesh = Mesh::start(1).await;
     mesh.cancel().await;
-    // The order of the two is only certain once something else has come through the same
-    // subscription.
+    // Their order is certain only once another message has come through the same subscription.
     assert!(mesh.events().await.is_empty());
     mesh.dispatch(&mesh.command(r#"[{"delay_ms": 600000, "text": "x"}]"#)).await;
     let result = mesh.result().await;
@@ -265,12 +268,12 @@ async fn invalid_commands_name_the_reason() {
     let mut sealed = mesh.command("");
     if let (Some(unknown), Some(sealed)) = (&mut unknown.provider, &mut sealed.provider) {
         unknown.r#type = 99;
-        sealed.api_key = Some(key::tests::seal("another provider", "sk-1"));
+        sealed.api_key = Some(sealed_key::tests::seal("another provider", "sk-1"));
     }
     let broken = mesh.command("{");
     let address = subject::ModelInvoke::new(subject::Pool::model_default(), mesh.task);
     for command in [unknown, sealed, broken] {
-        // The one before must be settled: a task has one command at a time.
+        // The previous one must be acknowledged: a task has one command at a time.
         until("the command to be queued", async || {
             match mesh.bus.publish_once(&address, &command).await {
                 Ok(Dispatch::Published) => Ok(()),
@@ -319,8 +322,7 @@ async fn stopping_worker_hands_back_its_call_and_next_voids_the_text() {
     .await;
     mesh.context.lifecycle().stop("the test stops it");
 
-    // Another process with nothing remembered takes over; there, the turn stalls as well, and is
-    // cancelled.
+    // Another process without state takes over. The turn stalls there as well, and is canceled.
     let context = Context::new("providers", Common::default());
     let worker = Worker {
         bus: mesh.bus.clone(),
@@ -362,8 +364,8 @@ async fn command_delivered_too_often_fails() {
     assert_eq!(text(&fifth), "x");
     let sixth = worker.answer(&command, MAX_DELIVERIES + 1).await.0.expect("not handed back");
     assert_eq!(class(&sixth), FailureClass::Internal);
-    // Where another delivery would be the sixth, one that is handed back fails, and its step is
-    // begun anew: this worker's call does not count.
+    // Where another delivery would be the sixth, a handed-back call fails, and its step is started
+    // again: this worker's call does not count.
     context.lifecycle().stop("the test stops it");
     assert_eq!(worker.answer(&command, MAX_DELIVERIES - 1).await.0, None);
     let last = worker.answer(&command, MAX_DELIVERIES).await.0.expect("not handed back");
@@ -386,7 +388,7 @@ async fn redelivered_command_does_not_regain_its_attempts() {
         cancels: CancelRegistry::default(),
         hand_back: context.lifecycle().draining(),
     };
-    // Each is a command for another provider, whose first so many tries fail.
+    // Each is a command for another provider, whose first attempts fail this many times.
     let mut provider = 0;
     let mut failing = |times: u32, tries: u32| {
         let fault = format!(r#", "fault": {{"class": "rate_limited", "times": {times}}}"#);
@@ -401,8 +403,8 @@ async fn redelivered_command_does_not_regain_its_attempts() {
     let answer = async |command: &ModelInvoke, delivery: u32| {
         worker.answer(command, delivery).await.0.expect("not handed back").outcome
     };
-    // What is left of three tries of a model and five of an answer: deliveries before count as a
-    // try each.
+    // What is left of three attempts at a model and five of an answer: each earlier delivery counts
+    // as an attempt.
     for (tries, delivery, left) in
         [(5, 1, 3), (5, 2, 2), (5, 3, 1), (5, 5, 1), (0, 2, 2), (2, 1, 2), (2, 2, 1)]
     {
@@ -418,12 +420,13 @@ async fn redelivered_command_does_not_regain_its_attempts() {
             "{case}: {outcome:?}"
         );
     }
-    // None is left: nobody is called, and the answer is given up.
+    // None is left: no vendor is called, and the answer fails.
     let outcome = answer(&failing(0, 2), 3).await;
     let Some(step_result::Outcome::Failed(failure)) = outcome else { panic!("{outcome:?}") };
     assert_eq!((failure.class(), failure.tries), (FailureClass::Transient, 2));
     assert!(failure.message.contains("of the 2 calls"), "{}", failure.message);
-    // What would leave none to the next delivery is not handed back, and does not count itself.
+    // A delivery that would leave none to the next one is not handed back, and does not count
+    // itself.
     context.lifecycle().stop("the test stops it");
     assert_eq!(answer(&failing(1, 2), 2).await.map(|outcome| tries(&outcome)), Some(1));
 }
@@ -439,7 +442,7 @@ async fn worker_takes_no_more_than_its_concurrency() {
         if events.is_empty() { Err(events) } else { Ok(()) }
     })
     .await;
-    // The second waits in the queue until the first is gone.
+    // The second waits in the stream until the first has ended.
     let other = TaskId::from_uuid(Uuid::now_v7());
     let mut second = mesh.command(r#"[{"text": "second"}]"#);
     if let Some(step) = &mut second.step {

@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A tokenizer with these tokens, as `tokenizer.json` has it.
+/// A tokenizer with these tokens, in the format of `tokenizer.json`.
 pub(in crate::local) fn file(vocab: &[&str], lowercase: bool) -> Value {
     let vocab: serde_json::Map<String, Value> =
         vocab.iter().enumerate().map(|(id, token)| ((*token).to_owned(), json!(id))).collect();
@@ -16,7 +16,7 @@ pub(in crate::local) fn file(vocab: &[&str], lowercase: bool) -> Value {
 }
 
 #[derive(Deserialize)]
-struct Recorded {
+struct RecordedRuns {
     vocab: Vec<String>,
     runs: Vec<Run>,
 }
@@ -29,7 +29,7 @@ struct Run {
 
 #[test]
 fn texts_are_tokenized_as_by_the_reference() {
-    let recorded: Recorded =
+    let recorded: RecordedRuns =
         serde_json::from_str(include_str!("recorded.json")).expect("the recording");
     let vocab: Vec<&str> = recorded.vocab.iter().map(String::as_str).collect();
     for Run { lowercase, cases } in recorded.runs {

@@ -1,4 +1,4 @@
-//! What goes through the proxy, in both directions.
+//! Requests and answers through the proxy.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Limits, Proxy, client::Client, name};
 use crate::tests::{
     until,
-    wires::{CODE, KEY, PROOF, SAID, THOUGHT, Wire},
+    wires::{ANSWER_TEXT, CODE, KEY, PROOF, THINKING_TEXT, Wire},
 };
 
 async fn ask(proxy: &Proxy, client: Client, body: &Value) -> (u16, String) {
@@ -33,11 +33,11 @@ async fn every_client_protocol_works_with_every_vendor() {
                 let read = if streamed {
                     client.streamed(&body)
                 } else {
-                    client.whole(&serde_json::from_str(&body).expect("JSON"))
+                    client.assemble(&serde_json::from_str(&body).expect("JSON"))
                 };
                 assert_eq!(
                     (read.text.as_str(), read.thought.as_str()),
-                    (SAID, THOUGHT),
+                    (ANSWER_TEXT, THINKING_TEXT),
                     "{wire:?} {client:?}"
                 );
                 let [(id, tool, arguments)] = &read.calls[..] else {
@@ -63,26 +63,29 @@ async fn every_client_protocol_works_with_every_vendor() {
                 );
                 answers.push(read);
             }
-            // Sent back with what the call gave, its vendor is told the same as if it had spoken
-            // with us directly.
+            // Sent back with the result of the call, the vendor receives the same as in a direct
+            // conversation.
             proxy.vendor.reply(wire.reply(&wire.answer("It is 7.")));
             let question = client.went_on(client.question(&name(wire), false), &answers[1]);
             let (status, body) = ask(&proxy, client, &question).await;
             assert_eq!(status, 200, "{wire:?} {client:?}: {body}");
-            assert_eq!(client.whole(&serde_json::from_str(&body).expect("JSON")).text, "It is 7.");
+            assert_eq!(
+                client.assemble(&serde_json::from_str(&body).expect("JSON")).text,
+                "It is 7."
+            );
             let sent = proxy.vendor.requests().last().expect("a request").body.to_string();
             assert!(
                 sent.contains("it gave 7") && sent.contains("code_interpreter"),
                 "{wire:?} {client:?}: {sent}"
             );
-            // Chat Completions has no place for a thought's proof, and what is a mere text is as
-            // good there.
+            // Chat Completions has no field for the proof of thinking, so the vendor gets what
+            // plain text allows.
             let sent_back = wire
                 .thought_sent_back()
-                .filter(|thought| client != Client::Chat || *thought == THOUGHT);
+                .filter(|thought| client != Client::Chat || *thought == THINKING_TEXT);
             match sent_back {
                 Some(thought) => assert!(sent.contains(thought), "{wire:?} {client:?}: {sent}"),
-                None => assert!(!sent.contains(THOUGHT), "{wire:?} {client:?}: {sent}"),
+                None => assert!(!sent.contains(THINKING_TEXT), "{wire:?} {client:?}: {sent}"),
             }
         }
     }
@@ -95,13 +98,13 @@ async fn thinking_is_not_sent_to_another_provider() {
     proxy.vendor.reply(Wire::Anthropic.reply(&stream));
     let client = Client::Messages;
     let (_, body) = ask(&proxy, client, &client.question("anthropic", false)).await;
-    let read = client.whole(&serde_json::from_str(&body).expect("JSON"));
+    let read = client.assemble(&serde_json::from_str(&body).expect("JSON"));
     assert!(!body.contains(PROOF), "it is opaque");
     proxy.vendor.reply(openai::Answer::text("x").reply());
     let question = client.went_on(client.question("openrouter", false), &read);
     assert_eq!(ask(&proxy, client, &question).await.0, 200);
     let sent = proxy.vendor.requests().last().expect("a request").body.to_string();
-    assert!(!sent.contains(PROOF) && !sent.contains(THOUGHT), "{sent}");
+    assert!(!sent.contains(PROOF) && !sent.contains(THINKING_TEXT), "{sent}");
 }
 
 #[tokio::test]
@@ -175,8 +178,8 @@ async fn answer_format_is_requested_in_the_vendor_format() {
             Wire::Responses => Some("/text/format/schema"),
             Wire::Gemini => Some("/generationConfig/responseJsonSchema"),
             Wire::Ollama => Some("/format"),
-            // The first one only where a guarantee is asked for, because it refuses a part of what
-            // schemas can say.
+            // The first one only where a guarantee is requested, because it supports a subset of
+            // JSON Schema.
             Wire::Anthropic | Wire::Bedrock | Wire::DeepSeek => None,
         };
         proxy.vendor.reply(wire.reply(&wire.answer("{\"n\": 1}")));
@@ -218,7 +221,7 @@ async fn failure_has_the_form_and_status_of_the_client_protocol() {
     ] {
         for client in Client::ALL {
             for streamed in [false, true] {
-                // One each, because what a vendor says of a key, and that it fails, is remembered.
+                // A proxy each, because refused keys and failures are remembered.
                 let proxy = Proxy::start().await;
                 for _ in 0..3 {
                     proxy.vendor.reply(wire.error(status, class).header("retry-after", "600"));
@@ -474,7 +477,7 @@ async fn canceled_task_ends_its_calls() {
         })
         .await;
     }
-    // What it had used by then is paid for.
+    // The usage until then is charged.
     assert!(!proxy.reports(1).await.is_empty());
 }
 
@@ -494,7 +497,7 @@ async fn excess_calls_are_rejected_at_once() {
     let (status, body) =
         ask(&proxy, Client::Messages, &Client::Messages.question("openai", false)).await;
     assert_eq!(status, 529, "{body}");
-    // The first one is over when its time is.
+    // The first one ends with its timeout.
     let events = super::client::events(&first.text().await.expect("a stream"));
     assert_eq!(events.last().expect("an event")["error"]["code"], "timeout");
     proxy.vendor.reply(Reply::bytes("text/event-stream", wire.answer("x")));
@@ -503,17 +506,17 @@ async fn excess_calls_are_rejected_at_once() {
     let large = "x".repeat(33 * 1024 * 1024);
     let body = json!({"model": "openai", "messages": [{"role": "user", "content": large}]});
     let response = proxy.post(Client::Chat.path()).json(&body).send().await;
-    // The rest of a body nobody reads may also break the connection.
+    // An unread rest of a body may also break the connection.
     assert!(response.is_err() || response.is_ok_and(|response| response.status().as_u16() == 413));
 }
 
 #[tokio::test]
 async fn bodies_beyond_the_memory_limit_are_rejected_unread() {
-    // So few have room for one of the largest.
+    // This concurrency allows one of the largest bodies.
     let proxy = Proxy::with(Limits { concurrency: 4, ..Limits::default() }).await;
     let wire = Wire::OpenAi;
     let question = Client::Chat.question("openai", false);
-    // One that does not say how long it is, and does not end yet.
+    // A body without a length that does not end yet.
     let (sender, pieces) = tokio::sync::mpsc::channel::<Result<Vec<u8>, std::io::Error>>(1);
     let pieces =
         stream::unfold(pieces, async |mut pieces| pieces.recv().await.map(|piece| (piece, pieces)));
@@ -549,7 +552,7 @@ async fn bodies_beyond_the_memory_limit_are_rejected_unread() {
         })
         .await;
     }
-    // Once it is here it takes what it needs, and leaves the rest to others.
+    // A received body holds only its size, and releases the rest.
     let answer = wire.answer("x");
     proxy
         .vendor
@@ -575,7 +578,7 @@ async fn official_sdks_work() {
     };
     let proxy = Proxy::start().await;
     let (stream, _) = Wire::Anthropic.rich_answer();
-    // So many calls does the script make.
+    // The number of calls that the script makes.
     for _ in 0..9 {
         proxy.vendor.reply(Wire::Anthropic.reply(&stream));
     }

@@ -1,4 +1,4 @@
-//! What is set aside and what is reported.
+//! Reservations and reports.
 
 use std::time::Duration;
 
@@ -75,8 +75,8 @@ async fn exhausted_budget_is_reported_and_no_vendor_is_called() {
 #[tokio::test]
 async fn rest_of_a_budget_allows_one_more_call() {
     let proxy = Proxy::start().await;
-    // 4,096 tokens at 15,000,000 and what is read: enough for one, not for the several that are
-    // asked for first.
+    // 4,096 tokens at 15,000,000 and the input: enough for one call, not for the several of the
+    // first reservation.
     proxy.mesh(|mesh| mesh.budget = Some(4_096 * 15_000_000 * 5 / 4));
     proxy.vendor.reply(openai::Answer::text("x").reply());
     assert_eq!(ask(&proxy, Client::Chat).await.0, 200);

@@ -1,4 +1,4 @@
-//! What clients ask besides answers: how many tokens something has, and texts as vectors.
+//! Other requests of clients: token counts and embeddings.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use construct_proto::mesh::v1::FailureClass;
@@ -110,7 +110,7 @@ async fn each_text_may_fill_the_context_window() {
     let text = "x".repeat(300_000);
     let body = json!({"model": "openai", "input": [text, text, text]});
     assert_eq!(post(&proxy, "/v1/embeddings", &body).await.0, 200);
-    // For four calls at first, at the highest price of what is read, and nothing is written.
+    // For four calls at first, at the highest input price, and without output.
     let reserved = proxy.mesh(|mesh| mesh.reserved.clone());
     assert_eq!(reserved[0].amount_pico_usd, 4 * 3 * 128_000 * 3_750_000);
 }

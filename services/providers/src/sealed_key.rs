@@ -1,6 +1,5 @@
-//! Opens sealed API keys for calls. The only other place of the mesh where a vendor's key is in the
-//! clear is the gateway, for the moment in which it seals one: when it is set, and anew when the
-//! master key has changed.
+//! Opens sealed API keys for calls. Otherwise only the gateway sees a vendor's key in the clear,
+//! while it seals one: when the key is set, and again after a change of the master key.
 
 use construct_proto::mesh::v1::SealedSecret;
 use construct_runtime::{MasterKeys, OpenError};
@@ -8,8 +7,8 @@ use secrecy::SecretString;
 
 use crate::failure::Failure;
 
-/// The API key of provider `provider_id`, none when it has none. The provider's id is the
-/// associated data, so that a key sealed for one provider can't be used for another.
+/// The API key of provider `provider_id`, none when it has none. The id is the associated data, so
+/// that a key sealed for one provider can't be used for another.
 pub(crate) fn open(
     keys: &MasterKeys,
     provider_id: &str,
@@ -41,7 +40,7 @@ pub(crate) mod tests {
             .expect("a key of 32 bytes")
     }
 
-    /// `text` sealed as the gateway does.
+    /// Seals `text` as the gateway does.
     pub(crate) fn seal(provider_id: &str, text: &str) -> SealedSecret {
         let keys = keys();
         let nonce = [7; 12];

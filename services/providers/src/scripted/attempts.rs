@@ -1,15 +1,14 @@
-//! How often each turn has been tried.
+//! Counts the attempts of turns.
 
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Mutex, PoisonError},
 };
 
-/// Turns remembered at most; the oldest is forgotten first, and would fail anew.
+/// Turns in memory at most; the oldest is dropped first, and would fail again.
 const MAX_TURNS: usize = 10_000;
 
-/// AttemptCounts tries per turn of a task. Lives as long as the process: after a restart a fault begins
-/// anew.
+/// Counts attempts per turn of a task. Lives as long as the process: a restart resets the faults.
 #[derive(Debug, Default)]
 pub(crate) struct AttemptCounter(Mutex<AttemptCounts>);
 
@@ -20,9 +19,9 @@ struct AttemptCounts {
 }
 
 impl AttemptCounter {
-    /// AttemptCounts a try of the turn `key`, and says the how manieth it is, from 1.
+    /// Counts an attempt of the turn `key`, and returns its number, from 1.
     pub(crate) fn count(&self, key: String) -> u32 {
-        // Counting cannot panic in between, so that the counts behind a poisoned lock are whole.
+        // Counting cannot panic in between, so the counts behind a poisoned lock are consistent.
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !counts.tries.contains_key(&key) {
             if counts.order.len() >= MAX_TURNS

@@ -1,10 +1,10 @@
-//! What a client asks for, in our words, whatever protocol it speaks.
+//! The request of a client, independent of its protocol.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use construct_proto::{mesh::v1::model_invoke::Purpose, v1::ModelParameters};
 use serde_json::Value;
 
-use super::{models::Route, refusal::Refusal, thinking};
+use super::{refusal::Refusal, routes::Route, thinking};
 use crate::{
     router::Target,
     transcript::{Media, Part, Role, Turn},
@@ -13,24 +13,24 @@ use crate::{
 
 /// Tools of one request at most.
 const MAX_TOOLS: usize = 256;
-/// Bytes of text that are at least one token, for the upper estimate of what a request costs.
+/// Bytes of text per token at least, for the upper estimate of a request's cost.
 const BYTES_PER_TOKEN: usize = 2;
-/// What vendors count at most for a picture.
+/// The most tokens that vendors count for an image.
 const TOKENS_PER_IMAGE: usize = 6_000;
-/// What vendors put around a piece of the conversation, generously.
+/// An upper bound of the tokens that vendors add to a piece of the conversation.
 const TOKENS_PER_PART: usize = 50;
 
 /// A request of a client.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct ClientRequest {
-    /// Empty: the token's first.
+    /// Empty: the first model of the token.
     pub(crate) model: String,
-    /// Whether the answer comes in pieces.
+    /// Whether the answer is streamed.
     pub(crate) stream: bool,
-    /// Whether a stream ends with what was used, where the protocol leaves that to the client.
+    /// Whether a stream ends with the usage, where the protocol makes that optional.
     pub(crate) include_usage: bool,
     pub(crate) system: String,
-    /// Not yet in the order vendors want; thinking is sealed.
+    /// Not yet normalized; thinking is sealed.
     pub(crate) turns: Vec<Turn>,
     pub(crate) tools: Vec<Tool>,
     pub(crate) choice: ToolChoice,
@@ -40,7 +40,7 @@ pub(crate) struct ClientRequest {
 }
 
 impl ClientRequest {
-    /// Adds to what `role` says.
+    /// Adds a part to the turn of `role`.
     pub(crate) fn push_part(&mut self, role: Role, part: Part) {
         match self.turns.last_mut() {
             Some(last) if last.role == role => last.parts.push(part),
@@ -48,7 +48,7 @@ impl ClientRequest {
         }
     }
 
-    /// Adds what is said to the model on behalf of the program.
+    /// Adds an instruction of the program to the model.
     pub(crate) fn push_instruction(&mut self, text: &str) {
         if self.turns.is_empty() {
             if !self.system.is_empty() {
@@ -56,12 +56,15 @@ impl ClientRequest {
             }
             self.system.push_str(text);
         } else {
-            // Its place in the conversation matters, and no vendor has another one for it.
-            self.push_part(Role::User, Part::Text(format!("<system-notice>\n{text}\n</system-notice>")));
+            // Its position in the conversation matters, and no vendor has another place for it.
+            self.push_part(
+                Role::User,
+                Part::Text(format!("<system-notice>\n{text}\n</system-notice>")),
+            );
         }
     }
 
-    /// What holds for all protocols.
+    /// Checks the rules of all protocols.
     pub(crate) fn validate(self) -> Result<Self, Refusal> {
         if self.turns.iter().all(|turn| turn.parts.is_empty()) {
             return Err(Refusal::invalid(
@@ -84,15 +87,23 @@ impl ClientRequest {
         Ok(self)
     }
 
-    /// The call of a model that this asks for.
-    pub(crate) fn into_request(self, id: &str, task: &str, route: &Route) -> Result<Request, Refusal> {
+    /// Converts to a model call.
+    pub(crate) fn into_request(
+        self,
+        id: &str,
+        task: &str,
+        route: &Route,
+    ) -> Result<Request, Refusal> {
         let Target { provider, model } = &route.target;
         let tool_calling = model.tool_calling.unwrap_or(true);
         if !tool_calling && !self.tools.is_empty() {
             return Err(Refusal::invalid(format!("the model `{}` cannot call tools", self.model)));
         }
-        let turns =
-            thinking::open_turns(self.turns, &provider.id, vendor::accepts_plain_thinking(provider));
+        let turns = thinking::open_turns(
+            self.turns,
+            &provider.id,
+            vendor::accepts_plain_thinking(provider),
+        );
         let request = Request {
             step_id: id.to_owned(),
             task_id: task.to_owned(),
@@ -116,7 +127,7 @@ impl ClientRequest {
     }
 }
 
-/// The most that a request can cost, in 10⁻¹² dollars, as far as that can be said before.
+/// The upper estimate of a request's cost, in 10⁻¹² dollars.
 pub(crate) fn estimate_cost(request: &Request, route: &Route) -> i64 {
     let tools = request
         .tools
@@ -138,7 +149,7 @@ pub(crate) fn estimate_cost(request: &Request, route: &Route) -> i64 {
     route.upper_cost(i64::try_from(tokens).unwrap_or(i64::MAX), request.parameters.max_tokens)
 }
 
-/// The same for vectors of texts.
+/// The same for embeddings.
 pub(crate) fn estimate_embedding_cost(embed: &EmbedRequest, route: &Route) -> i64 {
     let tokens: usize =
         embed.texts.iter().map(|text| text.len().div_ceil(BYTES_PER_TOKEN) + TOKENS_PER_PART).sum();
@@ -224,13 +235,13 @@ pub(crate) fn media(media_type: &str, name: &str, base64: &str) -> Result<Part, 
     Err(Refusal::invalid(format!("files of the type `{media_type}` are not taken")))
 }
 
-/// A file of text.
+/// A text file.
 pub(crate) fn text_file(name: &str, media_type: &str, text: &str) -> Part {
     let name = name.replace('"', "'");
     Part::Text(format!("<file name=\"{name}\" type=\"{media_type}\">\n{text}\n</file>"))
 }
 
-/// What must not be set because it would change what the answer means.
+/// Rejects a field that would change the meaning of the answer.
 pub(crate) fn reject_if(set: bool, what: &str) -> Result<(), Refusal> {
     if set {
         Err(Refusal::invalid(format!("{what} is not supported by this proxy")))
@@ -239,7 +250,7 @@ pub(crate) fn reject_if(set: bool, what: &str) -> Result<(), Refusal> {
     }
 }
 
-/// Whether a field that may hold anything holds something.
+/// Whether a field of any type has a value.
 pub(crate) fn is_set(field: Option<&Value>) -> bool {
     match field {
         None | Some(Value::Null | Value::Bool(false)) => false,
@@ -249,7 +260,7 @@ pub(crate) fn is_set(field: Option<&Value>) -> bool {
     }
 }
 
-/// A body as JSON.
+/// Parses a body as JSON.
 pub(crate) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
     serde_json::from_slice(body)
         .map_err(|error| Refusal::invalid(format!("the request cannot be read: {error}")))

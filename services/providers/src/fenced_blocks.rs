@@ -1,6 +1,6 @@
 //! Scripts for models that cannot call tools: a protocol of fenced blocks around any vendor.
 //!
-//! The model is told in the system prompt to write a block
+//! The system prompt tells the model to write a block
 //!
 //! ````text
 //! ```construct
@@ -8,9 +8,8 @@
 //! ```
 //! ````
 //!
-//! which then is a call like any other. What such a model writes after its script is what it
-//! imagines the result to be; it is dropped, so that no result stands in the transcript but the
-//! true one.
+//! which becomes a call like any other. What such a model writes after its script is an imagined
+//! result. It is dropped, so that the transcript contains only the real one.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -26,13 +25,12 @@ use crate::{
     vendor::{Chunk, Request, Vendor},
 };
 
-/// The shortest row of backticks that opens a block.
+/// The minimum number of backticks that opens a block.
 const MIN_FENCE_LEN: usize = 3;
-/// A line that is longer than this opens or closes nothing. It bounds what is held back of a line
-/// whose end has not come.
+/// A longer line opens or closes nothing. Bounds the buffer of an incomplete line.
 const MAX_FENCE_LINE_LEN: usize = 64;
 
-/// `vendor`, made to understand fenced blocks when the model that `request` is for needs it.
+/// Wraps `vendor` for fenced blocks when the model of `request` needs them.
 pub(crate) fn wrap(vendor: Box<dyn Vendor>, request: &Request) -> Box<dyn Vendor> {
     if request.tool_calling || request.tools.is_empty() {
         vendor
@@ -62,7 +60,7 @@ impl Vendor for FencedVendor {
         let (name, argument) = request.code_call();
         let reader = FenceReader::new(name, argument);
         let plain = without_tools(&request);
-        // Asked once more at its end, when what the reader held back has gone out.
+        // Fused: polled once more at its end, after the reader's buffer was flushed.
         let state = (self.vendor.invoke(Arc::new(plain)).fuse(), Some(reader), VecDeque::new());
         stream::try_unfold(state, |(mut chunks, mut reader, mut ready)| async move {
             loop {
@@ -90,7 +88,7 @@ impl Vendor for FencedVendor {
     }
 }
 
-/// The request as the model is sent it.
+/// The request as it is sent to the model.
 fn without_tools(request: &Request) -> Request {
     let (name, _) = request.code_call();
     Request {
@@ -100,7 +98,7 @@ fn without_tools(request: &Request) -> Request {
     }
 }
 
-/// What the model is told in place of a tool's definition.
+/// The instructions in place of a tool definition.
 fn instructions(name: &str) -> String {
     format!(
         "# Calling `{name}`\n\nYou have no other way to call the tool `{name}` than to write its script as a fenced block that \
@@ -111,34 +109,41 @@ fn instructions(name: &str) -> String {
     )
 }
 
-/// Finds the first script in text that comes in pieces.
+/// Finds the first script in text that arrives in pieces.
 struct FenceReader {
     name: String,
     argument: String,
     position: Position,
-    /// The line whose end has not come, as far as it has not been passed on.
+    /// The incomplete line, as far as it was not emitted.
     line: String,
-    /// The line has been passed on in part: it cannot be a mark any more.
+    /// Part of the line was emitted: it cannot be a fence any more.
     is_line_emitted: bool,
-    /// The model was stopped for the length of its answer.
+    /// The answer reached its length limit.
     is_truncated: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Position {
     Text,
-    /// In a block that is not ours, opened by so many backticks: what stands there opens nothing.
+    /// In a block of another language with this many backticks; nothing in it opens a block.
     OtherBlock(usize),
-    /// In the script, opened by so many.
+    /// In the script, with this many backticks.
     Script(usize),
-    /// Behind the script.
+    /// After the script.
     AfterScript,
 }
 
 impl FenceReader {
     fn new(name: &str, argument: &str) -> Self {
         let (name, argument) = (name.to_owned(), argument.to_owned());
-        Self { name, argument, position: Position::Text, line: String::new(), is_line_emitted: false, is_truncated: false }
+        Self {
+            name,
+            argument,
+            position: Position::Text,
+            line: String::new(),
+            is_line_emitted: false,
+            is_truncated: false,
+        }
     }
 
     fn push(&mut self, mut text: &str, chunks: &mut VecDeque<Chunk>) {
@@ -159,8 +164,8 @@ impl FenceReader {
     /// The answer ends.
     fn finish(&mut self, chunks: &mut VecDeque<Chunk>) {
         self.end_line(false, chunks);
-        // A script that was cut stays open, and its arguments broken, so that half of it does not
-        // run. One that is only not closed is whole: the model had nothing more to say.
+        // A truncated script stays open, and its arguments are invalid, so that half of it does not
+        // run. A script that only lacks its closing fence is complete.
         if let Position::Script(_) = self.position
             && !self.is_truncated
         {
@@ -168,10 +173,11 @@ impl FenceReader {
         }
     }
 
-    /// A line is whole; `broken` when a line break ends it.
+    /// Handles a complete line; `broken` when a line break ends it.
     fn end_line(&mut self, broken: bool, chunks: &mut VecDeque<Chunk>) {
         let line = std::mem::take(&mut self.line);
-        let mark = if std::mem::take(&mut self.is_line_emitted) { None } else { parse_fence_line(&line) };
+        let mark =
+            if std::mem::take(&mut self.is_line_emitted) { None } else { parse_fence_line(&line) };
         match (self.position, mark) {
             (Position::Text, Some((fence, language))) => {
                 if language == FENCE_LANGUAGE {
@@ -210,10 +216,12 @@ impl FenceReader {
             return;
         }
         match self.position {
-            Position::Text | Position::OtherBlock(_) => chunks.push_back(Chunk::Text(text.to_owned())),
+            Position::Text | Position::OtherBlock(_) => {
+                chunks.push_back(Chunk::Text(text.to_owned()))
+            }
             Position::Script(_) => {
                 let quoted = serde_json::Value::String(text.to_owned()).to_string();
-                // Without the quotes, because the next piece belongs to the same string.
+                // Without the quotes, because the next piece continues the same string.
                 chunks.push_back(Chunk::Arguments {
                     slot: 0,
                     json: quoted[1..quoted.len() - 1].to_owned(),
@@ -224,15 +232,16 @@ impl FenceReader {
     }
 }
 
-/// The backticks and the word of a line that opens or closes a block.
+/// The backticks and the language of a line that opens or closes a block.
 fn parse_fence_line(line: &str) -> Option<(usize, &str)> {
     let line = line.trim();
     let fence = line.bytes().take_while(|&byte| byte == b'`').count();
     let word = line[fence..].trim();
-    (line.len() <= MAX_FENCE_LINE_LEN && fence >= MIN_FENCE_LEN && !word.contains('`')).then_some((fence, word))
+    (line.len() <= MAX_FENCE_LINE_LEN && fence >= MIN_FENCE_LEN && !word.contains('`'))
+        .then_some((fence, word))
 }
 
-/// Whether a line that begins so can still turn out to be one.
+/// Whether a line that begins so may still become a fence.
 fn may_be_fence_line(line: &str) -> bool {
     let begin = line.trim_start();
     let fence = begin.bytes().take_while(|&byte| byte == b'`').count();

@@ -1,4 +1,4 @@
-//! What of files reaches a call, with a real folder of files.
+//! Which content of files reaches a call, with a real folder of files.
 
 use construct_proto::{mesh::v1::FailureClass, v1::MessageSource};
 use futures::FutureExt as _;
@@ -8,15 +8,15 @@ use uuid::Uuid;
 use super::*;
 
 const ORG: OrganizationId = OrganizationId::LOCAL;
-/// As many bytes as calls may show at once here.
-const ROOM: u64 = 64 << 20;
+/// The bytes that calls may show at once in these tests.
+const MAX_BYTES: u64 = 64 << 20;
 
-struct Folder {
+struct Fixture {
     folder: TempDir,
     attached: Attachments,
 }
 
-impl Folder {
+impl Fixture {
     fn new(room: u64) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let attached = Attachments::open(folder.path(), room).expect("opened");
@@ -48,8 +48,11 @@ impl Folder {
     }
 
     async fn show(&self, messages: Vec<Vec<Block>>) -> Vec<Vec<Block>> {
-        let shown =
-            self.attached.resolve(&ORG.to_string(), said(messages), true).await.expect("shown");
+        let shown = self
+            .attached
+            .resolve(&ORG.to_string(), user_messages(messages), true)
+            .await
+            .expect("shown");
         shown
             .0
             .into_iter()
@@ -58,7 +61,7 @@ impl Folder {
     }
 }
 
-fn said(messages: Vec<Vec<Block>>) -> Vec<ChatMessage> {
+fn user_messages(messages: Vec<Vec<Block>>) -> Vec<ChatMessage> {
     let blocks = |blocks: Vec<Block>| {
         blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect()
     };
@@ -72,15 +75,15 @@ fn file(attachment: &Attachment) -> Block {
     Block::Attachment(attachment.clone())
 }
 
-/// A content as it stands in the messages of a call.
+/// Inline content of a message.
 fn content(media_type: &str, name: &str, data: &[u8]) -> Block {
     let (media_type, name, data) = (media_type.into(), name.into(), data.into());
     Block::Attachment(Attachment { media_type, name, data, ..Attachment::default() })
 }
 
 #[track_caller]
-fn words(block: &Block) -> &str {
-    let Block::Text(text) = block else { panic!("no words: {block:?}") };
+fn notice_text_of(block: &Block) -> &str {
+    let Block::Text(text) = block else { panic!("no text: {block:?}") };
     assert!(
         text.text.starts_with("<system-notice>\n") && text.text.ends_with("\n</system-notice>"),
         "{}",
@@ -91,7 +94,7 @@ fn words(block: &Block) -> &str {
 
 #[tokio::test]
 async fn supported_file_is_shown_with_its_path() {
-    let folder = Folder::new(ROOM);
+    let folder = Fixture::new(MAX_BYTES);
     let image = folder.upload(ORG, "image/png", "a.png", b"\x89PNG-image").await;
     let table = folder.upload(ORG, "text/csv", "dir/t.csv", b"1;2").await;
     let text = || Block::Text(Text { text: "What is this?".into() });
@@ -102,28 +105,29 @@ async fn supported_file_is_shown_with_its_path() {
     assert_eq!(asked, &text());
     assert_eq!(shown_image, &content("image/png", "a.png", b"\x89PNG-image"));
     assert_eq!(shown_table, &content("text/csv", "dir/t.csv", b"1;2"));
-    let told = words(about_image);
+    let told = notice_text_of(about_image);
     assert!(
         told.contains(&format!("a.png (image/png, 10 bytes, sha256:{})", image.sha256)),
         "{told}"
     );
     assert!(told.contains(&format!("save_file({:?}, \"a.png\")", image.file)), "{told}");
     assert!(
-        words(about_table).contains(&format!("save_file({:?}, \"t.csv\")", table.file)),
+        notice_text_of(about_table).contains(&format!("save_file({:?}, \"t.csv\")", table.file)),
         "{shown:?}"
     );
-    // Where the model has no scripts, they are not spoken of.
+    // Without scripts, the notice does not mention them.
     let bare = folder
-        .attached.resolve(&ORG.to_string(), said(vec![vec![file(&image)]]), false)
+        .attached
+        .resolve(&ORG.to_string(), user_messages(vec![vec![file(&image)]]), false)
         .await
         .expect("shown");
     let Some(first) = &bare.0[0].blocks[0].block else { panic!("{bare:?}") };
-    assert!(!words(first).contains("save_file"), "{bare:?}");
+    assert!(!notice_text_of(first).contains("save_file"), "{bare:?}");
 }
 
 #[tokio::test]
 async fn unsupported_file_is_named_with_the_reason() {
-    let folder = Folder::new(ROOM);
+    let folder = Fixture::new(MAX_BYTES);
     let large = folder.upload(ORG, "text/csv", "large.csv", &vec![b'1'; 300 << 10]).await;
     let archive = folder.upload(ORG, "application/zip", "a.zip", b"PK").await;
     let binary = folder.upload(ORG, "text/plain", "b.txt", b"a\0b").await;
@@ -144,19 +148,19 @@ async fn unsupported_file_is_named_with_the_reason() {
     for ((block, attachment), reason) in
         shown[0].iter().zip([&large, &archive, &binary]).zip(reasons)
     {
-        let told = words(block);
+        let told = notice_text_of(block);
         assert!(told.contains("is not shown to you") && told.contains(reason), "{told}");
         assert!(told.contains(&attachment.sha256) && told.contains(&attachment.file), "{told}");
         assert!(told.contains("save_file("), "{told}");
     }
-    let told = words(&shown[0][3]);
+    let told = notice_text_of(&shown[0][3]);
     assert!(told.contains("gone.png") && told.contains("It was deleted after that."), "{told}");
     assert!(!told.contains("save_file"), "{told}");
 }
 
 #[tokio::test]
 async fn older_files_are_omitted_when_newer_ones_fill_a_call() {
-    let folder = Folder::new(ROOM);
+    let folder = Fixture::new(MAX_BYTES);
     let mut messages = Vec::new();
     let mut images = Vec::new();
     for n in 0..4_u8 {
@@ -166,15 +170,15 @@ async fn older_files_are_omitted_when_newer_ones_fill_a_call() {
     }
     let shown = folder.show(messages.clone()).await;
     assert!(
-        words(&shown[0][0]).contains("Newer files have taken the room"),
+        notice_text_of(&shown[0][0]).contains("Newer files have taken the room"),
         "{}",
-        words(&shown[0][0])
+        notice_text_of(&shown[0][0])
     );
     assert_eq!(shown[0].len(), 1);
     for message in &shown[1..] {
         assert!(matches!(&message[1], Block::Attachment(shown) if shown.data.len() == 6 << 20));
     }
-    // What stands in the messages themselves takes room as well.
+    // Inline content of the messages counts toward the limit too.
     messages.push(vec![content("image/png", "own.png", &vec![9; 4 << 20])]);
     let shown = folder.show(messages).await;
     let counts: Vec<usize> = shown.iter().map(Vec::len).collect();
@@ -183,47 +187,55 @@ async fn older_files_are_omitted_when_newer_ones_fill_a_call() {
 
 #[tokio::test]
 async fn file_of_another_organization_is_not_shown() {
-    let folder = Folder::new(ROOM);
+    let folder = Fixture::new(MAX_BYTES);
     let other = OrganizationId::from_uuid(Uuid::from_u128(7));
     let foreign = folder.upload(other, "image/png", "secret.png", b"canary").await;
     let shown = folder.show(vec![vec![file(&foreign)]]).await;
     assert!(!format!("{shown:?}").contains("canary"), "{shown:?}");
-    assert!(words(&shown[0][0]).contains("deleted"), "{shown:?}");
+    assert!(notice_text_of(&shown[0][0]).contains("deleted"), "{shown:?}");
 }
 
 #[tokio::test]
 async fn corrupt_file_is_omitted_and_storage_failure_is_transient() {
-    let folder = Folder::new(ROOM);
+    let folder = Fixture::new(MAX_BYTES);
     let image = folder.upload(ORG, "image/png", "a.png", b"whole").await;
     let (first, rest) = image.sha256.split_at(2);
     let path = folder.folder.path().join("files").join(ORG.to_string()).join(first);
     std::fs::write(path.join(rest), b"wrong").expect("written");
     let shown = folder.show(vec![vec![file(&image)]]).await;
-    assert!(words(&shown[0][0]).contains("It is damaged where it is kept."), "{shown:?}");
-    // What should be a folder is none.
+    assert!(notice_text_of(&shown[0][0]).contains("It is damaged where it is kept."), "{shown:?}");
+    // A file in place of the folder.
     std::fs::remove_dir_all(&path).expect("removed");
     std::fs::write(&path, b"").expect("written");
-    let failed = folder.attached.resolve(&ORG.to_string(), said(vec![vec![file(&image)]]), true).await;
+    let failed = folder
+        .attached
+        .resolve(&ORG.to_string(), user_messages(vec![vec![file(&image)]]), true)
+        .await;
     let failure = failed.expect_err("the storage fails");
     assert_eq!((failure.class, failure.tries), (FailureClass::Transient, 1));
 }
 
 #[tokio::test]
 async fn calls_wait_for_free_bytes() {
-    let folder = Folder::new(1 << 20);
-    // More than there is room for: it gets all of it.
+    let folder = Fixture::new(1 << 20);
+    // More than the limit: the call gets all of it.
     let image = folder.upload(ORG, "image/png", "a.png", &vec![1; 2 << 20]).await;
     let small = folder.upload(ORG, "image/png", "b.png", b"small").await;
     let organization = ORG.to_string();
     let (_, room) = folder
-        .attached.resolve(&organization, said(vec![vec![file(&image)]]), true)
+        .attached
+        .resolve(&organization, user_messages(vec![vec![file(&image)]]), true)
         .await
         .expect("shown");
-    let second = folder.attached.resolve(&organization, said(vec![vec![file(&small)]]), true);
+    let second =
+        folder.attached.resolve(&organization, user_messages(vec![vec![file(&small)]]), true);
     let mut second = Box::pin(second);
     assert!(second.as_mut().now_or_never().is_none(), "the first call has all the room");
-    let unshown =
-        folder.attached.resolve(&organization, said(vec![vec![Block::Text(Text::default())]]), true);
+    let unshown = folder.attached.resolve(
+        &organization,
+        user_messages(vec![vec![Block::Text(Text::default())]]),
+        true,
+    );
     assert!(unshown.now_or_never().is_some(), "who shows nothing does not wait");
     drop(room);
     let (messages, room) = second.await.expect("shown");

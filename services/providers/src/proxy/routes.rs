@@ -1,5 +1,5 @@
-//! How the models that clients name are reached. ClientRequest of a reconciler, and cached for a while, so
-//! that a call costs no question.
+//! Resolves the models of clients. A reconciler knows them; its answers are cached, so that a call
+//! needs no query.
 
 use std::{
     collections::HashMap,
@@ -19,70 +19,72 @@ use crate::{
     vendor,
 };
 
-/// How long an answer is believed: so long a change of a model, a price or a key takes to arrive
+/// How long a cached route is used. A change of a model, a price or a key takes as long to arrive
 /// here.
 const ROUTE_TTL: Duration = Duration::from_secs(30);
-/// How long it is used when nobody answers.
+/// How long a cached route is used while no reconciler answers.
 const STALE_ROUTE_TTL: Duration = Duration::from_secs(10 * 60);
-/// How long an answer may take.
+/// Timeout of a query.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// RouteCache remembered at most.
+/// Cached routes at most.
 const MAX_ROUTES: usize = 4_096;
 
-/// How a model is reached.
+/// The target of a model, with its fallbacks.
 pub(crate) struct Route {
     pub(crate) target: Target,
-    /// Who answers when it cannot.
+    /// The targets when it fails.
     pub(crate) fallbacks: Vec<mesh::Route>,
-    /// After which silence the next one is asked as well.
+    /// The silence after which the next target is called as well.
     pub(crate) hedge_after: Option<Duration>,
 }
 
 impl Route {
-    /// Who may answer one call, in the order they are tried. Whoever cannot call tools answers no
-    /// call that offers some.
+    /// The targets of one call, in the order they are tried. A call with tools skips models that
+    /// cannot call tools.
     pub(crate) fn ordered_targets(&self, offers_tools: bool) -> Vec<Arc<Target>> {
         let mut targets = ordered_targets(self.target.clone(), &self.fallbacks, fastrand::f64);
         targets.retain(|target| !offers_tools || target.model.tool_calling.unwrap_or(true));
         targets
     }
 
-    /// What a call that reads so many tokens costs at most, in 10⁻¹² dollars, when it asks for no
-    /// more than `max_tokens`.
+    /// The upper bound of a call's cost, in 10⁻¹² dollars, with `input_tokens` and at most
+    /// `max_tokens` of output.
     pub(crate) fn upper_cost(&self, input_tokens: i64, max_tokens: Option<u32>) -> i64 {
         self.upper_cost_with(input_tokens, |model| {
             (model.context_window, vendor::max_answer_tokens(model, max_tokens).into())
         })
     }
 
-    /// What vectors of so many texts cost at most, which have so many tokens together. Each text
-    /// may be as long as the model can see, and nothing is written.
+    /// The upper bound of the cost of embedding `texts` texts with `input_tokens` together. Each
+    /// text may fill the context window, and there is no output.
     pub(crate) fn upper_embedding_cost(&self, input_tokens: i64, texts: usize) -> i64 {
         let texts = i64::try_from(texts).unwrap_or(i64::MAX);
         self.upper_cost_with(input_tokens, |model| (model.context_window.saturating_mul(texts), 0))
     }
 
-    /// `bounds`: what a model reads and writes at most.
-    fn upper_cost_with(&self, input_tokens: i64, bounds: impl Fn(&mesh::ModelTarget) -> (i64, i64)) -> i64 {
+    /// `bounds` returns the maximum of a model's input and output tokens.
+    fn upper_cost_with(
+        &self,
+        input_tokens: i64,
+        bounds: impl Fn(&mesh::ModelTarget) -> (i64, i64),
+    ) -> i64 {
         let others = self.fallbacks.iter().filter_map(|route| route.model.as_ref());
         let targets = std::iter::once(&self.target.model).chain(others).map(|model| {
             let (context_window, max_output_tokens) = bounds(model);
             let prices = model.prices.map(vendor::prices_from_proto).unwrap_or_default();
             money::Target { prices, context_window, max_output_tokens }
         });
-        let cost = money::max_cost(
-            &targets.collect::<Vec<_>>(),
-            self.hedge_after.is_some(),
-            input_tokens,
-        );
+        let cost =
+            money::max_cost(&targets.collect::<Vec<_>>(), self.hedge_after.is_some(), input_tokens);
         let mut providers = self.fallbacks.iter().filter_map(|route| route.provider.as_ref());
-        let told = vendor::reports_cost(&self.target.provider) || providers.any(vendor::reports_cost);
-        // What is only known afterwards asks at least whether anything is left.
+        let told =
+            vendor::reports_cost(&self.target.provider) || providers.any(vendor::reports_cost);
+        // A cost that is known only afterwards still needs a check that some budget is left.
         cost.max(i64::from(told))
     }
 }
 
-/// Finds models.
+/// Caches the routes of models.
 pub(crate) struct RouteCache {
     bus: Bus,
     routes: RwLock<HashMap<(String, String), CachedRoute>>,
@@ -99,7 +101,7 @@ impl RouteCache {
         Self { bus, routes: RwLock::default() }
     }
 
-    /// How the organization's model of this name is reached.
+    /// The route of an organization's model.
     pub(crate) async fn find(
         &self,
         organization: &str,
@@ -121,17 +123,22 @@ impl RouteCache {
                     all.retain(|_, cached| cached.fetched_at.elapsed() < ROUTE_TTL);
                 }
                 if all.len() < MAX_ROUTES {
-                    all.insert(name, CachedRoute { route: Arc::clone(&route), fetched_at: Instant::now() });
+                    all.insert(
+                        name,
+                        CachedRoute { route: Arc::clone(&route), fetched_at: Instant::now() },
+                    );
                 }
                 Ok(route)
             }
-            Err(error) => match cached.filter(|cached| cached.fetched_at.elapsed() < STALE_ROUTE_TTL) {
-                Some(cached) => {
-                    tracing::warn!(%error, model, "a model is called as it was when it was last asked for");
-                    Ok(cached.route)
+            Err(error) => {
+                match cached.filter(|cached| cached.fetched_at.elapsed() < STALE_ROUTE_TTL) {
+                    Some(cached) => {
+                        tracing::warn!(%error, model, "a model is called as it was when it was last asked for");
+                        Ok(cached.route)
+                    }
+                    None => Err(mesh_unavailable(&error)),
                 }
-                None => Err(mesh_unavailable(&error)),
-            },
+            }
         }
     }
 }
@@ -148,7 +155,7 @@ fn route_from_proto(found: mesh::ModelFound, model: &str) -> Result<Route, Refus
     Ok(Route { target: Target { provider, model: target }, fallbacks, hedge_after })
 }
 
-/// The mesh does not answer.
+/// The refusal when no reconciler answers.
 pub(crate) fn mesh_unavailable(error: &request::Error) -> Refusal {
     let source = error as &dyn std::error::Error;
     tracing::warn!(error = source, "no reconciler answers the proxy");

@@ -15,9 +15,9 @@ use crate::{
     tests::open,
 };
 
-const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// What is made of text that comes in `pieces`: the text, and the script's arguments.
+/// The text and the script arguments of text that arrives in `pieces`.
 fn read<'a>(pieces: impl IntoIterator<Item = &'a str>) -> (String, Option<String>) {
     let mut reader = FenceReader::new("code_interpreter", "code");
     let mut chunks = VecDeque::new();
@@ -101,8 +101,10 @@ async fn ask(server: &VendorServer, stop: &str, text: &str) -> CompletedAnswer {
     command.messages.push(message(MessageSource::Assistant, Block::CodeInterpreterCall(call)));
     command.messages.push(message(MessageSource::System, Block::CodeInterpreterResult(result)));
     let request = Request::from_command(&command).expect("whole");
-    let vendor =
-        around(Box::new(Shared(open(ModelProviderType::Openai, &server.url(), SOON))), &request);
+    let vendor = around(
+        Box::new(Shared(open(ModelProviderType::Openai, &server.url(), TEST_TIMEOUT))),
+        &request,
+    );
     let mut answer = Answer::new(&request);
     let chunks: Vec<Chunk> =
         vendor.invoke(Arc::new(request)).try_collect().await.expect("an answer");

@@ -1,13 +1,13 @@
-//! An answer as it grows, in the pieces that every protocol knows.
+//! A partial answer, in the pieces of all protocols.
 
 use construct_domain::money::Usage;
 use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
 
 use crate::{answer, failure::Failure, meter, vendor::Chunk};
 
-/// What one answer may hold at most, in bytes.
+/// Bytes of one answer at most.
 const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
-/// Calls one answer may hold at most.
+/// Calls of one answer at most.
 const MAX_CALLS: usize = 128;
 
 /// A piece of an answer.
@@ -27,28 +27,28 @@ pub(crate) enum Piece {
     },
 }
 
-/// What a chunk did to the answer.
+/// What a chunk changed in the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PieceChange {
-    /// A piece began, with this chunk in it.
+    /// A piece began with this chunk.
     Started(usize),
-    /// A piece went on.
+    /// A piece was extended.
     Extended(usize),
-    /// What was used, or why the model stopped.
+    /// No piece: the usage, or the stop reason.
     None,
 }
 
 /// An answer so far.
 #[derive(Debug, Default)]
 pub(crate) struct PartialAnswer {
-    /// Tells the calls of this answer from those of others.
+    /// Makes the call ids of this answer unique.
     id: String,
     pub(crate) pieces: Vec<Piece>,
     input_chars: usize,
-    /// Of what the model wrote.
+    /// Bytes that the model wrote.
     output_bytes: usize,
-    /// Of what its vendor wants back, which was not written by the model: it counts toward the
-    /// bound, and not toward what was used.
+    /// Bytes that the vendor wants back and the model did not write: they count toward the size
+    /// limit, not toward the usage.
     opaque_bytes: usize,
     reported: Option<Usage>,
     stop: Option<StopReason>,
@@ -98,7 +98,7 @@ impl PartialAnswer {
                     let words = format!("the model made more than {MAX_CALLS} calls in one answer");
                     return Err(Failure::new(FailureClass::InvalidRequest, words));
                 }
-                // Some vendors name no calls, and every client needs a name to answer to.
+                // Some vendors send no call ids, and every client needs an id for the result.
                 let id =
                     if id.is_empty() { format!("call_{}_{calls}", self.id) } else { id.clone() };
                 self.pieces.push(Piece::Call {
@@ -135,7 +135,7 @@ impl PartialAnswer {
         Ok(PieceChange::Started(new))
     }
 
-    /// Calls so far.
+    /// The number of calls so far.
     pub(crate) fn calls(&self) -> usize {
         self.pieces.iter().filter(|piece| matches!(piece, Piece::Call { .. })).count()
     }
@@ -149,7 +149,7 @@ impl PartialAnswer {
         texts.collect()
     }
 
-    /// All thinking that is shown.
+    /// All visible thinking.
     pub(crate) fn thinking(&self) -> String {
         let texts = self.pieces.iter().filter_map(|piece| match piece {
             Piece::Thinking { text, .. } => Some(&**text),
@@ -158,14 +158,16 @@ impl PartialAnswer {
         texts.collect()
     }
 
-    /// What was used so far. What the vendor has not said is estimated: an answer that is cut off
+    /// The usage so far. Usage that the vendor has not reported is estimated: an interrupted answer
     /// is not free.
     pub(crate) fn usage(&self, complete: bool) -> Usage {
-        meter::reported_or_estimated(self.reported, self.output_bytes, complete, false, || self.input_chars)
+        meter::reported_or_estimated(self.reported, self.output_bytes, complete, false, || {
+            self.input_chars
+        })
     }
 
-    /// Why the model stopped. Some servers say that it ended after calls; what counts is whether
-    /// there are any.
+    /// The stop reason. Some servers report a normal end after calls; what counts is whether there
+    /// are any.
     pub(crate) fn stop(&self) -> StopReason {
         match (self.stop.unwrap_or(StopReason::EndTurn), self.calls() > 0) {
             (StopReason::EndTurn | StopReason::Unspecified, true) => StopReason::ToolUse,
@@ -197,9 +199,7 @@ mod tests {
         }
         assert_eq!(answer.usage(true).output_tokens, 0);
         assert!(
-            answer
-                .push(&data)
-                .is_err_and(|failure| failure.class == FailureClass::InvalidRequest)
+            answer.push(&data).is_err_and(|failure| failure.class == FailureClass::InvalidRequest)
         );
     }
 }

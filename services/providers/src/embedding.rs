@@ -1,20 +1,19 @@
-//! What vendors that turn texts into vectors have in common.
+//! What vendors with embedding models have in common.
 
 use construct_domain::money::Usage;
 use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 
 use crate::{failure::Failure, vendor::Chunk};
 
-/// All vectors of a call, and what was used where the vendor says.
+/// All vectors of a call, and the usage where the vendor reports it.
 pub(crate) type EmbeddingResult = (Vec<Vec<f32>>, Option<Usage>);
 
-/// So many tokens read; none where the vendor has not counted.
+/// The usage of `tokens` input tokens; none where the vendor has not counted.
 pub(crate) fn input_usage(tokens: i64) -> Option<Usage> {
     (tokens > 0).then(|| Usage { input_tokens: tokens, ..Usage::default() })
 }
 
-/// An answer that comes at once, as the router takes it: vectors in their order, then what was
-/// used.
+/// Converts a complete response into chunks: the vectors in their order, then the usage.
 pub(crate) fn vector_chunks(
     embedded: impl Future<Output = Result<EmbeddingResult, Failure>> + Send + 'static,
 ) -> BoxStream<'static, Result<Chunk, Failure>> {
@@ -27,7 +26,7 @@ pub(crate) fn vector_chunks(
     stream::once(chunks).try_flatten().boxed()
 }
 
-/// Whether the vendor gave one vector for each text.
+/// Checks that the vendor returned one vector per text.
 pub(crate) fn check_vector_count(wanted: usize, given: usize) -> Result<(), Failure> {
     if wanted == given {
         return Ok(());

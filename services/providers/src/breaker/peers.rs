@@ -1,5 +1,5 @@
-//! Breakers of all processes of the service tell each other how they change, over plain NATS. News
-//! that is lost costs calls that fail once more, nothing else.
+//! Exchanges breaker states between the processes of the service, over plain NATS. A lost message
+//! costs some more failing calls, nothing else.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Breakers, Change, Key, PeerUpdate, duration_to_proto};
 
-/// Before the mesh is tried again.
+/// Delay before NATS is tried again.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// Tells and hears, until the service drains. Returns when it hears, and has asked the others what
-/// is open.
+/// Starts to publish and receive states, until the service drains. Returns when it is subscribed,
+/// and has requested the open breakers of the other processes.
 ///
 /// # Errors
-/// When the mesh cannot be reached.
+/// When NATS cannot be reached.
 pub(crate) async fn start(
     bus: &Bus,
     instance: &str,
@@ -36,13 +36,25 @@ pub(crate) async fn start(
 ) -> Result<(), subscribe::Error> {
     let news = bus.hear_breakers().await?;
     let wanted = bus.hear_breakers_wanted().await?;
-    let exchange =
-        PeerExchange { bus: bus.clone(), instance: instance.to_owned(), breakers: breakers.clone() };
-    lifecycle.spawn_job("breaker-news", exchange.clone().receive_updates(news, lifecycle.draining()));
+    let exchange = PeerExchange {
+        bus: bus.clone(),
+        instance: instance.to_owned(),
+        breakers: breakers.clone(),
+    };
     lifecycle
-        .spawn_job("breakers-wanted", exchange.clone().answer_snapshot_requests(wanted, lifecycle.draining()));
-    lifecycle.spawn_job("breaker-changes", exchange.clone().publish_changes(changed, lifecycle.draining()));
-    lifecycle.spawn_job("breaker-questions", exchange.clone().answer_state_queries(lifecycle.draining()));
+        .spawn_job("breaker-news", exchange.clone().receive_updates(news, lifecycle.draining()));
+    lifecycle.spawn_job(
+        "breakers-wanted",
+        exchange.clone().answer_snapshot_requests(wanted, lifecycle.draining()),
+    );
+    lifecycle.spawn_job(
+        "breaker-changes",
+        exchange.clone().publish_changes(changed, lifecycle.draining()),
+    );
+    lifecycle.spawn_job(
+        "breaker-questions",
+        exchange.clone().answer_state_queries(lifecycle.draining()),
+    );
     if let Err(error) = bus.want_breakers(&BreakersWanted { instance: instance.to_owned() }).await {
         tracing::warn!(%error, "the other processes cannot be asked which breakers are open");
     }
@@ -57,7 +69,11 @@ struct PeerExchange {
 }
 
 impl PeerExchange {
-    async fn receive_updates(self, mut news: BoxStream<'static, BreakerChanged>, draining: CancellationToken) {
+    async fn receive_updates(
+        self,
+        mut news: BoxStream<'static, BreakerChanged>,
+        draining: CancellationToken,
+    ) {
         loop {
             let heard = tokio::select! {
                 () = draining.cancelled() => return,
@@ -107,7 +123,11 @@ impl PeerExchange {
         }
     }
 
-    async fn publish_changes(self, mut changed: mpsc::UnboundedReceiver<Change>, draining: CancellationToken) {
+    async fn publish_changes(
+        self,
+        mut changed: mpsc::UnboundedReceiver<Change>,
+        draining: CancellationToken,
+    ) {
         loop {
             let change = tokio::select! {
                 () = draining.cancelled() => return,

@@ -1,10 +1,14 @@
-//! Files of messages. What a model is shown of them is read from where all services have it, before
-//! a vendor is asked; what it is not shown is named to it in words, with the way in which a script
-//! gets it.
+//! Files of messages.
 //!
-//! Bounds: of one call [`MAX_BYTES_PER_CALL`] bytes are shown, those of the newest files, with what stands in
-//! the messages themselves; of all calls of the process together as many as the configuration says,
-//! and a call for which there is no room waits for the others.
+//! Before a vendor is called, the files that the model can see are read from the storage that all
+//! services share. For the other files the model gets a notice with the reason, and with the call
+//! by which a script gets the file.
+//!
+//! # Limits
+//!
+//! One call shows at most [`MAX_BYTES_PER_CALL`] bytes, those of the newest files, inline content
+//! of the messages included. All calls of the process together show at most as many bytes as
+//! configured; further calls wait.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -19,50 +23,50 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{failure::Failure, transcript::notice_text};
 
-/// Bytes of attachments that are shown in one call at most, before they are encoded. Larger
-/// requests are refused by most vendors.
+/// Bytes of attachments that one call shows at most, before encoding. Most vendors reject larger
+/// requests.
 pub(crate) const MAX_BYTES_PER_CALL: u64 = 20 << 20;
 
-/// What room is counted in.
+/// The bytes of one semaphore permit.
 const BYTES_PER_UNIT: u64 = 1 << 10;
 
-/// Where the files are, and the room for them in this process.
+/// The stored files, and the limit on their bytes in memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Attachments {
     files: files::Store,
     available: Arc<Semaphore>,
-    /// All of it, in units.
+    /// All permits of `available`.
     capacity: u32,
 }
 
-/// Held as long as a call needs what it shows.
+/// Holds the bytes of a call in flight.
 #[derive(Debug)]
 pub(crate) struct BytesPermit {
     _permit: OwnedSemaphorePermit,
 }
 
-/// What becomes of a file.
+/// What to do with a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FileDecision {
     Include,
     Omit(OmissionReason),
 }
 
-/// Why a model is not shown a file.
+/// Why a file is not shown to the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OmissionReason {
     UnsupportedType,
     TooLarge,
-    /// Newer ones have the room.
+    /// Newer files use up the limit.
     NoSpace,
     Deleted,
     Corrupt,
-    /// It says that it is text and is not.
+    /// It is declared as text but is not.
     NotText,
 }
 
 impl Attachments {
-    /// Of the files in this folder, as many bytes at once.
+    /// Opens the files in `folder`, of which calls may hold `bytes` in memory.
     pub(crate) fn open(folder: impl Into<PathBuf>, bytes: u64) -> Result<Self, files::Error> {
         let capacity = u32::try_from(bytes / BYTES_PER_UNIT).unwrap_or(u32::MAX).max(1);
         Ok(Self {
@@ -72,11 +76,11 @@ impl Attachments {
         })
     }
 
-    /// The messages of a call with their files shown or named. `scripts`: whether the model can
-    /// have a script save one.
+    /// Replaces the files in the messages of a call by their content, or by a notice. `scripts`:
+    /// whether the model can have a script save a file.
     ///
     /// # Errors
-    /// When the storage fails, which passes.
+    /// When the storage fails, which is transient.
     pub(crate) async fn resolve(
         &self,
         organization: &str,
@@ -97,8 +101,10 @@ impl Attachments {
             for block in std::mem::take(&mut message.blocks) {
                 match block.block {
                     Some(Block::Attachment(attachment)) if !attachment.file.is_empty() => {
-                        let decision = decisions.next().unwrap_or(FileDecision::Omit(OmissionReason::NoSpace));
-                        let shown = self.file_blocks(organization, attachment, decision, scripts).await?;
+                        let decision =
+                            decisions.next().unwrap_or(FileDecision::Omit(OmissionReason::NoSpace));
+                        let shown =
+                            self.file_blocks(organization, attachment, decision, scripts).await?;
                         blocks.extend(
                             shown.into_iter().map(|block| v1::Block { block: Some(block) }),
                         );
@@ -112,14 +118,15 @@ impl Attachments {
     }
 
     async fn acquire(&self, bytes: u64) -> Result<BytesPermit, Failure> {
-        let units = u32::try_from(bytes.div_ceil(BYTES_PER_UNIT)).unwrap_or(u32::MAX).min(self.capacity);
+        let units =
+            u32::try_from(bytes.div_ceil(BYTES_PER_UNIT)).unwrap_or(u32::MAX).min(self.capacity);
         let permit = Arc::clone(&self.available).acquire_many_owned(units).await;
         let permit =
             permit.map_err(|_| Failure::internal("there is no room for files any more"))?;
         Ok(BytesPermit { _permit: permit })
     }
 
-    /// A file as the model is told of it.
+    /// The blocks that stand for a file.
     async fn file_blocks(
         &self,
         organization: OrganizationId,
@@ -155,17 +162,22 @@ impl Attachments {
         organization: OrganizationId,
         attachment: &Attachment,
     ) -> Result<Result<Bytes, OmissionReason>, Failure> {
-        let Ok(sha256) = attachment.sha256.parse::<Sha256>() else { return Ok(Err(OmissionReason::Corrupt)) };
+        let Ok(sha256) = attachment.sha256.parse::<Sha256>() else {
+            return Ok(Err(OmissionReason::Corrupt));
+        };
         match self.files.get(organization, &sha256, file_size(attachment)).await {
             Ok(content)
-                if Presentation::for_file(&attachment.media_type, file_size(attachment)) == Presentation::Text
+                if Presentation::for_file(&attachment.media_type, file_size(attachment))
+                    == Presentation::Text
                     && !is_text(&content) =>
             {
                 Ok(Err(OmissionReason::NotText))
             }
             Ok(content) => Ok(Ok(content)),
             Err(files::Error::Missing) => Ok(Err(OmissionReason::Deleted)),
-            Err(files::Error::Corrupt | files::Error::TooLarge(_)) => Ok(Err(OmissionReason::Corrupt)),
+            Err(files::Error::Corrupt | files::Error::TooLarge(_)) => {
+                Ok(Err(OmissionReason::Corrupt))
+            }
             Err(
                 error @ (files::Error::Folder(_)
                 | files::Error::Storage(_)
@@ -173,8 +185,7 @@ impl Attachments {
             ) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(error, "the files of a message cannot be read");
-                // It counts as a call that was made, so that a storage which stays away ends the
-                // turn.
+                // Counts as a call, so that a permanently failing storage ends the turn.
                 Err(Failure {
                     tries: 1,
                     ..Failure::transient("an attached file cannot be read at the moment")
@@ -184,7 +195,7 @@ impl Attachments {
     }
 }
 
-/// What becomes of the files, the newest first, and how many bytes are to be read.
+/// Decides about the files, the newest first, and sums up the bytes to read.
 fn plan_files(messages: &[ChatMessage]) -> (Vec<FileDecision>, u64) {
     let blocks = messages.iter().rev().flat_map(|message| message.blocks.iter().rev());
     let mut left = MAX_BYTES_PER_CALL;
@@ -200,7 +211,9 @@ fn plan_files(messages: &[ChatMessage]) -> (Vec<FileDecision>, u64) {
         decisions.push(match Presentation::for_file(&attachment.media_type, size) {
             Presentation::NameOnly => FileDecision::Omit(OmissionReason::UnsupportedType),
             Presentation::TooLarge => FileDecision::Omit(OmissionReason::TooLarge),
-            Presentation::Image | Presentation::Document | Presentation::Text if size > left => FileDecision::Omit(OmissionReason::NoSpace),
+            Presentation::Image | Presentation::Document | Presentation::Text if size > left => {
+                FileDecision::Omit(OmissionReason::NoSpace)
+            }
             Presentation::Image | Presentation::Document | Presentation::Text => {
                 left -= size;
                 bytes += size;
@@ -219,10 +232,9 @@ fn is_text(content: &[u8]) -> bool {
     std::str::from_utf8(content).is_ok_and(|text| !text.contains('\0'))
 }
 
-/// What a model is told of a file: all that it needs to get it, and why it is not shown, if it is
-/// not.
+/// The notice about a file: how to get it, and why it is not shown, if it is not.
 fn file_notice(attachment: &Attachment, why: Option<OmissionReason>, scripts: bool) -> Block {
-    // Whoever named the file must not seem to be the system.
+    // The file name must not look like text of the system.
     let name: String = attachment.name.chars().filter(|c| !matches!(c, '<' | '>' | '"')).collect();
     let name = if name.is_empty() { "a file without a name" } else { &name };
     let Attachment { media_type, size, sha256, file, .. } = attachment;
