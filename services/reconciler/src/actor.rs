@@ -149,8 +149,8 @@ impl Actor for TaskActor {
             Outcome::Idle => (IDLE_TIMEOUT, || Msg::Expire),
             Outcome::Timer(delay) if *delay > MAX_TIMER_DELAY => (IDLE_TIMEOUT, || Msg::Expire),
             Outcome::Timer(delay) => (*delay, || Msg::Timer),
-            Outcome::Failed { transient: passing, .. } => {
-                (retry_delay(state.failures, *passing), || Msg::Timer)
+            Outcome::Failed { transient, .. } => {
+                (retry_delay(state.failures, *transient), || Msg::Timer)
             }
         };
         state.failures = match after {
@@ -192,8 +192,8 @@ enum Outcome {
 }
 
 /// The delay after a failure that followed `before` others.
-fn retry_delay(before: u32, passing: bool) -> Duration {
-    let longest = if passing { MAX_TRANSIENT_RETRY_DELAY } else { MAX_RETRY_DELAY };
+fn retry_delay(before: u32, transient: bool) -> Duration {
+    let longest = if transient { MAX_TRANSIENT_RETRY_DELAY } else { MAX_RETRY_DELAY };
     INITIAL_RETRY_DELAY.saturating_mul(2_u32.saturating_pow(before.min(16))).min(longest)
 }
 
@@ -264,25 +264,25 @@ impl State {
             }
             Err(error) => {
                 // Repeated conflicts pass as well.
-                let passing =
+                let transient =
                     error.is_retryable() || matches!(error, construct_store::Error::Conflict);
                 let reason = Chain(&error).to_string();
-                if !passing && self.quarantine_if_failing(&reason).await {
+                if !transient && self.quarantine_if_failing(&reason).await {
                     if let Some(receipt) = receipt {
                         self.args.dead_letter(receipt, &reason).await;
                     }
                     return Outcome::Idle;
                 }
                 let task = self.args.task;
-                if passing {
+                if transient {
                     tracing::warn!(%task, error = &reason, "the task could not be reconciled; retrying");
                 } else {
                     tracing::error!(%task, error = &reason, "the task could not be reconciled; retrying");
                 }
                 if let Some(receipt) = receipt {
-                    receipt.nak(retry_delay(self.failures, passing)).await;
+                    receipt.nak(retry_delay(self.failures, transient)).await;
                 }
-                Outcome::Failed { transient: passing, reason }
+                Outcome::Failed { transient, reason }
             }
         }
     }
@@ -329,10 +329,10 @@ mod tests {
 
     #[test]
     fn retry_delays_double_to_maximum_by_failure_kind() {
-        let pauses = |passing| {
-            [0, 1, 2, 5, 6, 7, u32::MAX].map(|before| retry_delay(before, passing).as_secs())
+        let delays = |transient| {
+            [0, 1, 2, 5, 6, 7, u32::MAX].map(|before| retry_delay(before, transient).as_secs())
         };
-        assert_eq!(pauses(false), [1, 2, 4, 32, 60, 60, 60]);
-        assert_eq!(pauses(true), [1, 2, 4, 5, 5, 5, 5]);
+        assert_eq!(delays(false), [1, 2, 4, 32, 60, 60, 60]);
+        assert_eq!(delays(true), [1, 2, 4, 5, 5, 5, 5]);
     }
 }

@@ -9,7 +9,7 @@ use construct_domain::{
     task::{Failure, FailureClass, Outcome, StepResult, StopReason},
 };
 use construct_proto::{
-    mesh::v1::{self as mesh, model_completed::StopReason},
+    mesh::v1::{self as mesh, model_completed::StopReason as WireStopReason},
     v1,
 };
 use construct_wire::convert::{to_block, to_code_result, to_time, to_usage};
@@ -28,7 +28,7 @@ pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage
     let outcome = outcome(result.outcome).unwrap_or_else(|invalid| {
         tracing::error!(%step, %invalid, "a worker's result is invalid; its step has failed");
         let (class, message) = (FailureClass::Internal, invalid.to_string());
-        Outcome::Failed(Failure { class, message, retry_at: None, tries: 0 })
+        Outcome::Failed(Failure { class, message, retry_at: None, attempts: 0 })
     });
     Ok((
         StepResult { step, round: named.round, outcome },
@@ -40,12 +40,12 @@ fn outcome(outcome: Option<mesh::step_result::Outcome>) -> Result<Outcome, Inval
     Ok(match outcome.ok_or(InvalidResult("it has no outcome that this version knows"))? {
         mesh::step_result::Outcome::ModelCompleted(completed) => {
             let stop = match completed.stop_reason() {
-                StopReason::MaxTokens => StopReason::OutputLimit,
-                StopReason::Refused => StopReason::Refused,
-                StopReason::EndTurn
-                | StopReason::ToolUse
-                | StopReason::StopSequence
-                | StopReason::Unspecified => StopReason::Complete,
+                WireStopReason::MaxTokens => StopReason::OutputLimit,
+                WireStopReason::Refused => StopReason::Refused,
+                WireStopReason::EndTurn
+                | WireStopReason::ToolUse
+                | WireStopReason::StopSequence
+                | WireStopReason::Unspecified => StopReason::Complete,
             };
             Outcome::Model(completed.blocks.into_iter().filter_map(to_block).collect(), stop)
         }
@@ -114,7 +114,7 @@ fn failure(failure: mesh::Failure) -> Failure {
         class,
         message: failure.message,
         retry_at: failure.retry_at.and_then(to_time),
-        tries: failure.tries,
+        attempts: failure.tries,
     }
 }
 

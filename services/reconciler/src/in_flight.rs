@@ -148,7 +148,7 @@ struct ReadyTask {
 
 /// The result of acquiring a slot. A new slot is released with the permit, unless it is
 /// [committed](Permit::commit).
-#[must_use = "the place is given back with the ticket"]
+#[must_use = "the slot is released when the permit is dropped"]
 #[derive(Debug)]
 pub(crate) struct Permit {
     granted: bool,
@@ -286,9 +286,9 @@ impl InFlightLimiter {
         let Some(queue_slots) = state.slots.get(&(organization, queue.clone())) else {
             return true;
         };
-        let is_work = |other: &CommandRef| other.is_same(command);
-        !queue_slots.occupied.get(&task).is_some_and(|occupied| is_work(&occupied.command))
-            && !queue_slots.waiting.get(&task).is_some_and(|waiter| is_work(&waiter.command))
+        let is_command = |other: &CommandRef| other.is_same(command);
+        !queue_slots.occupied.get(&task).is_some_and(|occupied| is_command(&occupied.command))
+            && !queue_slots.waiting.get(&task).is_some_and(|waiter| is_command(&waiter.command))
     }
 
     /// Where the command of a step is, for diagnosis; `None` for a task of another process.
@@ -461,10 +461,10 @@ impl InFlightLimiter {
 impl State {
     /// Number of waiting commands: model calls, scripts, or both.
     fn count_waiting(&self, model: Option<bool>) -> usize {
-        let is_needed = |queue: &Queue| model.is_none_or(|model| model == (*queue == Queue::Model));
+        let is_counted = |queue: &Queue| model.is_none_or(|model| model == (*queue == Queue::Model));
         self.slots
             .iter()
-            .filter(|((_, queue), _)| is_needed(queue))
+            .filter(|((_, queue), _)| is_counted(queue))
             .map(|(_, queue_slots)| queue_slots.waiting.len())
             .sum()
     }

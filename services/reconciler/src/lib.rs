@@ -172,7 +172,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let (announcer, announcements) = announce::queue();
     let (assignments, assignment) = watch::channel(PartitionAssignment::EMPTY);
     let in_flight_limits =
-        Places { model_calls: config.reconciler_model_calls, scripts: config.reconciler_scripts };
+        InFlightLimits { model_calls: config.reconciler_model_calls, scripts: config.reconciler_scripts };
     let limiter = InFlightLimiter::new(in_flight_limits, assignment.clone());
     let failing_tasks = FailingTasks::default();
     let reconciler = Arc::new(Reconciler {
@@ -205,10 +205,10 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         limits,
         lifecycle.draining(),
     );
-    lifecycle.spawn("subtask questions", answering);
+    lifecycle.spawn("subtask requests", answering);
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
     lifecycle.spawn(
-        "whereabouts",
+        "step locations",
         step_location::answer(limiter.clone(), failing_tasks, bus.clone(), lifecycle.draining()),
     );
     let (health, healthy) = watch::channel(true);
@@ -223,7 +223,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await
         .context("the supervisor of the task actors does not start")?;
 
-    lifecycle.spawn("window", limiter.wake_ready_tasks(supervisor.clone(), lifecycle.draining()));
+    lifecycle.spawn("in-flight limiter", limiter.wake_ready_tasks(supervisor.clone(), lifecycle.draining()));
     let finished = CancellationToken::new();
     lifecycle.spawn("announcements", announcements.run(bus.clone(), finished.clone()));
     let intake = intake::run(

@@ -115,14 +115,14 @@ impl Placement {
         let mut ticks = interval(BEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let decides = self.decide_at.unwrap_or(began + SELF_BEAT_TIMEOUT);
+            let decide_at = self.decide_at.unwrap_or(began + SELF_BEAT_TIMEOUT);
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {
                     let asks = self.decide_at.is_none();
                     self.send_beat(|beat| beat.asks = asks).await;
                 }
-                () = sleep_until(decides), if !self.has_assignment => {
+                () = sleep_until(decide_at), if !self.has_assignment => {
                     if self.decide_at.is_none() {
                         tracing::warn!("no heartbeats are received, not even own ones; taking all partitions until some are");
                     }
@@ -167,7 +167,7 @@ impl Placement {
             BeatSource::Peer if beat.asks => self.send_beat(|_| {}).await,
             BeatSource::Peer => {}
         }
-        if self.decide_at.is_some_and(|decides| decides <= now) {
+        if self.decide_at.is_some_and(|decide_at| decide_at <= now) {
             self.update_assignment();
         }
     }

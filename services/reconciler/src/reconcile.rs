@@ -161,9 +161,9 @@ impl Reconciler {
             let reported = report
                 .take()
                 .is_some_and(|report| matches!(report.result.outcome, Outcome::Code(_)));
-            let nothing = CommandInputs::default();
+            let no_inputs = CommandInputs::default();
             for effect in &decision.effects {
-                let inputs = match &command_inputs {
+                let inputs = match &inputs {
                     Ok(inputs) => inputs,
                     // A missing command is noticed when the task checks its step, except a title's.
                     // An effect that ends a step is not.
@@ -178,7 +178,7 @@ impl Reconciler {
                         }
                         continue;
                     }
-                    Err(_) => &nothing,
+                    Err(_) => &no_inputs,
                 };
                 // A command that cannot be built is a result of the step like any other.
                 let performed = self.perform(
@@ -198,7 +198,7 @@ impl Reconciler {
             // What fails from here on is repeated by the next reconcile. The end of a step would
             // not be.
             self.store.subtasks_mark_seen(&loaded).await?;
-            command_inputs?;
+            inputs?;
             let next_wake =
                 committed.as_ref().map_or(decision.task.next_wake, |committed| committed.next_wake);
             let again = committed.as_ref().is_some_and(|committed| committed.has_new_intents);
@@ -262,13 +262,13 @@ impl Reconciler {
         let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
         let decide = |task: &Task| match exhausted {
             None => decide::decide(task, loaded.queued, event.clone(), now, new_entropy(now)),
-            Some(words) => decide::decide_without_budget(
+            Some(exhausted) => decide::decide_without_budget(
                 task,
                 loaded.queued,
                 event.clone(),
                 now,
                 new_entropy(now),
-                words,
+                exhausted,
             ),
         };
         let mut task = loaded.task.clone();
@@ -315,9 +315,9 @@ impl Reconciler {
             loaded.task.step.as_ref().is_some_and(|step| step.awaits(&report.result))
         });
         // A step that waits for people has not ended: its scripts report again later.
-        let goes_on =
+        let ends_step =
             |report: &&Report| !matches!(report.result.outcome, Outcome::Suspended { .. });
-        let step = current.filter(goes_on).map(|report| report.number);
+        let step = current.filter(ends_step).map(|report| report.number);
         let mut commit = TaskCommit::new(loaded, &decision.task, now);
         commit.admitted = decision.admitted;
         commit.appended = decision
@@ -358,8 +358,8 @@ impl Reconciler {
         commit.closed_approvals.clone_from(&decision.closed_approvals);
         commit.events = self.approval_events(loaded, &commit.new_approvals, &decision, now).await?;
         commit.events.extend(record::decision_events(loaded, &decision, &usage, step, now));
-        if let Some(words) = &decision.drop_queued {
-            commit.events.extend(self.dropped_message_events(loaded, words, now).await?);
+        if let Some(reason) = &decision.drop_queued {
+            commit.events.extend(self.dropped_message_events(loaded, reason, now).await?);
         }
         if let Some(title) = commit.title.clone() {
             commit.events.push(self.title_event(loaded, title, commit.events.len(), now).await?);
@@ -411,22 +411,22 @@ impl Reconciler {
         }
         let mut permits = Vec::new();
         effects.retain(|effect| {
-            let asked = match effect {
+            let required = match effect {
                 Effect::InvokeModel(_) | Effect::Compact(_) | Effect::ExecuteCode(_) => {
                     CommandRef::for_task(task, &pool)
                 }
                 Effect::MakeTitle(step) => {
-                    let known = self
+                    let waiting = self
                         .limiter
                         .unsent(organization, &Queue::Model, task.id)
                         .filter(|work| work.step == *step);
                     let work =
                         CommandRef { step: *step, round: 0, until: now + decide::MODEL_TIMEOUT };
-                    Some((Queue::Model, known.unwrap_or(work)))
+                    Some((Queue::Model, waiting.unwrap_or(work)))
                 }
                 Effect::CancelModel(..) | Effect::CancelCode(..) | Effect::EndCode(_) => None,
             };
-            let Some((queue, work)) = asked else { return true };
+            let Some((queue, work)) = required else { return true };
             let permit = self.limiter.acquire(organization, queue, task.id, work, now);
             let granted = permit.is_granted();
             permits.push(permit);
@@ -475,7 +475,7 @@ impl Reconciler {
     async fn approval_events(
         &self,
         loaded: &LoadedTask,
-        asked: &[NewApproval],
+        new: &[NewApproval],
         decision: &Decision,
         now: Timestamp,
     ) -> Result<Vec<NewEvent>, Error> {
@@ -483,25 +483,25 @@ impl Reconciler {
             .task
             .step
             .as_ref()
-            .filter(|_| !asked.is_empty() || !decision.closed_approvals.is_empty())
+            .filter(|_| !new.is_empty() || !decision.closed_approvals.is_empty())
         else {
             return Ok(Vec::new());
         };
         // A request that replaces another one keeps its id.
         let known = self.store.approvals_of_step(step.id).await?;
         let mut events = Vec::new();
-        for NewApproval { id, step, asked, expires_at } in asked {
-            let before = known.iter().find(|known| known.call.is_same_call(&asked.call));
+        for NewApproval { id, step, request, expires_at } in new {
+            let before = known.iter().find(|known| known.call.is_same_call(&request.call));
             events.push(record::approval_requested(&StoredApproval {
                 id: before.map_or(*id, |before| before.id),
                 organization: loaded.task.organization,
                 task: loaded.task.id,
                 step: *step,
-                call: asked.call.clone(),
-                tool: asked.tool.clone(),
-                arguments: asked.arguments.clone(),
-                arguments_size: asked.arguments_size,
-                reason: asked.reason.clone(),
+                call: request.call.clone(),
+                tool: request.tool.clone(),
+                arguments: request.arguments.clone(),
+                arguments_size: request.arguments_size,
+                reason: request.reason.clone(),
                 state: ApprovalState::Pending,
                 decided_by: String::new(),
                 words: String::new(),
@@ -531,7 +531,7 @@ impl Reconciler {
     async fn dropped_message_events(
         &self,
         loaded: &LoadedTask,
-        words: &str,
+        reason: &str,
         now: Timestamp,
     ) -> Result<Vec<NewEvent>, Error> {
         let after_position = loaded.task.last_position;
@@ -546,7 +546,7 @@ impl Reconciler {
         Ok(dropped
             .map(|mut message| {
                 message.processed_at = Some(now);
-                message.error = Some(words.to_owned());
+                message.error = Some(reason.to_owned());
                 message.revision += 1;
                 message.updated_at = now;
                 let message = construct_wire::convert::message(&message);
@@ -776,13 +776,13 @@ fn round_of(task: &Task, step: StepId) -> u32 {
 /// The approval requests of a decision.
 fn approval_requests(loaded: &LoadedTask, decision: &Decision) -> Vec<NewApproval> {
     let Some(step) = &loaded.task.step else { return Vec::new() };
-    let asked = decision.approval_requests.iter().map(|asked| NewApproval {
+    let requests = decision.approval_requests.iter().map(|request| NewApproval {
         id: ApprovalId::from_uuid(Uuid::now_v7()),
         step: step.id,
-        request: asked.clone(),
+        request: request.clone(),
         expires_at: step.approvals_expire_at(),
     });
-    asked.collect()
+    requests.collect()
 }
 
 fn turn_error(decision: &Decision) -> Option<String> {

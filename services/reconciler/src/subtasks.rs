@@ -42,7 +42,12 @@ const MAX_TREE_QUERIES: usize = 4;
 const TREE_QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
 const EVENT_RENDERERS: SubtaskEvents =
-    SubtaskEvents { task: task_created, spawned, changed, message: message_created };
+    SubtaskEvents {
+        task: task_created,
+        spawned: subtask_spawned,
+        changed: task_updated,
+        message: message_created,
+    };
 
 fn task_created(task: &StoredTask) -> NewEvent {
     record::new("task.created", Payload::Task(Box::new(convert::task(task))), None)
@@ -261,7 +266,7 @@ impl SubtaskService {
         if in_time && self.store.subtasks_at_work(caller.organization, caller.task, &tasks).await? {
             return Ok(Ok(Some(mesh::SubtaskAnswer::default())));
         }
-        let Some(_look) = self.start_tree_query().await else { return Ok(Ok(None)) };
+        let Some(_permit) = self.start_tree_query().await else { return Ok(Ok(None)) };
         let states = match self.store.subtasks(caller.organization, caller.task, &tasks).await? {
             Ok(states) => states,
             Err(refused) => return Ok(Err(refused)),
@@ -287,7 +292,7 @@ impl SubtaskService {
                 Err(_) => return Ok(Err(Refusal::NotASubtask(after.to_owned()))),
             },
         };
-        let Some(_look) = self.start_tree_query().await else { return Ok(Ok(None)) };
+        let Some(_permit) = self.start_tree_query().await else { return Ok(Ok(None)) };
         let mut states =
             self.store.subtask_list(caller.organization, caller.task, after, PAGE_SIZE + 1).await?;
         let more = states.len() > PAGE_SIZE as usize;

@@ -39,7 +39,7 @@ pub(crate) async fn run(
     interval: Duration,
     stop: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
-    let mut sweep = Sweep { store, supervisor, healthy: healthy };
+    let mut sweep = Sweep { store, supervisor, healthy };
     let (mut own, mut taken_over) = (PartitionAssignment::EMPTY, PartitionAssignment::EMPTY);
     // Where the last sweep ended, so that tasks that stay due because their reconciles fail don't
     // hide those behind them.

@@ -117,13 +117,13 @@ pub(crate) fn check(answer: &str, snapshot: &MaskedSnapshot, commit: &str) -> Ch
     let cache = RefCell::new(VecDeque::<(String, Option<String>)>::new());
     check_with(answer, commit, &|path, first, last| {
         let mut cache = cache.borrow_mut();
-        if !cache.iter().any(|(existing, _)| existing == path) {
+        if !cache.iter().any(|(cached, _)| cached == path) {
             cache.truncate(CACHED_FILES - 1);
             cache.push_front((path.to_owned(), snapshot.text(path)));
         }
         let text = cache
             .iter()
-            .find(|(existing, _)| existing == path)
+            .find(|(cached, _)| cached == path)
             .and_then(|(_, text)| text.as_ref())?;
         line_range(text, first, last)
     })
@@ -187,7 +187,7 @@ fn parse_candidates(answer: &str) -> Result<Vec<Value>, String> {
     if answer.len() > MAX_ANSWER_BYTES {
         return Err(format!("the answer is longer than {MAX_ANSWER_BYTES} bytes"));
     }
-    let (mut at, mut mistakes, mut others) = (0, None::<serde_json::Error>, false);
+    let (mut at, mut furthest_error, mut others) = (0, None::<serde_json::Error>, false);
     let mut found = None::<Vec<Value>>;
     for _ in 0..MAX_OBJECTS {
         let Some(start) = answer[at..].find('{').map(|found| at + found) else { break };
@@ -208,8 +208,8 @@ fn parse_candidates(answer: &str) -> Result<Vec<Value>, String> {
             Some(Err(error)) => {
                 // Report the error that came furthest, which is in what the model meant.
                 let far = |error: &serde_json::Error| (error.line(), error.column());
-                if mistakes.as_ref().is_none_or(|furthest| far(&error) > far(furthest)) {
-                    mistakes = Some(error);
+                if furthest_error.as_ref().is_none_or(|furthest| far(&error) > far(furthest)) {
+                    furthest_error = Some(error);
                 }
                 at = start + 1;
             }
@@ -218,12 +218,12 @@ fn parse_candidates(answer: &str) -> Result<Vec<Value>, String> {
     }
     if let Some(proposed) = found {
         let many = proposed.len() > MAX_CANDIDATES;
-        let error = || {
+        let too_many = || {
             format!("there are {} candidates; at most {MAX_CANDIDATES} are allowed", proposed.len())
         };
-        return if many { Err(error()) } else { Ok(proposed) };
+        return if many { Err(too_many()) } else { Ok(proposed) };
     }
-    Err(match mistakes {
+    Err(match furthest_error {
         Some(error) => format!("the answer is not valid JSON: {error}"),
         None if others => "the answer has no list `candidates`".to_owned(),
         None => "the answer has no JSON object".to_owned(),

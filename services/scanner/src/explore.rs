@@ -196,7 +196,7 @@ async fn list_answers(
         filter: Some(filter),
     };
     let request = work.shared.gateway.request(token, request)?;
-    let texts = call(work.shared.gateway.messages().list_messages(request)).await?;
+    let response = call(work.shared.gateway.messages().list_messages(request)).await?;
     let text = |message: &v1::Message| {
         let blocks = message.spec.iter().flat_map(|spec| &spec.blocks);
         let texts = blocks.filter_map(|block| match &block.block {
@@ -205,7 +205,8 @@ async fn list_answers(
         });
         texts.collect::<Vec<_>>().join("\n")
     };
-    Ok((texts.messages.iter().map(text).collect(), texts.page.unwrap_or_default().next_page_token))
+    let next_page = response.page.unwrap_or_default().next_page_token;
+    Ok((response.messages.iter().map(text).collect(), next_page))
 }
 
 /// Cancels the task's work.

@@ -42,7 +42,7 @@ impl Reconciler {
         if !self.limiter.is_unknown(organization, &queue, task, &work) {
             return;
         }
-        let stands = async {
+        let is_queued = async {
             match &queue {
                 Queue::Model => {
                     let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
@@ -56,7 +56,7 @@ impl Reconciler {
         };
         // A command that is not queued acquires a slot when it is sent. If NATS does not answer,
         // the next reconcile asks again.
-        if let Ok(Ok(true)) = tokio::time::timeout(QUEUE_QUERY_TIMEOUT, stands).await {
+        if let Ok(Ok(true)) = tokio::time::timeout(QUEUE_QUERY_TIMEOUT, is_queued).await {
             self.limiter.record_queued(organization, queue, task, work);
         }
     }

@@ -89,7 +89,7 @@ impl ForgeClients {
             drop(rustls::crypto::ring::default_provider().install_default());
         }
         let trusted: Arc<[TrustedHost]> =
-            trusted.into_iter().filter_map(|text| TrustedHost::parse(&text)).collect();
+            trusted.into_iter().filter_map(|host| TrustedHost::parse(&host)).collect();
         let public = build_client(PublicResolver { trusted: Arc::default() })?;
         let hosts = trusted.iter().map(|one| one.host.clone()).collect();
         let private = build_client(PublicResolver { trusted: Arc::new(hosts) })?;
@@ -218,9 +218,9 @@ mod tests {
 
     #[test]
     fn trusted_host_opens_no_other_port_and_no_redirect() {
-        let text = ["10.0.0.1", "10.0.0.2:8443", "https://10.0.0.3", "127.0.0.1:81", "::1"]
+        let hosts = ["10.0.0.1", "10.0.0.2:8443", "https://10.0.0.3", "127.0.0.1:81", "::1"]
             .map(str::to_owned);
-        let reach = ForgeClients::new(text).expect("a client");
+        let reach = ForgeClients::new(hosts).expect("a client");
         for url in [
             "https://10.0.0.1/",
             "https://10.0.0.2:8443/",

@@ -190,8 +190,8 @@ impl Rules {
                 - line.iter().rev().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
             let (text, ending) = line.split_at(end);
             let mut hit = |rule| found.push((rule, line_number));
-            let masked = self.mask_line(&mut file, text, &mut hit);
-            masked.extend_from_slice(masked.as_deref().unwrap_or(text));
+            let masked_line = self.mask_line(&mut file, text, &mut hit);
+            masked.extend_from_slice(masked_line.as_deref().unwrap_or(text));
             masked.extend_from_slice(ending);
         }
         (found.len() > before).then_some(masked)
