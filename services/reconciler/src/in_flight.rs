@@ -461,7 +461,8 @@ impl InFlightLimiter {
 impl State {
     /// Number of waiting commands: model calls, scripts, or both.
     fn count_waiting(&self, model: Option<bool>) -> usize {
-        let is_counted = |queue: &Queue| model.is_none_or(|model| model == (*queue == Queue::Model));
+        let is_counted =
+            |queue: &Queue| model.is_none_or(|model| model == (*queue == Queue::Model));
         self.slots
             .iter()
             .filter(|((_, queue), _)| is_counted(queue))

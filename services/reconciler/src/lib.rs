@@ -171,8 +171,10 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let (announcer, announcements) = announce::queue();
     let (assignments, assignment) = watch::channel(PartitionAssignment::EMPTY);
-    let in_flight_limits =
-        InFlightLimits { model_calls: config.reconciler_model_calls, scripts: config.reconciler_scripts };
+    let in_flight_limits = InFlightLimits {
+        model_calls: config.reconciler_model_calls,
+        scripts: config.reconciler_scripts,
+    };
     let limiter = InFlightLimiter::new(in_flight_limits, assignment.clone());
     let failing_tasks = FailingTasks::default();
     let reconciler = Arc::new(Reconciler {
@@ -223,7 +225,10 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await
         .context("the supervisor of the task actors does not start")?;
 
-    lifecycle.spawn("in-flight limiter", limiter.wake_ready_tasks(supervisor.clone(), lifecycle.draining()));
+    lifecycle.spawn(
+        "in-flight limiter",
+        limiter.wake_ready_tasks(supervisor.clone(), lifecycle.draining()),
+    );
     let finished = CancellationToken::new();
     lifecycle.spawn("announcements", announcements.run(bus.clone(), finished.clone()));
     let intake = intake::run(

@@ -41,13 +41,12 @@ const MAX_TREE_QUERIES: usize = 4;
 /// Shorter than the timeout of the requester.
 const TREE_QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
-const EVENT_RENDERERS: SubtaskEvents =
-    SubtaskEvents {
-        task: task_created,
-        spawned: subtask_spawned,
-        changed: task_updated,
-        message: message_created,
-    };
+const EVENT_RENDERERS: SubtaskEvents = SubtaskEvents {
+    task: task_created,
+    spawned: subtask_spawned,
+    changed: task_updated,
+    message: message_created,
+};
 
 fn task_created(task: &StoredTask) -> NewEvent {
     record::new("task.created", Payload::Task(Box::new(convert::task(task))), None)

@@ -77,7 +77,8 @@ pub(super) async fn ask_at(gateway: &Gateway, task: &str, message: &str, hash: &
     state.step = Some(step.clone());
     let mut commit = TaskCommit::new(&loaded, &state, Timestamp::now());
     commit.admitted = Some((message, 1));
-    commit.asked = vec![NewApproval { id: approval, step: step.id, asked, expires_at }];
+    commit.new_approvals =
+        vec![NewApproval { id: approval, step: step.id, request: asked, expires_at }];
     gateway.store().task_commit(commit).await.expect("committed");
     approval.to_string()
 }

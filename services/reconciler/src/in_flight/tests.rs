@@ -112,7 +112,7 @@ fn release_unneeded(limiter: &InFlightLimiter, task: &Task) {
 
 #[test]
 fn flood_fills_only_the_organizations_own_slots() {
-    let (limiter, _sharing) = limiter(2);
+    let (limiter, _assignments) = limiter(2);
     assert_eq!([1, 2, 3, 4].map(|n| acquire(&limiter, 1, n)), [true, true, false, false]);
     assert_eq!([11, 12, 13].map(|n| acquire(&limiter, 2, n)), [true, true, false]);
     // Each queue has its own slots.
@@ -130,7 +130,7 @@ fn flood_fills_only_the_organizations_own_slots() {
 
 #[test]
 fn waiting_commands_are_granted_in_order() {
-    let (limiter, _sharing) = limiter(1);
+    let (limiter, _assignments) = limiter(1);
     for n in 1..=4 {
         acquire(&limiter, 1, n);
     }
@@ -186,7 +186,7 @@ fn every_end_of_a_step_releases_its_slot() {
         row(1, 1, 7, IN_FLIGHT),
     ];
     for end in ends {
-        let (limiter, _sharing) = limiter(1);
+        let (limiter, _assignments) = limiter(1);
         assert!(acquire(&limiter, 1, 1) && !acquire(&limiter, 1, 2));
         send(&limiter, 1, 1);
         release_unneeded(&limiter, &row(1, 1, 1, IN_FLIGHT));
@@ -199,7 +199,7 @@ fn every_end_of_a_step_releases_its_slot() {
 
 #[test]
 fn ended_step_is_skipped_when_its_turn_comes() {
-    let (limiter, _sharing) = limiter(1);
+    let (limiter, _assignments) = limiter(1);
     for n in 1..=4 {
         acquire(&limiter, 1, n);
     }
@@ -215,7 +215,7 @@ fn ended_step_is_skipped_when_its_turn_comes() {
 
 #[test]
 fn later_step_of_task_takes_over_its_slot() {
-    let (limiter, _sharing) = limiter(1);
+    let (limiter, _assignments) = limiter(1);
     assert!(acquire(&limiter, 1, 1) && !acquire(&limiter, 1, 2));
     // A title has the slot when the next answer is requested.
     release_unneeded(&limiter, &Task { title_step: Some(command(1).step), ..idle(1, 1) });
@@ -232,7 +232,7 @@ fn later_step_of_task_takes_over_its_slot() {
 
 #[test]
 fn uncommitted_permit_releases_its_slot() {
-    let (limiter, _sharing) = limiter(1);
+    let (limiter, _assignments) = limiter(1);
     drop(limiter.acquire(organization(1), Queue::Model, task(1), command(1), NOW));
     let first = limiter.acquire(organization(1), Queue::Model, task(2), command(2), NOW);
     assert!(first.is_granted());
@@ -247,7 +247,7 @@ fn uncommitted_permit_releases_its_slot() {
 
 #[test]
 fn command_is_unsent_from_its_turn_until_sent() {
-    let (limiter, _sharing) = limiter(1);
+    let (limiter, _assignments) = limiter(1);
     let unsent_step = |n| {
         limiter.unsent(organization(1), &Queue::Model, task(n)).map(|unsent_step| unsent_step.step)
     };
@@ -263,7 +263,7 @@ fn command_is_unsent_from_its_turn_until_sent() {
 
 #[test]
 fn forgotten_or_released_task_frees_its_slot() {
-    let (limiter, _sharing) = limiter(1);
+    let (limiter, _assignments) = limiter(1);
     for n in 1..=4 {
         acquire(&limiter, 1, n);
     }
@@ -281,7 +281,7 @@ fn forgotten_or_released_task_frees_its_slot() {
 #[test]
 fn tasks_of_reassigned_partitions_have_no_slots() {
     let (limiter, assignments) = limiter(1);
-    let foreign = (1..).state_of(|&n| !same_partition(n, 100)).unwrap();
+    let foreign = (1..).find(|&n| !same_partition(n, 100)).unwrap();
     assert!(acquire(&limiter, 1, foreign) && !acquire(&limiter, 1, 100));
     assignments
         .send_replace([construct_domain::partition::for_task(task(100))].into_iter().collect());
@@ -302,7 +302,7 @@ fn same_partition(one: u128, other: u128) -> bool {
 
 #[test]
 fn commands_of_another_process_count_beyond_the_limit() {
-    let (limiter, _sharing) = limiter(2);
+    let (limiter, _assignments) = limiter(2);
     for n in 1..=4 {
         assert!(limiter.is_unknown(organization(1), &Queue::Model, task(n), &command(n)));
         limiter.record_queued(organization(1), Queue::Model, task(n), command(n));
@@ -326,7 +326,7 @@ fn commands_of_another_process_count_beyond_the_limit() {
 
 #[test]
 fn leaked_slot_is_reused_after_its_deadline() {
-    let (limiter, _sharing) = limiter(1);
+    let (limiter, _assignments) = limiter(1);
     assert!(acquire(&limiter, 1, 1));
     let later = |seconds| LATER + SignedDuration::from_secs(seconds);
     let patient = |n| CommandRef { until: later(1_000), ..command(n) };
@@ -346,7 +346,7 @@ fn leaked_slot_is_reused_after_its_deadline() {
 
 #[test]
 fn unlimited_queue_counts_nothing() {
-    let (limiter, _sharing) = limiter(0);
+    let (limiter, _assignments) = limiter(0);
     assert!((1..=1_000).all(|n| acquire(&limiter, 1, n)));
     assert!(!limiter.is_unknown(organization(1), &Queue::Model, task(5), &command(6)));
     assert!(limiter.state().slots.is_empty());
@@ -354,7 +354,7 @@ fn unlimited_queue_counts_nothing() {
 
 #[test]
 fn waiting_commands_of_an_organization_are_bounded() {
-    let (limiter, _sharing) = limiter(1);
+    let (limiter, _assignments) = limiter(1);
     // Inserted directly, without acquiring each of them.
     acquire(&limiter, 1, 1);
     {
