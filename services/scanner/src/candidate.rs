@@ -121,10 +121,8 @@ pub(crate) fn check(answer: &str, snapshot: &MaskedSnapshot, commit: &str) -> Ch
             cache.truncate(CACHED_FILES - 1);
             cache.push_front((path.to_owned(), snapshot.text(path)));
         }
-        let text = cache
-            .iter()
-            .find(|(cached, _)| cached == path)
-            .and_then(|(_, text)| text.as_ref())?;
+        let text =
+            cache.iter().find(|(cached, _)| cached == path).and_then(|(_, text)| text.as_ref())?;
         line_range(text, first, last)
     })
 }

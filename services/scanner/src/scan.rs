@@ -43,7 +43,7 @@ pub(crate) async fn process(
     scan: Scan,
     draining: &CancellationToken,
 ) -> bool {
-    let (id, lease_state) = (scan.id, scan.clone());
+    let (id, claimed) = (scan.id, scan.clone());
     let remaining =
         Duration::try_from(scan.deadline.duration_since(clock::now())).unwrap_or_default();
     let mut work = Work { shared, scan };
@@ -55,7 +55,7 @@ pub(crate) async fn process(
         tokio::select! {
             biased;
             () = draining.cancelled() => WorkEnd::Draining,
-            lease_state = hold_lease(shared, &lease_state) => match lease_state {
+            lease_state = hold_lease(shared, &claimed) => match lease_state {
                 LeaseState::CancelRequested => WorkEnd::Cancelled,
                 LeaseState::Lost | LeaseState::Held => WorkEnd::LeaseLost,
             },
@@ -84,7 +84,7 @@ pub(crate) async fn process(
         }
         WorkEnd::Draining => {
             // Others need not wait for the lease to expire.
-            if let Err(error) = shared.store.scan_extend_lease(&lease_state, clock::now()).await {
+            if let Err(error) = shared.store.scan_extend_lease(&claimed, clock::now()).await {
                 tracing::debug!(error = %Chain(&error), "cannot hand back a scan");
             }
             return false;

@@ -27,35 +27,35 @@ impl Work<'_> {
     /// Reloads the row: changes in memory may not have been written, or were written although the
     /// response was lost. Returns whether the scan is over.
     pub(crate) async fn reload(&mut self) -> Result<bool, Error> {
-        let found = self.shared.store.scan_get(self.scan.organization, self.scan.id).await?;
-        if found.lease != self.scan.lease {
+        let current = self.shared.store.scan_get(self.scan.organization, self.scan.id).await?;
+        if current.lease != self.scan.lease {
             return Err(Error::LeaseLost);
         }
-        self.scan = found;
+        self.scan = current;
         Ok(self.scan.phase.is_over())
     }
 
     /// Counts a failure, and returns the time of the next attempt.
     pub(crate) fn next_retry(&mut self) -> Timestamp {
         self.scan.failures = self.scan.failures.saturating_add(1);
-        let doubled = MIN_RETRY_DELAY.saturating_mul(1 << self.scan.failures.clamp(1, 7) >> 1);
-        clock::now() + doubled.min(MAX_RETRY_DELAY)
+        let backoff = MIN_RETRY_DELAY.saturating_mul(1 << self.scan.failures.clamp(1, 7) >> 1);
+        clock::now() + backoff.min(MAX_RETRY_DELAY)
     }
 
     /// Stores why the scan has to wait, with an event if the reason is new.
     pub(crate) async fn record_wait(
         &mut self,
-        what: String,
+        reason: String,
         next_wake: Timestamp,
         release: bool,
     ) -> Result<(), Error> {
         self.scan.next_wake = Some(next_wake);
         let mut changes = ScanChanges { release, ..ScanChanges::default() };
-        if self.scan.reason != what {
-            tracing::warn!(scan = %self.scan.id, what, "a scan has to wait");
-            changes.events.push(scan_event("waiting", what.clone()));
+        if self.scan.reason != reason {
+            tracing::warn!(scan = %self.scan.id, reason, "a scan has to wait");
+            changes.events.push(scan_event("waiting", reason.clone()));
         }
-        self.scan.reason = what;
+        self.scan.reason = reason;
         self.save(changes).await?;
         self.shared.metrics.record_wait(self.scan.phase);
         Ok(())

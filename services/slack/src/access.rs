@@ -97,7 +97,7 @@ pub(crate) async fn may_use(
 pub(crate) async fn may_approve(
     shared: &Shared,
     team: &Team,
-    place: &ThreadKey,
+    thread_key: &ThreadKey,
     (user, agent): (&str, &str),
     asked_by: Option<&str>,
 ) -> Result<Result<User, Refusal>, Error> {
@@ -115,7 +115,7 @@ pub(crate) async fn may_approve(
         || if grants.is_empty() {
             asked_by == Some(user)
         } else {
-            grants.iter().any(|grant| grant.covers(&place.channel, user, agent))
+            grants.iter().any(|grant| grant.covers(&thread_key.channel, user, agent))
         };
     Ok(if allowed { Ok(person) } else { Err(Refusal::NotPermitted) })
 }

@@ -30,11 +30,11 @@ pub(crate) async fn process(shared: &Shared, team: &str, payload: &Value) -> Res
     let (message, action) = (&payload["message"], &payload["actions"][0]);
     let ts = text(&message["ts"]);
     let thread = message["thread_ts"].as_str().map_or_else(|| ts.clone(), str::to_owned);
-    let place =
+    let thread_key =
         ThreadKey { team: team.to_owned(), channel: text(&payload["channel"]["id"]), thread };
     let press = ButtonPress {
         team: shared.teams.team(team).await?,
-        place,
+        thread_key,
         message: ts,
         user: text(&payload["user"]["id"]),
         value: serde_json::from_str(action["value"].as_str().unwrap_or_default())
@@ -52,7 +52,7 @@ pub(crate) async fn process(shared: &Shared, team: &str, payload: &Value) -> Res
 /// A pressed button.
 struct ButtonPress {
     team: Team,
-    place: ThreadKey,
+    thread_key: ThreadKey,
     /// The message with the button.
     message: String,
     user: String,
@@ -63,11 +63,11 @@ struct ButtonPress {
 
 /// Retries a question. Several presses of the button cause one further attempt.
 async fn retry_question(shared: &Shared, press: ButtonPress) -> Result<(), Error> {
-    let ButtonPress { team, place, message, user, value, .. } = press;
+    let ButtonPress { team, thread_key, message, user, value, .. } = press;
     let attempt = value[1].as_i64().and_then(|attempt| i32::try_from(attempt).ok()).unwrap_or(0);
     let key = MentionKey {
-        team: place.team.clone(),
-        channel: place.channel.clone(),
+        team: thread_key.team.clone(),
+        channel: thread_key.channel.clone(),
         ts: value[0].as_str().unwrap_or_default().to_owned(),
         attempt,
     };
@@ -79,14 +79,15 @@ async fn retry_question(shared: &Shared, press: ButtonPress) -> Result<(), Error
     if before.event.is_null() || before.organization != team.installation.organization {
         return Err(Error::Failed("that question is too old. Please ask again.".to_owned()));
     }
-    let asked = ThreadKey { thread: before.thread.clone(), ..place.clone() };
+    let asked = ThreadKey { thread: before.thread.clone(), ..thread_key.clone() };
     let agent = agents::agent_of_thread(shared, &team, &asked, &before.event).await?;
-    if let Err(refusal) = access::may_use(shared, &team, &place.channel, &user, &agent).await? {
+    if let Err(refusal) = access::may_use(shared, &team, &thread_key.channel, &user, &agent).await?
+    {
         let (said, thread) = (refusal.message(), Some(before.thread.as_str()));
         return Ok(chat::post_ephemeral(
             &shared.web,
             &team.token,
-            &place.channel,
+            &thread_key.channel,
             &user,
             thread,
             said,
@@ -104,7 +105,7 @@ async fn retry_question(shared: &Shared, press: ButtonPress) -> Result<(), Error
         shared.due.notify_one();
     }
     // Only so that the button is not pressed again in vain.
-    let target = (place.channel.as_str(), message.as_str());
+    let target = (thread_key.channel.as_str(), message.as_str());
     let result =
         chat::update(&shared.web, &team.token, target, &texts::retrying(&user), &|| true).await;
     if let Err(error) = result {
@@ -115,7 +116,7 @@ async fn retry_question(shared: &Shared, press: ButtonPress) -> Result<(), Error
 
 /// Decides about a call, for exactly the arguments that were shown.
 async fn decide(shared: &Shared, press: ButtonPress, decision: Decision) -> Result<(), Error> {
-    let ButtonPress { team, place, user, value, action_ts: at, .. } = press;
+    let ButtonPress { team, thread_key, user, value, action_ts: at, .. } = press;
     let (id, hash) = (value[0].as_str().unwrap_or_default(), value[1].as_str().unwrap_or_default());
     let (organization, caller) = (team.installation.organization, &team.caller);
     let request =
@@ -131,7 +132,7 @@ async fn decide(shared: &Shared, press: ButtonPress, decision: Decision) -> Resu
     };
     let requesting_task = approval.spec.as_ref().map(|spec| spec.task.as_str()).unwrap_or_default();
     let unrelated = || Error::Silent("the approval belongs to a task of another thread".to_owned());
-    let thread = shared.store.slack_thread(&place).await.map_err(|error| match error {
+    let thread = shared.store.slack_thread(&thread_key).await.map_err(|error| match error {
         construct_store::Error::NotFound { .. } => unrelated(),
         error => error.into(),
     })?;
@@ -147,13 +148,13 @@ async fn decide(shared: &Shared, press: ButtonPress, decision: Decision) -> Resu
     // A subtask may outlive the turn that created it. The user who caused that turn decides, not
     // the author of the current one.
     let asked_by = match begun.or(created) {
-        Some(at) => find_asker(shared, caller, &place, (&task, at)).await?,
+        Some(at) => find_asker(shared, caller, &thread_key, (&task, at)).await?,
         None => None,
     };
     let person = match access::may_approve(
         shared,
         &team,
-        &place,
+        &thread_key,
         (&user, &agent),
         asked_by.as_deref(),
     )
@@ -167,13 +168,20 @@ async fn decide(shared: &Shared, press: ButtonPress, decision: Decision) -> Resu
                     "You may not decide about this call. The person who asked the question and the workspace's admins may."
                 }
             };
-            let thread = Some(place.thread.as_str());
-            chat::post_ephemeral(&shared.web, &team.token, &place.channel, &user, thread, text)
-                .await?;
+            let thread = Some(thread_key.thread.as_str());
+            chat::post_ephemeral(
+                &shared.web,
+                &team.token,
+                &thread_key.channel,
+                &user,
+                thread,
+                text,
+            )
+            .await?;
             return Ok(());
         }
     };
-    let by = shared.members.authorization(&place.team, organization, &user).await?;
+    let by = shared.members.authorization(&thread_key.team, organization, &user).await?;
     let request = v1::DecideApprovalRequest {
         approval: id.to_owned(),
         decision: decision.into(),
@@ -204,7 +212,7 @@ async fn decide(shared: &Shared, press: ButtonPress, decision: Decision) -> Resu
         token: &team.token,
         lease: LeaseGuard::default(),
     };
-    approvals::close(shared, &posts, &place, (&decided, of_subtask), decided_by).await?;
+    approvals::close(shared, &posts, &thread_key, (&decided, of_subtask), decided_by).await?;
     shared.store.slack_mentions_wake(&task, clock::now()).await?;
     shared.due.notify_one();
     Ok(())
@@ -215,11 +223,11 @@ async fn decide(shared: &Shared, press: ButtonPress, decision: Decision) -> Resu
 async fn find_asker(
     shared: &Shared,
     caller: &Caller,
-    place: &ThreadKey,
+    thread_key: &ThreadKey,
     (task, at): (&str, Timestamp),
 ) -> Result<Option<String>, Error> {
     let mut asker = None;
-    for (user, message) in shared.store.slack_askers(place, task, at, MAX_ASKERS).await? {
+    for (user, message) in shared.store.slack_askers(thread_key, task, at, MAX_ASKERS).await? {
         let request = shared.gateway.request(caller, v1::GetMessageRequest { message });
         let found = match call(shared.gateway.messages().get_message(request)).await {
             Ok(found) => found,

@@ -18,10 +18,10 @@ use crate::{
 pub(crate) async fn agent_of_thread(
     shared: &Shared,
     team: &Team,
-    place: &ThreadKey,
+    thread_key: &ThreadKey,
     event: &serde_json::Value,
 ) -> Result<String, Error> {
-    match shared.store.slack_thread(place).await {
+    match shared.store.slack_thread(thread_key).await {
         Ok(thread) if thread.task.is_some() => {
             return current_agent(shared, &team.caller, &thread).await;
         }

@@ -37,7 +37,7 @@ pub(crate) async fn post_answer(
 ) -> Result<(), Error> {
     let status = message.status.clone().unwrap_or_default();
     let text = final_text(shared, caller, mention, status.position).await?;
-    let (place, key) = (mention.thread_key(), post_key(mention));
+    let (thread_key, key) = (mention.thread_key(), post_key(mention));
     let at = (key.as_str(), placeholder);
     if !status.error.is_empty() {
         let mut content = texts::failure(&status.error, &mention.key);
@@ -49,10 +49,10 @@ pub(crate) async fn post_answer(
             }
             content.blocks.splice(0..0, first);
         }
-        return match posts.replace(&place, at, &mention.key.ts, &content).await {
+        return match posts.replace(&thread_key, at, &mention.key.ts, &content).await {
             Err(posts::Error::Slack(error)) if error.is_invalid_content() => {
                 let content = texts::failure(&status.error, &mention.key);
-                posts.replace(&place, at, &mention.key.ts, &content).await?;
+                posts.replace(&thread_key, at, &mention.key.ts, &content).await?;
                 Ok(())
             }
             result => Ok(result.map(drop)?),
@@ -62,7 +62,7 @@ pub(crate) async fn post_answer(
     if messages.is_empty() {
         posts
             .replace(
-                &place,
+                &thread_key,
                 at,
                 &mention.key.ts,
                 &texts::plain_text("Done. (There is no text to show.)"),
@@ -82,18 +82,18 @@ pub(crate) async fn post_answer(
         let content = Content { text: notification.clone(), blocks };
         let part = format!("{key}.{number}");
         let result = if number == 0 {
-            posts.replace(&place, at, &mention.key.ts, &content).await
+            posts.replace(&thread_key, at, &mention.key.ts, &content).await
         } else if mention.file.is_some() {
             // An earlier attempt reached a part that Slack rejects, and crashed.
             return post_remainder_as_file(shared, posts, mention, &part, &text).await;
         } else {
-            posts.post_once(&place, &part, &mention.key.ts, &content).await
+            posts.post_once(&thread_key, &part, &mention.key.ts, &content).await
         };
         match result {
             Ok(_) => {}
             Err(posts::Error::Slack(error)) if number > 0 && error.is_invalid_content() => {
                 tracing::warn!(%error, "posting an answer as a file: Slack rejected a part of it");
-                shared.store.slack_post_forget(&place, &part).await?;
+                shared.store.slack_post_forget(&thread_key, &part).await?;
                 return post_remainder_as_file(shared, posts, mention, &part, &text).await;
             }
             // Slack rejects the format. The text is what counts.
@@ -101,7 +101,7 @@ pub(crate) async fn post_answer(
                 tracing::warn!(%error, "posting an answer as a file: Slack rejected its blocks");
                 posts
                     .replace(
-                        &place,
+                        &thread_key,
                         at,
                         &mention.key.ts,
                         &texts::plain_text("The answer is in the file below."),
@@ -188,7 +188,7 @@ async fn upload(
     mention: &mut Mention,
     text: &str,
 ) -> Result<(), Error> {
-    let place = mention.thread_key();
+    let thread_key = mention.thread_key();
     if let Some(file) = &mention.file
         && files::is_shared(posts.web, posts.token, file).await?
     {
@@ -199,7 +199,7 @@ async fn upload(
     mention.file = Some(upload.file_id.clone());
     shared.store.slack_mention_save(mention, false, clock::now()).await?;
     let (target, may_continue) =
-        ((place.channel.as_str(), place.thread.as_str()), || posts.lease.is_held());
+        ((thread_key.channel.as_str(), thread_key.thread.as_str()), || posts.lease.is_held());
     match files::complete_upload(
         posts.web,
         posts.token,
@@ -219,7 +219,7 @@ async fn upload(
             };
             posts
                 .post_once(
-                    &place,
+                    &thread_key,
                     &format!("{}.file", post_key(mention)),
                     &mention.key.ts,
                     &content,

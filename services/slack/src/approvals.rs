@@ -44,14 +44,14 @@ pub(crate) async fn show(
     };
     let request = shared.gateway.request(caller, request);
     let found = call(shared.gateway.approvals().list_approvals(request)).await?.approvals;
-    let place = mention.thread_key();
+    let thread_key = mention.thread_key();
     // Two mentions would post the same buttons at once.
     let showing = shared.store.slack_mention_for_approvals(task).await?;
     let is_showing = showing.as_ref() == Some(&mention.key);
     let (mut open, mut hidden) = (0, false);
     for approval in found.iter().rev() {
         let key = post_key(&id(approval));
-        if matches!(shared.store.slack_post(&place, &key).await?, PostState::Posted(_)) {
+        if matches!(shared.store.slack_post(&thread_key, &key).await?, PostState::Posted(_)) {
             open += 1;
             continue;
         }
@@ -68,7 +68,7 @@ pub(crate) async fn show(
             // Another mention may have posted it, at any time since the thread started.
             let content =
                 (&question_content(approval, asks), &truncated_question_content(approval, asks));
-            posts.post_once_or_plainer(&place, &key, &place.thread, content).await?;
+            posts.post_once_or_plainer(&thread_key, &key, &thread_key.thread, content).await?;
         }
     }
     // The mention that shows it may poll rarely, because it is answered itself.
@@ -78,9 +78,9 @@ pub(crate) async fn show(
         shared.due.notify_one();
     }
     let waiting: Vec<String> = found.iter().map(id).collect();
-    for id in shared.store.slack_posts_open(&place, KEY_PREFIX, CLOSED_SUFFIX).await? {
+    for id in shared.store.slack_posts_open(&thread_key, KEY_PREFIX, CLOSED_SUFFIX).await? {
         if !waiting.contains(&id) {
-            close_if_decided(shared, (posts, caller), &place, &id, task).await?;
+            close_if_decided(shared, (posts, caller), &thread_key, &id, task).await?;
         }
     }
     Ok(open)
@@ -90,7 +90,7 @@ pub(crate) async fn show(
 async fn close_if_decided(
     shared: &Shared,
     (posts, caller): (&Posts<'_>, &Caller),
-    place: &ThreadKey,
+    thread_key: &ThreadKey,
     id: &str,
     task: &str,
 ) -> Result<(), Error> {
@@ -111,7 +111,7 @@ async fn close_if_decided(
         return Ok(());
     }
     let origin = find_origin(shared, caller, &approval, task).await?;
-    Ok(close(shared, posts, place, (&approval, origin.subtask()), None).await?)
+    Ok(close(shared, posts, thread_key, (&approval, origin.subtask()), None).await?)
 }
 
 /// The origin of an approval request.
@@ -155,22 +155,22 @@ async fn find_origin(
 pub(crate) async fn close(
     shared: &Shared,
     posts: &Posts<'_>,
-    place: &ThreadKey,
+    thread_key: &ThreadKey,
     (approval, asks): (&v1::Approval, Option<&str>),
     by: Option<&str>,
 ) -> Result<(), posts::Error> {
     let key = post_key(&id(approval));
     let (PostState::Posted(ts), closed) =
-        (shared.store.slack_post(place, &key).await?, format!("{key}{CLOSED_SUFFIX}"))
+        (shared.store.slack_post(thread_key, &key).await?, format!("{key}{CLOSED_SUFFIX}"))
     else {
         return Ok(());
     };
-    if matches!(shared.store.slack_post(place, &closed).await?, PostState::Posted(_)) {
+    if matches!(shared.store.slack_post(thread_key, &closed).await?, PostState::Posted(_)) {
         return Ok(());
     }
-    let mut result = posts.update(place, &ts, &decided_content(approval, asks, by)).await;
+    let mut result = posts.update(thread_key, &ts, &decided_content(approval, asks, by)).await;
     if matches!(&result, Err(posts::Error::Slack(error)) if error.is_invalid_content()) {
-        result = posts.update(place, &ts, &short_decided_content(approval, by)).await;
+        result = posts.update(thread_key, &ts, &short_decided_content(approval, by)).await;
     }
     match result {
         Ok(()) => {}
@@ -178,8 +178,8 @@ pub(crate) async fn close(
         Err(posts::Error::Slack(error)) if posts::is_uneditable(&error) => {}
         Err(error) => return Err(error),
     }
-    shared.store.slack_post_begin(place, &closed, clock::now()).await?;
-    Ok(shared.store.slack_post_done(place, &closed, &ts).await?)
+    shared.store.slack_post_begin(thread_key, &closed, clock::now()).await?;
+    Ok(shared.store.slack_post_done(thread_key, &closed, &ts).await?)
 }
 
 /// The id of an approval.

@@ -187,7 +187,7 @@ async fn run(
         token: &team.token,
         lease: LeaseGuard::default(),
     };
-    let place = ThreadKey {
+    let thread_key = ThreadKey {
         team: team.token.team.clone(),
         channel: channel.to_owned(),
         thread: String::new(),
@@ -198,7 +198,7 @@ async fn run(
     let shown = mrkdwn::section(&escape(&mrkdwn::truncate(&words, 2_000)));
     let blocks = vec![mrkdwn::section(&asked), shown];
     let content = Content { text: escape(&mrkdwn::truncate(&words, 300)), blocks };
-    let ts = match posts.post_once(&place, &format!("run.{key}"), "", &content).await {
+    let ts = match posts.post_once(&thread_key, &format!("run.{key}"), "", &content).await {
         Ok(ts) => ts,
         Err(crate::posts::Error::Slack(error)) if error.code().is_some() => {
             return Ok(Some(texts::slack_error(&error)));
@@ -208,7 +208,12 @@ async fn run(
     let event = json!({"type": "app_mention", "channel": channel, "user": user, "ts": ts, "text": markup,
                        "construct_agent": agent});
     let new = NewMention {
-        key: MentionKey { team: place.team, channel: place.channel, ts: ts.clone(), attempt: 0 },
+        key: MentionKey {
+            team: thread_key.team,
+            channel: thread_key.channel,
+            ts: ts.clone(),
+            attempt: 0,
+        },
         organization: team.installation.organization,
         thread: ts,
         user: user.to_owned(),
@@ -441,14 +446,14 @@ fn describe_grant(grant: &Grant) -> String {
     } else {
         format!("*{}*", escape(&grant.agent))
     };
-    let place = if grant.channel.is_empty() {
+    let location = if grant.channel.is_empty() {
         String::new()
     } else {
         format!(" in <#{}>", texts::user_id(&grant.channel))
     };
     match grant.kind {
-        GrantKind::Use => format!("{subject} may ask {agent}{place}"),
-        GrantKind::Approve => format!("{subject} may decide about calls of {agent}{place}"),
+        GrantKind::Use => format!("{subject} may ask {agent}{location}"),
+        GrantKind::Approve => format!("{subject} may decide about calls of {agent}{location}"),
     }
 }
 

@@ -41,17 +41,17 @@ pub(crate) async fn message_blocks(
     team: &Team,
     mention: &Mention,
 ) -> Result<Vec<v1::Block>, crate::error::Error> {
-    let (place, event) = (mention.thread_key(), &mention.event);
+    let (thread_key, event) = (mention.thread_key(), &mention.event);
     let question_message = serde_json::from_value::<Message>(event.clone()).unwrap_or_default();
-    let before = shared.store.slack_message_before(&place, &mention.key.ts).await?;
+    let before = shared.store.slack_message_before(&thread_key, &mention.key.ts).await?;
     let messages = if mention.thread == mention.key.ts {
         Vec::new()
     } else {
         let read = conversations::last_messages(
             &shared.web,
             &team.token,
-            &place.channel,
-            &place.thread,
+            &thread_key.channel,
+            &thread_key.thread,
             // Earlier messages are not read again: third-party apps may read a thread only once a
             // minute.
             (before.as_deref().unwrap_or_default(), &mention.key.ts),
@@ -62,7 +62,7 @@ pub(crate) async fn message_blocks(
             Ok(messages) => messages,
             // The question can be answered without the thread.
             Err(error @ web::Error::Refused { .. }) if !error.is_revoked() => {
-                tracing::warn!(%error, channel = place.channel, "cannot read a thread");
+                tracing::warn!(%error, channel = thread_key.channel, "cannot read a thread");
                 Vec::new()
             }
             Err(error) => return Err(error.into()),

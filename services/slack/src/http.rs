@@ -44,12 +44,12 @@ pub(crate) fn spawn(
     listener: TcpListener,
     lifecycle: &Lifecycle,
 ) {
-    let installation = Router::new()
+    let installation: Router = Router::new()
         .route("/slack/connect", get(install::connect).post(install::connect_with_code))
         .route("/slack/callback", get(install::callback))
         .with_state(Arc::clone(&shared));
     let state = Arc::new(HttpState { shared, intake, verifier });
-    let router = Router::new()
+    let router: Router = Router::new()
         .route("/slack/events", post(events))
         .route("/slack/interactivity", post(interactivity))
         .route("/slack/commands", post(slash_command))

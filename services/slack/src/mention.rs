@@ -242,10 +242,10 @@ async fn post_failure(
         token: &team.token,
         lease: lease_guard.clone(),
     };
-    let (place, key) = (mention.thread_key(), answer::post_key(mention));
+    let (thread_key, key) = (mention.thread_key(), answer::post_key(mention));
     let content = texts::failure(reason, &mention.key);
-    let ts = posts.post_once(&place, &key, &mention.key.ts, &content).await?;
-    posts.replace(&place, (&key, &ts), &mention.key.ts, &content).await?;
+    let ts = posts.post_once(&thread_key, &key, &mention.key.ts, &content).await?;
+    posts.replace(&thread_key, (&key, &ts), &mention.key.ts, &content).await?;
     Ok(())
 }
 
@@ -269,28 +269,34 @@ async fn advance(
     if mention.state == MentionState::Answered {
         return check_subtasks(shared, (&posts, &team.caller), mention).await;
     }
-    let place = mention.thread_key();
+    let thread_key = mention.thread_key();
     let agent = match mention.state {
         MentionState::Received => {
-            Some(agents::agent_of_thread(shared, &team, &place, &mention.event).await?)
+            Some(agents::agent_of_thread(shared, &team, &thread_key, &mention.event).await?)
         }
         _ => None,
     };
     if mention.request.is_none()
         && let Some(agent) = &agent
         && let Err(refusal) =
-            access::may_use(shared, &team, &place.channel, &mention.user, agent).await?
+            access::may_use(shared, &team, &thread_key.channel, &mention.user, agent).await?
     {
         if refusal != access::Refusal::Bot {
             let key = format!("{}.refused", mention.key.ts);
             posts
-                .post_once(&place, &key, &mention.key.ts, &texts::plain_text(refusal.message()))
+                .post_once(
+                    &thread_key,
+                    &key,
+                    &mention.key.ts,
+                    &texts::plain_text(refusal.message()),
+                )
                 .await?;
         }
         return Ok(Disposition::Finished(MentionState::Refused));
     }
     let key = answer::post_key(mention);
-    let placeholder = posts.post_once(&place, &key, &mention.key.ts, &texts::working()).await?;
+    let placeholder =
+        posts.post_once(&thread_key, &key, &mention.key.ts, &texts::working()).await?;
     if let Some(agent) = &agent {
         send_question(shared, &team, mention, agent).await?;
     }
@@ -305,7 +311,7 @@ async fn advance(
     if suspended != progress::is_suspended(mention) {
         if suspended {
             posts
-                .replace(&place, (&key, &placeholder), &mention.key.ts, &texts::suspended())
+                .replace(&thread_key, (&key, &placeholder), &mention.key.ts, &texts::suspended())
                 .await?;
         }
         mention.error = suspended.then(|| progress::SUSPENDED.to_owned());
@@ -365,15 +371,16 @@ async fn send_question(
     mention: &mut Mention,
     agent: &str,
 ) -> Result<(), Error> {
-    let (place, organization, caller) = (mention.thread_key(), mention.organization, &team.caller);
-    let by = shared.members.authorization(&place.team, organization, &mention.user).await?;
+    let (thread_key, organization, caller) =
+        (mention.thread_key(), mention.organization, &team.caller);
+    let by = shared.members.authorization(&thread_key.team, organization, &mention.user).await?;
     let refused = |status| members::gateway_refusal(status, by.as_ref());
-    let ids = format!("slack.{}.{}", place.team, place.channel);
+    let ids = format!("slack.{}.{}", thread_key.team, thread_key.channel);
     // In the second iteration, the thread's task was deleted and forgotten. A third time it would
     // have to be deleted within milliseconds.
     for _ in 0..3 {
         if mention.request.is_none() {
-            let thread = shared.store.slack_thread_open(&place, organization, agent).await?;
+            let thread = shared.store.slack_thread_open(&thread_key, organization, agent).await?;
             if agents::current_agent(shared, caller, &thread).await? != agent {
                 // Another question started the thread's task meanwhile, or it was handed over.
                 // Check again whether this user may use its agent.
@@ -387,13 +394,16 @@ async fn send_question(
                 None => {
                     let spec = v1::TaskSpec { agent: thread.agent, ..v1::TaskSpec::default() };
                     let idempotency_key =
-                        format!("{ids}.{}.task.{}", place.thread, thread.generation);
+                        format!("{ids}.{}.task.{}", thread_key.thread, thread.generation);
                     let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key };
                     let request = shared.gateway.request_by(caller, by.as_ref(), request);
                     let created =
                         call(shared.gateway.tasks().create_task(request)).await.map_err(refused)?;
                     let task = created.metadata.unwrap_or_default().id;
-                    shared.store.slack_thread_set_task(&place, thread.generation, &task).await?;
+                    shared
+                        .store
+                        .slack_thread_set_task(&thread_key, thread.generation, &task)
+                        .await?;
                     task
                 }
             };
@@ -424,7 +434,7 @@ async fn send_question(
             }
             Err(status) if status.code() == tonic::Code::NotFound => {
                 let task = mention.task.take().unwrap_or_default();
-                shared.store.slack_thread_clear_task(&place, &task, agent).await?;
+                shared.store.slack_thread_clear_task(&thread_key, &task, agent).await?;
                 mention.request = None;
                 shared.store.slack_mention_save(mention, false, clock::now()).await?;
             }

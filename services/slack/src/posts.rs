@@ -101,47 +101,47 @@ impl Posts<'_> {
     /// been posted before the message `oldest`.
     pub(crate) async fn post_once(
         &self,
-        place: &ThreadKey,
+        thread_key: &ThreadKey,
         key: &str,
         oldest: &str,
         content: &Content,
     ) -> Result<String, Error> {
-        match self.store.slack_post_begin(place, key, clock::now()).await? {
+        match self.store.slack_post_begin(thread_key, key, clock::now()).await? {
             PostState::Posted(ts) => return Ok(ts),
             PostState::NotPosted => {}
             PostState::Unknown => {
-                let found = if place.thread.is_empty() {
-                    conversations::find_in_channel(self.web, self.token, &place.channel, key)
+                let found = if thread_key.thread.is_empty() {
+                    conversations::find_in_channel(self.web, self.token, &thread_key.channel, key)
                         .await?
                 } else {
-                    let target = (place.channel.as_str(), place.thread.as_str());
+                    let target = (thread_key.channel.as_str(), thread_key.thread.as_str());
                     conversations::find_in_thread(self.web, self.token, target, oldest, key).await?
                 };
                 if let Some(ts) = found {
-                    self.store.slack_post_done(place, key, &ts).await?;
+                    self.store.slack_post_done(thread_key, key, &ts).await?;
                     return Ok(ts);
                 }
             }
         }
         let (target, may_continue) =
-            ((place.channel.as_str(), place.thread.as_str()), || self.lease.is_held());
+            ((thread_key.channel.as_str(), thread_key.thread.as_str()), || self.lease.is_held());
         let ts = chat::post(self.web, self.token, target, key, content, &may_continue).await?;
-        self.store.slack_post_done(place, key, &ts).await?;
+        self.store.slack_post_done(thread_key, key, &ts).await?;
         Ok(ts)
     }
 
     /// Like [`Posts::post_once`], and posts `plainer` if Slack rejects the format of `content`.
     pub(crate) async fn post_once_or_plainer(
         &self,
-        place: &ThreadKey,
+        thread_key: &ThreadKey,
         key: &str,
         oldest: &str,
         (content, plainer): (&Content, &Content),
     ) -> Result<String, Error> {
-        match self.post_once(place, key, oldest, content).await {
+        match self.post_once(thread_key, key, oldest, content).await {
             Err(Error::Slack(error)) if error.is_invalid_content() => {
-                self.store.slack_post_forget(place, key).await?;
-                self.post_once(place, key, oldest, plainer).await
+                self.store.slack_post_forget(thread_key, key).await?;
+                self.post_once(thread_key, key, oldest, plainer).await
             }
             result => result,
         }
@@ -150,36 +150,39 @@ impl Posts<'_> {
     /// Replaces the content of a message.
     pub(crate) async fn update(
         &self,
-        place: &ThreadKey,
+        thread_key: &ThreadKey,
         ts: &str,
         content: &Content,
     ) -> Result<(), Error> {
         let may_continue = || self.lease.is_held();
-        Ok(chat::update(self.web, self.token, (&place.channel, ts), content, &may_continue).await?)
+        Ok(chat::update(self.web, self.token, (&thread_key.channel, ts), content, &may_continue)
+            .await?)
     }
 
     /// Replaces the content of a post. Posts it again if it was deleted, or is too old to be
     /// edited.
     pub(crate) async fn replace(
         &self,
-        place: &ThreadKey,
+        thread_key: &ThreadKey,
         (key, ts): (&str, &str),
         oldest: &str,
         content: &Content,
     ) -> Result<String, Error> {
-        match self.update(place, ts, content).await {
+        match self.update(thread_key, ts, content).await {
             Ok(()) => Ok(ts.to_owned()),
             Err(Error::Slack(error)) if error.code() == Some("message_not_found") => {
-                self.store.slack_post_forget(place, key).await?;
-                self.post_once(place, key, oldest, content).await
+                self.store.slack_post_forget(thread_key, key).await?;
+                self.post_once(thread_key, key, oldest, content).await
             }
             // The old message stays and keeps its key, so the new one needs another.
             Err(Error::Slack(error)) if is_uneditable(&error) => {
                 let key = format!("{key}.anew");
-                match self.store.slack_post(place, &key).await? {
-                    PostState::Posted(ts) => self.update(place, &ts, content).await.map(|()| ts),
+                match self.store.slack_post(thread_key, &key).await? {
+                    PostState::Posted(ts) => {
+                        self.update(thread_key, &ts, content).await.map(|()| ts)
+                    }
                     PostState::NotPosted | PostState::Unknown => {
-                        self.post_once(place, &key, oldest, content).await
+                        self.post_once(thread_key, &key, oldest, content).await
                     }
                 }
             }

@@ -82,7 +82,7 @@ pub(crate) async fn follow(
     (task, message): (&str, &str),
     placeholder: &str,
 ) -> Result<FollowOutcome, Error> {
-    let place = mention.thread_key();
+    let thread_key = mention.thread_key();
     let mut events = subscribe(shared, caller, task).await.ok();
     // The message still says that the task is suspended.
     let mut view = ProgressView { changed: is_suspended(mention), ..ProgressView::default() };
@@ -117,7 +117,7 @@ pub(crate) async fn follow(
                     last_edit = Instant::now();
                     posts.lease.check()?;
                     let content = view.content();
-                    let result = chat::try_update(posts.web, posts.token, &place.channel, placeholder, &content).await;
+                    let result = chat::try_update(posts.web, posts.token, &thread_key.channel, placeholder, &content).await;
                     if let Err(error) = result {
                         tracing::debug!(%error, "cannot show progress");
                         // It is worth showing when Slack is available again. What Slack refuses, it

@@ -450,8 +450,8 @@ async fn check_status(response: Response, subject: &str) -> Result<Response, Sou
     }
     let headers = response.headers().clone();
     let body_bytes = read_body(response).await.unwrap_or_default();
-    let body_bytes: ErrorBody = serde_json::from_slice(&body_bytes).unwrap_or_default();
-    let message: String = body_bytes.message.unwrap_or_default().chars().take(200).collect();
+    let error_body: ErrorBody = serde_json::from_slice(&body_bytes).unwrap_or_default();
+    let message: String = error_body.message.unwrap_or_default().chars().take(200).collect();
     let subject = subject.to_owned();
     Err(match status.as_u16() {
         403 | 429 => match rate_limited_until(&headers, status, &message) {

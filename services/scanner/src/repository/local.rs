@@ -67,7 +67,7 @@ impl Upload {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let opened = File::options().read(true).custom_flags(flags).open(&path);
         let file = opened.map_err(|error| unreadable_error(&path, &error))?;
-        if !file.metadata().is_ok_and(|files| files.is_file()) {
+        if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
             return Err(invalid_error(&path, "it is not a file"));
         }
         let (file, mut magic) = (Arc::new(file), Vec::new());
