@@ -1,7 +1,7 @@
-//! Approvals: calls of scripts that people are asked about.
+//! Approvals: decisions of people about calls of scripts.
 //!
-//! The reconciler makes and ends them, with the commit of the decision that wants it
-//! ([`Store::task_commit`]). A person's decision is an intent that the gateway writes here.
+//! The reconciler creates and closes them in [`Store::task_commit`]. A person's decision is an
+//! intent that the gateway writes here.
 
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -21,74 +21,74 @@ use crate::{
 
 const ENTITY: &str = "approval";
 
-/// A question about a call, as it is stored.
+/// A stored approval.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredApproval {
     /// Its id.
     pub id: ApprovalId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// Of which task.
+    /// The task.
     pub task: TaskId,
-    /// Of which execution.
+    /// The step that runs the script.
     pub step: StepId,
-    /// About which call.
+    /// The call.
     pub call: ApprovalCall,
     /// The tool.
     pub tool: String,
-    /// The canonical arguments as JSON, or their beginning.
+    /// The canonical arguments as JSON, possibly truncated.
     pub arguments: String,
-    /// Bytes of the whole arguments.
+    /// Size of the complete arguments, in bytes.
     pub arguments_size: u64,
-    /// Why it is asked.
+    /// Why the call needs an approval.
     pub reason: String,
-    /// What became of it.
+    /// Its state.
     pub state: ApprovalState,
-    /// Who decided; empty when nobody did.
+    /// The decider; empty when there was no decision.
     pub decided_by: String,
-    /// What they said, or why it is over.
+    /// The decider's comment, or why it was closed.
     pub comment: String,
-    /// When it was decided or came to its end.
+    /// When it was decided or closed.
     pub decided_at: Option<Timestamp>,
-    /// Until when it can be decided.
+    /// The deadline for a decision.
     pub expires_at: Timestamp,
     /// Rises with every change.
     pub revision: i64,
-    /// When it was asked.
+    /// When it was requested.
     pub created_at: Timestamp,
     /// When it last changed.
     pub updated_at: Timestamp,
 }
 
 impl StoredApproval {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         let key = if key == Key::Name { Key::CreatedAt } else { key };
         Cursor::new(key, self.id.uuid(), "", self.created_at, self.updated_at)
     }
 }
 
-/// Which approvals a list shows.
+/// Filter for a list of approvals.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ApprovalFilter {
     /// Of this task only.
     pub task: Option<TaskId>,
     /// In this state only.
     pub state: Option<ApprovalState>,
-    /// Of this task and everything below it only.
+    /// Of this task and its descendants only.
     pub tree: Option<TaskId>,
 }
 
-/// What a person says about a call.
+/// A person's decision about a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApprovalDecision {
-    /// Whether it may be made.
+    /// Whether the call is approved.
     pub approved: bool,
-    /// Who says so.
+    /// The reviewer.
     pub decided_by: String,
-    /// What they say about it.
+    /// The decider's comment.
     pub comment: String,
-    /// The hash of what they were shown; none: whatever is asked.
+    /// The hash of the arguments that the decider saw; none: decide regardless of the arguments.
     pub arguments_hash: Option<String>,
 }
 
@@ -181,8 +181,8 @@ macro_rules! list {
     }};
 }
 
-/// Of a task and everything below it. The tree is read level by level and then the approvals of
-/// exactly its tasks: as an organization grows, no more is read for it.
+/// Lists the approvals of a task and its descendants. Reads the tree level by level, then the
+/// approvals of exactly its tasks, so that the cost does not grow with the organization.
 macro_rules! list_of_tree {
     ($organization:expr, $tree:expr, $filter:expr, $page:expr, $key:literal, $comparison:literal, $direction:literal) => {{
         let (value, id) = $page.after_time()?;
@@ -303,7 +303,7 @@ impl Store {
         rows?.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// Every question that an execution has asked, in the order of its calls.
+    /// All approvals of a step, in the order of its calls.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -317,11 +317,11 @@ impl Store {
             .collect()
     }
 
-    /// Writes down what a person decided. The reconciler acts on it.
+    /// Stores a person's decision. The reconciler acts on it.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Decided`] when it is over; [`Error::Conflict`] when it is
-    /// about other arguments than the person was shown.
+    /// [`Error::NotFound`]; [`Error::ApprovalClosed`]; [`Error::Conflict`] when the person saw
+    /// other arguments.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn approval_decide(
         &self,
@@ -331,7 +331,7 @@ impl Store {
         render: impl FnOnce(&StoredApproval) -> WriteOutput + Send,
     ) -> Result<WriteOutcome<StoredApproval>, Error> {
         let mut writer = begin!(self, write);
-        // The version rises too: a commit that is on its way may be about to end the question.
+        // Increments the version too: a concurrent commit may be about to close the approval.
         let task = sqlx::query!(
             "UPDATE tasks t SET
                  intents = t.intents + 1,
@@ -369,9 +369,9 @@ impl Store {
         .await?;
         let entity = approval_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
-            // What was counted above is undone with the transaction.
+            // The rollback undoes the increments above.
             return Err(match entity.state {
-                // Nobody has written yet that it is over.
+                // Expired, but not closed yet.
                 ApprovalState::Pending if entity.expires_at <= Timestamp::from(writer.now()) => {
                     Error::ApprovalClosed {
                         state: ApprovalState::Expired,

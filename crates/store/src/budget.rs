@@ -1,5 +1,5 @@
-//! Budgets as people see and change them. What is spent and set aside of them is written by the
-//! functions in `migrations/0012_money.sql`.
+//! Budgets, as the API shows and changes them. The functions in `migrations/0012_money.sql` write
+//! their spent and reserved sums.
 
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -16,26 +16,26 @@ use crate::{
 
 const ENTITY: &str = "budget";
 
-/// How much may be spent. Amounts are in 10⁻¹² US dollars.
+/// A limit on spending. Amounts are in 10⁻¹² US dollars.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Budget {
     /// Its id.
     pub id: BudgetId,
-    /// Whose organization's.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// Whose spending it bounds.
+    /// The scope whose spending it limits.
     pub scope: Scope,
     /// The agent's name, when it is an agent's.
     pub agent_name: String,
-    /// In what time.
+    /// The period that the limit applies to.
     pub period: Period,
-    /// How much.
+    /// The amount.
     pub limit: i64,
-    /// When the period began that is being counted; none when it has no beginning.
+    /// Start of the current period; none when it has no start.
     pub since: Option<Timestamp>,
-    /// What is spent in it.
+    /// Spent in the current period.
     pub spent: i64,
-    /// What is set aside for calls under way.
+    /// Reserved for calls in flight.
     pub reserved: i64,
     /// Rises with every change of the limit.
     pub revision: i64,
@@ -46,7 +46,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         let key = if key == Key::Name { Key::CreatedAt } else { key };
         Cursor::new(key, self.id.uuid(), "", self.created_at, self.updated_at)
@@ -58,15 +58,15 @@ impl Budget {
 pub struct NewBudget {
     /// Its id.
     pub id: BudgetId,
-    /// Whose spending it bounds.
+    /// The scope whose spending it limits.
     pub scope: Scope,
-    /// In what time.
+    /// The period that the limit applies to.
     pub period: Period,
-    /// How much.
+    /// The amount.
     pub limit: i64,
 }
 
-/// Which budgets a list shows.
+/// Filter for a list of budgets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BudgetFilter {
     /// Of this agent only.
@@ -121,7 +121,7 @@ impl TryFrom<Row> for Budget {
     }
 }
 
-/// Reads budgets as they are at `$2`: a period may have begun since the last call.
+/// Reads budgets at the time `$2`: a new period may have begun since the last call.
 macro_rules! select {
     ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
@@ -211,11 +211,11 @@ impl Store {
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// Creates a budget. What was spent in its period before counts.
+    /// Creates a budget. Earlier spending in its period counts.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when there is one of the same scope and period, [`Error::NotFound`]
-    /// when the agent or task is not there; those of every write.
+    /// [`Error::AlreadyExists`] when the scope has a budget for the period, [`Error::NotFound`]
+    /// when the agent or task does not exist; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn budget_create(
         &self,
@@ -257,10 +257,10 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Changes how much may be spent.
+    /// Changes the amount of a budget.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Conflict`] when it has another revision than expected.
+    /// [`Error::NotFound`], [`Error::Conflict`] when the revision is not the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn budget_update(
         &self,

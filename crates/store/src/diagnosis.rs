@@ -1,4 +1,4 @@
-//! How the database and what is in it stand, for who looks after a deployment.
+//! The condition of the database and its content, for operators.
 
 use construct_domain::{AgentId, OrganizationId, task::Phase};
 use jiff::Timestamp;
@@ -8,88 +8,88 @@ use crate::{Error, Store, store::MIGRATOR, time};
 /// The server and the schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatabaseState {
-    /// Of the server.
+    /// The version of the server.
     pub version: String,
-    /// By the server's clock.
+    /// The time of the server's clock.
     pub now: Timestamp,
-    /// Connections to the server, of everybody.
+    /// Connections to the server, of all clients.
     pub connections: i64,
-    /// How many it takes.
+    /// The maximum number of connections.
     pub max_connections: i64,
-    /// It only follows another server, and takes no writes.
+    /// Whether it is a replica that refuses writes.
     pub is_standby: bool,
-    /// The last migration that was applied.
+    /// The last applied migration.
     pub applied_migration: i64,
-    /// The last one that this version knows of.
+    /// The last migration of this version of Construct.
     pub latest_migration: i64,
     /// Bytes on disk.
     pub size: i64,
 }
 
-/// Tasks that need somebody.
+/// Tasks that need attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuarantinedTasks {
-    /// How many are put aside because looking at them failed again and again.
+    /// The number of tasks that are quarantined because they failed to reconcile repeatedly.
     pub count: i64,
-    /// Since when the first of them.
+    /// When the first of them was quarantined.
     pub since: Option<Timestamp>,
 }
 
-/// What calls of models have used.
+/// The usage of model calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ModelSpending {
-    /// How many calls.
+    /// The number of calls.
     pub calls: i64,
-    /// Tokens in and out, those read from and written to a cache included.
+    /// Input and output tokens, including cache reads and writes.
     pub tokens: i64,
     /// In 10⁻¹² US dollars.
     pub cost_pico_usd: i64,
 }
 
-/// What an agent has used.
+/// The usage of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentSpending {
-    /// Whose it is.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// What that is called.
+    /// The organization's name.
     pub organization_name: String,
-    /// None for calls of no agent.
+    /// The agent; none for calls of no agent.
     pub agent: Option<AgentId>,
-    /// What it is called; empty when it is gone.
+    /// The agent's name; empty when it was deleted.
     pub agent_name: String,
-    /// What it has used.
+    /// Its usage.
     pub spending: ModelSpending,
 }
 
-/// What is encrypted with one keyring.
+/// A kind of keyring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyringKind {
-    /// With master keys: what opens vendors, repositories and Slack, and the tokens of scans.
+    /// Master keys: credentials of vendors, repositories and Slack, and the tokens of scans.
     Credentials,
-    /// With keys of their own: secrets of scripts.
+    /// Keys of the secrets of scripts.
     Secrets,
 }
 
-/// What one key encrypts.
+/// The rows of a table that one key encrypts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SealedRows {
-    /// Its name.
+    /// The key's id.
     pub key: String,
     /// The table.
     pub what: String,
-    /// How many rows.
+    /// The number of rows.
     pub count: i64,
 }
 
 impl Store {
-    /// How many tasks are in which phase, of those in all organizations that are at work. A phase
-    /// that this version does not know is left out.
+    /// The number of active tasks in each phase, in all organizations. Phases that this version
+    /// does not know are left out.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn active_task_counts(&self) -> Result<Vec<(Phase, i64)>, Error> {
-        // Idle and suspended tasks have no next wake, and are not read for this.
+        // Idle and suspended tasks have no next wake, and are not read.
         let rows = sqlx::query!(
             r#"SELECT phase, count(*) AS "count!" FROM tasks
                WHERE next_wake IS NOT NULL AND deleted_at IS NULL GROUP BY phase ORDER BY phase"#
@@ -99,8 +99,8 @@ impl Store {
         Ok(rows.iter().filter_map(|row| Some((Phase::parse(&row.phase)?, row.count))).collect())
     }
 
-    /// What all organizations have used since a time, and the agents that have spent most: so many
-    /// at most, the dearest first. It is read by the ledger's index of each organization.
+    /// The usage of all organizations since a time, and the `limit` agents that spent most, in
+    /// descending order. Uses the ledger's index of each organization.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -146,7 +146,7 @@ impl Store {
         Ok((all, spenders))
     }
 
-    /// How the server and the schema stand.
+    /// The state of the server and the schema.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -160,8 +160,7 @@ impl Store {
         )
         .fetch_one(&self.pool)
         .await?;
-        // The migrator's own table, which no migration makes and which no query can thus be checked
-        // against.
+        // The migrator's own table. No migration creates it, so no query on it can be checked.
         let applied_migration: i64 = sqlx::query_scalar(
             "SELECT coalesce(max(version), 0) FROM _sqlx_migrations WHERE success",
         )
@@ -179,7 +178,7 @@ impl Store {
         })
     }
 
-    /// How many tasks are put aside ([`Store::task_park`]), in all organizations.
+    /// The number of quarantined tasks ([`Store::task_quarantine`]), in all organizations.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -194,10 +193,10 @@ impl Store {
         Ok(QuarantinedTasks { count: row.count, since: row.since.map(Into::into) })
     }
 
-    /// How many credentials cannot be read with the keys of this installation: those of model
-    /// providers and of scans' connections, which are sealed with the key `active`, and secrets,
-    /// which are with `secrets`. The gateway seals at its start all that it can read anew with the
-    /// active one.
+    /// The number of credentials that are not sealed with the active keys of this installation:
+    /// those of model providers and scan connections with the key `active`, secrets with the key
+    /// `secrets`. At its start the gateway reseals everything that it can open, so the rest cannot
+    /// be opened.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -220,7 +219,7 @@ impl Store {
         Ok(count)
     }
 
-    /// How many rows of which tables each key encrypts, in all organizations.
+    /// The number of rows that each key encrypts, by table, in all organizations.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -251,8 +250,8 @@ impl Store {
             .collect())
     }
 
-    /// How many scripts run that may have been given secrets as they were encrypted before: they
-    /// began before the latest change of a secret, or within the minute after it.
+    /// The number of running scripts that may hold secrets in their previous encryption: they
+    /// started before the latest change of a secret, or within a minute after it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

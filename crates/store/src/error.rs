@@ -1,4 +1,4 @@
-//! What can go wrong, in the classes callers treat alike.
+//! Errors of the store, in the classes that callers treat alike.
 
 use std::error::Error as StdError;
 
@@ -8,133 +8,134 @@ use sqlx::postgres::PgDatabaseError;
 
 use crate::reservation;
 
-/// Why something could not be read or written.
+/// Why a read or write failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is none, or it belongs to another organization: the two are not told apart.
+    /// It does not exist, or it belongs to another organization. The two are not distinguished.
     #[error("{what} not found")]
     NotFound {
-        /// What was looked for.
+        /// The kind of entity.
         what: &'static str,
     },
-    /// A value that must be unique is taken.
+    /// A unique value is taken.
     #[error("a {what} with this {field} exists already")]
     AlreadyExists {
-        /// What exists.
+        /// The kind of entity.
         what: &'static str,
-        /// Which value is taken.
+        /// The field whose value is taken.
         field: &'static str,
     },
-    /// It cannot be deleted while something refers to it.
+    /// It cannot be deleted while other rows refer to it.
     #[error("the {what} is in use by at least one {by}")]
     InUse {
-        /// What was to be deleted.
+        /// The kind of entity.
         what: &'static str,
-        /// What refers to it.
+        /// The kind of entity that refers to it.
         by: &'static str,
     },
-    /// It has changed since it was read: its revision (gateway) or version (reconciler) is another.
-    /// Nothing was written.
+    /// It changed since it was read: its revision (gateway) or version (reconciler) is not the
+    /// expected one. Nothing was written.
     #[error("it was changed by somebody else meanwhile")]
     Conflict,
-    /// A document has another version than expected. Nothing was written.
+    /// The version of a document is not the expected one. Nothing was written.
     #[error("{}", version_mismatch_text(*current))]
     VersionMismatch {
-        /// Which version it has; 0: there is none.
+        /// The current version; 0: the document does not exist.
         current: i64,
     },
     /// The idempotency key was used for another request.
     #[error("the idempotency key was used for a different request")]
     IdempotencyMismatch,
-    /// An organization would be left without an owner, or the operator's without the operator.
+    /// The change would leave an organization without an owner, or the operator's organization
+    /// without the operator.
     #[error("an organization always keeps an owner")]
     LastOwner,
-    /// What is to be given or taken is above the caller's own role.
+    /// The role to grant or revoke is above the caller's own role.
     #[error("nobody may give or take a role above their own")]
     InsufficientRole,
-    /// The organization is one that stays: a personal one, or the operator's.
+    /// The organization is permanent: a personal one, or the operator's.
     #[error("a personal organization and the operator's cannot be deleted")]
     PermanentOrganization,
-    /// Too many messages of the task wait for their turn.
+    /// The message queue of the task is full.
     #[error("the task has {limit} messages waiting already")]
     QueueFull {
-        /// How many may wait.
+        /// The limit.
         limit: u32,
     },
-    /// Too many scans of the organization are under way or wait.
+    /// The organization has too many unfinished scans.
     #[error("{limit} scans of the organization are under way or wait already")]
     TooManyScans {
-        /// How many may.
+        /// The limit.
         limit: u32,
     },
-    /// Too many uploads of the organization are unfinished.
+    /// The organization has too many unfinished uploads.
     #[error("{limit} uploads of the organization are unfinished already")]
     TooManyUploads {
-        /// How many may be.
+        /// The limit.
         limit: u32,
     },
-    /// A user has made too many organizations.
+    /// The user owns too many organizations.
     #[error("one user may own {limit} organizations, and owns them")]
     TooManyOrganizations {
-        /// How many may be.
+        /// The limit.
         limit: u32,
     },
     /// A file has too many parts.
     #[error("the file has {limit} parts already")]
     TooManyParts {
-        /// How many it may have.
+        /// The limit.
         limit: u32,
     },
-    /// A part does not begin where the file ends so far.
+    /// The part does not begin at the current end of the file.
     #[error("the next part of the file begins at {offset}")]
     WrongOffset {
-        /// Where it ends.
+        /// The current end.
         offset: i64,
     },
-    /// A part goes beyond the end of the file.
+    /// The part extends beyond the declared size of the file.
     #[error("the file has {size} bytes, and the part goes beyond them")]
     TooLong {
-        /// How many it was said to have.
+        /// The declared size in bytes.
         size: i64,
     },
-    /// Nothing is missing of the file, or it was refused.
+    /// The file is complete, or it was refused.
     #[error("the file is not being uploaded any more")]
     NotUploading,
-    /// The candidate was handed over.
+    /// The candidate was handed over and is immutable.
     #[error("the candidate was handed over, and cannot be changed any more")]
     HandedOver,
-    /// The candidate is not accepted.
+    /// A candidate of the hand-over is not accepted.
     #[error("a candidate is not accepted")]
     NotAccepted,
-    /// The message does not wait for its turn any more.
+    /// The message is no longer queued.
     #[error("the message is not waiting for its turn any more")]
     NotQueued,
-    /// The message is not in the transcript: it waits, was dropped, or was put aside.
+    /// The message is not in the transcript: it is queued, was dropped, or is superseded.
     #[error("the message is not in the transcript of the task")]
     NotInTranscript,
-    /// A budget has not got what is to be set aside. Nothing was written.
+    /// A budget cannot cover the reservation. Nothing was written.
     #[error(transparent)]
     Exhausted(Box<ExhaustedBudget>),
-    /// The approval is over.
+    /// The approval is closed.
     #[error("the approval is over: {}", closed_text(*state, by, *at))]
     ApprovalClosed {
-        /// What became of it.
+        /// Its final state.
         state: ApprovalState,
-        /// Who decided; empty when nobody did.
+        /// The decider; empty when there was no decision.
         by: String,
-        /// When.
+        /// The time.
         at: Option<Timestamp>,
     },
-    /// The database cannot be reached, is overloaded, or gave the statement up. Nothing may be
-    /// assumed of a write.
+    /// The database is unreachable or overloaded, or it canceled the statement. The outcome of a
+    /// write is unknown.
     #[error("the database is not available")]
     Unavailable(#[source] Box<dyn StdError + Send + Sync>),
-    /// A defect, or stored data that cannot be read.
+    /// A defect, or unreadable stored data.
     #[error("the database refused a statement or holds unreadable data")]
     Internal(#[source] Box<dyn StdError + Send + Sync>),
 }
 
-/// What version a document has, in words.
+/// Describes the current version of a document.
 fn version_mismatch_text(current: i64) -> String {
     match current {
         0 => "there is no such document, or not any more".to_owned(),
@@ -142,7 +143,7 @@ fn version_mismatch_text(current: i64) -> String {
     }
 }
 
-/// What became of an approval, in words.
+/// Describes how an approval was closed.
 fn closed_text(state: ApprovalState, by: &str, at: Option<Timestamp>) -> String {
     let by = if by.is_empty() { String::new() } else { format!(" by {by}") };
     let at = at.map(|at| format!(" at {at:.0}")).unwrap_or_default();
@@ -156,7 +157,7 @@ fn closed_text(state: ApprovalState, by: &str, at: Option<Timestamp>) -> String 
 }
 
 impl Error {
-    /// Whether the same call may succeed later.
+    /// Whether a retry of the same call may succeed.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Unavailable(_))
     }
@@ -165,13 +166,14 @@ impl Error {
         Self::Internal(source.into())
     }
 
-    /// Of an insert or update: a reference that does not hold means that its target is not there.
+    /// The error of an insert or update. A violated foreign key means that the referenced row is
+    /// missing.
     pub(crate) fn from_write(error: sqlx::Error) -> Self {
         violated_constraint(&error).and_then(|name| constraint_error(name, false)).unwrap_or_else(|| error.into())
     }
 
-    /// Of a statement that sets money aside: the functions in `migrations/0012_money.sql` say which
-    /// budget has not got it.
+    /// The error of a statement that reserves money. The functions in `migrations/0012_money.sql`
+    /// name the exhausted budget.
     pub(crate) fn from_reservation(error: sqlx::Error) -> Self {
         let database_error =
             error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
@@ -185,18 +187,18 @@ impl Error {
         }
     }
 
-    /// Of a delete: a reference that does not hold any more means that the row is needed.
+    /// The error of a delete. A violated foreign key means that another row refers to this one.
     pub(crate) fn from_delete(error: sqlx::Error) -> Self {
         violated_constraint(&error).and_then(|name| constraint_error(name, true)).unwrap_or_else(|| error.into())
     }
 }
 
-/// The constraint an error is about.
+/// The name of the violated constraint.
 pub(crate) fn violated_constraint(error: &sqlx::Error) -> Option<&str> {
     error.as_database_error()?.constraint()
 }
 
-/// What the violation of a constraint means. The names stand in the migrations.
+/// Maps a violated constraint to an error. The migrations define the names.
 fn constraint_error(name: &str, deleting: bool) -> Option<Error> {
     let taken = |what, field| Some(Error::AlreadyExists { what, field });
     let reference = |what, by| {
@@ -277,7 +279,7 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// Whether what an SQLSTATE says passes by itself.
+/// Whether an SQLSTATE is a transient condition.
 fn is_transient(code: &str) -> bool {
     // Connection exceptions, insufficient resources, operator intervention (shutdown, starting up,
     // statement timeout), system errors of the server.

@@ -1,4 +1,4 @@
-//! Events: what happened, stored with the change it tells of, in streams that have no gap.
+//! Events, stored with the change they describe, in streams without gaps.
 
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -7,12 +7,12 @@ use construct_domain::{OrganizationId, TaskId};
 
 use crate::{Error, Store};
 
-/// An event to store. It gets its sequence from the stream it enters.
+/// An event to store. Its stream assigns the sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewEvent {
     /// `message.created`, …
     pub kind: String,
-    /// The encoded event; what it means is the callers' business.
+    /// The encoded event, opaque to the store.
     pub payload: Vec<u8>,
     /// Number of the step it ends, in its task, from 1.
     pub step: Option<u64>,
@@ -21,11 +21,11 @@ pub struct NewEvent {
 /// A stored event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredEvent {
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Id of the task or organization whose stream it is in.
     pub stream: Uuid,
-    /// Its place there: 1, 2, 3, …
+    /// Its position in the stream: 1, 2, 3, …
     pub sequence: u64,
     /// `message.created`, …
     pub kind: String,
@@ -61,12 +61,12 @@ impl Stream {
     }
 }
 
-/// A count that is never negative, from a column that PostgreSQL knows as signed only.
+/// A count that is never negative, from a column, which is always signed in PostgreSQL.
 pub(crate) fn to_u64(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
 
-/// The reverse of [`unsigned`], for values that count up from 0 and never come near the end.
+/// The reverse of [`to_u64`], for counters that never reach the maximum.
 pub(crate) fn to_i64(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
@@ -116,8 +116,8 @@ impl Store {
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn event_head(&self, stream: Stream) -> Result<u64, Error> {
-        // Not by `event_heads`, whose statement PostgreSQL plans anew each time: a plan for arrays
-        // of any length never looks as good.
+        // A statement of its own: PostgreSQL plans that of `event_heads` each time, because a
+        // generic plan for arrays of any length never looks as good.
         let head = sqlx::query_scalar!(
             "SELECT sequence FROM events WHERE stream_id = $1 AND organization_id = $2 ORDER BY sequence DESC LIMIT 1",
             stream.id,

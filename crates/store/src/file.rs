@@ -1,9 +1,12 @@
-//! Files that people upload: what there is of them. The content lies in a folder, which this knows
-//! nothing of but what has to go from it (`migrations/0034_files.sql`, docs/adr/0038-files.md).
+//! Uploaded files. The store holds their rows, and what must be removed from the folder that holds
+//! their content (`migrations/0034_files.sql`, docs/adr/0038-files.md). It does not access the
+//! folder.
 //!
-//! What keeps two gateways from undoing each other's work: a part is taken under the lock of the
-//! file's row; a content is put into its place, and removed, under a lock of its own
-//! ([`Store::file_content`]), so that none is removed that has just become somebody's.
+//! # Concurrent gateways
+//!
+//! A part is accepted under the lock of the file's row. A content is stored and removed under its
+//! own lock ([`Store::file_content`]), so that no content is removed that another file has just
+//! started to use.
 
 mod removal;
 mod upload;
@@ -24,28 +27,28 @@ pub use upload::{ClaimedFile, NewPart, Part, PartOutcome};
 
 const ENTITY: &str = "file";
 
-/// Uploads of an organization that may be unfinished at a time.
+/// Maximum number of unfinished uploads of an organization.
 pub const MAX_UNFINISHED_UPLOADS: u32 = 100;
-/// How long an upload may take, and a refusal can be read.
+/// How long an upload may take, and how long a refusal can be read.
 pub const UPLOAD_TIMEOUT: SignedDuration = SignedDuration::from_hours(24);
-/// Parts of a file.
+/// Maximum number of parts of a file.
 pub const MAX_PARTS: u32 = 10_000;
 
-/// What becomes of a file.
+/// The state of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileState {
     /// Parts are missing.
     Uploading,
-    /// All is there, and is looked at.
+    /// All parts are there and are checked.
     Checking,
-    /// It can be read.
+    /// The file can be read.
     Ready,
-    /// It is not taken.
+    /// The file was refused.
     Refused,
 }
 
 impl FileState {
-    /// As it is stored.
+    /// The stored form.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Uploading => "uploading",
@@ -68,27 +71,27 @@ impl FileState {
 pub struct File {
     /// Its id.
     pub id: FileId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Not unique.
     pub name: String,
-    /// Empty until it is known.
+    /// Empty until it is detected.
     pub media_type: String,
-    /// How many bytes there will be.
+    /// Its size in bytes, as declared.
     pub size: i64,
-    /// What its hash has to be.
+    /// The expected SHA-256.
     pub expected: Option<[u8; 32]>,
-    /// What became of it.
+    /// Its state.
     pub state: FileState,
-    /// Bytes that are there.
+    /// Received bytes.
     pub received: i64,
-    /// The hash of what is there, once it is ready.
+    /// SHA-256 of the content, once the file is ready.
     pub sha256: Option<[u8; 32]>,
     /// Why it was refused.
     pub reason: String,
-    /// Who created it.
+    /// The creator.
     pub created_by: String,
-    /// When it goes by itself.
+    /// When it is deleted automatically.
     pub expires_at: Option<Timestamp>,
     /// Rises with every change.
     pub revision: i64,
@@ -99,7 +102,7 @@ pub struct File {
 }
 
 impl File {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -112,29 +115,29 @@ pub struct NewFile {
     pub id: FileId,
     /// Its name.
     pub name: String,
-    /// Empty: it is told from the content.
+    /// Empty: detected from the content.
     pub media_type: String,
-    /// Bytes that will be uploaded.
+    /// Its size in bytes.
     pub size: i64,
-    /// What their hash has to be.
+    /// The expected SHA-256.
     pub expected: Option<[u8; 32]>,
-    /// Who creates it.
+    /// The creator.
     pub created_by: String,
-    /// The content is known to lie in the folder, so that a ready file with it makes this one ready
-    /// too.
+    /// Whether the folder holds the content. Then an existing ready file with the content makes
+    /// this one ready too.
     pub is_stored: bool,
 }
 
-/// What is listed: all of these.
+/// Filter for a list of files. All conditions must hold.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FileFilter {
-    /// Exactly this name.
+    /// With exactly this name.
     pub name: Option<String>,
-    /// Exactly this.
+    /// With exactly this media type.
     pub media_type: Option<String>,
-    /// Of this kind: `image/`.
+    /// With this kind of media type: `image/`.
     pub media_kind: Option<String>,
-    /// With this hash, or expected to have it.
+    /// With this SHA-256, received or expected.
     pub sha256: Option<[u8; 32]>,
     /// In this state.
     pub state: Option<FileState>,
@@ -237,7 +240,7 @@ impl Store {
         row.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: ENTITY })?.try_into()
     }
 
-    /// A page of files. Their names are in no order that a list can have.
+    /// A page of files. They cannot be ordered by name.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -286,10 +289,10 @@ impl Store {
         .await?)
     }
 
-    /// Creates a file: to be uploaded, or ready when its content is there already.
+    /// Creates a file: to be uploaded, or ready if its content exists.
     ///
     /// # Errors
-    /// [`Error::TooManyUploads`]; those of every write.
+    /// [`Error::TooManyUploads`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn file_create(
         &self,
@@ -315,8 +318,7 @@ impl Store {
             }
             _ => None,
         };
-        // What it was found to be by whoever looked at it; another declaration has to be looked at
-        // itself.
+        // The detected media type is known. A different declared type needs a check of its own.
         let known = known.filter(|known| new.media_type.is_empty() || *known == new.media_type);
         let is_ready = known.is_some();
         if !is_ready {
@@ -356,7 +358,8 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Of two that begin at once, one waits here for the other, so that neither counts past it.
+    /// Refuses an upload beyond the limit. Concurrent uploads wait here for each other, so that
+    /// each counts the other.
     async fn check_upload_limit(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
         sqlx::query_scalar!(
             r#"SELECT pg_advisory_xact_lock(hashtextextended($1::text, 34))::text AS "done""#,
@@ -376,10 +379,10 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a file another name.
+    /// Renames a file.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Conflict`] when it has another revision than expected.
+    /// [`Error::NotFound`], [`Error::Conflict`] when the revision is not the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn file_update(
         &self,
@@ -408,8 +411,8 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Deletes a file, and says what has to go from the folder. The entity in the result is what it
-    /// was.
+    /// Deletes a file, and records what must be removed from the folder. The entity in the result
+    /// is the file before the deletion.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -439,7 +442,7 @@ impl Store {
     }
 }
 
-/// The row as it is.
+/// The current row.
 async fn reload(writer: &mut Writer<'_>, id: FileId) -> Result<File, Error> {
     let row =
         select!(["WHERE f.organization_id = $1 AND f.id = $2"], writer.organization(), id.uuid());

@@ -1,9 +1,8 @@
-//! Who may do what: people, organizations, members, invitations, keys. What each may is decided by
-//! the gateway's rules; what the data must never say (an organization without an owner, a key that
-//! may more than who made it) is refused here.
+//! Users, organizations, members, invitations and API keys. The gateway decides about permissions.
+//! The store enforces the invariants: no organization without an owner, no key with more rights
+//! than its creator.
 //!
-//! Nothing here tells of itself in events: who belongs to an organization is not for everybody who
-//! may watch it.
+//! These entities have no events: not everyone who can watch an organization may see its members.
 
 mod erase;
 mod invitation;
@@ -25,23 +24,23 @@ pub use user::{Profile, User};
 
 use crate::Error;
 
-/// A role of a row.
+/// Decodes a role.
 fn parse_role(word: &str) -> Result<Role, Error> {
     Role::parse(word).ok_or_else(|| Error::internal(format!("unknown role `{word}`")))
 }
 
-/// The scopes of a row. One that is not known any more is worth nothing.
+/// Decodes scopes. Unknown scopes are ignored.
 fn parse_scopes(words: &[String]) -> Vec<Scope> {
     words.iter().filter_map(|word| Scope::parse(word)).collect()
 }
 
-/// Scopes for a row.
+/// Encodes scopes.
 fn scope_names(scopes: &[Scope]) -> Vec<String> {
     scopes.iter().map(|scope| scope.as_str().to_owned()).collect()
 }
 
-/// One list, by time of creation in either direction. `$select` is the module's macro of the
-/// columns; `$table` what the row is called there.
+/// Lists rows by time of creation, in either direction. `$select` is the module's macro that
+/// selects the columns.
 macro_rules! list_by_time {
     ($store:expr, $select:ident, $condition:literal, $created:literal, $id:literal, $page:expr, [$($argument:expr),*], $numbers:tt) => {{
         let (time, id) = $page.after_time()?;

@@ -1,4 +1,4 @@
-//! Everything a model call needs to know besides the transcript.
+//! The inputs of a model call, besides the transcript.
 
 use construct_domain::{AgentId, ModelId, ModelProviderId, OrganizationId, TaskId, money::Prices};
 
@@ -7,67 +7,67 @@ use crate::{
     model_provider::sealed_secret, routing::additional_keys,
 };
 
-/// What a model call of a task needs to know besides the transcript.
+/// The inputs of a model call of a task, besides the transcript.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Invocation {
-    /// Who answers.
+    /// The agent.
     pub agent: InvocationAgent,
-    /// With which model.
+    /// The model.
     pub model: InvocationModel,
-    /// Over which account.
+    /// The account that the model is called with.
     pub provider: InvocationProvider,
-    /// Who answers when that cannot, in order.
+    /// The models that are called when that one fails, in order.
     pub fallbacks: Vec<InvocationFallback>,
-    /// Milliseconds after which the next of them is asked as well; 0: never.
+    /// Milliseconds after which the next fallback is called as well (a hedge); 0: never.
     pub hedge_after_ms: i64,
     /// Whether the agent may use secrets: [`Store::task_secrets`].
     pub has_secrets: bool,
 }
 
-/// A model that answers when another one cannot.
+/// A model that is called when another one fails.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InvocationFallback {
-    /// With which model.
+    /// The model.
     pub model: InvocationModel,
-    /// Over which account.
+    /// The account that the model is called with.
     pub provider: InvocationProvider,
     /// 0: none.
     pub weight: u32,
 }
 
-/// Who answers.
+/// The agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InvocationAgent {
     /// Its id.
     pub id: AgentId,
     /// Its name.
     pub name: String,
-    /// What it is told about its job.
+    /// Instructions for its model.
     pub instructions: String,
-    /// How its model samples.
+    /// Sampling parameters of its model.
     pub parameters: ModelParameters,
 }
 
-/// With which model.
+/// The model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InvocationModel {
     /// Its id.
     pub id: ModelId,
     /// Its name.
     pub name: String,
-    /// What the vendor calls it.
+    /// The vendor's name for it.
     pub vendor_model: String,
-    /// Tokens it can see.
+    /// Its context window, in tokens.
     pub context_window: i64,
-    /// Tokens it may answer at most.
+    /// The longest answer, in tokens.
     pub max_output_tokens: i64,
-    /// What they cost.
+    /// Its prices.
     pub prices: Prices,
     /// Whether it can call tools.
     pub tool_calling: bool,
 }
 
-/// Over which account.
+/// The account that the model is called with.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InvocationProvider {
     /// Its id.
@@ -78,18 +78,18 @@ pub struct InvocationProvider {
     pub kind: ModelProviderKind,
     /// Empty: the vendor's own address.
     pub base_url: String,
-    /// Of a scripted provider.
+    /// The script of a scripted provider.
     pub script: Option<String>,
     /// The API key, sealed for the provider's id.
     pub key: Option<SealedSecret>,
-    /// Further keys, sealed like the first.
+    /// Additional keys, sealed like the first.
     pub additional_keys: Vec<SealedSecret>,
-    /// Of each key.
+    /// Limits of each key.
     pub limits: KeyLimits,
 }
 
-/// Selects what [`model_and_provider`] reads, of the model `m` and the provider `p`, with `more`
-/// columns before.
+/// Selects what [`model_and_provider`] reads, of the model `m` and the provider `p`, after the
+/// columns `more`.
 macro_rules! select_with_provider {
     ([$more:literal], [$from:literal], $($parameter:expr),*) => {
         sqlx::query!(
@@ -113,7 +113,7 @@ macro_rules! select_with_provider {
     };
 }
 
-/// A model and its provider from the columns of a row, whatever else is in it.
+/// Reads a model and its provider from a row, which may have further columns.
 macro_rules! model_and_provider {
     ($row:ident) => {
         (
@@ -156,22 +156,23 @@ macro_rules! model_and_provider {
     };
 }
 
-/// A model with the account it is reached over.
+/// A model with its provider and fallbacks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelRoute {
     /// The model.
     pub model: InvocationModel,
-    /// The account.
+    /// Its provider.
     pub provider: InvocationProvider,
-    /// Who answers when it cannot, in order.
+    /// The models that are called when it fails, in order.
     pub fallbacks: Vec<InvocationFallback>,
-    /// After so many milliseconds without a word the next one is asked as well; 0: never.
+    /// Milliseconds without output after which the next fallback is called as well (a hedge); 0:
+    /// never.
     pub hedge_after_ms: i64,
 }
 
 impl Store {
-    /// The task's agent, its model, the provider of that, and who answers in its place, as they are
-    /// now. None when there is no such task.
+    /// The current agent of a task, with its model, provider and fallbacks. None when the task does
+    /// not exist.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`].
@@ -207,7 +208,7 @@ impl Store {
         Ok(Some(Invocation { agent, model, provider, fallbacks, hedge_after_ms, has_secrets }))
     }
 
-    /// Who answers when a model cannot, in order, as a call needs to know it.
+    /// The fallbacks of a model, in order.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`].
@@ -236,7 +237,7 @@ impl Store {
             .collect()
     }
 
-    /// How a model is reached, by id or name, as it is now. None when there is none.
+    /// The current route to a model, by id or name. None when it does not exist.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`].

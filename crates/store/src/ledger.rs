@@ -1,8 +1,8 @@
-//! What was used, by day, agent, key, model and tool: sums over the ledger, and over the results of
-//! runs for calls of tools.
+//! Usage by day, agent, key, model and tool: sums over the ledger, and for tool calls over the
+//! results of scripts.
 //!
-//! The ledger keeps what models have used for good. Calls of tools stand in the results of the
-//! scripts that made them, and go with their task.
+//! The ledger keeps the usage of models permanently. Tool calls are part of the results of the
+//! scripts that made them, and are deleted with their task.
 
 use construct_domain::{AgentId, ApiKeyId, ModelId, OrganizationId, money::Usage};
 use jiff::Timestamp;
@@ -11,26 +11,26 @@ use uuid::Uuid;
 
 use crate::{Error, Store, time};
 
-/// What is summed up.
+/// Filter for the summed usage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageFilter {
     /// Of this agent only.
     pub agent: Option<AgentId>,
-    /// Of this model only. Not of tools.
+    /// Of this model only. Does not apply to tools.
     pub model: Option<ModelId>,
-    /// What is counted for this key only.
+    /// Of this API key only.
     pub key: Option<ApiKeyId>,
     /// Of this tool only.
     pub tool: Option<String>,
-    /// Of this time or later.
+    /// Earliest time, inclusive.
     pub since: Timestamp,
-    /// Earlier than this.
+    /// Latest time, exclusive.
     pub until: Timestamp,
-    /// Whose days these are, as the IANA calls it.
+    /// The IANA name of the time zone of the days.
     pub time_zone: String,
 }
 
-/// What one sum is about: those that are not asked for are summed over.
+/// What the sums are grouped by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dimensions {
     /// A day.
@@ -39,23 +39,23 @@ pub struct Dimensions {
     pub agent: bool,
     /// A key.
     pub key: bool,
-    /// A model. Of models only.
+    /// A model. Does not apply to tools.
     pub model: bool,
-    /// A tool: then calls of tools are summed up instead of those of models.
+    /// A tool: sums tool calls instead of model calls.
     pub tool: bool,
 }
 
-/// A place in a list of sums.
+/// A position in a list of sums.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UsageCursor {
     /// `2026-11-22`.
     pub day: String,
-    /// Its id as a UUID.
+    /// Its id, as a UUID.
     pub agent: String,
-    /// Its id as a UUID.
+    /// Its id, as a UUID.
     #[serde(default)]
     pub key: String,
-    /// Its id as a UUID, or the name of a tool.
+    /// The id of a model, as a UUID, or the name of a tool.
     pub what: String,
 }
 
@@ -66,48 +66,48 @@ pub struct UsagePage {
     pub limit: u32,
     /// The newest day first.
     pub descending: bool,
-    /// The last row of the page before.
+    /// The last row of the previous page.
     pub after: Option<UsageCursor>,
 }
 
 /// One sum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageRow {
-    /// Where it stands in the list.
+    /// Its position in the list.
     pub cursor: UsageCursor,
-    /// Whose it is, when that is asked for; none: nobody's.
+    /// The agent, if grouped by it; none: calls of no agent.
     pub agent: Option<AgentId>,
-    /// What the agent is called, while it is there.
+    /// The agent's name, while it exists.
     pub agent_name: String,
-    /// For which key, when that is asked for; none: for none.
+    /// The API key, if grouped by it; none: calls without one.
     pub key: Option<ApiKeyId>,
-    /// What people call the key, while it is there.
+    /// The key's name, while it exists.
     pub key_name: String,
-    /// Which model, when that is asked for.
+    /// The model, if grouped by it.
     pub model: Option<ModelId>,
-    /// What the model is called, while it is there.
+    /// The model's name, while it exists.
     pub model_name: String,
-    /// What was used.
+    /// The sums.
     pub totals: UsageTotals,
 }
 
-/// What was used.
+/// The sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UsageTotals {
     /// Of models.
     Models {
-        /// How many calls.
+        /// The number of calls.
         calls: i64,
-        /// What they used.
+        /// Their usage.
         usage: Usage,
     },
     /// Of tools.
     Tools {
-        /// How many calls.
+        /// The number of calls.
         calls: i64,
-        /// How many of them threw.
+        /// The number of calls that threw an exception.
         failed: i64,
-        /// How long they took in all, in microseconds.
+        /// Their total duration, in microseconds.
         micros: i64,
     },
 }
@@ -262,7 +262,7 @@ macro_rules! tool_usage {
 }
 
 impl Store {
-    /// What an organization has used, one row for each value of the dimensions that are asked for.
+    /// The usage of an organization, one row for each value of the requested dimensions.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -331,7 +331,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The statements of [`Store::usage_list`], for tests of their plans: of models, of tools.
+    /// The statements of [`Store::usage_list`], for tests of their plans: for models, for tools.
     pub(crate) fn statements() -> [String; 2] {
         let (organization, dimensions, after) =
             (OrganizationId::LOCAL, Dimensions::default(), None::<&UsageCursor>);

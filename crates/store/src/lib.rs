@@ -1,17 +1,17 @@
 //! PostgreSQL: schema, queries, encryption at rest. The only user of sqlx.
 //!
-//! Two services write: the gateway, what people want (entities, messages, intents), and the
-//! reconciler, what becomes of tasks. A third, Slack's, writes tables of its own ([`slack`]), and
-//! the scanner what becomes of a scan ([`scan`]). [`Store`] holds every query, named object first
-//! (`task_load`, `message_create`). What keeps the two writers from undoing each other's work is
-//! told in `migrations/0004_tasks.sql` and at [`Store::task_commit`].
+//! Two services write the core tables: the gateway writes what clients ask for (entities, messages,
+//! intents), the reconciler writes the progress of tasks. The Slack service writes its own tables
+//! ([`slack`]), and the scanner writes the progress of scans ([`scan`]). [`Store`] holds every
+//! query, named object first (`task_load`, `message_create`). `migrations/0004_tasks.sql` and
+//! [`Store::task_commit`] describe how the two writers avoid overwriting each other's work.
 //!
 //! Invariants, each tested:
 //! - every row belongs to an organization, and another organization's row is [`Error::NotFound`];
-//! - an event is stored with the change it tells of, and a stream's sequence has no gap;
+//! - an event is stored with the change it describes, and a stream's sequence has no gap;
 //! - a commit of the reconciler is one statement, guarded by the version it read;
 //! - a step's cost is counted once;
-//! - what is set aside and spent of a budget never exceeds its limit, except by what a call costs
+//! - the reserved and spent money of a budget never exceeds its limit, except by what a call costs
 //!   above its estimate.
 
 mod agent;

@@ -15,7 +15,7 @@ use crate::{
 
 const ENTITY: &str = "model provider";
 
-/// Which protocol a vendor speaks.
+/// The protocol of a vendor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelProviderKind {
     /// Anthropic's Messages API.
@@ -43,7 +43,7 @@ pub enum ModelProviderKind {
 }
 
 impl ModelProviderKind {
-    /// All of them.
+    /// Replaces all of them.
     pub const ALL: [Self; 11] = [
         Self::Anthropic,
         Self::Openai,
@@ -58,7 +58,7 @@ impl ModelProviderKind {
         Self::Local,
     ];
 
-    /// As stored.
+    /// The stored form.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Anthropic => "anthropic",
@@ -91,21 +91,21 @@ impl ModelProviderKind {
 pub struct ModelProvider {
     /// Its id.
     pub id: ModelProviderId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Unique in the organization.
     pub name: String,
-    /// Which protocol it speaks.
+    /// Its protocol.
     pub kind: ModelProviderKind,
     /// Empty: the vendor's own address.
     pub base_url: String,
-    /// Of a scripted provider.
+    /// The script of a scripted provider.
     pub script: Option<String>,
     /// The API key, sealed for the provider's id.
     pub key: Option<SealedSecret>,
-    /// Further keys, sealed like the first.
+    /// Additional keys, sealed like the first.
     pub additional_keys: Vec<SealedSecret>,
-    /// Of each key.
+    /// Limits of each key.
     pub limits: KeyLimits,
     /// Rises with every change.
     pub revision: i64,
@@ -116,7 +116,7 @@ pub struct ModelProvider {
 }
 
 impl ModelProvider {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -129,54 +129,54 @@ pub struct NewModelProvider {
     pub id: ModelProviderId,
     /// Unique in the organization.
     pub name: String,
-    /// Which protocol it speaks.
+    /// Its protocol.
     pub kind: ModelProviderKind,
     /// Empty: the vendor's own address.
     pub base_url: String,
-    /// Of a scripted provider.
+    /// The script of a scripted provider.
     pub script: Option<String>,
     /// The API key, sealed for the provider's id.
     pub key: Option<SealedSecret>,
-    /// Further keys, sealed like the first.
+    /// Additional keys, sealed like the first.
     pub additional_keys: Vec<SealedSecret>,
-    /// Of each key.
+    /// Limits of each key.
     pub limits: KeyLimits,
 }
 
-/// What changes of a provider: what is `Some`. `Some(None)` takes a value away.
+/// Changes to a provider. `None` leaves a field as it is; `Some(None)` removes its value.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelProviderChanges {
     /// Unique in the organization.
     pub name: Option<String>,
     /// Empty: the vendor's own address.
     pub base_url: Option<String>,
-    /// Of a scripted provider.
+    /// The script of a scripted provider.
     pub script: Option<Option<String>>,
     /// The API key, sealed for the provider's id.
     pub key: Option<Option<SealedSecret>>,
-    /// All of the further keys.
+    /// Replaces all additional keys.
     pub additional_keys: Option<Vec<SealedSecret>>,
-    /// Calls at a time.
+    /// Concurrent calls.
     pub max_concurrency: Option<i64>,
-    /// Calls a minute.
+    /// Calls per minute.
     pub requests_per_minute: Option<i64>,
-    /// Tokens a minute.
+    /// Tokens per minute.
     pub tokens_per_minute: Option<i64>,
 }
 
-/// Which providers a list shows.
+/// Filter for a list of providers.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelProviderFilter {
     /// Of this kind only.
     pub kind: Option<ModelProviderKind>,
-    /// Whose names begin so; empty: all.
+    /// Prefix of the name; empty: all.
     pub name_prefix: String,
 }
 
-/// What a key rotation did.
+/// The result of a key rotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResealReport<I> {
-    /// How many records are under the active key now and were not before.
+    /// The number of resealed records.
     pub resealed: u64,
     /// Records that could not be opened: their key is not in the keyring.
     pub failed: Vec<I>,
@@ -297,7 +297,7 @@ impl Store {
             .try_into()
     }
 
-    /// A provider by id or name; a name that looks like an id of another provider loses.
+    /// A provider by id or name. If the name of one provider is the id of another, the id wins.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -387,7 +387,7 @@ impl Store {
     /// Creates a provider.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken; those of every write.
+    /// [`Error::AlreadyExists`] when the name is taken; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn model_provider_create(
         &self,
@@ -431,8 +431,8 @@ impl Store {
     /// Changes a provider.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
-    /// revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when the revision is not
+    /// the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn model_provider_update(
         &self,
@@ -517,12 +517,13 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Seals every provider's key anew that is not under the keyring's active master key, in all
-    /// organizations. May be repeated and run while keys are changed: a key that was written
-    /// meanwhile is left alone.
+    /// Reseals every provider's key that is not sealed with the keyring's active master key, in all
+    /// organizations. It can be repeated, and can run while keys change: a key that was written
+    /// concurrently is left as it is.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system gives no randomness.
+    /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system provides no
+    /// randomness.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn model_provider_reseal_all(
         &self,
@@ -563,8 +564,7 @@ impl Store {
         Ok(report)
     }
 
-    /// The same for the keys behind the first. They are no change of their provider that anybody
-    /// could see.
+    /// Reseals the additional keys. This is no visible change of their provider.
     async fn additional_keys_reseal_all(
         &self,
         keyring: &Keyring,
@@ -610,7 +610,7 @@ impl Store {
     }
 }
 
-/// The same under the active key.
+/// The same secret, sealed with the active key.
 pub(crate) fn reseal(
     keyring: &Keyring,
     id: impl ToString,

@@ -1,10 +1,12 @@
-//! The pool of connections, with some of them kept in hand between two statements.
+//! The connection pool, with a cache of recently used connections.
 //!
-//! sqlx asks the server a question whenever a connection goes back to its pool, and hands out the
-//! one that has rested longest: a task goes through as many questions as statements, and through
-//! every connection's caches. So what has just done its work goes to the next statement instead,
-//! the latest first. Everything else is sqlx's business: how many there are, how old they get, and
-//! what becomes of one whose statement failed or was given up.
+//! sqlx pings the server whenever a connection returns to its pool, and hands out the one that was
+//! idle longest. A task would need as many pings as statements, and would go through the caches of
+//! every connection. So a connection that has just executed a statement goes to the next statement
+//! instead, the most recent one first.
+//!
+//! sqlx does everything else: the number and age of connections, and the handling of connections
+//! whose statement failed or was canceled.
 
 use std::{
     sync::{
@@ -25,13 +27,12 @@ use sqlx::{
     postgres::{PgConnectOptions, PgQueryResult, PgRow, PgStatement, PgTypeInfo},
 };
 
-/// How long a connection may have rested to be used unasked. When the server went away in this
-/// time, the statement fails with [`Error::Unavailable`](crate::Error::Unavailable), as it does
-/// when the server goes away a moment later.
+/// How long a connection may be idle before it is pinged again. If the server disappears within
+/// this time, the statement fails with [`Error::Unavailable`](crate::Error::Unavailable), as it
+/// does when the server disappears a moment later.
 pub(crate) const TRUSTED_IDLE: Duration = Duration::from_millis(500);
 
-/// After how long one goes back to sqlx although it is wanted, so that it is replaced when it is
-/// old.
+/// How long a connection may stay in the cache. Then it returns to sqlx, which replaces old ones.
 const MAX_CACHED_AGE: Duration = Duration::from_secs(60);
 
 /// The pool. Cheap to clone.
@@ -43,11 +44,11 @@ pub(crate) struct Pool {
 
 #[derive(Debug)]
 struct ConnectionCache {
-    /// The latest used is the last.
+    /// The most recently used one is the last.
     kept: Mutex<Vec<CachedConnection>>,
-    /// The rest is for transactions, which take theirs from sqlx.
+    /// Connections at most. The others are for transactions, which take theirs from sqlx.
     limit: usize,
-    /// Who waits for sqlx to hand one out: nothing is kept meanwhile.
+    /// Callers that wait for a connection from sqlx. While there are any, no connection is cached.
     waiting: AtomicUsize,
 }
 
@@ -67,13 +68,13 @@ impl Pool {
         }
     }
 
-    /// A connection of sqlx's.
+    /// A connection from sqlx.
     pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
         let _waiting = self.cache.register_waiter();
         self.inner.acquire().await
     }
 
-    /// A transaction on a connection of sqlx's.
+    /// A transaction on a connection from sqlx.
     pub(crate) async fn begin(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
         let _waiting = self.cache.register_waiter();
         self.inner.begin().await
@@ -83,14 +84,14 @@ impl Pool {
         self.inner.connect_options()
     }
 
-    /// Ends when all connections are closed. Statements that come later fail.
+    /// Returns when all connections are closed. Later statements fail.
     pub(crate) async fn close(&self) {
         let closing = self.inner.close();
         self.cache.kept().clear();
         closing.await;
     }
 
-    /// For one statement.
+    /// A connection for one statement.
     async fn checkout(&self) -> Result<CachedConnection, sqlx::Error> {
         if let Some(kept) = self.cache.pop()
             && kept.used_at.elapsed() < TRUSTED_IDLE
@@ -102,7 +103,7 @@ impl Pool {
         Ok(CachedConnection { connection, acquired_at: now, used_at: now })
     }
 
-    /// After a statement that went well.
+    /// Returns a connection after a successful statement.
     fn checkin(&self, mut kept: CachedConnection) {
         kept.used_at = Instant::now();
         if kept.used_at.duration_since(kept.acquired_at) < MAX_CACHED_AGE && !self.inner.is_closed() {
@@ -120,9 +121,9 @@ impl ConnectionCache {
         self.kept().pop()
     }
 
-    /// Before one is asked of sqlx: gives back one that is kept, and until then nothing is. Who
-    /// keeps one asks under the same lock whether somebody waits, so that none is kept behind the
-    /// back of who does.
+    /// Call before acquiring a connection from sqlx. Returns a cached connection to sqlx, and stops
+    /// caching while the caller waits. Caching checks for waiters under the same lock, so that it
+    /// never takes a connection that a waiter needs.
     fn register_waiter(&self) -> Waiter<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         drop(self.pop());
@@ -137,7 +138,7 @@ impl ConnectionCache {
     }
 }
 
-/// Counts who waits, also when they give up.
+/// A caller that waits; counted until dropped, also when it is canceled.
 struct Waiter<'a>(&'a ConnectionCache);
 
 impl Drop for Waiter<'_> {
@@ -146,12 +147,12 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// Each statement on a connection of its own. One whose statement failed, or was given up, goes
-/// back to sqlx.
+/// Each statement runs on its own connection. A connection whose statement failed or was canceled
+/// returns to sqlx.
 impl<'p> Executor<'p> for &'_ Pool {
     type Database = Postgres;
 
-    /// All rows are read before the first is given out, so that the connection is free again.
+    /// All rows are read before the first one is returned, which frees the connection.
     fn fetch_many<'e, 'q: 'e, E>(
         self,
         query: E,
@@ -197,7 +198,7 @@ impl<'p> Executor<'p> for &'_ Pool {
         Box::pin(async move { pool.acquire().await?.prepare_with(sql, parameters).await })
     }
 
-    /// For the checked macros, which ask when they are compiled.
+    /// For the checked macros, at compile time.
     fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, Result<Describe<Postgres>, sqlx::Error>>
     where
         'p: 'e,

@@ -1,5 +1,5 @@
-//! How much an organization may do, and what it has done. The former is a row that the operator
-//! writes; the latter is counted from the tables that hold what was done, and nowhere else
+//! Quotas of organizations, and their use. The operator writes the quotas as rows. The use is
+//! always counted from the tables that hold the work, and stored nowhere else
 //! (docs/adr/0033-quotas.md).
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,7 +16,7 @@ use crate::{Error, WriteOutput, Store, Write, WriteOutcome, text, time, write::b
 
 const ENTITY: &str = "organization";
 
-/// How much may be done. None: as much as anybody likes.
+/// Limits of an organization or API key. None: unlimited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
@@ -24,7 +24,7 @@ pub struct Limits {
     pub requests_per_minute: Option<i64>,
     /// Calls of the API with each of its keys.
     pub key_requests_per_minute: Option<i64>,
-    /// Tasks begun, subtasks too.
+    /// Created tasks, subtasks included.
     pub tasks_per_day: Option<i64>,
     /// Steps that ran scripts.
     pub runs_per_day: Option<i64>,
@@ -32,12 +32,12 @@ pub struct Limits {
     pub tokens_per_day: Option<i64>,
     /// What models cost, in 10⁻¹² US dollars.
     pub spend_per_month_pico_usd: Option<i64>,
-    /// Bytes of files, of uploads and of clients' documents that are kept.
+    /// Stored bytes of files, uploads and clients' documents.
     pub storage_bytes: Option<i64>,
 }
 
 impl Limits {
-    /// These, where they say something, and `others` where they don't.
+    /// These limits; where one is not set, that of `others`.
     #[must_use]
     pub fn or(self, others: Self) -> Self {
         Self {
@@ -55,12 +55,12 @@ impl Limits {
         }
     }
 
-    /// As a column has them.
+    /// Decodes the value of a column.
     pub(crate) fn from_column(stored: Value) -> Result<Self, Error> {
         serde_json::from_value(stored).map_err(Error::internal)
     }
 
-    /// All of them.
+    /// Replaces all of them.
     pub fn all(&self) -> [Option<i64>; 7] {
         [
             self.requests_per_minute,
@@ -74,36 +74,36 @@ impl Limits {
     }
 }
 
-/// What the operator has said of an organization.
+/// The quota that the operator set for an organization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
-    /// Whose it is.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// Empty: the tier that holds for everybody.
+    /// The name of its tier; empty: the default tier.
     pub tier: String,
-    /// In the place of the tier's.
+    /// Limits that replace those of the tier.
     pub overrides: Limits,
-    /// Rises with each change; 0: nothing was said.
+    /// Incremented by every change; 0: no quota was set.
     pub revision: i64,
     /// When it last changed.
     pub updated_at: Option<Timestamp>,
 }
 
-/// When the periods began that something is counted in.
+/// The current quota periods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Periods {
-    /// The day.
+    /// Start of the day.
     pub day: Timestamp,
-    /// The next one.
+    /// Start of the next one.
     pub next_day: Timestamp,
-    /// The month.
+    /// Start of the month.
     pub month: Timestamp,
-    /// The next one.
+    /// Start of the next one.
     pub next_month: Timestamp,
 }
 
 impl Periods {
-    /// The day and the month of UTC that a time is in.
+    /// The UTC day and month that contain a time.
     pub fn of(now: Timestamp) -> Self {
         let zoned = now.to_zoned(TimeZone::UTC);
         // Rounding and adding fail only at the ends of time.
@@ -122,10 +122,10 @@ impl Periods {
     }
 }
 
-/// What was done.
+/// The use of a quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Tasks begun today.
+    /// Tasks created today.
     pub tasks: i64,
     /// Steps that ran scripts today.
     pub runs: i64,
@@ -133,11 +133,11 @@ pub struct Counts {
     pub tokens: i64,
     /// Spent this month, in 10⁻¹² US dollars.
     pub spend_pico_usd: i64,
-    /// Bytes of files, of uploads and of clients' documents that are kept.
+    /// Stored bytes of files, uploads and clients' documents.
     pub storage_bytes: i64,
 }
 
-/// What is to be counted; what is not is 0.
+/// Selects what is counted. Everything else is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CountSelection {
     /// [`Counts::tasks`].
@@ -153,7 +153,7 @@ pub struct CountSelection {
 }
 
 impl CountSelection {
-    /// These, and those.
+    /// The union of two selections.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self {
@@ -169,7 +169,7 @@ impl CountSelection {
     pub const ALL: Self =
         Self { tasks: true, runs: true, tokens: true, spend: true, storage: true };
 
-    /// What these limits are about.
+    /// What these limits apply to.
     pub fn of(limits: &Limits) -> Self {
         Self {
             tasks: limits.tasks_per_day.is_some(),
@@ -181,14 +181,13 @@ impl CountSelection {
     }
 }
 
-/// The smallest id that a task can have that was made at this time or later: version 7 begins with
-/// its time.
+/// The smallest id of a task that was created at this time or later: a UUIDv7 begins with its time.
 fn least_id(time: Timestamp) -> Uuid {
     let millis = u64::try_from(time.as_millisecond()).unwrap_or_default();
     uuid::Builder::from_unix_timestamp_millis(millis, &[0; 10]).into_uuid()
 }
 
-/// Each time has two ends, so that a plan for any parameters reads a part of an index.
+/// Each period has two bounds, so that a generic plan reads only a part of an index.
 macro_rules! counts {
     ($organization:expr, $counted:expr, $periods:expr) => {
         sqlx::query_as!(
@@ -241,8 +240,8 @@ macro_rules! counts {
     };
 }
 
-/// What keys have done, those that have done something. All of an organization's at once: they are
-/// found by its time, so that no index has to be kept for single ones.
+/// The use of all API keys of an organization that have any. They are read together by organization
+/// and time, so that single keys need no index.
 macro_rules! counts_of_keys {
     ($organization:expr, $counted:expr, $periods:expr) => {
         sqlx::query!(
@@ -345,8 +344,7 @@ pub(crate) async fn key_counts(
 }
 
 impl Store {
-    /// Takes down the tiers that are configured, and which of them is that of everybody: none of
-    /// them, if nobody is limited by default.
+    /// Stores the configured tiers, and the name of the default tier; empty: unlimited by default.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -378,10 +376,10 @@ impl Store {
         Ok(transaction.commit().await?)
     }
 
-    /// What the operator has said of an organization: of most, nothing.
+    /// The quota of an organization. Most have none.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such organization; [`Error::Unavailable`].
+    /// [`Error::NotFound`] when the organization does not exist; [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn quota_get(&self, organization: OrganizationId) -> Result<Quota, Error> {
         let row = sqlx::query!(
@@ -412,12 +410,12 @@ impl Store {
         })
     }
 
-    /// Says how much an organization may do. The write belongs to the operator's organization,
-    /// which keeps its idempotency key.
+    /// Sets the quota of an organization. The write and its idempotency key belong to the
+    /// operator's organization.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such organization; [`Error::Conflict`] when it has
-    /// another revision than expected; those of every write.
+    /// [`Error::NotFound`] when the organization does not exist; [`Error::Conflict`] when the
+    /// revision is not the expected one; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn quota_set(
         &self,
@@ -437,7 +435,7 @@ impl Store {
             .fetch_optional(&mut *writer.transaction)
             .await?
             .ok_or(Error::NotFound { what: ENTITY })?;
-        // Of two that make the row at once one updates what the other has made.
+        // Of two concurrent inserts one updates the row of the other.
         let revision = sqlx::query_scalar!(
             "INSERT INTO quotas AS q
                  (organization_id, tier, requests_per_minute, key_requests_per_minute, tasks_per_day, runs_per_day, tokens_per_day,
@@ -472,7 +470,7 @@ impl Store {
         writer.finish_unchanged(quota, render).await
     }
 
-    /// What an organization has done in the day and the month of `periods`.
+    /// The use of an organization in `periods`.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -486,8 +484,8 @@ impl Store {
         counts(&self.pool, organization, counted, periods).await
     }
 
-    /// What each of an organization's keys has done in the day and the month of `periods`, and what
-    /// is kept that was stored with it; those that are not in it have done nothing.
+    /// The use of each API key of an organization in `periods`, and the storage that counts for it.
+    /// Keys without any use are missing.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -514,7 +512,7 @@ pub(crate) mod tests {
         counts!(organization, CountSelection::ALL, periods).sql().as_str().to_owned()
     }
 
-    /// That of [`Store::quota_key_counts`].
+    /// The statement of [`Store::quota_key_counts`].
     pub(crate) fn key_statement() -> String {
         let (organization, periods) = (OrganizationId::LOCAL, Periods::of(Timestamp::UNIX_EPOCH));
         counts_of_keys!(organization, CountSelection::ALL, periods).sql().as_str().to_owned()

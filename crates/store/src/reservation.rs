@@ -1,5 +1,5 @@
-//! Money that is set aside before a call and settled after it. What the functions called here do,
-//! and in which order they lock, is in `migrations/0012_money.sql`.
+//! Reservations: money that is reserved before a call and settled after it.
+//! `migrations/0012_money.sql` defines the functions that are called here, and their lock order.
 
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -13,75 +13,75 @@ use construct_domain::{
 
 use crate::{Error, Store, text, time, usage::Booking};
 
-/// The SQLSTATE by which `budgets_reserve_tree` says that a budget has not got the money.
+/// The SQLSTATE of `budgets_reserve_tree` when a budget cannot cover a reservation.
 pub(crate) const EXHAUSTED_SQLSTATE: &str = "CB001";
-/// Reservations that one look ends at most.
+/// Reservations that one cleanup expires at most.
 const EXPIRE_BATCH: i64 = 500;
-/// A budget is counted again when everything has ended that began before it was there: statements
-/// may take 5 s, and an idle transaction twice that.
+/// Age at which a new budget is recounted. By then all transactions that began before it existed
+/// have ended: statements may take 5 s, and an idle transaction twice that.
 const RECOUNT_DELAY: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
-/// How long a reservation that was counted as spent can still be replaced by a report.
+/// How long a report can still replace a reservation that was counted as spent.
 const EXPIRED_RETENTION: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 90);
-/// How long it is remembered what was spent with a token. Longer than a token is valid.
+/// How long the spending of a token is kept. Longer than a token is valid.
 const TOKEN_RETENTION: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 366);
 
-/// What has to be set aside for a step, in the commit that begins it.
+/// The reservation of a step, made in the commit that starts it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepReservation {
     /// The step.
     pub step: StepId,
     /// Upper estimate of its cost.
     pub amount_pico_usd: i64,
-    /// When it is given back, if nothing was heard of the step.
+    /// When it is released if the step does not report.
     pub expires_at: Timestamp,
 }
 
-/// What has to be set aside for calls outside a turn.
+/// The reservation of a call outside a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallReservation {
-    /// The same id asks for the same reservation again.
+    /// Its id. A repeated id requests the same reservation.
     pub id: Uuid,
-    /// Whose money.
+    /// The organization that pays.
     pub organization: OrganizationId,
-    /// For which task.
+    /// The task it is for.
     pub task: Option<TaskId>,
-    /// With which token, and how much may be spent with it in all; 0: as much as the other budgets
-    /// allow.
+    /// The token of the call, and the limit of its total spending; 0: limited only by the other
+    /// budgets.
     pub token: Option<(String, i64)>,
     /// Upper estimate of the cost.
     pub amount_pico_usd: i64,
-    /// What is not settled by then counts as spent.
+    /// A reservation that is not settled by then counts as spent.
     pub expires_at: Timestamp,
 }
 
-/// What a call outside a turn has used.
+/// The usage of a call outside a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallReport {
-    /// The call: what is counted once.
+    /// The call's id. It is booked once.
     pub id: Uuid,
-    /// What was set aside for it.
+    /// Its reservation.
     pub reservation: Option<Uuid>,
-    /// Whose money.
+    /// The organization that pays.
     pub organization: OrganizationId,
-    /// For which task.
+    /// The task it is for.
     pub task: Option<TaskId>,
-    /// The key that the token was made with; none: it is counted for the one that what the task
-    /// does is counted for.
+    /// The API key that the token was created with; none: it counts for the key that the task's
+    /// work counts for.
     pub key: Option<ApiKeyId>,
-    /// The model that was called.
+    /// The called model.
     pub model: ModelId,
-    /// What for, in a word or two.
+    /// The purpose, in a word or two.
     pub purpose: String,
     /// How much.
     pub usage: Usage,
 }
 
-/// What a look at reservations and budgets did.
+/// What a cleanup of reservations and budgets did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CleanupReport {
-    /// Reservations whose time was over.
+    /// Reservations that expired.
     pub expired: u64,
-    /// Budgets that were summed up again.
+    /// Budgets that were recounted.
     pub recounted: u64,
 }
 
@@ -98,7 +98,7 @@ struct ExhaustedDetail {
     agent_id: Option<Uuid>,
 }
 
-/// Which budget is exhausted, out of what the function says.
+/// Parses the error detail of the function: which budget is exhausted.
 pub(crate) fn parse_exhausted(detail: Option<&str>) -> Result<ExhaustedBudget, String> {
     let detail: ExhaustedDetail =
         serde_json::from_str(detail.unwrap_or_default()).map_err(|error| error.to_string())?;
@@ -123,7 +123,7 @@ pub(crate) fn parse_exhausted(detail: Option<&str>) -> Result<ExhaustedBudget, S
 }
 
 impl Store {
-    /// Sets money aside for calls outside a turn. Nothing is kept when no budget applies.
+    /// Reserves money for a call outside a turn. Stores nothing when no budget applies.
     ///
     /// # Errors
     /// [`Error::Exhausted`]; [`Error::NotFound`] when there is no such organization;
@@ -173,8 +173,8 @@ impl Store {
         Ok(())
     }
 
-    /// Books what a call outside a turn has used, and settles what was set aside for it. False when
-    /// it was booked before.
+    /// Books the usage of a call outside a turn, and settles its reservation. False when it was
+    /// booked before.
     ///
     /// # Errors
     /// [`Error::Unavailable`]; [`Error::NotFound`] when there is no such organization.
@@ -195,7 +195,7 @@ impl Store {
         self.book(&booking, now).await
     }
 
-    /// Gives back what was set aside for a step that used nothing.
+    /// Releases the reservation of a step that used nothing.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -217,8 +217,8 @@ impl Store {
         Ok(())
     }
 
-    /// Nobody waits for a step any more: what was set aside for it is given back at `until`, unless
-    /// its worker says before what it used.
+    /// Marks a step as abandoned: its reservation is released at `until`, unless its worker reports
+    /// its usage before.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -234,8 +234,7 @@ impl Store {
         Ok(())
     }
 
-    /// Ends reservations whose time is over, and counts new budgets again. May run in several
-    /// processes at once.
+    /// Expires reservations and recounts new budgets. May run in several processes at once.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -250,7 +249,7 @@ impl Store {
         .fetch_all(&self.pool)
         .await?;
         for id in over {
-            // One by one: together they would hold every budget at once.
+            // One by one: a single transaction would lock every budget at once.
             let ended = sqlx::query_scalar!(
                 r#"SELECT budgets_expire($1, $2) AS "ended!""#,
                 id,

@@ -1,4 +1,4 @@
-//! Messages that are sent by the clock: as people keep them here, as they are made due in [`fire`].
+//! Schedules: messages that are sent at given times. [`fire`] creates the runs of due schedules.
 
 mod fire;
 mod room;
@@ -20,7 +20,7 @@ pub use fire::{DueSchedule, FiredSchedule, RunEvents};
 
 const ENTITY: &str = "schedule";
 
-/// Runs of a schedule that are remembered; older ones are forgotten.
+/// Runs that are kept per schedule. Older ones are deleted.
 pub const RUN_HISTORY_LIMIT: u32 = 100;
 
 /// A schedule.
@@ -28,50 +28,50 @@ pub const RUN_HISTORY_LIMIT: u32 = 100;
 pub struct Schedule {
     /// Its id.
     pub id: ScheduleId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Unique in the organization.
     pub name: String,
-    /// Whom the message is for.
+    /// The target of the message.
     pub target: ScheduleTarget,
-    /// The name of the agent, when it is for one.
+    /// The name of the target agent; empty for a task.
     pub agent_name: String,
-    /// What is sent.
+    /// The content of the message.
     pub content: Content,
-    /// Whether the message ends the turn that runs instead of waiting for its end.
+    /// Whether the message interrupts the running turn instead of waiting for its end.
     pub interrupts: bool,
-    /// Of tasks that are begun.
+    /// For the tasks that it creates.
     pub title: String,
-    /// Of tasks that are begun.
+    /// For the tasks that it creates.
     pub workspace: String,
-    /// When it is due.
+    /// Its timing.
     pub timing: Timing,
-    /// What becomes of runs that were missed.
+    /// The policy for missed runs.
     pub missed: MissedRunPolicy,
-    /// Whether a person has paused it.
+    /// Whether a person paused it.
     pub paused: bool,
-    /// The next run; none: it is over.
+    /// The next run; none: there are no further runs.
     pub next_run: Option<Timestamp>,
-    /// When the last run was due that was made.
+    /// The due time of the last run.
     pub last_run: Option<Timestamp>,
     /// Why the last run failed.
     pub last_error: Option<String>,
-    /// The key that its runs are counted for: it was made or last changed with it.
+    /// The API key that its runs count for: the one that created or last changed it.
     pub key: Option<ApiKeyId>,
     /// Rises with every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
-    /// When it last changed, or a run was made.
+    /// When it last changed, or a run was created.
     pub updated_at: Timestamp,
 }
 
-/// Whom a schedule is for.
+/// The target of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScheduleTarget {
-    /// A task, which gets each message.
+    /// A task, which receives every message.
     Task(TaskId),
-    /// An agent, for which each run begins a task.
+    /// An agent. Each run creates a task.
     Agent(AgentId),
 }
 
@@ -82,69 +82,69 @@ pub struct NewSchedule {
     pub id: ScheduleId,
     /// Unique in the organization.
     pub name: String,
-    /// Whom it is for.
+    /// Its target.
     pub target: ScheduleTarget,
-    /// What is sent.
+    /// The content of the message.
     pub content: Content,
-    /// Whether the message ends the turn that runs instead of waiting for its end.
+    /// Whether the message interrupts the running turn instead of waiting for its end.
     pub interrupts: bool,
-    /// Of tasks that are begun.
+    /// For the tasks that it creates.
     pub title: String,
-    /// Of tasks that are begun.
+    /// For the tasks that it creates.
     pub workspace: String,
-    /// When it is due.
+    /// Its timing.
     pub timing: Timing,
-    /// What becomes of runs that were missed.
+    /// The policy for missed runs.
     pub missed: MissedRunPolicy,
     /// The first run.
     pub next_run: Option<Timestamp>,
 }
 
-/// What changes of a schedule: what is `Some`.
+/// Changes to a schedule. `None` leaves a field as it is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ScheduleChanges {
     /// Unique in the organization.
     pub name: Option<String>,
-    /// What is sent.
+    /// The content of the message.
     pub content: Option<Content>,
-    /// When it is due, and the next run by that.
+    /// The timing, and the next run that results from it.
     pub timing: Option<(Timing, Option<Timestamp>)>,
-    /// What becomes of runs that were missed.
+    /// The policy for missed runs.
     pub missed: Option<MissedRunPolicy>,
 }
 
-/// Which schedules a list shows.
+/// Filter for a list of schedules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ScheduleFilter {
-    /// Whose names begin so.
+    /// Prefix of the name.
     pub name_prefix: String,
-    /// For this task only.
+    /// Of this task only.
     pub task: Option<TaskId>,
 }
 
-/// What became of a run.
+/// A run of a schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScheduleRun {
-    /// The time it was meant for.
+    /// Its due time.
     pub due: Timestamp,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: RunOutcome,
-    /// Whose message it is.
+    /// The task that received the message.
     pub task: Option<TaskId>,
     /// The message.
     pub message: Option<MessageId>,
     /// Why it failed.
     pub error: Option<String>,
-    /// When.
+    /// The time.
     pub created_at: Timestamp,
 }
 
-/// What became of a run.
+/// A run of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunOutcome {
     /// Its message was accepted.
     Sent,
-    /// It was missed, and not made up for.
+    /// It was missed and skipped.
     PassedOver,
     /// Its message could not be accepted.
     Failed,
@@ -168,7 +168,7 @@ impl RunOutcome {
 }
 
 impl Schedule {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -273,7 +273,7 @@ macro_rules! list {
 }
 
 impl Store {
-    /// A schedule by id or name; the two cannot be confused, because no name looks like an id.
+    /// A schedule by id or name. No name has the form of an id.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -348,7 +348,7 @@ impl Store {
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// The newest runs of a schedule, newest first, at most [`RUNS_KEPT`].
+    /// The latest runs of a schedule, newest first, at most [`RUN_HISTORY_LIMIT`].
     ///
     /// # Errors
     /// [`Error::Unavailable`].

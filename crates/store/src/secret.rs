@@ -1,4 +1,4 @@
-//! Secrets that scripts use without seeing them. The values are sealed before they get here.
+//! Secrets that scripts use without seeing them. Their values are sealed before they get here.
 
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -20,17 +20,17 @@ const ENTITY: &str = "secret";
 pub struct Secret {
     /// Its id.
     pub id: SecretId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Unique in the organization.
     pub name: String,
-    /// For people and models.
+    /// Shown to people and models.
     pub description: String,
-    /// Where it may go.
+    /// Where it may be sent.
     pub bindings: Bindings,
     /// The value, sealed for the secret's id.
     pub value: SealedSecret,
-    /// Agents that may use it.
+    /// The number of agents that may use it.
     pub agent_count: i64,
     /// Rises with every change.
     pub revision: i64,
@@ -40,7 +40,7 @@ pub struct Secret {
     pub updated_at: Timestamp,
 }
 
-/// Where a secret may go.
+/// Where a secret may be sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Bindings {
     /// Hosts of requests.
@@ -50,7 +50,7 @@ pub struct Bindings {
 }
 
 impl Bindings {
-    /// Whether there is nothing here that is not in `others`.
+    /// Whether `others` contains all of these.
     pub fn is_within(&self, others: &Self) -> bool {
         self.hosts.iter().all(|host| others.hosts.contains(host))
             && self.commands.iter().all(|command| others.commands.contains(command))
@@ -58,7 +58,7 @@ impl Bindings {
 }
 
 impl Secret {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -71,22 +71,22 @@ pub struct NewSecret {
     pub id: SecretId,
     /// Unique in the organization.
     pub name: String,
-    /// For people and models.
+    /// Shown to people and models.
     pub description: String,
-    /// Where it may go.
+    /// Where it may be sent.
     pub bindings: Bindings,
     /// The value, sealed for the secret's id.
     pub value: SealedSecret,
 }
 
-/// What changes of a secret: what is `Some`.
+/// Changes to a secret. `None` leaves a field as it is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SecretChanges {
     /// Unique in the organization.
     pub name: Option<String>,
-    /// For people and models.
+    /// Shown to people and models.
     pub description: Option<String>,
-    /// All of them.
+    /// Replaces all of them.
     pub bindings: Option<Bindings>,
     /// The value, sealed for the secret's id.
     pub value: Option<SealedSecret>,
@@ -161,7 +161,7 @@ macro_rules! list {
 }
 
 impl Store {
-    /// A secret by id or name; the two cannot be confused, because names are in upper case.
+    /// A secret by id or name. Names are in upper case, ids are not.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -259,7 +259,7 @@ impl Store {
         Ok(rows.into_iter().map(Secret::from).collect())
     }
 
-    /// What the scripts of a task may use: the secrets of its agent, as they are now, by name.
+    /// The secrets that the scripts of a task may use: the current ones of its agent, by name.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -278,7 +278,7 @@ impl Store {
     /// Creates a secret.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken; those of every write.
+    /// [`Error::AlreadyExists`] when the name is taken; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn secret_create(
         &self,
@@ -312,8 +312,8 @@ impl Store {
     /// Changes a secret.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
-    /// revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when the revision is not
+    /// the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn secret_update(
         &self,
@@ -386,11 +386,13 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Seals every value anew that is not under the keyring's active key, in all organizations. May
-    /// be repeated and run while secrets are changed: one that was written meanwhile is left alone.
+    /// Reseals every value that is not sealed with the keyring's active key, in all organizations.
+    /// It can be repeated, and can run while secrets change: a value that was written concurrently
+    /// is left as it is.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system gives no randomness.
+    /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system provides no
+    /// randomness.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn secret_reseal_all(
         &self,
@@ -429,7 +431,7 @@ impl Store {
     }
 }
 
-/// Lets an agent use these secrets and no others.
+/// Replaces the secrets that an agent may use.
 pub(crate) async fn agent_secrets_set(
     writer: &mut Writer<'_>,
     agent: Uuid,

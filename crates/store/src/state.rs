@@ -1,5 +1,4 @@
-//! Documents that clients keep. What they say is theirs: it is stored as it was put, and nothing
-//! here looks into it.
+//! Documents that clients store. The content is opaque: it is stored as it was put.
 
 use std::fmt;
 
@@ -19,25 +18,25 @@ const ENTITY: &str = "state";
 /// One version of a document.
 #[derive(Clone, PartialEq, Eq)]
 pub struct State {
-    /// Whose own it is; none: the organization's.
+    /// The user it belongs to; none: the whole organization.
     pub owner: Option<UserId>,
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Rises with every change.
     pub version: i64,
-    /// As it was put; empty when it is deleted, or was not asked for.
+    /// The content, as it was put; empty if it is deleted or was not requested.
     pub json: String,
-    /// Bytes of what was put.
+    /// Size of the content in bytes.
     pub bytes: i64,
-    /// Whether this version is that there is none.
+    /// Whether this version is a deletion.
     pub is_deleted: bool,
-    /// Who made this version.
+    /// The author of this version.
     pub updated_by: String,
-    /// When; none: it is gone, and nobody knows since when.
+    /// When it was put; none: it was removed at an unknown time.
     pub updated_at: Option<Timestamp>,
 }
 
-/// Without what it says, which may hold somebody's keys.
+/// Without the content, which may hold credentials.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { owner, name, version, json: _, bytes, is_deleted, updated_by, updated_at } =
@@ -54,21 +53,21 @@ impl fmt::Debug for State {
     }
 }
 
-/// Which document.
+/// Identifies a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateRef<'a> {
-    /// Whose own it is; none: the organization's.
+    /// The user it belongs to; none: the whole organization.
     pub owner: Option<UserId>,
-    /// What it is called.
+    /// Its name.
     pub name: &'a str,
 }
 
-/// What is put.
+/// The content to put.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum StateContent<'a> {
-    /// This.
+    /// This text.
     Text(&'a str),
-    /// What this version said, which is kept.
+    /// The content of this earlier version.
     Version(i64),
 }
 
@@ -81,13 +80,14 @@ impl<'a> StateContent<'a> {
     }
 }
 
-/// What a put adds to what is kept.
+/// The growth of storage by a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateGrowth {
-    /// Bytes that the organization keeps more, or less.
+    /// Bytes that the organization stores more, or less.
     pub bytes: i64,
-    /// The same of what is kept for the key: what others have put stays theirs when it is replaced,
-    /// and is no room when it is dropped.
+    /// The same for the storage that counts for the API key. Versions that other keys have put keep
+    /// counting for those keys when they are replaced, and free nothing for this key when they are
+    /// dropped.
     pub bytes_of_key: i64,
 }
 
@@ -115,7 +115,7 @@ impl Row {
     }
 }
 
-/// The present version of documents. `$json` is what is read of what it says.
+/// The current version of documents. `$json` selects the content, if requested.
 macro_rules! current {
     ($json:literal, [$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
@@ -128,7 +128,7 @@ macro_rules! current {
     };
 }
 
-/// The versions of the document with this name (`$1`, `$2`, `$3`) that say something.
+/// The versions of the document `$1`, `$2`, `$3` that have a content.
 macro_rules! versions {
     ($json:literal, [$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
@@ -145,13 +145,13 @@ macro_rules! versions {
     };
 }
 
-/// Whose, as the column has it.
+/// The owner, as the column stores it.
 fn owner_column(owner: Option<UserId>) -> Uuid {
     owner.map_or(Uuid::nil(), UserId::uuid)
 }
 
 impl Store {
-    /// A document: its present version, or another one that is kept.
+    /// A document: its current version, or an earlier one.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -184,7 +184,7 @@ impl Store {
         row.map(|row| row.into_state(state.owner)).ok_or(Error::NotFound { what: ENTITY })
     }
 
-    /// The documents that there are, by name, without what they say.
+    /// The existing documents, by name, without their content.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -205,11 +205,10 @@ impl Store {
         Ok(rows.into_iter().map(|row| row.into_state(of)).collect())
     }
 
-    /// The present version of a document and those that are kept, the newest first, without what
-    /// they say.
+    /// The current and the earlier versions of a document, newest first, without their content.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is none.
+    /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn state_versions(
         &self,
@@ -231,9 +230,9 @@ impl Store {
         Ok(rows.into_iter().map(|row| row.into_state(state.owner)).collect())
     }
 
-    /// Of these documents those that have another version than the one named with them, whole. Of
-    /// one with version 0 it is not told that it was deleted. One that is not even there as
-    /// deleted, because its owner was no member for a while, has version 0.
+    /// Those of these documents whose version differs from the known one, with their content. The
+    /// deletion of a document with known version 0 is not reported. A document whose row is
+    /// missing, because its owner was not a member for a while, has version 0.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -264,9 +263,9 @@ impl Store {
         Ok(rows.into_iter().map(|row| row.into_state(of)).collect())
     }
 
-    /// How many bytes more would be kept after a put with this key: what is put, without the
-    /// earlier version that nothing would be kept of any more. What is replaced is kept, as an
-    /// earlier version. Nothing when it would change nothing.
+    /// How many more bytes would be stored after a put with this key: the new content, minus the
+    /// earlier version that would be dropped. The replaced content stays, as an earlier version.
+    /// Zero when the put would change nothing.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -305,13 +304,13 @@ impl Store {
         Ok(growth.fetch_one(&self.pool).await?)
     }
 
-    /// Makes a document, or puts another in its place and keeps what it said. The same text changes
-    /// nothing.
+    /// Creates or replaces a document. The replaced content is kept as an earlier version. The same
+    /// text changes nothing.
     ///
     /// # Errors
-    /// [`Error::Outdated`] when it has another version than expected (0: when there is one at all);
-    /// [`Error::NotFound`] when whose it is to be is no member any more, and when a version is to
-    /// be put that is not kept.
+    /// [`Error::VersionMismatch`] when the version is not the expected one (0: it must not exist);
+    /// [`Error::NotFound`] when the owner is no longer a member, or the version to restore does not
+    /// exist.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn state_put(
         &self,
@@ -322,7 +321,7 @@ impl Store {
         render: impl FnOnce(&State) -> WriteOutput + Send,
     ) -> Result<WriteOutcome<State>, Error> {
         let mut writer = begin!(self, write);
-        // Of two that make it at once, one waits here for the other.
+        // Of two concurrent creations, one waits here for the other.
         sqlx::query!(
             "INSERT INTO states (id, organization_id, owner, name, version, updated_by, updated_at)
              VALUES ($1, $2, $3, $4, 0, $5, $6)
@@ -365,12 +364,12 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Deletes a document. What it said is kept as after every change, unless everything is to be
-    /// forgotten. The entity in the result is the version that says that there is none.
+    /// Deletes a document. Its content is kept as an earlier version, unless `forget` deletes all
+    /// versions. The entity in the result is the version of the deletion.
     ///
     /// # Errors
-    /// [`Error::Outdated`] when it has another version than expected, [`Error::NotFound`] when
-    /// there is nothing to delete or to forget.
+    /// [`Error::VersionMismatch`] when the version is not the expected one, [`Error::NotFound`]
+    /// when there is nothing to delete.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn state_delete(
         &self,
@@ -397,7 +396,7 @@ impl Store {
     }
 }
 
-/// A document that nobody else changes until the end of the write.
+/// A document, locked until the end of the write.
 struct LockedDocument {
     id: Uuid,
     version: i64,
@@ -417,7 +416,7 @@ async fn lock(writer: &mut Writer<'_>, state: StateRef<'_>) -> Result<Option<Loc
 }
 
 impl LockedDocument {
-    /// Refuses what expects another version. One that is deleted has version 0.
+    /// Refuses an unexpected version. A deleted document has version 0.
     fn check_version(&self, expected: Option<i64>) -> Result<(), Error> {
         let current = if self.json.is_some() { self.version } else { 0 };
         if expected.is_some_and(|expected| expected != current) {
@@ -427,7 +426,7 @@ impl LockedDocument {
         }
     }
 
-    /// Keeps what it says, and of what was kept the newest.
+    /// Keeps the content as an earlier version, and drops the oldest versions.
     async fn archive(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
         sqlx::query!(
             "INSERT INTO state_versions (organization_id, state_id, version, json, updated_by, updated_at, api_key_id)
@@ -448,7 +447,7 @@ impl LockedDocument {
         Ok(())
     }
 
-    /// What a version said that is kept.
+    /// The content of an earlier version.
     async fn archived_json(
         &self,
         writer: &mut Writer<'_>,
@@ -462,7 +461,7 @@ impl LockedDocument {
         Ok(json.fetch_optional(&mut *writer.transaction).await?)
     }
 
-    /// Removes what was kept; gives how much that was.
+    /// Deletes the earlier versions, and returns their number.
     async fn delete_versions(&self, writer: &mut Writer<'_>) -> Result<u64, Error> {
         let done = sqlx::query!("DELETE FROM state_versions WHERE state_id = $1", self.id)
             .execute(&mut *writer.transaction)
@@ -490,7 +489,7 @@ impl LockedDocument {
     }
 }
 
-/// The row as it is, deleted or not, without what it says.
+/// The current row, deleted or not, without the content.
 async fn reload(writer: &mut Writer<'_>, state: StateRef<'_>) -> Result<State, Error> {
     let row = current!(
         "NULL::text",

@@ -57,17 +57,17 @@ pub struct StoredTask {
     pub state: Task,
     /// The name of [`Task::agent`].
     pub agent_name: String,
-    /// The directory its tools may touch; empty: one of its own.
+    /// The directory its tools may access; empty: a directory of its own.
     pub workspace: String,
-    /// Empty until it has one.
+    /// Empty until it is set.
     pub title: String,
     /// The task's own limit of model calls per user message; 0: none.
     pub max_turns_override: u32,
-    /// What its scripts may call, besides what the agent's policy says.
+    /// Rules for the calls of its scripts, in addition to the agent's policy.
     pub policy: Vec<Rule>,
-    /// Facts that the model is told in every call.
+    /// Facts that are part of every prompt.
     pub pinned: Vec<String>,
-    /// The pool of interpreters that runs its scripts; the same as long as it lives.
+    /// The pool of interpreters that runs its scripts. It never changes.
     pub compute: String,
     /// When it entered its phase.
     pub phase_since: Timestamp,
@@ -77,9 +77,9 @@ pub struct StoredTask {
     pub tool_uses: BTreeMap<String, i64>,
     /// Messages that wait for their turn.
     pub queued_count: i64,
-    /// Of its newest event.
+    /// Sequence of its newest event.
     pub event_sequence: u64,
-    /// The trace of the turn that is on its way, or was last.
+    /// The trace of the running turn, or of the last one.
     pub trace_id: Option<String>,
     /// The task whose transcript it began with a copy of, and the last message that was copied, in
     /// that task.
@@ -105,7 +105,7 @@ impl StoredTask {
         (!self.unreadable.contains(&PHASE_COLUMN)).then_some(self.state.phase)
     }
 
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         let key = if key == Key::Name { Key::CreatedAt } else { key };
         Cursor::new(key, self.state.id.uuid(), "", self.created_at, self.updated_at)
@@ -117,38 +117,38 @@ impl StoredTask {
 pub struct NewTask {
     /// Its id.
     pub id: TaskId,
-    /// Who answers.
+    /// The agent.
     pub agent: AgentId,
-    /// The directory its tools may touch; empty: one of its own.
+    /// The directory its tools may access; empty: a directory of its own.
     pub workspace: String,
-    /// Empty: to be made from the conversation.
+    /// Empty: generated from the conversation.
     pub title: String,
     /// Model calls one user message may cause; 0: the agent's limit.
     pub max_turns_override: u32,
-    /// What its scripts may call, besides what the agent's policy says.
+    /// Rules for the calls of its scripts, in addition to the agent's policy.
     pub policy: Vec<Rule>,
-    /// Facts that the model is told in every call.
+    /// Facts that are part of every prompt.
     pub pinned: Vec<String>,
     /// The pool of interpreters that runs its scripts; none: the agent's.
     pub compute: Option<String>,
 }
 
-/// What changes of a task: what is `Some`.
+/// Changes to a task. `None` leaves a field as it is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TaskChanges {
-    /// Who answers from the next model call on.
+    /// The agent from the next model call on.
     pub agent: Option<AgentId>,
-    /// Empty: to be made anew from the conversation.
+    /// Empty: generated again from the conversation.
     pub title: Option<String>,
     /// Model calls one user message may cause; 0: the agent's limit.
     pub max_turns_override: Option<u32>,
-    /// All of it.
+    /// Replaces all of it.
     pub policy: Option<Vec<Rule>>,
     /// All facts that the model is told, from the next model call on.
     pub pinned: Option<Vec<String>>,
 }
 
-/// Which tasks a list shows.
+/// Filter for a list of tasks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TaskFilter {
     /// Of this agent only.

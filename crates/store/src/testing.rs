@@ -316,9 +316,9 @@ impl Database {
     pub async fn corrupt_task(&self, task: TaskId, corrupt: bool) {
         // Another revision, as of every change: nobody commits what they remember of the row.
         let spoil = "UPDATE tasks SET
-                 turn = CASE WHEN $2 THEN jsonb_build_object('corrupt', turn) ELSE nullif(turn -> 'corrupt', 'null'::jsonb) END,
+                 turn = CASE WHEN $2 THEN jsonb_build_object('spoilt', turn) ELSE nullif(turn -> 'spoilt', 'null'::jsonb) END,
                  revision = revision + 1
-             WHERE id = $1 AND $2 IS DISTINCT FROM coalesce(turn ? 'corrupt', false)";
+             WHERE id = $1 AND $2 IS DISTINCT FROM coalesce(turn ? 'spoilt', false)";
         sqlx::query(spoil)
             .bind(task.uuid())
             .bind(corrupt)

@@ -1,5 +1,5 @@
-//! What every write of the gateway has in common: one transaction that changes rows, stores the
-//! event that tells of it, and remembers the answer under the request's idempotency key.
+//! The frame of every write of the gateway: one transaction changes rows, stores the event that
+//! describes the change, and stores the response under the request's idempotency key.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -16,41 +16,39 @@ use crate::{
 
 pub(crate) const ORGANIZATION: &str = "organization";
 
-/// Who writes, when, and under which idempotency key.
+/// The context of a write.
 #[derive(Debug, Clone)]
 pub struct Write {
-    /// The organization the caller may write in.
+    /// The organization that the caller writes in.
     pub organization: OrganizationId,
     /// The time of the change.
     pub now: Timestamp,
-    /// None: each call is carried out.
+    /// None: every call is executed.
     pub idempotency: Option<Idempotency>,
-    /// The entry of the audit trail that is stored with the change. A write that turns out to be a
-    /// repeated one stores none.
+    /// The audit entry that is stored with the change. A repeated write stores none.
     pub audit: Option<Audit>,
-    /// For which key it is counted; none: whoever writes came without one.
+    /// The API key that the write counts for; none: the caller used none.
     pub key: Option<ApiKeyId>,
 }
 
-/// A request's identity.
+/// The identity of a request.
 #[derive(Debug, Clone)]
 pub struct Idempotency {
     /// Chosen by the client, unique in its organization.
     pub key: String,
-    /// The method that is called.
+    /// The called method.
     pub method: &'static str,
     /// SHA-256 of the request.
     pub request_hash: [u8; 32],
 }
 
 impl Write {
-    /// A write with neither an idempotency key nor an entry of the audit trail, counted for no API
-    /// key.
+    /// A write without idempotency key, audit entry and API key.
     pub fn new(organization: OrganizationId, now: Timestamp) -> Self {
         Self { organization, now, idempotency: None, audit: None, key: None }
     }
 
-    /// The event of this write, as it is stored.
+    /// The stored form of an event of this write.
     pub(crate) fn to_stored_event(&self, stream: Uuid, sequence: u64, event: NewEvent) -> StoredEvent {
         StoredEvent {
             organization: self.organization,
@@ -64,44 +62,45 @@ impl Write {
     }
 }
 
-/// What the caller makes of a changed entity: how others are told, and what is answered.
+/// What the caller derives from a changed entity: the event for subscribers, and the response.
 #[derive(Debug, Clone)]
 pub struct WriteOutput {
-    /// The event that is stored with the change. Dropped when nothing changed.
+    /// The event that is stored with the change. Not stored when nothing changed.
     pub event: NewEvent,
-    /// The answer, kept for repeated requests. Dropped when the request has no idempotency key.
+    /// The encoded response, stored for repeated requests. Not stored when the request has no
+    /// idempotency key.
     pub response: Vec<u8>,
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WriteOutcome<T> {
-    /// It is done, by this call.
+    /// This call executed the write.
     Applied {
-        /// The entity as it is now; as it was, when it was deleted.
+        /// The entity after the write; before it, if it was deleted.
         entity: T,
-        /// What was stored, to be published. None when nothing changed.
+        /// The stored event, to be published. None when nothing changed.
         event: Option<StoredEvent>,
     },
-    /// It was done by an earlier call with the same key.
+    /// An earlier call with the same key executed the write.
     Repeated {
-        /// That call's answer.
+        /// The response of that call.
         response: Vec<u8>,
     },
 }
 
-/// No entries of the audit trail, for statements that can take some.
+/// No audit entries, for statements that can take some.
 pub(crate) fn no_entries() -> Value {
     Value::Array(Vec::new())
 }
 
-/// A write that has begun.
+/// The start of a write.
 pub(crate) enum WriteStart<'w> {
     New(Writer<'w>),
     Repeated(Vec<u8>),
 }
 
-/// Begins a write; returns from the calling function when the request is a repeated one.
+/// Begins a write. Returns from the calling function when the request is a repeated one.
 macro_rules! begin {
     ($store:expr, $write:expr) => {
         match $store.write_begin($write).await? {
@@ -114,30 +113,31 @@ macro_rules! begin {
 }
 pub(crate) use begin;
 
-/// The transaction of a write. Rolled back when dropped unfinished, and with it the use of the
-/// idempotency key.
+/// The transaction of a write. Dropping it unfinished rolls it back, which releases the idempotency
+/// key.
 pub(crate) struct Writer<'w> {
     pub(crate) transaction: Transaction<'static, Postgres>,
     write: &'w Write,
-    /// Whether the entry of the audit trail went with an earlier statement.
+    /// Whether an earlier statement stored the audit entry.
     audited: bool,
 }
 
 impl Store {
-    /// Opens the transaction, in an organization that is not closed, nor will be before the end of
-    /// it, and takes the idempotency key. Of two requests with the same key the second waits here
-    /// until the first has ended, and then repeats its answer, or is carried out when the first
-    /// failed.
+    /// Opens the transaction and claims the idempotency key. The organization must not be deleted,
+    /// and cannot be deleted before the transaction ends.
+    ///
+    /// Of two requests with the same key the second waits here until the first has ended. It then
+    /// repeats the response of the first, or executes if the first failed.
     pub(crate) async fn write_begin<'w>(&self, write: &'w Write) -> Result<WriteStart<'w>, Error> {
         write_begin_in(self.pool.begin().await?, write).await
     }
 
-    /// The answer of an earlier write under the same key, asked before anything is made for this
-    /// one. None: there was none so far; one that is under way at the same time is met when the
-    /// write begins.
+    /// The response of an earlier write with the same key, for callers that check before they
+    /// prepare anything. None: there is none yet. A concurrent one is detected when the write
+    /// begins.
     ///
     /// # Errors
-    /// [`Error::IdempotencyMismatch`] when the key stands for another request.
+    /// [`Error::IdempotencyMismatch`] when the key was used for another request.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn idempotent_response(&self, write: &Write) -> Result<Option<Vec<u8>>, Error> {
         let Some(Idempotency { key, method, request_hash }) = &write.idempotency else {
@@ -157,7 +157,7 @@ impl Store {
         }
     }
 
-    /// Forgets the answers to requests from before a time. Returns how many.
+    /// Deletes the responses of requests from before a time. Returns their number.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -171,7 +171,7 @@ impl Store {
     }
 }
 
-/// The same in a transaction that has done something before.
+/// [`Store::write_begin`] in a transaction that has executed other statements before.
 pub(crate) async fn write_begin_in<'w>(
     mut transaction: Transaction<'static, Postgres>,
     write: &'w Write,
@@ -219,7 +219,7 @@ pub(crate) async fn write_begin_in<'w>(
         return Err(if closed {
             Error::NotFound { what: ORGANIZATION }
         } else {
-            // Expired between the two statements; the client may simply ask again.
+            // The key expired between the two statements; the client can retry.
             Error::Unavailable("the idempotency key has just expired".into())
         });
     };
@@ -236,7 +236,7 @@ impl Writer<'_> {
         self.write.organization.uuid()
     }
 
-    /// For which key it is counted.
+    /// The API key that the write counts for.
     pub(crate) fn key(&self) -> Option<Uuid> {
         self.write.key.map(ApiKeyId::uuid)
     }
@@ -245,16 +245,16 @@ impl Writer<'_> {
         time::sql(self.write.now)
     }
 
-    /// Ends a write whose event belongs to the organization's stream. The stream's counter is taken
-    /// last, because until the commit every other write of the organization's entities waits for
-    /// it.
+    /// Ends a write whose event belongs to the organization's stream. The stream's counter is
+    /// incremented last, because every other write of the organization's entities waits for it
+    /// until the commit.
     pub(crate) async fn finish<T>(
         mut self,
         entity: T,
         render: impl FnOnce(&T) -> WriteOutput,
     ) -> Result<WriteOutcome<T>, Error> {
         let WriteOutput { event, response } = render(&entity);
-        // With a statement that is made anyway: no round trip more.
+        // Part of a statement that runs anyway, which saves a round trip.
         let audit = self.audit(&response)?;
         let sequence = sqlx::query_scalar!(
             r#"WITH stream AS (
@@ -281,8 +281,8 @@ impl Writer<'_> {
         Ok(WriteOutcome::Applied { entity, event: Some(event) })
     }
 
-    /// Ends a write whose event is `sequence` of the task's stream, a number that the caller took
-    /// from the task's row.
+    /// Ends a write whose event has number `sequence` in the task's stream. The caller took the
+    /// number from the task's row.
     pub(crate) async fn finish_on_task<T>(
         mut self,
         task: TaskId,
@@ -315,7 +315,7 @@ impl Writer<'_> {
         Ok(WriteOutcome::Applied { entity, event: Some(event) })
     }
 
-    /// Ends a write that found nothing to change.
+    /// Ends a write that changed nothing.
     pub(crate) async fn finish_unchanged<T>(
         self,
         entity: T,
@@ -326,7 +326,7 @@ impl Writer<'_> {
         Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// The write's entry for the audit trail, as the statement takes it that is to store it.
+    /// The audit entry of the write, as a statement parameter.
     fn audit(&mut self, response: &[u8]) -> Result<Value, Error> {
         self.audited = true;
         match &self.write.audit {
@@ -335,7 +335,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Commits, and keeps the answer for repeated requests.
+    /// Commits, and stores the response for repeated requests.
     pub(crate) async fn commit(mut self, response: &[u8]) -> Result<(), Error> {
         let audit = if self.audited { no_entries() } else { self.audit(response)? };
         if let Some(Idempotency { key, .. }) = &self.write.idempotency {

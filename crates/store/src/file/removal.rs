@@ -1,4 +1,4 @@
-//! What lies in the folder, and when it goes.
+//! Removal of content from the folder.
 
 use construct_domain::{FileId, OrganizationId};
 use jiff::Timestamp;
@@ -8,29 +8,29 @@ use uuid::Uuid;
 use super::{File, digest};
 use crate::{Error, Store, time};
 
-/// What has to go from the folder.
+/// Content to remove from the folder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Removal {
-    /// Names it.
+    /// Its id.
     pub id: Uuid,
-    /// Whose it was.
+    /// The organization it belonged to.
     pub organization: OrganizationId,
-    /// What.
+    /// The content.
     pub target: RemovalTarget,
 }
 
-/// What there is in the folder.
+/// A kind of content in the folder.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RemovalTarget {
-    /// A content, if nobody needs it.
+    /// A content, if no file refers to it.
     Content([u8; 32]),
-    /// What was uploaded for a file.
+    /// The uploaded parts of a file.
     Upload(FileId),
     /// Everything of an organization.
     Everything,
 }
 
-/// A content of an organization that nobody else puts into its place, or removes, meanwhile.
+/// A locked content of an organization. No other process stores or removes it meanwhile.
 #[derive(Debug)]
 pub struct FileContent {
     transaction: Transaction<'static, Postgres>,
@@ -54,7 +54,7 @@ impl Store {
         Ok(FileContent { transaction, organization, sha256 })
     }
 
-    /// What has to go next.
+    /// The next contents to remove.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -77,7 +77,7 @@ impl Store {
         rows.map(|row| read((row.id, row.owner, row.sha256, row.file_id))).collect()
     }
 
-    /// Something is gone from the folder.
+    /// Records that a content was removed from the folder.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -91,7 +91,7 @@ impl Store {
 }
 
 impl FileContent {
-    /// Whether a file says this.
+    /// Whether a file refers to this content.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -105,7 +105,7 @@ impl FileContent {
         .await?)
     }
 
-    /// It is gone from the folder, or needed.
+    /// Ends a removal: the content was removed from the folder, or is needed.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -116,8 +116,8 @@ impl FileContent {
         Ok(self.transaction.commit().await?)
     }
 
-    /// It lies in its place: the file is ready. False when it was deleted meanwhile; then the
-    /// content has to go again, which is noted.
+    /// Marks a file as ready after its content was stored. False when the file was deleted
+    /// meanwhile; then the removal of the content is recorded.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -152,7 +152,7 @@ impl FileContent {
     }
 }
 
-/// Held until the end of the transaction.
+/// Locks a content until the end of the transaction.
 pub(super) async fn lock(
     connection: &mut PgConnection,
     organization: Uuid,
@@ -168,7 +168,7 @@ pub(super) async fn lock(
     Ok(())
 }
 
-/// Notes what there may be of a file.
+/// Records the removal of what the folder may hold of a file.
 pub(super) async fn record_removal(
     connection: &mut PgConnection,
     file: &File,
@@ -189,7 +189,7 @@ pub(super) async fn record_upload_removal(
     insert(connection, organization, None, Some(file), now).await
 }
 
-/// Notes that everything of an organization has to go.
+/// Records the removal of all content of an organization.
 pub(crate) async fn record_organization_removal(
     connection: &mut PgConnection,
     organization: OrganizationId,

@@ -1,4 +1,4 @@
-//! Parts of a file as they come, and what becomes of it when all are there.
+//! Upload of the parts of a file, and their assembly.
 
 use construct_domain::{FileId, OrganizationId};
 use jiff::{SignedDuration, Timestamp};
@@ -7,54 +7,55 @@ use uuid::Uuid;
 use super::{File, FileState, MAX_PARTS, Row, ENTITY, reload, removal, select};
 use crate::{Error, WriteOutput, Store, Write, time};
 
-/// How long a gateway may be at a file before another takes it for dead. Longer than a look at the
-/// largest may take.
+/// How long a gateway may process a file before another one takes over. Longer than the check of
+/// the largest file takes.
 const CLAIM_TIMEOUT: SignedDuration = SignedDuration::from_mins(5);
 
-/// A part that lies in the folder.
+/// A part that was stored in the folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewPart {
-    /// Where in the file it begins.
+    /// Its offset in the file.
     pub position: i64,
-    /// Bytes.
+    /// Its size in bytes.
     pub size: i64,
-    /// What it is called in the folder.
+    /// Its name in the folder.
     pub part: Uuid,
-    /// What it says: the same again is no conflict.
+    /// SHA-256 of its content. A repeated part with the same hash is no conflict.
     pub sha256: [u8; 32],
 }
 
-/// What became of a part.
+/// The outcome of a part.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PartOutcome {
-    /// It is the next one of the file, which is so far now.
+    /// The part was appended to the file.
     Accepted(File),
-    /// The last one again; what was put into the folder for it is superfluous.
+    /// A repetition of the last part. Its stored copy is superfluous.
     Duplicate(File),
 }
 
-/// A part of a file, as it lies in the folder.
+/// A part of a file in the folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// What it is called there.
+    /// Its name in the folder.
     pub part: Uuid,
 }
 
-/// A file whose parts are all there, for whoever puts it together.
+/// A file whose parts are complete, claimed for assembly.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClaimedFile {
     /// The file.
     pub file: File,
-    /// In their order.
+    /// Its parts, in order.
     pub parts: Vec<Part>,
 }
 
 impl Store {
-    /// Takes a part of a file.
+    /// Appends a part to a file.
     ///
     /// # Errors
-    /// [`Error::WrongOffset`] when the file is somewhere else, [`Error::NotUploading`] when nothing
-    /// is missing of it, [`Error::TooManyParts`], [`Error::NotFound`].
+    /// [`Error::WrongOffset`] when the part does not begin at the end of the file,
+    /// [`Error::NotUploading`] when the file is complete, [`Error::TooManyParts`],
+    /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn file_part_add(
         &self,
@@ -86,8 +87,8 @@ impl Store {
                 new.size,
             );
             let last = last.fetch_optional(&mut *writer.transaction).await?;
-            // Of a file that is ready the parts are gone, and its last one cannot be told from
-            // another.
+            // The parts of a ready file are removed, so a repetition of the last one cannot be
+            // recognized.
             if last.is_some_and(|last| last == new.sha256) {
                 let file = reload(&mut writer, id).await?;
                 let response = render(&file).response;
@@ -136,8 +137,8 @@ impl Store {
         Ok(PartOutcome::Accepted(file))
     }
 
-    /// Takes a file whose parts are all there, to put it together. None: somebody else is at it, or
-    /// it is done.
+    /// Claims a file whose parts are complete, for assembly. None: another gateway has claimed it,
+    /// or it is done.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -164,7 +165,7 @@ impl Store {
         Ok(Some(ClaimedFile { file: row.try_into()?, parts }))
     }
 
-    /// Files that nobody is at, though all their parts are there.
+    /// Files whose parts are complete and that no gateway has claimed.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -178,7 +179,7 @@ impl Store {
         Ok(ids.fetch_all(&self.pool).await?.into_iter().map(FileId::from_uuid).collect())
     }
 
-    /// Lets go of a file that could not be looked at, so that somebody tries again.
+    /// Releases the claim of a file that could not be processed, so that it is retried.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -193,7 +194,7 @@ impl Store {
         Ok(())
     }
 
-    /// Says that a file is not taken, and why. What was uploaded goes.
+    /// Refuses a file with a reason, and records the removal of its parts.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -220,8 +221,8 @@ impl Store {
         Ok(transaction.commit().await?)
     }
 
-    /// Removes the rows of files that did not become ready in time, and of refusals that were long
-    /// enough to be read. Says how many.
+    /// Deletes the rows of uploads that were not finished in time, and of old refusals. Returns
+    /// their number.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

@@ -1,6 +1,6 @@
-//! ErasureProgress an organization that was deleted (docs/adr/0035-erasure.md): part by part, each in a
-//! transaction of its own that also counts what it has removed. Nothing else is remembered, so that
-//! whoever comes next goes on where the last one was killed.
+//! Erasure of deleted organizations (docs/adr/0035-erasure.md). It proceeds in parts. Each part is
+//! a transaction that also counts the removed rows. There is no other state, so that any process
+//! can continue after a crash.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ use crate::{
     time::{self, sql},
 };
 
-/// What is emptied when there is no task any more, in an order that keeps the references between
-/// tables, and by what rows are found.
+/// The tables to empty once all tasks are removed, in an order that respects foreign keys, with the
+/// condition that finds their rows.
 pub(crate) const TABLES: [(&str, &str); 40] = [
     ("scan_candidates", BY_ORGANIZATION),
     ("scan_hand_overs", BY_ORGANIZATION),
@@ -62,30 +62,32 @@ pub(crate) const TABLES: [(&str, &str); 40] = [
     ("quotas", BY_ORGANIZATION),
 ];
 
-/// Gone with the last task, by which they are found; nothing is looked for in tables that are large
-/// for everybody.
+/// Rows that were removed with their tasks. They are found by task, so that large shared tables are
+/// not searched.
 const REMOVED_WITH_TASKS: &str = "";
 const BY_ORGANIZATION: &str = "organization_id = $1";
 const BY_SLACK_TEAM: &str = "team IN (SELECT team FROM slack_installations WHERE organization_id = $1)";
 
-/// How long the scanner has to end scans and to remove their files. Where there is none any more,
-/// nobody would.
+/// How long the scanner has to end scans and remove their files. Without a running scanner, erasure
+/// proceeds after it.
 const SCAN_GRACE_PERIOD: SignedDuration = SignedDuration::from_hours(1);
-/// How long the reconciler has to purge a task that cannot be looked at.
+/// How long the reconciler has to purge a task. Erasure removes tasks that cannot be reconciled
+/// after it.
 const TASK_GRACE_PERIOD: SignedDuration = SignedDuration::from_mins(1);
-/// Tasks that are removed here at once, with all that belongs to them.
+/// Tasks that one part removes, with their rows.
 const TASK_BATCH: i64 = 10;
-/// How long it is known which tasks were erased. Interpreters remove workspaces every ten minutes.
+/// How long the ids of erased tasks are kept. Interpreters remove their workspaces every ten
+/// minutes.
 const ERASED_TASK_RETENTION: SignedDuration = SignedDuration::from_hours(90 * 24);
 
-/// How far it has come.
+/// Its phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErasureProgress {
-    /// There may be more to remove at once.
+    /// There may be more to remove immediately.
     More(OrganizationId),
-    /// Others have to do their part first: the reconciler ends tasks, the scanner scans.
+    /// Other services must finish first: the reconciler ends tasks, the scanner ends scans.
     Blocked(OrganizationId),
-    /// Nothing is left of it.
+    /// The organization is erased.
     Done(OrganizationId),
 }
 
@@ -96,17 +98,17 @@ struct Row {
     erased: Value,
 }
 
-/// What a part has removed.
+/// The number of removed rows, by table.
 type Counts = BTreeMap<String, i64>;
 
 impl Store {
-    /// Removes the next part of an organization that is to be erased, `limit` rows at most: the
-    /// one that was looked at longest ago. None when there is none, or others are at all of them.
-    /// `record` is what the trail of the operator's organization says when nothing is left, without
-    /// its objects.
+    /// Removes the next part, at most `limit` rows, of the organization to erase that was visited
+    /// longest ago. None when there is none, or other processes work on all of them. `record` is
+    /// the audit entry for the operator's organization when an organization is erased, without its
+    /// objects.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; what was removed before stays removed.
+    /// [`Error::Unavailable`]; earlier parts stay removed.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn organization_erase(
         &self,
@@ -116,7 +118,7 @@ impl Store {
     ) -> Result<Option<ErasureProgress>, Error> {
         let now = time::micros(now);
         let mut transaction = self.pool.begin().await?;
-        // Not `FOR UPDATE`: what still refers to it need not wait.
+        // Not `FOR UPDATE`: statements that refer to the row need not wait.
         let row = sqlx::query_as!(
             Row,
             r#"SELECT id, name, erasing_since AS "erasing_since!", erased FROM organizations
@@ -130,7 +132,7 @@ impl Store {
         let id = row.id;
         let erased = self.erase_part(transaction, row, record, limit, now).await;
         if erased.is_err() {
-            // It stands behind the others, so that what keeps failing does not keep them.
+            // Move it behind the others, so that a repeated failure does not block them.
             sqlx::query!(
                 "UPDATE organizations SET erasing_looked_at = $2 WHERE id = $1",
                 id,
@@ -181,7 +183,7 @@ impl Store {
         sqlx::query!("DELETE FROM erased_tasks WHERE erased_at < $1", sql(now - ERASED_TASK_RETENTION) as _)
             .execute(&mut *connection)
             .await?;
-        // What lies in the folder outlives the rows by a moment.
+        // The content in the folder is removed shortly after the rows.
         file::record_organization_removal(&mut *connection, organization, now).await?;
         record.organization = OrganizationId::LOCAL;
         record.objects = vec![organization.to_string(), row.name];
@@ -195,8 +197,8 @@ impl Store {
                 transaction.commit().await?;
                 Ok(Some(ErasureProgress::Done(organization)))
             }
-            // Something was written meanwhile by a service that did not know yet; it is removed the
-            // next time.
+            // A service that did not know of the deletion has written a row meanwhile. The next
+            // part removes it.
             Err(error) if violated_constraint(&error).is_some() => {
                 transaction.rollback().await?;
                 Ok(Some(ErasureProgress::More(organization)))
@@ -206,7 +208,7 @@ impl Store {
     }
 }
 
-/// One step.
+/// One part of an erasure.
 struct Part {
     organization: Uuid,
     limit: i64,
@@ -227,14 +229,15 @@ impl Part {
         Ok(())
     }
 
-    /// Deletes tasks as a person would. What runs is stopped by the reconciler, which then purges
-    /// them. Whether there were any.
+    /// Deletes tasks like the API does. The reconciler stops and purges them. Returns whether there
+    /// were any.
     async fn delete_tasks(
         &self,
         connection: &mut PgConnection,
         counts: &mut Counts,
     ) -> Result<bool, Error> {
-        // A task is older than what is below it: by time, locks are taken from the root downwards.
+        // A task is older than its descendants: in order of time, locks are taken from the root
+        // downwards.
         let tasks = sqlx::query_scalar!(
             "UPDATE tasks SET
                  deleted_at = $2,
@@ -274,8 +277,8 @@ impl Part {
         Ok(true)
     }
 
-    /// Whether the reconciler has not purged all of them yet. Those that it cannot look at are
-    /// removed here.
+    /// Whether there are tasks that the reconciler has not purged yet. Removes those that it cannot
+    /// reconcile.
     async fn has_tasks(&self, connection: &mut PgConnection) -> Result<bool, Error> {
         sqlx::query!(
             "DELETE FROM tasks WHERE id IN (
@@ -313,13 +316,13 @@ impl Part {
         .await?)
     }
 
-    /// The streams of tasks, and the organization's own. Whether there was anything.
+    /// Removes the events of tasks and of the organization. Returns whether there were any.
     async fn events(
         &self,
         connection: &mut PgConnection,
         counts: &mut Counts,
     ) -> Result<bool, Error> {
-        // Tasks that were deleted before.
+        // The streams of tasks that were purged earlier.
         sqlx::query!(
             "INSERT INTO erased_tasks (id, organization_id, erased_at)
              SELECT DISTINCT stream_id, $1::uuid, $2::timestamptz FROM (
@@ -366,7 +369,7 @@ impl Part {
         Ok(own > 0 || of_tasks > 0 || emptied.rows_affected() > 0)
     }
 
-    /// Rows of the first tables that still have any. Whether there was one.
+    /// Removes rows of the first tables that have any. Returns whether there were any.
     async fn tables(
         &self,
         connection: &mut PgConnection,
@@ -375,8 +378,8 @@ impl Part {
         let mut left = self.limit;
         for (table, found_by) in TABLES.into_iter().filter(|(_, found_by)| *found_by != REMOVED_WITH_TASKS)
         {
-            // Names of this file: there is one statement for all tables, which no database can
-            // check beforehand.
+            // The names are constants of this file. One statement serves all tables, so it cannot
+            // be checked at compile time.
             let cost = if table == "step_usage" { "cost_pico_usd" } else { "0" };
             let statement = format!(
                 "WITH gone AS (

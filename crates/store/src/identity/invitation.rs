@@ -1,4 +1,4 @@
-//! Invitations by e-mail address. They are accepted at log-in ([`Store::user_sign_in`]).
+//! Invitations by e-mail address. They are accepted at sign-in ([`Store::user_sign_in`]).
 
 use construct_domain::{InvitationId, OrganizationId, UserId, access::Role};
 use jiff::Timestamp;
@@ -17,56 +17,56 @@ const ENTITY: &str = "invitation";
 pub struct Invitation {
     /// Its id.
     pub id: InvitationId,
-    /// Into which organization.
+    /// The inviting organization.
     pub organization: OrganizationId,
-    /// Whom; in lower case.
+    /// The e-mail address, in lower case.
     pub email: String,
-    /// What they will be.
+    /// The role of the new member.
     pub role: Role,
-    /// What became of it.
+    /// Its state.
     pub state: InvitationState,
-    /// Who invited.
+    /// The inviting user.
     pub invited_by: String,
-    /// Who accepted.
+    /// The user who accepted it.
     pub accepted_by: Option<UserId>,
-    /// Until when it can be accepted.
+    /// The deadline for accepting it.
     pub expires_at: Timestamp,
     /// Rises with every change.
     pub revision: i64,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
     /// When it last changed.
     pub updated_at: Timestamp,
 }
 
-/// What became of an invitation.
+/// The state of an invitation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InvitationState {
     /// It can be accepted until it expires.
     Pending,
     /// It was accepted.
     Accepted,
-    /// It was taken back.
+    /// It was revoked.
     Revoked,
 }
 
-/// An invitation to make.
+/// An invitation to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewInvitation {
     /// Its id.
     pub id: InvitationId,
-    /// Whom; in lower case.
+    /// The e-mail address, in lower case.
     pub email: String,
-    /// What they will be.
+    /// The role of the new member.
     pub role: Role,
-    /// Who invites.
+    /// The inviting user.
     pub invited_by: String,
-    /// Until when it can be accepted.
+    /// The deadline for accepting it.
     pub expires_at: Timestamp,
 }
 
 impl Invitation {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.email, self.created_at, self.updated_at)
     }
@@ -146,10 +146,11 @@ impl Store {
         rows.into_iter().map(Invitation::try_from).collect()
     }
 
-    /// Invites an address. One that has expired for the same address makes room.
+    /// Invites an address. Replaces an expired invitation of the same address.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] while one for the address is pending; those of every write.
+    /// [`Error::AlreadyExists`] while the address has a pending invitation; the errors of every
+    /// write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn invitation_create(
         &self,
@@ -185,10 +186,10 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Takes an invitation back. Nothing happens to one that is not pending any more.
+    /// Revokes an invitation. No effect if it is no longer pending.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn invitation_revoke(
         &self,

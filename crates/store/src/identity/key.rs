@@ -1,5 +1,5 @@
-//! API keys, and the codes that are exchanged for one. What opens a door is stored as its SHA-256
-//! only.
+//! API keys, and the setup codes that are exchanged for one. Only the SHA-256 of a key or code is
+//! stored.
 
 use construct_domain::{
     ApiKeyId, OrganizationId, UserId,
@@ -19,50 +19,48 @@ use crate::{
 
 const ENTITY: &str = "API key";
 
-/// How old the note of a key's last use may get. A note with every request would be a write with
-/// every read.
+/// The resolution of a key's last use. An exact value would need a write with every read.
 const LAST_USE_RESOLUTION: SignedDuration = SignedDuration::from_secs(60);
 
-/// A key, without what opens the door.
+/// An API key, without its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiKey {
     /// Its id.
     pub id: ApiKeyId,
-    /// What it opens.
+    /// The organization it gives access to.
     pub organization: OrganizationId,
-    /// For people.
+    /// Shown to people.
     pub name: String,
-    /// How it begins.
+    /// The first characters, shown to people.
     pub prefix: String,
-    /// What it is at most.
+    /// The highest role it can have.
     pub role: Role,
-    /// What it is good for.
+    /// Its scopes.
     pub scopes: Vec<Scope>,
-    /// In whose name it acts.
+    /// The user it acts for.
     pub user: UserId,
-    /// Until when; none: until it is revoked.
+    /// When it expires; none: valid until revoked.
     pub expires_at: Option<Timestamp>,
-    /// How much may be done with it: what is in [`Limits`] of requests, tasks, runs, tokens and
-    /// money.
+    /// Its limits: those of [`Limits`] for requests, tasks, runs, tokens and money.
     pub limits: Limits,
-    /// Since when it is worth nothing.
+    /// When it was revoked.
     pub revoked_at: Option<Timestamp>,
     /// When it was last used, to the minute.
     pub last_used_at: Option<Timestamp>,
-    /// Rises when its limits change.
+    /// Incremented when its limits change.
     pub revision: i64,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
     /// When its limits last changed.
     pub updated_at: Timestamp,
 }
 
-/// What is stored of a key or code.
+/// The stored form of a key or code.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretHash {
-    /// How it begins.
+    /// The first characters, shown to people.
     pub prefix: String,
-    /// SHA-256 of the whole.
+    /// SHA-256 of the whole key or code.
     pub hash: [u8; 32],
 }
 
@@ -72,71 +70,71 @@ impl std::fmt::Debug for SecretHash {
     }
 }
 
-/// A key to make.
+/// An API key to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewApiKey {
     /// Its id.
     pub id: ApiKeyId,
-    /// For people.
+    /// Shown to people.
     pub name: String,
-    /// What opens the door.
+    /// The prefix and hash of the key.
     pub secret: SecretHash,
-    /// What it is at most.
+    /// The highest role it can have.
     pub role: Role,
-    /// What it is good for.
+    /// Its scopes.
     pub scopes: Vec<Scope>,
-    /// In whose name it acts.
+    /// The user it acts for.
     pub user: UserId,
-    /// Until when; none: until it is revoked.
+    /// When it expires; none: valid until revoked.
     pub expires_at: Option<Timestamp>,
-    /// How much may be done with it.
+    /// Its limits.
     pub limits: Limits,
 }
 
-/// A code to make: what its key will be.
+/// A setup code to create, with the properties of its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSetupCode {
-    /// What is exchanged.
+    /// The prefix and hash of the code.
     pub secret: SecretHash,
-    /// Of the key.
+    /// A property of the key.
     pub name: String,
-    /// Of the key.
+    /// A property of the key.
     pub role: Role,
-    /// Of the key.
+    /// A property of the key.
     pub scopes: Vec<Scope>,
-    /// In whose name the key will act.
+    /// The user the key acts for.
     pub user: UserId,
-    /// The key it is made with, and revoked with.
+    /// The API key that it is created with. Revoking that key revokes the code.
     pub made_by: Option<ApiKeyId>,
-    /// Of the key.
+    /// A property of the key.
     pub key_expires_at: Option<Timestamp>,
-    /// Of the key.
+    /// A property of the key.
     pub limits: Limits,
-    /// Until when it can be exchanged.
+    /// The deadline for exchanging it.
     pub expires_at: Timestamp,
 }
 
-/// Who holds a key that is valid.
+/// The holder of a valid API key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyHolder {
     /// The key.
     pub key: ApiKeyId,
-    /// What it opens.
+    /// The organization it gives access to.
     pub organization: OrganizationId,
-    /// In whose name it acts.
+    /// The user it acts for.
     pub user: UserId,
-    /// What it is: no more than the user is at this moment.
+    /// Its role: at most the user's current role.
     pub role: Role,
-    /// What it is good for.
+    /// Its scopes.
     pub scopes: Vec<Scope>,
-    /// Until when; none: until it is revoked.
+    /// When it expires; none: valid until revoked.
     pub expires_at: Option<Timestamp>,
-    /// How much may be done with it.
+    /// Its limits.
     pub limits: Limits,
 }
 
 impl ApiKey {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.created_at)
     }
@@ -195,8 +193,8 @@ macro_rules! select {
 }
 
 impl Store {
-    /// Who holds the key with this hash, when it is valid. Known, unknown, expired and revoked keys
-    /// cost the same look into one index.
+    /// The holder of the key with this hash, if it is valid. Valid, unknown, expired and revoked
+    /// keys cost the same: one index lookup.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -220,7 +218,7 @@ impl Store {
         let Some(row) = row else { return Ok(None) };
         let noted: Option<Timestamp> = from_sql_option(row.last_used_at);
         if noted.is_none_or(|noted| now.duration_since(noted) >= LAST_USE_RESOLUTION) {
-            // Of several processes that see it at once, one writes.
+            // Of several concurrent processes one writes.
             sqlx::query!(
                 "UPDATE api_keys SET last_used_at = $2 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= $3)",
                 row.id,
@@ -241,7 +239,7 @@ impl Store {
         }))
     }
 
-    /// Whether a key that was valid still is.
+    /// Whether a key is still valid.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -260,7 +258,7 @@ impl Store {
         .await?)
     }
 
-    /// A page of an organization's keys, by time; those of one user, or all.
+    /// A page of an organization's API keys, by time: those of one user, or all.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -284,7 +282,7 @@ impl Store {
         rows.into_iter().map(ApiKey::try_from).collect()
     }
 
-    /// A key, of one user or of anybody in the organization.
+    /// An API key, of one user or of any user of the organization.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -307,11 +305,11 @@ impl Store {
         .try_into()
     }
 
-    /// Puts other limits in the place of a key's, of one user or of anybody in the organization.
+    /// Replaces the limits of a key, of one user or of any user of the organization.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::InsufficientRole`] when the key may more than `by`; [`Error::Conflict`]
-    /// when it has another revision than expected; those of every write.
+    /// [`Error::NotFound`]; [`Error::InsufficientRole`] when the key's role is above `by`;
+    /// [`Error::Conflict`] when the revision is not the expected one; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn api_key_set_limits(
         &self,
@@ -344,10 +342,10 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Makes a key.
+    /// Creates an API key.
     ///
     /// # Errors
-    /// Those of every write.
+    /// The errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn api_key_create(&self, write: &Write, new: NewApiKey) -> Result<ApiKey, Error> {
         let organization = write.organization;
@@ -375,8 +373,8 @@ impl Store {
         })
     }
 
-    /// Makes an owner's key of the operator's organization, when it has none that is valid. Gives
-    /// whether it was made; then `entry` is in the audit trail.
+    /// Creates an owner's key of the operator's organization, unless it has a valid one. Returns
+    /// whether it was created; then `entry` is in the audit trail.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -389,7 +387,7 @@ impl Store {
     ) -> Result<bool, Error> {
         let local = OrganizationId::LOCAL;
         let mut transaction = self.pool.begin().await?;
-        // Two that ask at once ask one after the other.
+        // Serializes concurrent calls.
         sqlx::query_scalar!("SELECT id FROM organizations WHERE id = $1 FOR UPDATE", local.uuid())
             .fetch_one(&mut *transaction)
             .await?;
@@ -412,11 +410,12 @@ impl Store {
         Ok(true)
     }
 
-    /// Makes a key worthless, of one user or of anybody in the organization, and the codes that
-    /// were made with it. Nothing happens to one that is so already.
+    /// Revokes a key, of one user or of any user of the organization, and the codes that were
+    /// created with it. No effect if it is already revoked.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::InsufficientRole`] when the key may more than `by`; those of every write.
+    /// [`Error::NotFound`]; [`Error::InsufficientRole`] when the key's role is above `by`; the
+    /// errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn api_key_revoke(
         &self,
@@ -447,10 +446,10 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Makes a code for a key.
+    /// Creates a setup code.
     ///
     /// # Errors
-    /// Those of every write.
+    /// The errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn setup_code_create(&self, write: &Write, new: &NewSetupCode) -> Result<(), Error> {
         // Without an idempotency key a write is never a repeated one.
@@ -462,10 +461,9 @@ impl Store {
         Ok(())
     }
 
-    /// Exchanges a code for a key, once: of several who try at the same time one succeeds. Nothing
-    /// when there is no such code, it has expired or was exchanged, or whom it acts for is no
-    /// member any more. `audit` is stored in the trail of the key's organization, as done by whom
-    /// the key acts for.
+    /// Exchanges a code for a key, once: of several concurrent attempts one succeeds. None when the
+    /// code is unknown, expired or used, or its user is no longer a member. `audit` is stored in
+    /// the trail of the key's organization, with the key's user.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -518,7 +516,7 @@ impl Store {
     }
 }
 
-/// The key as it is, within a write.
+/// The current row of a key, within a write.
 async fn reload(
     writer: &mut Writer<'_>,
     id: ApiKeyId,
@@ -563,7 +561,7 @@ async fn api_key_insert(
     Ok(())
 }
 
-/// Stores a code, and forgets those that have expired.
+/// Stores a code, and deletes expired ones.
 pub(super) async fn setup_code_insert(
     writer: &mut Writer<'_>,
     organization: OrganizationId,

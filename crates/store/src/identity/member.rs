@@ -1,4 +1,4 @@
-//! Who belongs to an organization.
+//! Members of an organization.
 
 use construct_domain::{OrganizationId, UserId, access::Role};
 use jiff::Timestamp;
@@ -12,29 +12,29 @@ use crate::{
 
 const ENTITY: &str = "member";
 
-/// A person in an organization.
+/// A user in an organization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Where.
+    /// The organization.
     pub organization: OrganizationId,
-    /// Who.
+    /// The user.
     pub user: UserId,
     /// Their name; may be empty.
     pub name: String,
     /// Their address; may be empty.
     pub email: String,
-    /// What they are there.
+    /// Their role.
     pub role: Role,
     /// Rises with every change.
     pub revision: i64,
-    /// Since when.
+    /// The start.
     pub created_at: Timestamp,
     /// When their role last changed.
     pub updated_at: Timestamp,
 }
 
 impl Member {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.user.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -103,8 +103,8 @@ impl Store {
         rows.into_iter().map(Member::try_from).collect()
     }
 
-    /// Gives a member another role. `by` is what the caller is: nobody gives or takes what is above
-    /// them.
+    /// Changes the role of a member. `by` is the caller's role, which limits the roles that the
+    /// caller can grant and revoke.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InsufficientRole`], [`Error::LastOwner`], [`Error::Conflict`].
@@ -135,8 +135,8 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Removes a member. The keys and codes that act in their name are worth nothing from then on.
-    /// The entity in the result is what it was.
+    /// Removes a member, and revokes the keys and codes that act for them. The entity in the result
+    /// is the member before the removal.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InsufficientRole`], [`Error::LastOwner`].
@@ -164,7 +164,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await?;
-        // Who is invited again must not find the old keys alive.
+        // A later invitation must not revive the old keys.
         sqlx::query!(
             "UPDATE api_keys SET revoked_at = $3 WHERE organization_id = $1 AND user_id = $2 AND revoked_at IS NULL",
             writer.organization(),
@@ -177,7 +177,7 @@ impl Store {
     }
 }
 
-/// The member, when the change may be made. Owners are locked in one order, so that two of them
+/// Returns the member if the change is allowed. Locks all owners in one order, so that two of them
 /// cannot remove each other.
 async fn member_check_change(
     writer: &mut Writer<'_>,
@@ -195,8 +195,8 @@ async fn member_check_change(
     if member.role > by || to > Some(by) {
         return Err(Error::InsufficientRole);
     }
-    // The operator is owner of their organization also where nobody asks the database (local mode):
-    // the two must not differ.
+    // In local mode the operator is owner of their organization without a look into the database.
+    // The database must agree.
     let operator = (writer.organization(), user) == (OrganizationId::LOCAL.uuid(), UserId::LOCAL);
     if to != Some(Role::Owner) && (operator || owners == [user.uuid()]) {
         return Err(Error::LastOwner);

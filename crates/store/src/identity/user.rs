@@ -1,4 +1,4 @@
-//! People, as the issuer of their log-in knows them.
+//! Users, as identified by the issuer of their tokens.
 
 use construct_domain::{AuditEntryId, OrganizationId, UserId, access::Role, id};
 use jiff::Timestamp;
@@ -6,43 +6,43 @@ use jiff::Timestamp;
 use super::parse_role;
 use crate::{AuditEntry, Error, Store, audit, text, time};
 
-/// A person.
+/// A user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     /// Their id.
     pub id: UserId,
-    /// Who vouches for them.
+    /// The issuer.
     pub issuer: String,
-    /// What the issuer calls them.
+    /// The subject that the issuer assigned.
     pub subject: String,
     /// In lower case; may be empty.
     pub email: String,
-    /// Whether the issuer has seen that the address is theirs.
+    /// Whether the issuer has verified the address.
     pub email_verified: bool,
     /// May be empty.
     pub name: String,
 }
 
-/// What an issuer says of a person.
+/// The claims of an issuer about a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
     /// The issuer.
     pub issuer: String,
-    /// What the issuer calls them.
+    /// The subject that the issuer assigned.
     pub subject: String,
     /// In lower case; may be empty.
     pub email: String,
-    /// Whether the issuer has seen that the address is theirs.
+    /// Whether the issuer has verified the address.
     pub email_verified: bool,
     /// May be empty.
     pub name: String,
 }
 
 impl Store {
-    /// Takes in a person who has proved who they are: remembers them, makes their personal
-    /// organization at the first time, and accepts the invitations for their address if it is
-    /// verified. Writes nothing when there is nothing new. `entry` is stored in the trail of each
-    /// organization that they came into.
+    /// Signs in an authenticated user: stores their profile, creates their personal organization
+    /// the first time, and accepts the invitations for their address if it is verified. Writes
+    /// nothing when nothing is new. `entry` is stored in the trail of each organization that they
+    /// joined.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -67,8 +67,8 @@ impl Store {
         .await?;
         let mut profile = profile.clone();
         profile.name = text::clean(&profile.name).into_owned();
-        // What a token leaves out, another of the same person has said: access tokens often have
-        // less in them than those that say who logs in.
+        // Missing claims keep their previous values: access tokens often have fewer claims than ID
+        // tokens.
         if let Some(known) = &known {
             if profile.email.is_empty() {
                 (profile.email, profile.email_verified) =
@@ -104,7 +104,7 @@ impl Store {
         .await?;
         let mut joined = Vec::new();
         let personal = id::new_at(now);
-        // Its slug is nobody's choice, and so cannot be taken.
+        // Its slug is generated, so it cannot be taken.
         sqlx::query!(
             "INSERT INTO organizations (id, name, slug, kind, user_id, created_at, updated_at)
              VALUES ($1, $2, $3, 'personal', $4, $5, $5)
@@ -164,7 +164,7 @@ impl Store {
         Ok((UserId::from_uuid(user), OrganizationId::from_uuid(personal)))
     }
 
-    /// What a person is in an organization; nothing when they don't belong to it or it was deleted.
+    /// The role of a user in an organization; none when they are no member or it was deleted.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -185,7 +185,7 @@ impl Store {
         word.map(|word| parse_role(&word)).transpose()
     }
 
-    /// A person.
+    /// A user.
     ///
     /// # Errors
     /// [`Error::NotFound`].

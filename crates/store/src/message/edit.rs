@@ -1,4 +1,4 @@
-//! Sending a message in the place of an earlier one.
+//! Editing: a message replaces an earlier one.
 
 use construct_domain::{
     MessageId,
@@ -16,13 +16,13 @@ use crate::{
 };
 
 impl Store {
-    /// Asks for the transcript to be put aside from a user's message on, and accepts another one,
-    /// with the id `new`, that is answered then. Both are one intent after the other: what waited
-    /// before goes with the rewind, the new message does not.
+    /// Requests a rewind to before a user's message, and accepts another message, with the id
+    /// `new`, in its place. These are two consecutive intents: the rewind drops the messages that
+    /// were queued before, and not the new one.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NotInTranscript`], also of a message that is not a user's;
-    /// those of every write.
+    /// [`Error::NotFound`], [`Error::NotInTranscript`], also for a message that is not a user's;
+    /// the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn message_edit(
         &self,

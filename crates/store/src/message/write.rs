@@ -1,7 +1,7 @@
-//! What people do with messages: send them, and change or take back those that still wait.
+//! Writes of users: send messages, and change or delete queued ones.
 //!
-//! Each of these locks the task's row first. So messages of one task are accepted one after
-//! another, and a commit of the reconciler is either wholly before or wholly after.
+//! Each write locks the task's row first. So the messages of one task are accepted one after
+//! another, and a commit of the reconciler is entirely before or entirely after each write.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -22,12 +22,13 @@ use crate::{
 };
 
 impl Store {
-    /// Accepts a user's message: it will be answered after those that were accepted before it, and
-    /// those that interrupt before the others. What is given to `render` has no arrival yet: that
-    /// is counted by the statement that stores the event too.
+    /// Accepts a user's message. Messages are answered in the order of acceptance, interrupting
+    /// ones first. The entity that `render` receives has no arrival yet: the statement that also
+    /// stores the event assigns it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such task, [`Error::QueueFull`]; those of every write.
+    /// [`Error::NotFound`] when the task does not exist, [`Error::QueueFull`]; the errors of every
+    /// write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn message_create(
         &self,
@@ -47,18 +48,18 @@ impl Store {
             return Ok(written);
         }
         let mut writer = begin!(self, write);
-        // The entry of the audit trail goes with the answer.
+        // The audit entry is stored together with the response.
         let written =
             insert(&mut *writer.transaction, write, entity, content, event, no_entries()).await?;
         writer.commit(&response).await?;
         Ok(written)
     }
 
-    /// Changes what a message says that still waits for its turn.
+    /// Changes the content of a queued message.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NotQueued`], [`Error::Conflict`] when it has another revision
-    /// than expected.
+    /// [`Error::NotFound`], [`Error::NotQueued`], [`Error::Conflict`] when the revision is not the
+    /// expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn message_update(
         &self,
@@ -94,10 +95,10 @@ impl Store {
         writer.finish_on_task(task, sequence, entity, render).await
     }
 
-    /// Takes a message back that still waits for its turn. The entity in the result is what it was.
+    /// Deletes a queued message. The entity in the result is the message before the deletion.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NotQueued`]; those of every write.
+    /// [`Error::NotFound`], [`Error::NotQueued`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn message_delete(
         &self,
@@ -128,7 +129,7 @@ pub(crate) async fn message_insert(
     insert(connection, write, entity, content, event, no_entries()).await
 }
 
-/// The entity that an insert makes.
+/// The entity that an insert creates.
 pub(super) fn accepted_message(
     write: &Write,
     new: NewUserMessage,
@@ -158,11 +159,11 @@ pub(super) fn accepted_message(
     })
 }
 
-/// Stores a message with its event in one statement: one round trip, all or nothing. One that is
-/// accepted in the moment in which its organization is closed is answered all the same: a lock
-/// against that would be taken by every message. Messages that are accepted at the same moment do
-/// not count each other: the queue may become longer than its limit by as many as there are
-/// connections.
+/// Stores a message with its event in one statement: one round trip, all or nothing.
+///
+/// Two races are accepted, because every message would pay for the locks. A message that is
+/// accepted while its organization is being deleted is still answered. Concurrent messages do not
+/// count each other, so the queue can exceed its limit by the number of connections.
 async fn insert(
     executor: impl PgExecutor<'_>,
     write: &Write,
@@ -223,9 +224,9 @@ async fn insert(
     Ok(WriteOutcome::Applied { entity: StoredMessage { arrival, ..entity }, event: Some(event) })
 }
 
-/// Locks the message's task for a change of its queue, and counts the event. The version rises too:
-/// a commit that is on its way may have counted on the message, and what it says may be read beside
-/// that.
+/// Locks the task of the message for a change of its queue, and counts the event. Increments the
+/// version too: a concurrent commit may depend on the message, and its content may be read beside
+/// the commit.
 async fn message_lock(writer: &mut Writer<'_>, id: MessageId) -> Result<(TaskId, u64), Error> {
     let task = sqlx::query!(
         "UPDATE tasks t SET
@@ -250,8 +251,8 @@ async fn message_lock(writer: &mut Writer<'_>, id: MessageId) -> Result<(TaskId,
     Ok((TaskId::from_uuid(task.id), to_u64(task.event_sequence)))
 }
 
-/// The message, when it still waits. Read after its task was locked: before, it could change
-/// between reading and writing.
+/// The message, if it is still queued. Call after locking its task, so that it cannot change
+/// between read and write.
 async fn message_get_queued(writer: &mut Writer<'_>, id: MessageId) -> Result<StoredMessage, Error> {
     let message = message_by_id(writer, id).await?;
     if message.position.is_some() || message.processed_at.is_some() {

@@ -1,4 +1,4 @@
-//! What scans propose, what people say of it, and what is handed over to become Tools.
+//! Candidates that scans propose, their review, and their hand-over to become Tools.
 
 use construct_domain::{CandidateId, HandOverId, OrganizationId, ScanId};
 use jiff::Timestamp;
@@ -10,19 +10,19 @@ use crate::{Error, WriteOutput, Store, Write, WriteOutcome, text, time, write::b
 
 const ENTITY: &str = "candidate";
 
-/// Candidates that are shown and handed over at once.
+/// Candidates that are listed or handed over at once.
 const MAX_CANDIDATES: i64 = 200;
 
-/// A candidate to write down, checked.
+/// A checked candidate to store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewCandidate {
     /// Its id.
     pub id: CandidateId,
     /// Unique in the scan.
     pub name: String,
-    /// How good a Tool it would make, 0 to 100.
+    /// Its suitability as a Tool, 0 to 100.
     pub score: i32,
-    /// All of it.
+    /// Replaces all of it.
     pub content: Value,
 }
 
@@ -31,21 +31,21 @@ pub struct NewCandidate {
 pub struct Candidate {
     /// Its id.
     pub id: CandidateId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// Which scan proposes it.
+    /// The scan that proposes it.
     pub scan: ScanId,
-    /// What has become of it.
+    /// Its state.
     pub state: CandidateState,
-    /// All of it.
+    /// Replaces all of it.
     pub content: Value,
-    /// Whether a person changed it.
+    /// Whether a person edited it.
     pub edited: bool,
-    /// Who decided last; empty when nobody has.
+    /// The last reviewer; empty before the first review.
     pub reviewed_by: String,
-    /// When.
+    /// The time.
     pub reviewed_at: Option<Timestamp>,
-    /// What it was handed over with.
+    /// The hand-over that it is part of.
     pub hand_over: Option<HandOverId>,
     /// Rises with every change.
     pub revision: i64,
@@ -55,36 +55,36 @@ pub struct Candidate {
     pub updated_at: Timestamp,
 }
 
-/// What is said of a candidate.
+/// A review of a candidate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Review {
-    /// What becomes of it; none: it stays as it is.
+    /// The new state; none: unchanged.
     pub state: Option<CandidateState>,
-    /// What it says now, when that was changed: its name, its score, and all of it.
+    /// The new name, score and content; none: unchanged.
     pub content: Option<(String, i32, Value)>,
-    /// Who says so.
+    /// The reviewer.
     pub by: String,
 }
 
-/// What was handed over by one request.
+/// The result of a hand-over request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HandOverResult {
-    /// None when there was nothing left.
+    /// None when there was nothing to hand over.
     pub id: Option<HandOverId>,
     /// The scan.
     pub scan: Scan,
-    /// What was handed over.
+    /// The candidates that were handed over.
     pub candidates: Vec<Candidate>,
 }
 
-/// Candidates that were handed over together.
+/// A hand-over of candidates.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HandOver {
     /// Its id.
     pub id: HandOverId,
-    /// The scan they are of.
+    /// Their scan.
     pub scan: Scan,
-    /// They.
+    /// The candidates.
     pub candidates: Vec<Candidate>,
 }
 
@@ -139,7 +139,7 @@ impl Store {
     /// The candidates of a scan, best first.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such scan.
+    /// [`Error::NotFound`] when the scan does not exist.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn candidate_list(
         &self,
@@ -182,11 +182,12 @@ impl Store {
         .try_into()
     }
 
-    /// Decides about a candidate, or changes what it says.
+    /// Reviews a candidate: changes its state or content.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Conflict`] when it has another revision than expected,
-    /// [`Error::HandedOver`], [`Error::AlreadyExists`] when another one of the scan has the name.
+    /// [`Error::NotFound`], [`Error::Conflict`] when the revision is not the expected one,
+    /// [`Error::HandedOver`], [`Error::AlreadyExists`] when another candidate of the scan has the
+    /// name.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn candidate_review(
         &self,
@@ -240,12 +241,12 @@ impl Store {
         Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// Hands accepted candidates of a scan over, all or those named, but for what was handed over
-    /// before. Whoever is told of it is told until [`Store::hand_over_told`].
+    /// Hands over accepted candidates of a scan, all or those in `named`, except those handed over
+    /// before. The hand-over is published until [`Store::hand_over_mark_published`].
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such scan, or one of those named is none of its;
-    /// [`Error::NotAccepted`] when one of those named is not accepted.
+    /// [`Error::NotFound`] when the scan does not exist or has no such candidate;
+    /// [`Error::NotAccepted`] when a named candidate is not accepted.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn candidates_hand_over(
         &self,
@@ -259,7 +260,7 @@ impl Store {
         let (organization, now) = (writer.organization(), writer.now());
         let scan = scan_reload(&mut writer, scan).await?;
         let named: Vec<Uuid> = named.iter().map(|id| id.uuid()).collect();
-        // Those that go now; of two requests at a time the second finds nothing left.
+        // The candidates to hand over. Of two concurrent requests the second finds none.
         let rows = candidates!(
             ["SELECT"],
             ["FROM scan_candidates c
@@ -321,7 +322,7 @@ impl Store {
         Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// Hand-overs from before a time of which the mesh was not told.
+    /// Hand-overs from before a time that are not published yet.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -366,7 +367,7 @@ impl Store {
         Ok(hand_overs)
     }
 
-    /// Notes that the mesh was told of a hand-over.
+    /// Records that a hand-over was published.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

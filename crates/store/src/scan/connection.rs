@@ -1,4 +1,4 @@
-//! How hosts of repositories are reached. What opens them is sealed before it gets here.
+//! Connections to repository hosts. Their credentials are sealed before they get here.
 
 use construct_domain::{OrganizationId, ScanConnectionId};
 use jiff::Timestamp;
@@ -12,22 +12,22 @@ use crate::{
 
 const ENTITY: &str = "connection";
 
-/// How a host is reached.
+/// A connection to a repository host.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScanConnection {
     /// Its id.
     pub id: ScanConnectionId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Unique in the organization.
     pub name: String,
-    /// Which host.
+    /// The host.
     pub host: ScanHost,
-    /// Where its API is; empty: the host's own address.
+    /// The address of its API; empty: the host's default.
     pub base_url: String,
-    /// What opens it.
+    /// The kind of credential.
     pub credential: ScanCredential,
-    /// That itself, sealed for the connection's id.
+    /// The credential, sealed for the connection's id.
     pub sealed: SealedSecret,
     /// Rises with every change.
     pub revision: i64,
@@ -38,7 +38,7 @@ pub struct ScanConnection {
 }
 
 impl ScanConnection {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -51,13 +51,13 @@ pub struct NewScanConnection {
     pub id: ScanConnectionId,
     /// Unique in the organization.
     pub name: String,
-    /// Which host.
+    /// The host.
     pub host: ScanHost,
-    /// Where its API is; empty: the host's own address.
+    /// The address of its API; empty: the host's default.
     pub base_url: String,
-    /// What opens it.
+    /// The kind of credential.
     pub credential: ScanCredential,
-    /// That itself, sealed for the connection's id.
+    /// The credential, sealed for the connection's id.
     pub sealed: SealedSecret,
 }
 
@@ -187,7 +187,7 @@ impl Store {
     /// Creates a connection.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken; those of every write.
+    /// [`Error::AlreadyExists`] when the name is taken; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_connection_create(
         &self,
@@ -228,7 +228,7 @@ impl Store {
     /// Deletes a connection. The entity in the result is what it was.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::InUse`] while a scan that is not over uses it.
+    /// [`Error::NotFound`], [`Error::InUse`] while an unfinished scan uses it.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_connection_delete(
         &self,
@@ -237,7 +237,7 @@ impl Store {
         render: impl FnOnce(&ScanConnection) -> WriteOutput + Send,
     ) -> Result<WriteOutcome<ScanConnection>, Error> {
         let mut writer = begin!(self, write);
-        // Whoever makes a scan with it waits until this is over, and finds it gone.
+        // A concurrent creation of a scan waits for this lock, and then finds no connection.
         let row = select!(
             ["WHERE c.organization_id = $1 AND c.id = $2 FOR UPDATE"],
             writer.organization(),
@@ -272,11 +272,12 @@ impl Store {
         Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// Seals what opens connections anew where it is not under the keyring's active key, in all
-    /// organizations. May be repeated.
+    /// Reseals the credentials that are not sealed with the keyring's active key, in all
+    /// organizations. It can be repeated.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system gives no randomness.
+    /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system provides no
+    /// randomness.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_connection_reseal_all(
         &self,

@@ -1,4 +1,4 @@
-//! What people want of scans, and what they are shown: the gateway's side.
+//! The gateway's side of scans: requests of users, and what they see.
 
 use construct_domain::{OrganizationId, ScanConnectionId, ScanId};
 use jiff::Timestamp;
@@ -9,7 +9,7 @@ use crate::{
     write::{Writer, begin},
 };
 
-/// Scans of an organization that are under way or wait.
+/// Maximum number of unfinished scans of an organization.
 pub const MAX_OPEN_SCANS: u32 = 20;
 
 /// A scan to create.
@@ -17,35 +17,35 @@ pub const MAX_OPEN_SCANS: u32 = 20;
 pub struct NewScan {
     /// Its id.
     pub id: ScanId,
-    /// Where its files come from.
+    /// The source of its files.
     pub kind: ScanKind,
-    /// `owner/name`, a path, or what an upload is called.
+    /// `owner/name`, a path, or the name of an upload.
     pub location: String,
-    /// The same for every scan of the repository.
+    /// Identifies the repository: the same for all its scans.
     pub repository: String,
-    /// What opens the repository, with its name.
+    /// The connection to the repository, with its name.
     pub connection: Option<(ScanConnectionId, String)>,
-    /// Where the bytes of an upload lie.
+    /// Where the uploaded archive is stored.
     pub archive: Option<String>,
     /// Branch, tag or commit; empty: the default branch.
     pub reference: String,
-    /// Name of the model that explores.
+    /// Name of the exploring model.
     pub model: String,
-    /// What that may cost.
+    /// The budget of the exploration, in 10⁻¹² US dollars.
     pub budget_pico_usd: i64,
-    /// How much it may take.
+    /// Its limits.
     pub limits: ScanLimits,
-    /// Who wants it.
+    /// The creator.
     pub created_by: String,
-    /// The task that explores.
+    /// The exploring task.
     pub task: String,
-    /// What the scanner speaks to that task with, sealed for the scan's id.
+    /// The token for that task, sealed for the scan's id.
     pub token: SealedSecret,
-    /// When it is given up.
+    /// Its deadline.
     pub deadline: Timestamp,
 }
 
-/// Which scans a list shows.
+/// Filter for a list of scans.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ScanFilter {
     /// Of this repository only; empty: all.
@@ -72,11 +72,11 @@ macro_rules! list {
 }
 
 impl Store {
-    /// Creates a scan, to be begun now; its first event is number 1.
+    /// Creates a scan that is due now. Its first event has number 1.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when the connection is gone, [`Error::TooManyScans`]; those of every
-    /// write.
+    /// [`Error::NotFound`] when the connection does not exist, [`Error::TooManyScans`]; the errors
+    /// of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_create(
         &self,
@@ -85,7 +85,7 @@ impl Store {
         render: impl FnOnce(&Scan) -> WriteOutput + Send,
     ) -> Result<WriteOutcome<Scan>, Error> {
         let mut writer = begin!(self, write);
-        // One after the other, so that they are counted right.
+        // Serializes concurrent calls, so that the count is exact.
         sqlx::query_scalar!(
             "SELECT id FROM organizations WHERE id = $1 FOR NO KEY UPDATE",
             writer.organization()
@@ -153,7 +153,7 @@ impl Store {
         Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// Whether one more scan may be made, asked before anything is made for it.
+    /// Checks whether another scan may be created, before anything is prepared for it.
     ///
     /// # Errors
     /// [`Error::TooManyScans`].
@@ -187,7 +187,7 @@ impl Store {
         .try_into()
     }
 
-    /// Who has made a scan that is under way or waits. None when it is over, or there is none.
+    /// The creator of an unfinished scan. None when the scan is over or does not exist.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -234,7 +234,8 @@ impl Store {
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// The last scan of each of these repositories that was scanned: the repository and the scan.
+    /// The latest scan of each of these repositories, as pairs of repository and scan. Repositories
+    /// without a scan are missing.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -254,10 +255,10 @@ impl Store {
         Ok(rows.into_iter().map(|row| (row.repository, ScanId::from_uuid(row.id))).collect())
     }
 
-    /// Asks for the end of a scan. Nothing happens when it is over, or that is asked for already.
+    /// Requests the cancel of a scan. No effect if it is over, or its cancel was requested before.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_cancel(
         &self,
@@ -283,7 +284,7 @@ impl Store {
         Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// What happened in a scan after an event.
+    /// The events of a scan after a sequence.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -320,7 +321,7 @@ impl Store {
         events.collect()
     }
 
-    /// Which files a scan has seen; empty when it did not come so far.
+    /// The manifest of a scan's files; empty before they are fetched.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

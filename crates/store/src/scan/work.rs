@@ -1,4 +1,4 @@
-//! The scanner's side: who is at a scan, and how far it has come.
+//! The scanner's side of scans: leases and progress.
 
 use std::time::Duration;
 
@@ -8,48 +8,49 @@ use jiff::Timestamp;
 use super::{NewCandidate, Scan, ScanConnection, ScanEvent, scans};
 use crate::{Error, Store, text, time};
 
-/// Something that happened in a scan, to be written down with the change it tells of.
+/// An event of a scan, to store with the change it describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewScanEvent {
     /// `phase`, `progress`, …
     pub kind: &'static str,
-    /// For people.
+    /// Shown to people.
     pub message: String,
-    /// Calls of tools that the exploration has made.
+    /// Tool calls of the exploration so far.
     pub tool_calls: i64,
 }
 
-/// What is written down with a scan.
+/// What is stored together with a scan.
 #[derive(Debug, Clone, Default)]
 pub struct ScanChanges {
-    /// What happened.
+    /// Its new events.
     pub events: Vec<NewScanEvent>,
-    /// What the model is told of the repository, when that is known now.
+    /// The description of the repository for the model, once it is known.
     pub brief: Option<String>,
-    /// Which files there are, when that is known now.
+    /// The manifest of the files, once it is known.
     pub manifest: Option<String>,
-    /// What is proposed.
+    /// New candidates.
     pub candidates: Vec<NewCandidate>,
-    /// Whoever looks at it next may take it.
+    /// Whether to release the lease.
     pub release: bool,
 }
 
-/// What whoever holds a scan learns when they go on holding it.
+/// The result of extending a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseState {
-    /// It is theirs.
+    /// The lease was extended.
     Held,
-    /// It is theirs, and somebody wants its end.
+    /// The lease was extended, and the scan's cancel was requested.
     CancelRequested,
-    /// Somebody else is at it by now.
+    /// Another process has taken the lease.
     Lost,
 }
 
 impl Store {
-    /// Takes scans on which there is work to do and that nobody is at, for as long as the lease
-    /// lasts. Whose turn it is: of each organization the first, then the second of each, those that
-    /// are worked on counted; of several organizations the one that is not among `served`, or
-    /// stands further ahead in it.
+    /// Claims due scans with work to do, for the duration of the lease.
+    ///
+    /// The order is fair between organizations: the first scan of each, then the second of each,
+    /// including those that are leased. Between organizations, one that is not in `served` comes
+    /// first, then one that is earlier in it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -87,8 +88,7 @@ impl Store {
         rows.fetch_all(&self.pool).await?.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// Takes scans of which it only has to be looked how their task is doing, or that have to be
-    /// ended, for as long as the lease lasts.
+    /// Claims scans that only poll their task or must be ended, for the duration of the lease.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -114,10 +114,10 @@ impl Store {
         rows.fetch_all(&self.pool).await?.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// Lets a scan go that somebody has to look at again at `wake`: nobody is at it until then.
+    /// Releases the lease of a scan, which is due again at `wake`.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when somebody else is at it by now, or it is over.
+    /// [`Error::Conflict`] when another process has the lease, or the scan is over.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_release(
         &self,
@@ -126,8 +126,7 @@ impl Store {
         now: Timestamp,
     ) -> Result<(), Error> {
         let done = sqlx::query!(
-            // Another lease, so that a statement that is still to hold it for longer comes too
-            // late.
+            // A new lease number, so that a late extension of the old lease fails.
             "UPDATE scans SET lease = lease + 1, leased_until = $5, failures = 0,
                  -- What is asked for meanwhile is not slept over.
                  next_wake = CASE WHEN cancel_requested_at IS NOT NULL THEN least($4::timestamptz, $5) ELSE $4::timestamptz END
@@ -144,7 +143,7 @@ impl Store {
         }
     }
 
-    /// Calls of tools that a scan's exploration has made, as far as that was told.
+    /// The reported number of tool calls of a scan's exploration.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -158,7 +157,7 @@ impl Store {
         Ok(most.fetch_one(&self.pool).await?)
     }
 
-    /// Holds a scan for longer.
+    /// Extends the lease of a scan.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -179,11 +178,11 @@ impl Store {
         })
     }
 
-    /// Writes down how far a scan has come, with what happened. Gives the events as they were
-    /// written.
+    /// Stores the progress of a scan with its events. Returns the stored events.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when somebody else is at it by now, or it is over. Nothing was written.
+    /// [`Error::Conflict`] when another process has the lease, or the scan is over. Nothing was
+    /// written.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_save(
         &self,
@@ -301,7 +300,7 @@ impl Store {
         Ok(events)
     }
 
-    /// What the model is told of a scan's repository.
+    /// The description of a scan's repository for the model.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -315,7 +314,7 @@ impl Store {
         brief.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: super::ENTITY })
     }
 
-    /// What opens a scan's repository.
+    /// The connection to a scan's repository.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -327,8 +326,7 @@ impl Store {
         self.scan_connection_find(organization, &id.to_string()).await
     }
 
-    /// Scans that ended before a time, whose files are there still, with the archives that were
-    /// sent for them.
+    /// Scans that ended before a time and still have files, with their uploaded archives.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -351,7 +349,7 @@ impl Store {
             .collect())
     }
 
-    /// Notes that a scan's files are gone.
+    /// Records that a scan's files were removed.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -367,7 +365,7 @@ impl Store {
         Ok(())
     }
 
-    /// Which of these scans may need their files: all that are not cleaned up.
+    /// Those of these scans that may still need their files: all that are not cleaned up.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

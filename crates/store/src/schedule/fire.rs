@@ -1,5 +1,4 @@
-//! Making the runs of a schedule that is due: with their messages, the tasks they begin and the
-//! memory of them, in one transaction.
+//! Creates the runs of due schedules, with their messages, tasks and history, in one transaction.
 
 use construct_domain::{
     ApiKeyId, MessageId, OrganizationId, ScheduleId, TaskId,
@@ -20,50 +19,51 @@ use crate::{
     time::{micros, sql, sql_option},
 };
 
-/// What was done about one schedule.
+/// The result of firing one schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FiredSchedule {
-    /// The schedule, as it was.
+    /// The schedule before its runs.
     pub schedule: Schedule,
-    /// What was stored, to be published.
+    /// The stored events, to be published.
     pub events: Vec<StoredEvent>,
-    /// Tasks that have a message to look at.
+    /// Tasks with a new message, to be reconciled.
     pub tasks: Vec<TaskId>,
-    /// Why runs failed.
+    /// The errors of failed runs.
     pub failures: Vec<String>,
 }
 
-/// A place among the schedules that are due.
+/// A position among the due schedules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DueSchedule {
-    /// When the schedule there is due.
+    /// When the schedule is due.
     pub at: Timestamp,
     /// The schedule.
     pub schedule: ScheduleId,
 }
 
-/// How others are told of what a run makes.
+/// The events of what a run creates.
 #[derive(Debug, Clone, Copy)]
 pub struct RunEvents {
-    /// Of a task that was begun.
+    /// The event of a created task.
     pub task: fn(&StoredTask) -> NewEvent,
-    /// Of a message that was accepted.
+    /// The event of an accepted message.
     pub message: fn(&StoredMessage) -> NewEvent,
 }
 
 impl Store {
-    /// Makes the runs of the first schedule that is due, behind `after` where that is one. None
-    /// when none is due that nobody else is at. `after` becomes the schedule that was looked at,
-    /// also when that has failed, so that whoever goes on gets to the others.
+    /// Creates the runs of the first due schedule after `after`. None when no unlocked schedule is
+    /// due. `after` is set to this schedule, also when it failed, so that the next call continues
+    /// with the others.
     ///
-    /// The row is locked until everything is committed, others pass it by, and each run has its own
-    /// row by which it is known: so it is made once, whoever dies whenever. A run whose message
-    /// cannot be accepted, or for which the quotas have no room, is remembered as failed, and not
-    /// tried again.
+    /// # Exactly once
+    ///
+    /// The row is locked until the commit, and other processes skip it. Each run has its own row
+    /// that identifies it. So it is created once, whatever crashes. A run whose message is not
+    /// accepted, or that exceeds a quota, is recorded as failed and not retried.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], and the schedule stays due. One that cannot be read is stopped, with
-    /// that as its last error.
+    /// [`Error::Unavailable`]: the schedule stays due. An unreadable schedule is stopped, with that
+    /// as its last error.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_fire(
         &self,
@@ -86,7 +86,7 @@ impl Store {
         *after = row.next_run.map(|at| DueSchedule { at: at.into(), schedule: ScheduleId::from_uuid(id) });
         let schedule: Schedule = match row.try_into() {
             Ok(schedule) => schedule,
-            // It would stay the oldest that is due, and keep all others from their runs.
+            // It would stay the first due schedule, and block all others.
             Err(error) => {
                 let error: Error = error;
                 tracing::error!(schedule = %id, error = &error as &dyn std::error::Error, "a schedule cannot be read; it is stopped");
@@ -107,8 +107,8 @@ impl Store {
         let due = fired.schedule.next_run.unwrap_or(now);
         let plan = match fired.schedule.timing.plan(fired.schedule.missed, due, now) {
             Ok(plan) => plan,
-            // It could be read when it was stored, so that a time zone is gone: a person must look
-            // at it.
+            // It was valid when it was stored, so a time zone has been removed. A person must fix
+            // it.
             Err(error @ (InvalidTiming::Pattern(_) | InvalidTiming::TimeZone(_))) => {
                 fired.failures.push(error.to_string());
                 Plan { first_skipped: Some(due), ..Plan::default() }
@@ -147,7 +147,7 @@ impl Store {
     }
 }
 
-/// One run, or the memory that it failed.
+/// Creates one run, or records its failure.
 async fn create_run(
     transaction: &mut Transaction<'static, Postgres>,
     fired: &mut FiredSchedule,
@@ -156,7 +156,7 @@ async fn create_run(
     run_events: RunEvents,
 ) -> Result<(), Error> {
     let schedule = &fired.schedule;
-    // Taken first: who finds it taken has nothing to do.
+    // Recorded first: if the run exists, there is nothing to do.
     if !record_run(transaction, schedule, due, RunOutcome::Sent, None, now).await? {
         return Ok(());
     }
@@ -192,7 +192,7 @@ async fn create_run(
     Ok(())
 }
 
-/// Takes down that a run failed.
+/// Records a failed run.
 async fn record_failure(
     connection: &mut PgConnection,
     schedule: &Schedule,
@@ -210,7 +210,7 @@ async fn record_failure(
     Ok(())
 }
 
-/// Takes a run down. False when it was before.
+/// Records a run. False when it was recorded before.
 async fn record_run(
     connection: &mut PgConnection,
     schedule: &Schedule,
@@ -239,7 +239,7 @@ struct SentRun {
     events: Vec<StoredEvent>,
 }
 
-/// Accepts the message as a person's, for the task there is or for a new one.
+/// Accepts the message like a user's, for the target task or a new one.
 async fn send_message(
     connection: &mut PgConnection,
     schedule: &Schedule,

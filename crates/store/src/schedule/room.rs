@@ -1,5 +1,4 @@
-//! Whether the quotas of a schedule's organization, and of the key it was made with, have room for
-//! a run (docs/quotas.md).
+//! Checks a run against the quotas of the schedule's organization and API key (docs/quotas.md).
 
 use construct_domain::{ApiKeyId, OrganizationId};
 use jiff::Timestamp;
@@ -10,7 +9,7 @@ use crate::{
     quota::{counts, key_counts},
 };
 
-/// Which quota is used up, in words; none: there is room.
+/// The text of the first exhausted quota; none: the run is allowed.
 pub(super) async fn exhausted_quota(
     connection: &mut PgConnection,
     schedule: &Schedule,
@@ -18,8 +17,8 @@ pub(super) async fn exhausted_quota(
 ) -> Result<Option<String>, Error> {
     let organization = schedule.organization;
     let key = schedule.key.map(ApiKeyId::uuid);
-    // What the operator has said of the organization stands in the place of its tier's, and a tier
-    // that is gone is that of everybody.
+    // The overrides of the organization replace the limits of its tier. A tier that no longer
+    // exists is the default tier.
     let row = sqlx::query!(
         r#"SELECT coalesce(t.limits, '{}') || jsonb_strip_nulls(jsonb_build_object(
                       'tasks_per_day', q.tasks_per_day, 'runs_per_day', q.runs_per_day, 'tokens_per_day', q.tokens_per_day,
@@ -62,7 +61,7 @@ pub(super) async fn exhausted_quota(
         .map(|quota| format!("{quota} of the organization is used up")))
 }
 
-/// What a run adds to, of what is limited.
+/// The limited counts that a run increments.
 fn run_counts(limits: &Limits, schedule: &Schedule) -> CountSelection {
     let all = CountSelection::of(limits);
     CountSelection {

@@ -1,4 +1,4 @@
-//! What people do with schedules.
+//! Writes of users on schedules.
 
 use construct_domain::{
     AgentId, ScheduleId, TaskId,
@@ -18,8 +18,8 @@ impl Store {
     /// Creates a schedule.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when whom it is for is
-    /// not there; those of every write.
+    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when the target does
+    /// not exist; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_create(
         &self,
@@ -75,8 +75,8 @@ impl Store {
     /// Changes a schedule.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
-    /// revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when the revision is not
+    /// the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_update(
         &self,
@@ -128,11 +128,11 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Pauses a schedule, or lets it go on with the run `next`, which was found from the schedule
-    /// as it was at revision `read`. Nothing happens when it is so already.
+    /// Pauses a schedule, or resumes it with the run `next`, which was computed from revision
+    /// `read` of the schedule. No effect if it already is in that state.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Conflict`] when it has changed since it was read; those of
+    /// [`Error::NotFound`]; [`Error::Conflict`] when it changed since it was read; the errors of
     /// every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_pause(
@@ -168,10 +168,11 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Deletes a schedule with the memory of its runs. The entity in the result is what it was.
+    /// Deletes a schedule with its run history. The entity in the result is the schedule before the
+    /// deletion.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_delete(
         &self,

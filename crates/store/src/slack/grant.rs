@@ -1,20 +1,20 @@
-//! Who may do what.
+//! Permissions of Slack users.
 
 use jiff::Timestamp;
 
 use crate::{Error, Store, text, time};
 
-/// What is allowed.
+/// The kind of permission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GrantKind {
-    /// Ask an agent something.
+    /// Ask an agent.
     Use,
-    /// Decide about calls that it wants to make.
+    /// Decide about the approvals of an agent's calls.
     Approve,
 }
 
 impl GrantKind {
-    /// As it is stored.
+    /// The stored form.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Use => "use",
@@ -30,16 +30,16 @@ pub struct Grant {
     pub team: String,
     /// The channel.
     pub channel: String,
-    /// The person.
+    /// The user.
     pub user: String,
-    /// The agent, as it was named.
+    /// The name of the agent.
     pub agent: String,
-    /// What is allowed.
+    /// The kind of permission.
     pub kind: GrantKind,
 }
 
 impl Grant {
-    /// Whether it is about this.
+    /// Whether it covers this channel, user and agent.
     pub fn covers(&self, channel: &str, user: &str, agent: &str) -> bool {
         let fits = |allowed: &str, asked: &str| allowed.is_empty() || allowed == asked;
         fits(&self.channel, channel) && fits(&self.user, user) && fits(&self.agent, agent)
@@ -66,7 +66,7 @@ impl Store {
         Ok(rows.into_iter().map(|row| grant(row.channel, row.user_id, row.agent)).collect())
     }
 
-    /// Allows something.
+    /// Grants a permission.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -88,7 +88,7 @@ impl Store {
         Ok(())
     }
 
-    /// Takes a permission back. Whether there was one.
+    /// Revokes a permission. Returns whether there was one.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

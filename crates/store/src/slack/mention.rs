@@ -1,4 +1,4 @@
-//! What somebody wants to have answered, and the threads it stands in.
+//! Mentions of the app, and the threads they are in.
 
 use std::time::Duration;
 
@@ -10,31 +10,31 @@ use uuid::Uuid;
 use super::ThreadKey;
 use crate::{Error, Store, text, time};
 
-/// Which mention.
+/// The key of a mention.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MentionKey {
     /// The workspace.
     pub team: String,
     /// The channel.
     pub channel: String,
-    /// The message, as Slack names messages within a channel.
+    /// The message's timestamp, which identifies it in its channel.
     pub ts: String,
-    /// 0, and one more each time somebody asks for another try.
+    /// 0; incremented by every retry that a user requests.
     pub attempt: i32,
 }
 
-/// How far a mention has come.
+/// The state of a mention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MentionState {
-    /// It is written down.
+    /// It is stored.
     Received,
-    /// The gateway has it.
+    /// The gateway has accepted its message.
     Asked,
-    /// The answer is in Slack.
+    /// The answer is posted.
     Answered,
-    /// Whoever asked may not.
+    /// The user has no permission.
     Refused,
-    /// It could not be answered, and that was said where it was possible.
+    /// It failed, and the failure was posted if possible.
     Failed,
 }
 
@@ -42,7 +42,7 @@ impl MentionState {
     const ALL: [Self; 5] =
         [Self::Received, Self::Asked, Self::Answered, Self::Refused, Self::Failed];
 
-    /// As it is stored.
+    /// The stored form.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Received => "received",
@@ -54,56 +54,56 @@ impl MentionState {
     }
 }
 
-/// A mention to write down.
+/// A mention to store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewMention {
-    /// Which.
+    /// Its key.
     pub key: MentionKey,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// The message that its thread began with; its own when it begins one.
+    /// The first message of its thread; its own if it starts one.
     pub thread: String,
-    /// Who asks.
+    /// The Slack user who asks.
     pub user: String,
-    /// What Slack sent.
+    /// The event that Slack sent.
     pub event: Value,
 }
 
-/// A mention, and who is at it.
+/// A mention with its lease.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mention {
-    /// Which.
+    /// Its key.
     pub key: MentionKey,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// The message that its thread began with.
+    /// The first message of its thread.
     pub thread: String,
-    /// Who asks.
+    /// The Slack user who asks.
     pub user: String,
-    /// What Slack sent; null when that is forgotten.
+    /// The event that Slack sent; null once it was deleted.
     pub event: Value,
-    /// How far it has come.
+    /// Its phase.
     pub state: MentionState,
-    /// What the gateway is asked; written down before it is asked.
+    /// The request to the gateway; stored before it is sent.
     pub request: Option<Vec<u8>>,
     /// The thread's task.
     pub task: Option<String>,
     /// The message of the task.
     pub message: Option<String>,
-    /// The file that a long answer became.
+    /// The file of a long answer.
     pub file: Option<String>,
-    /// How often in a row it could not be gone on with.
+    /// Consecutive failures.
     pub failures: i32,
     /// Why it failed.
     pub error: Option<String>,
-    /// When it has to be looked at; none when it is over.
+    /// When it is due; none when it is over.
     pub next_look: Option<Timestamp>,
-    /// Who is at it.
+    /// The number of its current lease.
     pub lease: i64,
 }
 
 impl Mention {
-    /// Where it stands.
+    /// The thread it is in.
     pub fn thread_key(&self) -> ThreadKey {
         ThreadKey {
             team: self.key.team.clone(),
@@ -116,9 +116,9 @@ impl Mention {
 /// A thread and its task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Thread {
-    /// The agent it was begun with.
+    /// The agent of its task.
     pub agent: String,
-    /// How many tasks it had before, which are gone.
+    /// The number of its earlier, deleted tasks.
     pub generation: i32,
     /// Its task.
     pub task: Option<String>,
@@ -188,7 +188,7 @@ macro_rules! select {
 }
 
 impl Store {
-    /// Writes a mention down, to be looked at now. Whether it was new.
+    /// Stores a mention that is due now. Returns whether it was new.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -214,8 +214,7 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Takes mentions that have to be looked at and that nobody is at, for as long as the lease
-    /// lasts.
+    /// Claims due mentions, for the duration of the lease.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -243,7 +242,7 @@ impl Store {
         rows.into_iter().map(Mention::try_from).collect()
     }
 
-    /// Holds a mention for longer. False when somebody else is at it by now.
+    /// Extends the lease of a mention. False when another process has taken it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -269,11 +268,10 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Writes down how far a mention has come, and with `let_go` gives it to whoever looks at it
-    /// next.
+    /// Stores the progress of a mention, and with `release` releases its lease.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when somebody else is at it by now. Nothing was written.
+    /// [`Error::Conflict`] when another process has the lease. Nothing was written.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_mention_save(
         &self,
@@ -307,7 +305,7 @@ impl Store {
         if done.rows_affected() == 1 { Ok(()) } else { Err(Error::Conflict) }
     }
 
-    /// A mention as it is now.
+    /// The current row of a mention.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -326,7 +324,7 @@ impl Store {
         .try_into()
     }
 
-    /// The last message of a thread before this one that the gateway was given.
+    /// The last message of a thread before this one that was sent to the gateway.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -349,7 +347,7 @@ impl Store {
         Ok(before)
     }
 
-    /// What somebody has asked lately, the newest first.
+    /// The latest mentions by a user, newest first.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -371,7 +369,7 @@ impl Store {
         rows.into_iter().map(Mention::try_from).collect()
     }
 
-    /// Has the unfinished mentions of a task looked at now, because something was decided about it.
+    /// Makes the unfinished mentions of a task due now, after a decision about it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -387,15 +385,15 @@ impl Store {
         Ok(())
     }
 
-    /// The mention that shows what a task asks people: of those that are not over, the one that the
-    /// gateway has taken first. That may be one that is answered, and is looked at for what
-    /// subtasks ask.
+    /// The mention that shows the approvals of a task: of those that are not over, the one that the
+    /// gateway accepted first. It may be answered already and stay open for the approvals of
+    /// subtasks.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_mention_for_approvals(&self, task: &str) -> Result<Option<MentionKey>, Error> {
-        // Ids of messages rise with time.
+        // Ids of messages increase with time.
         let key = sqlx::query_as!(
             MentionKey,
             "SELECT team, channel, ts, attempt FROM slack_mentions
@@ -407,7 +405,7 @@ impl Store {
         Ok(key)
     }
 
-    /// Has a mention looked at now that is answered and is looked at only for what subtasks ask.
+    /// Makes a mention due now that is answered and stays open only for the approvals of subtasks.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -431,8 +429,8 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Whether a question that was taken later than this one's message waits for its task's answer,
-    /// or for what its task's subtasks ask.
+    /// Whether a later mention of the task waits for its answer, or for the approvals of its
+    /// subtasks.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -453,8 +451,8 @@ impl Store {
         Ok(followed)
     }
 
-    /// The questions of a thread's task that were written down before something happened, as (who
-    /// asks, the message): so many at most, those that the gateway has taken last first.
+    /// The mentions of a thread's task that were stored before a time, as pairs of user and
+    /// message: at most `limit`, those that the gateway accepted last first.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -482,7 +480,7 @@ impl Store {
         Ok(rows.into_iter().map(|row| (row.user_id, row.message)).collect())
     }
 
-    /// Whether there is a mention that has to be looked at and that nobody is at.
+    /// Whether a mention is due and not leased.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -497,9 +495,9 @@ impl Store {
         Ok(due)
     }
 
-    /// Forgets what people have asked and what went wrong in mentions that were over before this
-    /// time, and the posts that are older and whose threads have nothing unfinished; of each at
-    /// most `limit`. How many were forgotten. That a mention was taken stays.
+    /// Deletes the contents and errors of mentions that were over before this time, and older posts
+    /// whose threads have no unfinished mention; at most `limit` of each. Returns their number. The
+    /// keys of the mentions stay, for deduplication.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -529,8 +527,7 @@ impl Store {
         Ok(mentions.rows_affected() + posts.rows_affected())
     }
 
-    /// The thread at a place, begun with this agent when there is none, or none that has come to
-    /// have a task.
+    /// Gets or creates a thread. An existing one without a task gets this agent.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -557,7 +554,7 @@ impl Store {
         self.slack_thread(place).await
     }
 
-    /// The thread at a place.
+    /// A thread.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -575,7 +572,7 @@ impl Store {
         .ok_or(Error::NotFound { what: "thread" })
     }
 
-    /// Notes a thread's task.
+    /// Sets the task of a thread.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -599,7 +596,7 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets a thread's task, which is gone; the next one begins with this agent.
+    /// Clears the deleted task of a thread. The next one uses this agent.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

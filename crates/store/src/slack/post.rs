@@ -1,4 +1,4 @@
-//! What is posted: the row comes before the post.
+//! Posts to Slack. The row is stored before the post is sent.
 
 use jiff::Timestamp;
 
@@ -11,23 +11,23 @@ pub struct ThreadKey {
     pub team: String,
     /// The channel.
     pub channel: String,
-    /// The message that the thread began with.
+    /// The first message of the thread.
     pub thread: String,
 }
 
-/// What is known of a post.
+/// The state of a post.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PostState {
-    /// Nobody has tried.
+    /// Never attempted.
     NotPosted,
-    /// Somebody has tried, and what came of it is not known.
+    /// Attempted, with an unknown outcome.
     Unknown,
-    /// It is in Slack, as this message.
+    /// Posted as this message.
     Posted(String),
 }
 
 impl Store {
-    /// Notes that something is about to be posted; what was known of it before.
+    /// Records an attempt to post. Returns the previous state.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -55,7 +55,7 @@ impl Store {
         self.slack_post(place, key).await
     }
 
-    /// What is known of a post.
+    /// The state of a post.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -77,8 +77,8 @@ impl Store {
         })
     }
 
-    /// Which posts of a thread begin with these words and have none beside them whose key ends with
-    /// `closed` in addition; at most 200, without the words.
+    /// The posts of a thread whose key begins with `begin`, and for which no post exists whose key
+    /// is theirs plus `closed`; at most 200, as keys without the prefix.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -107,7 +107,7 @@ impl Store {
         Ok(keys.into_iter().filter_map(|key| key.strip_prefix(begin).map(str::to_owned)).collect())
     }
 
-    /// Notes that it is in Slack.
+    /// Records that it was posted.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -126,7 +126,7 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets a post that Slack has refused or somebody has deleted there, so that it may be made
+    /// Deletes a post that Slack refused, or that was deleted in Slack, so that it can be posted
     /// again.
     ///
     /// # Errors

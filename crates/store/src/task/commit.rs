@@ -80,9 +80,9 @@ pub struct AppendedMessage {
     pub id: MessageId,
     /// Its place in the transcript.
     pub position: i64,
-    /// Who it is from.
+    /// The sender.
     pub source: Source,
-    /// What it says.
+    /// The content.
     pub content: Content,
     /// The agent that wrote it.
     pub agent: Option<AgentId>,
@@ -98,18 +98,18 @@ pub struct NewApproval {
     /// Its id. One about the same call of the same execution with other arguments keeps the id it
     /// has.
     pub id: ApprovalId,
-    /// Of which execution.
+    /// The step that runs the script.
     pub step: StepId,
     /// What is asked.
     pub request: ApprovalRequest,
-    /// Until when it can be decided.
+    /// The deadline for a decision.
     pub expires_at: Timestamp,
 }
 
 /// A user message whose turn ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndedMessage {
-    /// Which.
+    /// Its key.
     pub message: MessageId,
     /// Why the turn failed, if it did.
     pub error: Option<String>,

@@ -41,25 +41,25 @@ pub struct LoadedTask {
     pub intents_seen: i64,
     /// Whether people want it gone: stop what runs, then [`Store::task_purge`].
     pub deleted: bool,
-    /// The directory its tools may touch; empty: one of its own.
+    /// The directory its tools may access; empty: a directory of its own.
     pub workspace: String,
-    /// Empty until it has one.
+    /// Empty until it is set.
     pub title: String,
     /// The name of its agent.
     pub agent_name: String,
-    /// What its scripts may call.
+    /// Rules for the calls of its scripts.
     pub policy: Vec<Rule>,
-    /// What scripts of its agent may call.
+    /// The policy of its agent.
     pub agent_policy: Vec<Rule>,
-    /// Facts that the model is told in every call.
+    /// Facts that are part of every prompt.
     pub pinned: Vec<String>,
-    /// The pool of interpreters that runs its scripts; the same as long as it lives.
+    /// The pool of interpreters that runs its scripts. It never changes.
     pub compute: String,
     /// When it entered its phase.
     pub phase_since: Timestamp,
-    /// Of its newest event.
+    /// Sequence of its newest event.
     pub event_sequence: u64,
-    /// The trace of the turn that is on its way, or was last.
+    /// The trace of the running turn, or of the last one.
     pub trace_id: Option<String>,
     /// The root of the tree of tasks it belongs to.
     pub root: TaskId,
@@ -149,7 +149,7 @@ impl SpendingRow {
 /// A task with something to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DueTask {
-    /// Whose it is.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Which one.
     pub task: TaskId,

@@ -28,7 +28,7 @@ pub struct NewFork {
     pub message: MessageId,
     /// Empty: that of the task that is copied.
     pub title: String,
-    /// The directory its tools may touch; empty: one of its own.
+    /// The directory its tools may access; empty: a directory of its own.
     pub workspace: String,
     /// What the model is told after the copied messages when the new task works in another
     /// directory, as the message with this id.

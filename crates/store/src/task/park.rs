@@ -15,7 +15,7 @@ const MAX_REASON_CHARS: usize = 2_000;
 /// Why a task was put aside.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quarantine {
-    /// Since when.
+    /// The start.
     pub since: Timestamp,
     /// What failed, with its causes.
     pub reason: String,
@@ -93,7 +93,7 @@ impl Store {
     /// about its own words.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_retry(
         &self,

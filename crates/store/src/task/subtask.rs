@@ -45,11 +45,11 @@ pub struct ScriptCaller {
 pub struct NewSubtask {
     /// What it and its first message are called.
     pub ids: CallIds,
-    /// Who answers; none: the agent of the task that begins it.
+    /// The agent; none: the agent of the parent.
     pub agent: Option<AgentId>,
     /// Its first message.
     pub content: Content,
-    /// Empty: to be made from the conversation.
+    /// Empty: generated from the conversation.
     pub title: String,
     /// What it and its own subtasks may spend in all, in 10⁻¹² US dollars.
     pub budget: Option<i64>,
@@ -198,7 +198,7 @@ impl Store {
     /// Sends a message to a subtask of the task that asks.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], and nothing is known: the same call can be made again.
+    /// [`Error::Unavailable`]: the outcome is unknown, and the same call can be repeated.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn subtask_send(
         &self,
@@ -239,7 +239,7 @@ impl Store {
     /// title of the task that asks.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], and nothing is known: the same call can be made again.
+    /// [`Error::Unavailable`]: the outcome is unknown, and the same call can be repeated.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn subtask_message_parent(
         &self,

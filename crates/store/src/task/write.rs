@@ -50,7 +50,7 @@ impl Store {
         let host = agent_defaults(&mut *writer.transaction, write, new.agent).await?;
         let entity = new_task_entity(write, new, host)?;
         let WriteOutput { event, response } = render(&entity);
-        // The entry of the audit trail goes with the answer.
+        // The audit entry is stored together with the response.
         let written = insert(&mut *writer.transaction, write, entity, event, no_entries()).await?;
         writer.commit(&response).await?;
         Ok(written)
@@ -110,7 +110,7 @@ impl Store {
     /// Asks for the task to be paused. Nothing happens when that is wanted already.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     pub async fn task_suspend(
         &self,
         write: &Write,
@@ -123,7 +123,7 @@ impl Store {
     /// Asks for the task to go on. Nothing happens when that is wanted already.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     pub async fn task_resume(
         &self,
         write: &Write,
@@ -169,7 +169,7 @@ impl Store {
     /// Messages that come afterwards are not touched by it.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_cancel(
         &self,
@@ -204,7 +204,7 @@ impl Store {
     /// The entity in the result is what it was, with the sequence of the event.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_delete(
         &self,

@@ -26,7 +26,7 @@ pub enum SubtaskStatus {
 /// What its parent is told of a subtask.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SubtaskState {
-    /// Which.
+    /// Its key.
     pub task: TaskId,
     /// The name of its agent; empty when it is gone.
     pub agent: String,
