@@ -8,7 +8,7 @@ use uuid::Uuid;
 use construct_domain::{AgentId, ModelId, OrganizationId, SecretId, TaskId, policy::Rule};
 
 use crate::{
-    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput,
     secret::agent_secrets_set,
     text,
     write::{Writer, begin},
@@ -54,7 +54,7 @@ pub enum ThinkingEffort {
     High,
 }
 
-/// The agent.
+/// An agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Agent {
     /// Its id.
@@ -87,7 +87,7 @@ pub struct Agent {
     pub compact_at: u32,
     /// The number of its tasks.
     pub task_count: i64,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -505,7 +505,10 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_script_capabilities(&self, task: TaskId) -> Result<ScriptCapabilities, Error> {
+    pub async fn task_script_capabilities(
+        &self,
+        task: TaskId,
+    ) -> Result<ScriptCapabilities, Error> {
         let row = sqlx::query!(
             r#"SELECT m.name,
                     ARRAY(SELECT y.name FROM agent_script_models x JOIN models y ON y.organization_id = x.organization_id AND y.id = x.model_id
@@ -529,7 +532,7 @@ impl Store {
         }))
     }
 
-    /// Deletes an agent. The entity in the result is what it was.
+    /// Deletes an agent. The entity in the result is the agent before the deletion.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InUse`] while other entities refer to it.

@@ -8,11 +8,11 @@ use uuid::Uuid;
 
 use construct_domain::{
     ApprovalId, OrganizationId, StepId, TaskId,
-    approval::{ApprovalState, ApprovalCall},
+    approval::{ApprovalCall, ApprovalState},
 };
 
 use crate::{
-    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput,
     event::to_u64,
     text,
     time::from_sql_option,
@@ -52,7 +52,7 @@ pub struct StoredApproval {
     pub decided_at: Option<Timestamp>,
     /// The deadline for a decision.
     pub expires_at: Timestamp,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was requested.
     pub created_at: Timestamp,
@@ -84,7 +84,7 @@ pub struct ApprovalFilter {
 pub struct ApprovalDecision {
     /// Whether the call is approved.
     pub approved: bool,
-    /// The reviewer.
+    /// The decider.
     pub decided_by: String,
     /// The decider's comment.
     pub comment: String,
@@ -380,16 +380,13 @@ impl Store {
                     }
                 }
                 ApprovalState::Pending => Error::Conflict,
-                state => Error::ApprovalClosed { state, by: entity.decided_by, at: entity.decided_at },
+                state => {
+                    Error::ApprovalClosed { state, by: entity.decided_by, at: entity.decided_at }
+                }
             });
         }
         writer
-            .finish_on_task(
-                TaskId::from_uuid(task.id),
-                to_u64(task.event_sequence),
-                entity,
-                render,
-            )
+            .finish_on_task(TaskId::from_uuid(task.id), to_u64(task.event_sequence), entity, render)
             .await
     }
 }

@@ -10,7 +10,7 @@ use construct_domain::{
 };
 
 use crate::{
-    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome, time,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput, time,
     write::{Writer, begin},
 };
 
@@ -37,7 +37,7 @@ pub struct Budget {
     pub spent: i64,
     /// Reserved for calls in flight.
     pub reserved: i64,
-    /// Rises with every change of the limit.
+    /// Incremented by every change of the limit.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -290,7 +290,7 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Deletes a budget. The entity in the result is what it was.
+    /// Deletes a budget. The entity in the result is the budget before the deletion.
     ///
     /// # Errors
     /// [`Error::NotFound`].

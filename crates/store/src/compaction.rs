@@ -2,7 +2,7 @@
 
 use construct_domain::{
     MessageId, TaskId,
-    context::{OutlineEntry, Outline},
+    context::{Outline, OutlineEntry},
     message::Source,
 };
 

@@ -76,7 +76,7 @@ pub struct SealedRows {
     /// The key's id.
     pub key: String,
     /// The table.
-    pub what: String,
+    pub table: String,
     /// The number of rows.
     pub count: i64,
 }
@@ -129,7 +129,8 @@ impl Store {
         let mut all = ModelSpending::default();
         let mut spenders = Vec::new();
         for row in rows {
-            let spending = ModelSpending { calls: row.calls, tokens: row.tokens, cost_pico_usd: row.cost };
+            let spending =
+                ModelSpending { calls: row.calls, tokens: row.tokens, cost_pico_usd: row.cost };
             all.calls += spending.calls;
             all.tokens = all.tokens.saturating_add(spending.tokens);
             all.cost_pico_usd = all.cost_pico_usd.saturating_add(spending.cost_pico_usd);
@@ -173,7 +174,11 @@ impl Store {
             max_connections: row.max_connections,
             is_standby: row.is_standby,
             applied_migration,
-            latest_migration: MIGRATOR.iter().map(|migration| migration.version).max().unwrap_or_default(),
+            latest_migration: MIGRATOR
+                .iter()
+                .map(|migration| migration.version)
+                .max()
+                .unwrap_or_default(),
             size: row.size,
         })
     }
@@ -246,7 +251,7 @@ impl Store {
         .await?;
         Ok(rows
             .into_iter()
-            .map(|row| SealedRows { key: row.key, what: row.what, count: row.count })
+            .map(|row| SealedRows { key: row.key, table: row.what, count: row.count })
             .collect())
     }
 

@@ -35,7 +35,7 @@ pub enum Error {
     },
     /// It changed since it was read: its revision (gateway) or version (reconciler) is not the
     /// expected one. Nothing was written.
-    #[error("it was changed by somebody else meanwhile")]
+    #[error("revision conflict: it was changed concurrently")]
     Conflict,
     /// The version of a document is not the expected one. Nothing was written.
     #[error("{}", version_mismatch_text(*current))]
@@ -48,40 +48,40 @@ pub enum Error {
     IdempotencyMismatch,
     /// The change would leave an organization without an owner, or the operator's organization
     /// without the operator.
-    #[error("an organization always keeps an owner")]
+    #[error("an organization must keep an owner")]
     LastOwner,
     /// The role to grant or revoke is above the caller's own role.
-    #[error("nobody may give or take a role above their own")]
+    #[error("insufficient role to grant or revoke a role above your own")]
     InsufficientRole,
     /// The organization is permanent: a personal one, or the operator's.
     #[error("a personal organization and the operator's cannot be deleted")]
     PermanentOrganization,
     /// The message queue of the task is full.
-    #[error("the task has {limit} messages waiting already")]
+    #[error("the task already has {limit} queued messages")]
     QueueFull {
         /// The limit.
         limit: u32,
     },
     /// The organization has too many unfinished scans.
-    #[error("{limit} scans of the organization are under way or wait already")]
+    #[error("the organization already has {limit} unfinished scans")]
     TooManyScans {
         /// The limit.
         limit: u32,
     },
     /// The organization has too many unfinished uploads.
-    #[error("{limit} uploads of the organization are unfinished already")]
+    #[error("the organization already has {limit} unfinished uploads")]
     TooManyUploads {
         /// The limit.
         limit: u32,
     },
     /// The user owns too many organizations.
-    #[error("one user may own {limit} organizations, and owns them")]
+    #[error("the user already owns {limit} organizations, the limit")]
     TooManyOrganizations {
         /// The limit.
         limit: u32,
     },
     /// A file has too many parts.
-    #[error("the file has {limit} parts already")]
+    #[error("the file already has {limit} parts")]
     TooManyParts {
         /// The limit.
         limit: u32,
@@ -93,22 +93,22 @@ pub enum Error {
         offset: i64,
     },
     /// The part extends beyond the declared size of the file.
-    #[error("the file has {size} bytes, and the part goes beyond them")]
+    #[error("the part extends beyond the {size} bytes of the file")]
     TooLong {
         /// The declared size in bytes.
         size: i64,
     },
     /// The file is complete, or it was refused.
-    #[error("the file is not being uploaded any more")]
+    #[error("the file is no longer being uploaded")]
     NotUploading,
     /// The candidate was handed over and is immutable.
-    #[error("the candidate was handed over, and cannot be changed any more")]
+    #[error("the candidate was handed over and can no longer be changed")]
     HandedOver,
     /// A candidate of the hand-over is not accepted.
     #[error("a candidate is not accepted")]
     NotAccepted,
     /// The message is no longer queued.
-    #[error("the message is not waiting for its turn any more")]
+    #[error("the message is no longer queued")]
     NotQueued,
     /// The message is not in the transcript: it is queued, was dropped, or is superseded.
     #[error("the message is not in the transcript of the task")]
@@ -117,13 +117,13 @@ pub enum Error {
     #[error(transparent)]
     Exhausted(Box<ExhaustedBudget>),
     /// The approval is closed.
-    #[error("the approval is over: {}", closed_text(*state, by, *at))]
+    #[error("the approval is closed: {}", closed_text(*state, by, *at))]
     ApprovalClosed {
         /// Its final state.
         state: ApprovalState,
         /// The decider; empty when there was no decision.
         by: String,
-        /// The time.
+        /// When it was closed.
         at: Option<Timestamp>,
     },
     /// The database is unreachable or overloaded, or it canceled the statement. The outcome of a
@@ -138,7 +138,7 @@ pub enum Error {
 /// Describes the current version of a document.
 fn version_mismatch_text(current: i64) -> String {
     match current {
-        0 => "there is no such document, or not any more".to_owned(),
+        0 => "the document does not exist".to_owned(),
         current => format!("the document has version {current}"),
     }
 }
@@ -148,8 +148,8 @@ fn closed_text(state: ApprovalState, by: &str, at: Option<Timestamp>) -> String 
     let by = if by.is_empty() { String::new() } else { format!(" by {by}") };
     let at = at.map(|at| format!(" at {at:.0}")).unwrap_or_default();
     match state {
-        ApprovalState::Cancelled => format!("it is not needed any more{at}"),
-        ApprovalState::Expired => format!("nobody decided in time, it expired{at}"),
+        ApprovalState::Cancelled => format!("it is no longer needed{at}"),
+        ApprovalState::Expired => format!("it expired without a decision{at}"),
         ApprovalState::Pending | ApprovalState::Approved | ApprovalState::Rejected => {
             format!("it was {}{by}{at}", state.as_str())
         }
@@ -169,7 +169,9 @@ impl Error {
     /// The error of an insert or update. A violated foreign key means that the referenced row is
     /// missing.
     pub(crate) fn from_write(error: sqlx::Error) -> Self {
-        violated_constraint(&error).and_then(|name| constraint_error(name, false)).unwrap_or_else(|| error.into())
+        violated_constraint(&error)
+            .and_then(|name| constraint_error(name, false))
+            .unwrap_or_else(|| error.into())
     }
 
     /// The error of a statement that reserves money. The functions in `migrations/0012_money.sql`
@@ -189,7 +191,9 @@ impl Error {
 
     /// The error of a delete. A violated foreign key means that another row refers to this one.
     pub(crate) fn from_delete(error: sqlx::Error) -> Self {
-        violated_constraint(&error).and_then(|name| constraint_error(name, true)).unwrap_or_else(|| error.into())
+        violated_constraint(&error)
+            .and_then(|name| constraint_error(name, true))
+            .unwrap_or_else(|| error.into())
     }
 }
 
@@ -268,7 +272,9 @@ impl From<sqlx::Error> for Error {
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed
             | sqlx::Error::BeginFailed => true,
-            sqlx::Error::Database(database) => database.code().is_some_and(|code| is_transient(&code)),
+            sqlx::Error::Database(database) => {
+                database.code().is_some_and(|code| is_transient(&code))
+            }
             _ => false,
         };
         if unavailable {

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use construct_domain::{FileId, OrganizationId};
 
 use crate::{
-    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput,
     write::{Writer, begin},
 };
 
@@ -62,7 +62,7 @@ impl FileState {
         [Self::Uploading, Self::Checking, Self::Ready, Self::Refused]
             .into_iter()
             .find(|state| state.as_str() == text)
-            .ok_or_else(|| Error::internal(format!("`{text}` is no state of a file")))
+            .ok_or_else(|| Error::internal(format!("unknown state of a file `{text}`")))
     }
 }
 
@@ -80,7 +80,7 @@ pub struct File {
     /// Its size in bytes, as declared.
     pub size: i64,
     /// The expected SHA-256.
-    pub expected: Option<[u8; 32]>,
+    pub expected_sha256: Option<[u8; 32]>,
     /// Its state.
     pub state: FileState,
     /// Received bytes.
@@ -93,7 +93,7 @@ pub struct File {
     pub created_by: String,
     /// When it is deleted automatically.
     pub expires_at: Option<Timestamp>,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -120,7 +120,7 @@ pub struct NewFile {
     /// Its size in bytes.
     pub size: i64,
     /// The expected SHA-256.
-    pub expected: Option<[u8; 32]>,
+    pub expected_sha256: Option<[u8; 32]>,
     /// The creator.
     pub created_by: String,
     /// Whether the folder holds the content. Then an existing ready file with the content makes
@@ -163,7 +163,7 @@ struct Row {
 
 fn digest(bytes: Option<Vec<u8>>) -> Result<Option<[u8; 32]>, Error> {
     let digest = bytes.map(<[u8; 32]>::try_from).transpose();
-    digest.map_err(|_| Error::internal("a hash of a file has another length"))
+    digest.map_err(|_| Error::internal("a hash of a file has the wrong length"))
 }
 
 impl TryFrom<Row> for File {
@@ -176,7 +176,7 @@ impl TryFrom<Row> for File {
             name: row.name,
             media_type: row.media_type,
             size: row.size,
-            expected: digest(row.expected)?,
+            expected_sha256: digest(row.expected)?,
             state: FileState::from_column(&row.state)?,
             received: row.received,
             sha256: digest(row.sha256)?,
@@ -302,7 +302,7 @@ impl Store {
     ) -> Result<WriteOutcome<File>, Error> {
         let mut writer = begin!(self, write);
         let organization = writer.organization();
-        let known = match &new.expected {
+        let known_media_type = match &new.expected_sha256 {
             Some(expected) if new.is_stored => {
                 removal::lock(&mut writer.transaction, organization, expected).await?;
                 sqlx::query_scalar!(
@@ -319,8 +319,10 @@ impl Store {
             _ => None,
         };
         // The detected media type is known. A different declared type needs a check of its own.
-        let known = known.filter(|known| new.media_type.is_empty() || *known == new.media_type);
-        let is_ready = known.is_some();
+        let known_media_type = known_media_type.filter(|known_media_type| {
+            new.media_type.is_empty() || *known_media_type == new.media_type
+        });
+        let is_ready = known_media_type.is_some();
         if !is_ready {
             self.check_upload_limit(&mut writer).await?;
         }
@@ -329,7 +331,7 @@ impl Store {
             () if new.size == 0 => FileState::Checking,
             () => FileState::Uploading,
         };
-        let media_type = known.unwrap_or(new.media_type);
+        let media_type = known_media_type.unwrap_or(new.media_type);
         let expires_at = (!is_ready).then(|| crate::time::sql(write.now + UPLOAD_TIMEOUT));
         sqlx::query!(
             "INSERT INTO files
@@ -341,10 +343,10 @@ impl Store {
             new.name,
             media_type,
             new.size,
-            new.expected.as_ref().map(<[u8; 32]>::as_slice),
+            new.expected_sha256.as_ref().map(<[u8; 32]>::as_slice),
             state.as_str(),
             if is_ready { new.size } else { 0 },
-            new.expected.as_ref().filter(|_| is_ready).map(<[u8; 32]>::as_slice),
+            new.expected_sha256.as_ref().filter(|_| is_ready).map(<[u8; 32]>::as_slice),
             new.created_by,
             expires_at as _,
             (state == FileState::Checking).then(|| writer.now()) as _,

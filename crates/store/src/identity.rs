@@ -25,13 +25,13 @@ pub use user::{Profile, User};
 use crate::Error;
 
 /// Decodes a role.
-fn parse_role(word: &str) -> Result<Role, Error> {
-    Role::parse(word).ok_or_else(|| Error::internal(format!("unknown role `{word}`")))
+fn parse_role(text: &str) -> Result<Role, Error> {
+    Role::parse(text).ok_or_else(|| Error::internal(format!("unknown role `{text}`")))
 }
 
 /// Decodes scopes. Unknown scopes are ignored.
-fn parse_scopes(words: &[String]) -> Vec<Scope> {
-    words.iter().filter_map(|word| Scope::parse(word)).collect()
+fn parse_scopes(texts: &[String]) -> Vec<Scope> {
+    texts.iter().filter_map(|text| Scope::parse(text)).collect()
 }
 
 /// Encodes scopes.

@@ -35,7 +35,7 @@ pub struct InvocationFallback {
     pub weight: u32,
 }
 
-/// The agent.
+/// The agent of a model call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InvocationAgent {
     /// Its id.

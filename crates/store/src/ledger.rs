@@ -56,7 +56,8 @@ pub struct UsageCursor {
     #[serde(default)]
     pub key: String,
     /// The id of a model, as a UUID, or the name of a tool.
-    pub what: String,
+    #[serde(rename = "what")]
+    pub item: String,
 }
 
 /// Part of a list of sums: by day, then by agent, then by key, then by model or tool.
@@ -192,7 +193,7 @@ macro_rules! model_usage {
             $page.descending,
             $after.map(|cursor| cursor.day.as_str()) as _,
             $after.map(|cursor| cursor.agent.as_str()) as _,
-            $after.map(|cursor| cursor.what.as_str()) as _,
+            $after.map(|cursor| cursor.item.as_str()) as _,
             i64::from($page.limit),
             $dimensions.key,
             $filter.key.map(ApiKeyId::uuid) as _,
@@ -251,7 +252,7 @@ macro_rules! tool_usage {
             $page.descending,
             $after.map(|cursor| cursor.day.as_str()) as _,
             $after.map(|cursor| cursor.agent.as_str()) as _,
-            $after.map(|cursor| cursor.what.as_str()) as _,
+            $after.map(|cursor| cursor.item.as_str()) as _,
             i64::from($page.limit),
             $filter.tool.as_deref() as _,
             $dimensions.key,
@@ -276,11 +277,14 @@ impl Store {
     ) -> Result<Vec<UsageRow>, Error> {
         let after = page.after.as_ref();
         if dimensions.tool {
-            let rows =
-                tool_usage!(organization, filter, dimensions, page, after).fetch_all(&self.pool).await?;
+            let rows = tool_usage!(organization, filter, dimensions, page, after)
+                .fetch_all(&self.pool)
+                .await?;
             return Ok(rows.into_iter().map(UsageRow::from).collect());
         }
-        let rows = model_usage!(organization, filter, dimensions, page, after).fetch_all(&self.pool).await?;
+        let rows = model_usage!(organization, filter, dimensions, page, after)
+            .fetch_all(&self.pool)
+            .await?;
         Ok(rows.into_iter().map(UsageRow::from).collect())
     }
 }
@@ -294,7 +298,7 @@ impl From<ModelRow> for UsageRow {
             key_name: row.key_name.unwrap_or_default(),
             model: parse_id(&row.what).map(ModelId::from_uuid),
             model_name: row.model_name.unwrap_or_default(),
-            cursor: UsageCursor { day: row.day, agent: row.agent, key: row.key, what: row.what },
+            cursor: UsageCursor { day: row.day, agent: row.agent, key: row.key, item: row.what },
             totals: UsageTotals::Models {
                 calls: row.calls,
                 usage: Usage {
@@ -319,7 +323,7 @@ impl From<ToolRow> for UsageRow {
             key_name: row.key_name.unwrap_or_default(),
             model: None,
             model_name: String::new(),
-            cursor: UsageCursor { day: row.day, agent: row.agent, key: row.key, what: row.what },
+            cursor: UsageCursor { day: row.day, agent: row.agent, key: row.key, item: row.what },
             totals: UsageTotals::Tools { calls: row.calls, failed: row.failed, micros: row.micros },
         }
     }

@@ -53,24 +53,27 @@ mod usage;
 mod write;
 
 pub use agent::{
-    Agent, AgentChanges, AgentFilter, ScriptCapabilities, ModelParameters, NewAgent, ThinkingEffort,
+    Agent, AgentChanges, AgentFilter, ModelParameters, NewAgent, ScriptCapabilities, ThinkingEffort,
 };
 pub use approval::{ApprovalDecision, ApprovalFilter, StoredApproval};
 pub use audit::{Audit, AuditEntry, AuditFilter};
 pub use budget::{Budget, BudgetFilter, NewBudget};
 pub use compaction::Compaction;
 pub use cost::{CostFilter, CostGroup, CostRow};
-pub use diagnosis::{DatabaseState, QuarantinedTasks, SealedRows, KeyringKind, AgentSpending, ModelSpending};
+pub use diagnosis::{
+    AgentSpending, DatabaseState, KeyringKind, ModelSpending, QuarantinedTasks, SealedRows,
+};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};
 pub use file::{
-    ClaimedFile, UPLOAD_TIMEOUT, File, FileContent, FileFilter, FileState, NewFile, NewPart, MAX_PARTS, Part,
-    Removal, RemovalTarget, PartOutcome, MAX_UNFINISHED_UPLOADS,
+    ClaimedFile, File, FileContent, FileFilter, FileState, MAX_PARTS, MAX_UNFINISHED_UPLOADS,
+    NewFile, NewPart, Part, PartOutcome, Removal, RemovalTarget, UPLOAD_TIMEOUT,
 };
 pub use invocation::{
-    ModelRoute, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider,
+    Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider,
+    ModelRoute,
 };
-pub use ledger::{Dimensions, UsageFilter, UsagePage, UsageCursor, UsageRow, UsageTotals};
+pub use ledger::{Dimensions, UsageCursor, UsageFilter, UsagePage, UsageRow, UsageTotals};
 pub use message::{
     MessageCursor, MessageFilter, MessagePage, NewUserMessage, QUEUE_LIMIT, StoredMessage,
 };
@@ -81,20 +84,21 @@ pub use model_provider::{
 };
 pub use page::{Cursor, CursorValue, Key, Order, Page};
 pub use quota::{CountSelection, Counts, Limits, Periods, Quota};
-pub use reservation::{CallReport, CallReservation, StepReservation, CleanupReport};
+pub use reservation::{CallReport, CallReservation, CleanupReport, StepReservation};
 pub use routing::{Fallback, KeyLimits};
 pub use schedule::{
-    DueSchedule, FiredSchedule, NewSchedule, RUN_HISTORY_LIMIT, RunOutcome, Schedule, ScheduleChanges, ScheduleFilter,
-    ScheduleRun, ScheduleTarget, RunEvents,
+    DueSchedule, FiredSchedule, NewSchedule, RUN_HISTORY_LIMIT, RunEvents, RunOutcome, Schedule,
+    ScheduleChanges, ScheduleFilter, ScheduleRun, ScheduleTarget,
 };
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
 pub use state::{State, StateContent, StateGrowth, StateRef};
 pub use store::{PoolOptions, STATEMENT_TIMEOUT, Store};
 pub use task::{
-    AppendedMessage, NewApproval, ScriptCaller, DescendantTotals, CommittedTask, DueTask, EndedMessage, LoadedTask,
-    NewFork, NewSubtask, NewTask, Quarantine, Rewind, CostInputs, StoredTask, SubtaskChange,
-    SubtaskState, SubtaskStatus, SubtaskEvents, TaskChanges, TaskCommit, TaskFilter,
+    AppendedMessage, CommittedTask, CostInputs, DescendantTotals, DueTask, EndedMessage,
+    LoadedTask, NewApproval, NewFork, NewSubtask, NewTask, Quarantine, Rewind, ScriptCaller,
+    StoredTask, SubtaskChange, SubtaskEvents, SubtaskState, SubtaskStatus, TaskChanges, TaskCommit,
+    TaskFilter,
 };
 pub use usage::{Purpose, StepUsage};
-pub use write::{Idempotency, WriteOutput, Write, WriteOutcome};
+pub use write::{Idempotency, Write, WriteOutcome, WriteOutput};

@@ -58,7 +58,7 @@ pub struct StoredMessage {
     pub usage: Usage,
     /// The step whose result it is.
     pub step: Option<StepId>,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was accepted or written.
     pub created_at: Timestamp,
@@ -331,19 +331,19 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`] when one cannot be read.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_files(&self, task: TaskId, most: u32) -> Result<Vec<Attachment>, Error> {
-        let found = sqlx::query_scalar!(
+    pub async fn task_files(&self, task: TaskId, limit: u32) -> Result<Vec<Attachment>, Error> {
+        let attachments = sqlx::query_scalar!(
             r#"SELECT b.block->'payload' AS "attachment!"
                FROM messages m, jsonb_array_elements(m.content->'blocks') WITH ORDINALITY AS b(block, place)
                WHERE m.task_id = $1 AND m.source = 'user' AND m.position IS NOT NULL AND m.superseded_at IS NULL
                  AND b.block->>'kind' = 'attachment' AND b.block->'payload'->>'file' IS NOT NULL
                ORDER BY m.position DESC, b.place DESC LIMIT $2"#,
             task.uuid(),
-            i64::from(most),
+            i64::from(limit),
         )
         .fetch_all(&self.pool)
         .await?;
-        found
+        attachments
             .into_iter()
             .map(|attachment| serde_json::from_value(attachment).map_err(Error::internal))
             .collect()

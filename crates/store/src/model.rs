@@ -10,7 +10,7 @@ use construct_domain::{
 use serde_json::Value;
 
 use crate::{
-    Cursor, Error, Fallback, Key, Page, WriteOutput, Store, Write, WriteOutcome,
+    Cursor, Error, Fallback, Key, Page, Store, Write, WriteOutcome, WriteOutput,
     routing::{FallbackRow, fallbacks, fallbacks_replace},
     text,
     write::{Writer, begin},
@@ -47,7 +47,7 @@ pub struct Model {
     pub fallbacks: Vec<Fallback>,
     /// Milliseconds after which the next fallback is called as well (a hedge); 0: never.
     pub hedge_after_ms: i64,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -147,7 +147,7 @@ impl PricesSource {
         [Self::Given, Self::Catalog, Self::Free, Self::Unknown]
             .into_iter()
             .find(|source| source.as_str() == text)
-            .ok_or_else(|| Error::internal(format!("unknown source of prices `{text}`")))
+            .ok_or_else(|| Error::internal(format!("unknown price source `{text}`")))
     }
 }
 
@@ -487,7 +487,7 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Deletes a model. The entity in the result is what it was.
+    /// Deletes a model. The entity in the result is the model before the deletion.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InUse`] while other entities refer to it.

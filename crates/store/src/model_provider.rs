@@ -6,8 +6,8 @@ use uuid::Uuid;
 use construct_domain::{ModelProviderId, OrganizationId};
 
 use crate::{
-    Cursor, Error, Key, KeyLimits, Keyring, Page, WriteOutput, SealError, SealedSecret, Store, Write,
-    WriteOutcome,
+    Cursor, Error, Key, KeyLimits, Keyring, Page, SealError, SealedSecret, Store, Write,
+    WriteOutcome, WriteOutput,
     routing::{additional_keys, additional_keys_replace},
     time,
     write::{Writer, begin},
@@ -107,7 +107,7 @@ pub struct ModelProvider {
     pub additional_keys: Vec<SealedSecret>,
     /// Limits of each key.
     pub limits: KeyLimits,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -421,8 +421,13 @@ impl Store {
         .map_err(Error::from_write)?;
         if !new.additional_keys.is_empty() {
             let organization = writer.organization();
-            additional_keys_replace(&mut writer.transaction, organization, new.id, &new.additional_keys)
-                .await?;
+            additional_keys_replace(
+                &mut writer.transaction,
+                organization,
+                new.id,
+                &new.additional_keys,
+            )
+            .await?;
         }
         let entity = model_provider_reload(&mut writer, new.id).await?;
         writer.finish(entity, render).await
@@ -490,7 +495,7 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Deletes a provider. The entity in the result is what it was.
+    /// Deletes a provider. The entity in the result is the provider before the deletion.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InUse`] while a model refers to it.

@@ -45,7 +45,7 @@ pub(crate) struct Pool {
 #[derive(Debug)]
 struct ConnectionCache {
     /// The most recently used one is the last.
-    kept: Mutex<Vec<CachedConnection>>,
+    connections: Mutex<Vec<CachedConnection>>,
     /// Connections at most. The others are for transactions, which take theirs from sqlx.
     limit: usize,
     /// Callers that wait for a connection from sqlx. While there are any, no connection is cached.
@@ -64,7 +64,11 @@ impl Pool {
         let limit = inner.options().get_max_connections() as usize / 2;
         Self {
             inner,
-            cache: Arc::new(ConnectionCache { kept: Mutex::default(), limit, waiting: AtomicUsize::new(0) }),
+            cache: Arc::new(ConnectionCache {
+                connections: Mutex::default(),
+                limit,
+                waiting: AtomicUsize::new(0),
+            }),
         }
     }
 
@@ -87,16 +91,16 @@ impl Pool {
     /// Returns when all connections are closed. Later statements fail.
     pub(crate) async fn close(&self) {
         let closing = self.inner.close();
-        self.cache.kept().clear();
+        self.cache.lock().clear();
         closing.await;
     }
 
     /// A connection for one statement.
     async fn checkout(&self) -> Result<CachedConnection, sqlx::Error> {
-        if let Some(kept) = self.cache.pop()
-            && kept.used_at.elapsed() < TRUSTED_IDLE
+        if let Some(cached) = self.cache.pop()
+            && cached.used_at.elapsed() < TRUSTED_IDLE
         {
-            return Ok(kept);
+            return Ok(cached);
         }
         let connection = self.acquire().await?;
         let now = Instant::now();
@@ -104,21 +108,23 @@ impl Pool {
     }
 
     /// Returns a connection after a successful statement.
-    fn checkin(&self, mut kept: CachedConnection) {
-        kept.used_at = Instant::now();
-        if kept.used_at.duration_since(kept.acquired_at) < MAX_CACHED_AGE && !self.inner.is_closed() {
-            self.cache.push(kept);
+    fn checkin(&self, mut cached: CachedConnection) {
+        cached.used_at = Instant::now();
+        if cached.used_at.duration_since(cached.acquired_at) < MAX_CACHED_AGE
+            && !self.inner.is_closed()
+        {
+            self.cache.push(cached);
         }
     }
 }
 
 impl ConnectionCache {
-    fn kept(&self) -> std::sync::MutexGuard<'_, Vec<CachedConnection>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<CachedConnection>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pop(&self) -> Option<CachedConnection> {
-        self.kept().pop()
+        self.lock().pop()
     }
 
     /// Call before acquiring a connection from sqlx. Returns a cached connection to sqlx, and stops
@@ -130,10 +136,10 @@ impl ConnectionCache {
         Waiter(self)
     }
 
-    fn push(&self, one: CachedConnection) {
-        let mut kept = self.kept();
-        if kept.len() < self.limit && self.waiting.load(Ordering::Relaxed) == 0 {
-            kept.push(one);
+    fn push(&self, connection: CachedConnection) {
+        let mut connections = self.lock();
+        if connections.len() < self.limit && self.waiting.load(Ordering::Relaxed) == 0 {
+            connections.push(connection);
         }
     }
 }
@@ -162,9 +168,9 @@ impl<'p> Executor<'p> for &'_ Pool {
     {
         let pool = self.clone();
         let read = async move {
-            let mut kept = pool.checkout().await?;
-            let rows: Vec<_> = kept.connection.fetch_many(query).try_collect().await?;
-            pool.checkin(kept);
+            let mut cached = pool.checkout().await?;
+            let rows: Vec<_> = cached.connection.fetch_many(query).try_collect().await?;
+            pool.checkin(cached);
             Ok::<_, sqlx::Error>(stream::iter(rows.into_iter().map(Ok)))
         };
         stream::once(read).try_flatten().boxed()
@@ -179,9 +185,9 @@ impl<'p> Executor<'p> for &'_ Pool {
     {
         let pool = self.clone();
         Box::pin(async move {
-            let mut kept = pool.checkout().await?;
-            let row = kept.connection.fetch_optional(query).await?;
-            pool.checkin(kept);
+            let mut cached = pool.checkout().await?;
+            let row = cached.connection.fetch_optional(query).await?;
+            pool.checkin(cached);
             Ok(row)
         })
     }

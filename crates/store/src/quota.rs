@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use construct_domain::{ApiKeyId, OrganizationId};
 
-use crate::{Error, WriteOutput, Store, Write, WriteOutcome, text, time, write::begin};
+use crate::{Error, Store, Write, WriteOutcome, WriteOutput, text, time, write::begin};
 
 const ENTITY: &str = "organization";
 
@@ -104,7 +104,7 @@ pub struct Periods {
 
 impl Periods {
     /// The UTC day and month that contain a time.
-    pub fn of(now: Timestamp) -> Self {
+    pub fn containing(now: Timestamp) -> Self {
         let zoned = now.to_zoned(TimeZone::UTC);
         // Rounding and adding fail only at the ends of time.
         let day = zoned.round(ZonedRound::new().smallest(Unit::Day).mode(jiff::RoundMode::Trunc));
@@ -137,7 +137,7 @@ pub struct Counts {
     pub storage_bytes: i64,
 }
 
-/// Selects what is counted. Everything else is 0.
+/// Selects what is selection. Everything else is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CountSelection {
     /// [`Counts::tasks`].
@@ -170,7 +170,7 @@ impl CountSelection {
         Self { tasks: true, runs: true, tokens: true, spend: true, storage: true };
 
     /// What these limits apply to.
-    pub fn of(limits: &Limits) -> Self {
+    pub fn for_limits(limits: &Limits) -> Self {
         Self {
             tasks: limits.tasks_per_day.is_some(),
             runs: limits.runs_per_day.is_some(),
@@ -189,7 +189,7 @@ fn least_id(time: Timestamp) -> Uuid {
 
 /// Each period has two bounds, so that a generic plan reads only a part of an index.
 macro_rules! counts {
-    ($organization:expr, $counted:expr, $periods:expr) => {
+    ($organization:expr, $selection:expr, $periods:expr) => {
         sqlx::query_as!(
             Counts,
             r#"SELECT
@@ -225,11 +225,11 @@ macro_rules! counts {
                            9223372036854775807)::bigint
                    ELSE 0 END AS "storage_bytes!""#,
             $organization.uuid(),
-            $counted.tasks,
-            $counted.runs,
-            $counted.tokens,
-            $counted.spend,
-            $counted.storage,
+            $selection.tasks,
+            $selection.runs,
+            $selection.tokens,
+            $selection.spend,
+            $selection.storage,
             time::sql($periods.day) as _,
             time::sql($periods.month) as _,
             least_id($periods.day),
@@ -242,8 +242,8 @@ macro_rules! counts {
 
 /// The use of all API keys of an organization that have any. They are read together by organization
 /// and time, so that single keys need no index.
-macro_rules! counts_of_keys {
-    ($organization:expr, $counted:expr, $periods:expr) => {
+macro_rules! key_counts {
+    ($organization:expr, $selection:expr, $periods:expr) => {
         sqlx::query!(
             r#"SELECT done.key AS "key!", sum(done.tasks)::bigint AS "tasks!", sum(done.runs)::bigint AS "runs!",
                    least(sum(done.tokens), 9223372036854775807)::bigint AS "tokens!",
@@ -297,17 +297,17 @@ macro_rules! counts_of_keys {
                ) AS done
                GROUP BY done.key"#,
             $organization.uuid(),
-            $counted.tasks,
-            $counted.runs,
-            $counted.tokens,
-            $counted.spend,
+            $selection.tasks,
+            $selection.runs,
+            $selection.tokens,
+            $selection.spend,
             time::sql($periods.day) as _,
             time::sql($periods.month) as _,
             least_id($periods.day),
             time::sql($periods.next_day) as _,
             time::sql($periods.next_month) as _,
             least_id($periods.next_day),
-            $counted.storage,
+            $selection.storage,
         )
     };
 }
@@ -316,20 +316,20 @@ macro_rules! counts_of_keys {
 pub(crate) async fn counts(
     executor: impl PgExecutor<'_>,
     organization: OrganizationId,
-    counted: CountSelection,
+    selection: CountSelection,
     periods: &Periods,
 ) -> Result<Counts, Error> {
-    Ok(counts!(organization, counted, periods).fetch_one(executor).await?)
+    Ok(counts!(organization, selection, periods).fetch_one(executor).await?)
 }
 
 /// [`Store::quota_key_counts`], also within a transaction.
 pub(crate) async fn key_counts(
     executor: impl PgExecutor<'_>,
     organization: OrganizationId,
-    counted: CountSelection,
+    selection: CountSelection,
     periods: &Periods,
 ) -> Result<HashMap<ApiKeyId, Counts>, Error> {
-    let rows = counts_of_keys!(organization, counted, periods).fetch_all(executor).await?;
+    let rows = key_counts!(organization, selection, periods).fetch_all(executor).await?;
     let counts = rows.into_iter().map(|row| {
         let counts = Counts {
             tasks: row.tasks,
@@ -427,11 +427,11 @@ impl Store {
         render: impl FnOnce(&Quota) -> WriteOutput + Send,
     ) -> Result<WriteOutcome<Quota>, Error> {
         let mut writer = begin!(self, write);
-        let there = sqlx::query_scalar!(
+        let organization_exists = sqlx::query_scalar!(
             "SELECT id FROM organizations WHERE id = $1 AND deleted_at IS NULL FOR KEY SHARE",
             organization.uuid(),
         );
-        there
+        organization_exists
             .fetch_optional(&mut *writer.transaction)
             .await?
             .ok_or(Error::NotFound { what: ENTITY })?;
@@ -478,10 +478,10 @@ impl Store {
     pub async fn quota_counts(
         &self,
         organization: OrganizationId,
-        counted: CountSelection,
+        selection: CountSelection,
         periods: &Periods,
     ) -> Result<Counts, Error> {
-        counts(&self.pool, organization, counted, periods).await
+        counts(&self.pool, organization, selection, periods).await
     }
 
     /// The use of each API key of an organization in `periods`, and the storage that counts for it.
@@ -493,10 +493,10 @@ impl Store {
     pub async fn quota_key_counts(
         &self,
         organization: OrganizationId,
-        counted: CountSelection,
+        selection: CountSelection,
         periods: &Periods,
     ) -> Result<HashMap<ApiKeyId, Counts>, Error> {
-        key_counts(&self.pool, organization, counted, periods).await
+        key_counts(&self.pool, organization, selection, periods).await
     }
 }
 
@@ -508,20 +508,22 @@ pub(crate) mod tests {
 
     /// The statement of [`Store::quota_counts`], for tests of its plan.
     pub(crate) fn statement() -> String {
-        let (organization, periods) = (OrganizationId::LOCAL, Periods::of(Timestamp::UNIX_EPOCH));
+        let (organization, periods) =
+            (OrganizationId::LOCAL, Periods::containing(Timestamp::UNIX_EPOCH));
         counts!(organization, CountSelection::ALL, periods).sql().as_str().to_owned()
     }
 
     /// The statement of [`Store::quota_key_counts`].
     pub(crate) fn key_statement() -> String {
-        let (organization, periods) = (OrganizationId::LOCAL, Periods::of(Timestamp::UNIX_EPOCH));
-        counts_of_keys!(organization, CountSelection::ALL, periods).sql().as_str().to_owned()
+        let (organization, periods) =
+            (OrganizationId::LOCAL, Periods::containing(Timestamp::UNIX_EPOCH));
+        key_counts!(organization, CountSelection::ALL, periods).sql().as_str().to_owned()
     }
 
     #[test]
     fn quota_periods_are_utc_days_and_months() {
         let at = |text: &str| text.parse::<Timestamp>().expect("a time");
-        let periods = Periods::of(at("2026-12-31T23:59:59.999999Z"));
+        let periods = Periods::containing(at("2026-12-31T23:59:59.999999Z"));
         assert_eq!(
             [periods.day, periods.next_day, periods.month, periods.next_month],
             [
@@ -532,7 +534,7 @@ pub(crate) mod tests {
             ]
             .map(at)
         );
-        assert_eq!(Periods::of(at("2027-01-01T00:00:00Z")).day, at("2027-01-01T00:00:00Z"));
+        assert_eq!(Periods::containing(at("2027-01-01T00:00:00Z")).day, at("2027-01-01T00:00:00Z"));
     }
 
     #[test]

@@ -131,11 +131,11 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn call_reserve(
         &self,
-        wanted: &CallReservation,
+        request: &CallReservation,
         now: Timestamp,
     ) -> Result<(), Error> {
         let mut transaction = self.pool.begin().await?;
-        let (organization, token) = (wanted.organization.uuid(), wanted.token.as_ref());
+        let (organization, token) = (request.organization.uuid(), request.token.as_ref());
         if let Some((token, limit)) = token.filter(|(_, limit)| *limit > 0) {
             sqlx::query!(
                 "INSERT INTO budgets
@@ -158,12 +158,12 @@ impl Store {
                    coalesce((SELECT ancestors || id FROM tasks WHERE organization_id = $2 AND id = $3), array_remove(ARRAY[$3::uuid], NULL)), $4, $5, $6,
                    true, $7
                )::text AS "done""#,
-            wanted.id,
+            request.id,
             organization,
-            wanted.task.map(TaskId::uuid) as _,
+            request.task.map(TaskId::uuid) as _,
             token.map(|(token, _)| text::clean(token).into_owned()) as _,
-            wanted.amount_pico_usd.max(0),
-            time::sql(wanted.expires_at) as _,
+            request.amount_pico_usd.max(0),
+            time::sql(request.expires_at) as _,
             time::sql(now) as _,
         )
         .fetch_one(&mut *transaction)

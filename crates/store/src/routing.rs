@@ -10,7 +10,7 @@ use crate::{Error, SealedSecret};
 /// A model that is called when another one fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fallback {
-    /// Its key.
+    /// The fallback.
     pub model: ModelId,
     /// Its name; ignored by writes.
     pub name: String,

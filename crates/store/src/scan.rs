@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 pub use candidate::{Candidate, HandOver, HandOverResult, NewCandidate, Review};
 pub use connection::{NewScanConnection, ScanConnection};
-pub use intent::{NewScan, MAX_OPEN_SCANS, ScanFilter};
+pub use intent::{MAX_OPEN_SCANS, NewScan, ScanFilter};
 pub use work::{LeaseState, NewScanEvent, ScanChanges};
 
 use crate::{Cursor, Error, Key, SealedSecret, model_provider::sealed_secret, time};
@@ -181,7 +181,7 @@ pub struct Scan {
     pub cancel_reason: String,
     /// Its phase.
     pub phase: ScanPhase,
-    /// The start.
+    /// When it entered its phase.
     pub phase_since: Timestamp,
     /// Why it failed, was canceled, or waits.
     pub reason: String,
@@ -215,7 +215,7 @@ pub struct Scan {
     pub event_sequence: i64,
     /// When the scanner was done.
     pub ended_at: Option<Timestamp>,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,

@@ -1,7 +1,7 @@
 //! Schedules: messages that are sent at given times. [`fire`] creates the runs of due schedules.
 
 mod fire;
-mod room;
+mod quota_check;
 mod write;
 
 use jiff::Timestamp;
@@ -58,7 +58,7 @@ pub struct Schedule {
     pub last_error: Option<String>,
     /// The API key that its runs count for: the one that created or last changed it.
     pub key: Option<ApiKeyId>,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -135,7 +135,7 @@ pub struct ScheduleRun {
     pub message: Option<MessageId>,
     /// Why it failed.
     pub error: Option<String>,
-    /// The time.
+    /// When it was recorded.
     pub created_at: Timestamp,
 }
 
@@ -206,12 +206,12 @@ impl TryFrom<Row> for Schedule {
         let target = match (row.task_id, row.agent_id) {
             (Some(task), _) => ScheduleTarget::Task(TaskId::from_uuid(task)),
             (None, Some(agent)) => ScheduleTarget::Agent(AgentId::from_uuid(agent)),
-            (None, None) => return Err(Error::internal("a schedule is for nobody")),
+            (None, None) => return Err(Error::internal("a schedule has no target")),
         };
         let timing = match (from_sql_option(row.run_at), row.cron) {
             (Some(at), _) => Timing::At(at),
             (None, Some(pattern)) => Timing::Cron { pattern, time_zone: row.time_zone },
-            (None, None) => return Err(Error::internal("a schedule is for never")),
+            (None, None) => return Err(Error::internal("a schedule has no timing")),
         };
         Ok(Self {
             id: ScheduleId::from_uuid(row.id),

@@ -6,8 +6,8 @@ use uuid::Uuid;
 use construct_domain::{OrganizationId, SecretId, TaskId, secret::MAX_PER_AGENT};
 
 use crate::{
-    Cursor, Error, Key, Keyring, Page, WriteOutput, ResealReport, SealError, SealedSecret, Store, Write,
-    WriteOutcome,
+    Cursor, Error, Key, Keyring, Page, ResealReport, SealError, SealedSecret, Store, Write,
+    WriteOutcome, WriteOutput,
     model_provider::reseal,
     text, time,
     write::{Writer, begin},
@@ -32,7 +32,7 @@ pub struct Secret {
     pub value: SealedSecret,
     /// The number of agents that may use it.
     pub agent_count: i64,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -359,7 +359,7 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Deletes a secret. The entity in the result is what it was.
+    /// Deletes a secret. The entity in the result is the secret before the deletion.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InUse`] while an agent may use it.

@@ -11,7 +11,7 @@ mod mention;
 mod post;
 
 pub use grant::{Grant, GrantKind};
-pub use installation::{Installation, NewInstallation, NewInstallState};
+pub use installation::{Installation, NewInstallState, NewInstallation};
 pub use member::Member;
 pub use mention::{Mention, MentionKey, MentionState, NewMention, Thread};
-pub use post::{ThreadKey, PostState};
+pub use post::{PostState, ThreadKey};

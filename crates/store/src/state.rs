@@ -8,7 +8,7 @@ use uuid::Uuid;
 use construct_domain::{ApiKeyId, OrganizationId, UserId, state::VERSIONS_KEPT};
 
 use crate::{
-    Error, WriteOutput, Store, Write, WriteOutcome,
+    Error, Store, Write, WriteOutcome, WriteOutput,
     time::from_sql_option,
     write::{Writer, begin},
 };
@@ -22,7 +22,7 @@ pub struct State {
     pub owner: Option<UserId>,
     /// Its name.
     pub name: String,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub version: i64,
     /// The content, as it was put; empty if it is deleted or was not requested.
     pub json: String,
@@ -192,17 +192,17 @@ impl Store {
     pub async fn state_list(
         &self,
         organization: OrganizationId,
-        of: Option<UserId>,
+        owner: Option<UserId>,
     ) -> Result<Vec<State>, Error> {
         let rows = current!(
             "NULL::text",
             ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.json IS NOT NULL ORDER BY s.name"],
             organization.uuid(),
-            owner_column(of),
+            owner_column(owner),
         )
         .fetch_all(&self.pool)
         .await?;
-        Ok(rows.into_iter().map(|row| row.into_state(of)).collect())
+        Ok(rows.into_iter().map(|row| row.into_state(owner)).collect())
     }
 
     /// The current and the earlier versions of a document, newest first, without their content.
@@ -240,11 +240,11 @@ impl Store {
     pub async fn state_changes(
         &self,
         organization: OrganizationId,
-        of: Option<UserId>,
-        known: &[(&'static str, i64)],
+        owner: Option<UserId>,
+        known_versions: &[(&'static str, i64)],
     ) -> Result<Vec<State>, Error> {
         let (names, versions): (Vec<String>, Vec<i64>) =
-            known.iter().map(|(name, version)| ((*name).to_owned(), *version)).unzip();
+            known_versions.iter().map(|(name, version)| ((*name).to_owned(), *version)).unzip();
         let rows = sqlx::query_as!(
             Row,
             r#"SELECT k.name AS "name!", coalesce(s.version, 0) AS "version!", s.json AS "json?", octet_length(s.json) AS "bytes?",
@@ -254,13 +254,13 @@ impl Store {
                WHERE s.version IS DISTINCT FROM k.version AND (s.json IS NOT NULL OR k.version > 0)
                ORDER BY k.name"#,
             organization.uuid(),
-            owner_column(of),
+            owner_column(owner),
             &names,
             &versions,
         )
         .fetch_all(&self.pool)
         .await?;
-        Ok(rows.into_iter().map(|row| row.into_state(of)).collect())
+        Ok(rows.into_iter().map(|row| row.into_state(owner)).collect())
     }
 
     /// How many more bytes would be stored after a put with this key: the new content, minus the
@@ -403,7 +403,10 @@ struct LockedDocument {
     json: Option<String>,
 }
 
-async fn lock(writer: &mut Writer<'_>, state: StateRef<'_>) -> Result<Option<LockedDocument>, Error> {
+async fn lock(
+    writer: &mut Writer<'_>,
+    state: StateRef<'_>,
+) -> Result<Option<LockedDocument>, Error> {
     Ok(sqlx::query_as!(
         LockedDocument,
         "SELECT id, version, json FROM states WHERE organization_id = $1 AND owner = $2 AND name = $3 FOR UPDATE",

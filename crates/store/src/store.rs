@@ -124,9 +124,7 @@ impl Store {
         for _ in 1..LOCK_ATTEMPTS {
             match self.migrate_once(migrator).await {
                 Err(error) if is_lock_timeout(&error) => {
-                    tracing::info!(
-                        "the schema cannot be changed, or is changed by another process; it is tried again"
-                    );
+                    tracing::info!("a lock for the migration timed out; retrying");
                     tokio::time::sleep(LOCK_RETRY_DELAY).await;
                 }
                 done => return Ok(done?),
@@ -147,11 +145,11 @@ impl Store {
         match apply_migrations(migrator, &mut connection).await {
             // The first unknown migration. Those of a newer version come after all known ones.
             Err(MigrateError::VersionMissing(applied))
-                if migrator.iter().all(|known| known.version < applied) =>
+                if migrator.iter().all(|migration| migration.version < applied) =>
             {
                 tracing::warn!(
                     applied,
-                    "a newer version has migrated the database; this one goes on with what it knows"
+                    "the database has migrations of a newer version; continuing"
                 );
                 let mut known = Migrator::with_migrations(migrator.iter().cloned().collect());
                 known.set_ignore_missing(true);
@@ -189,13 +187,16 @@ impl Store {
 }
 
 /// Applies the missing migrations.
-async fn apply_migrations(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), MigrateError> {
-    for alone in migrator.iter().filter(|migration| migration.no_tx) {
-        migrator.run_direct(Some(alone.version - 1), connection, false).await?;
+async fn apply_migrations(
+    migrator: &Migrator,
+    connection: &mut PgConnection,
+) -> Result<(), MigrateError> {
+    for separate in migrator.iter().filter(|migration| migration.no_tx) {
+        migrator.run_direct(Some(separate.version - 1), connection, false).await?;
         // A concurrent index build blocks no statement while it waits, and a timeout would leave
         // the index invalid.
         sqlx::query("SET lock_timeout = 0").execute(&mut *connection).await?;
-        migrator.run_direct(Some(alone.version), connection, false).await?;
+        migrator.run_direct(Some(separate.version), connection, false).await?;
         sqlx::query("RESET lock_timeout").execute(&mut *connection).await?;
     }
     migrator.run_direct(None, connection, false).await

@@ -11,7 +11,6 @@ mod events;
 mod files;
 mod identity;
 mod keys;
-mod memory;
 mod messages;
 mod migrations;
 mod pages;
@@ -22,6 +21,7 @@ mod schedules;
 mod slack;
 mod states;
 mod subtasks;
+mod task_cache;
 mod tasks;
 mod usage;
 mod writes;
@@ -37,8 +37,8 @@ use construct_domain::{
 
 use crate::{
     Error, Idempotency, Model, ModelParameters, ModelProviderKind, NewAgent, NewEvent, NewModel,
-    NewModelProvider, NewTask, NewUserMessage, PricesSource, WriteOutput, Store, StoredEvent,
-    StoredMessage, StoredTask, Write, WriteOutcome, testing::Database,
+    NewModelProvider, NewTask, NewUserMessage, PricesSource, Store, StoredEvent, StoredMessage,
+    StoredTask, Write, WriteOutcome, WriteOutput, testing::Database,
 };
 
 const ORG: OrganizationId = OrganizationId::LOCAL;
@@ -157,12 +157,12 @@ impl Fixture {
         )
     }
 
-    async fn message(&self, task: TaskId, words: &str) -> StoredMessage {
-        self.message_as(task, words, false).await
+    async fn message(&self, task: TaskId, body: &str) -> StoredMessage {
+        self.message_as(task, body, false).await
     }
 
-    async fn message_as(&self, task: TaskId, words: &str, interrupts: bool) -> StoredMessage {
-        let new = NewUserMessage { id: message_id(), task, content: text(words), interrupts };
+    async fn message_as(&self, task: TaskId, body: &str, interrupts: bool) -> StoredMessage {
+        let new = NewUserMessage { id: message_id(), task, content: text(body), interrupts };
         applied(
             self.store
                 .message_create(&write(), new, rendered("message.created"))

@@ -49,7 +49,12 @@ impl Write {
     }
 
     /// The stored form of an event of this write.
-    pub(crate) fn to_stored_event(&self, stream: Uuid, sequence: u64, event: NewEvent) -> StoredEvent {
+    pub(crate) fn to_stored_event(
+        &self,
+        stream: Uuid,
+        sequence: u64,
+        event: NewEvent,
+    ) -> StoredEvent {
         StoredEvent {
             organization: self.organization,
             stream,

@@ -47,7 +47,7 @@ impl FileService for Api {
             name: spec.name,
             media_type: spec.media_type,
             size: spec.size,
-            expected: expected.map(|expected| *expected.as_bytes()),
+            expected_sha256: expected.map(|expected| *expected.as_bytes()),
             created_by: entry.name(),
             is_stored,
         };
@@ -315,7 +315,7 @@ fn show(file: &File) -> v1::File {
             name: file.name.clone(),
             media_type: file.media_type.clone(),
             size: file.size,
-            sha256: digits(file.expected),
+            sha256: digits(file.expected_sha256),
         }),
         status: Some(v1::FileStatus {
             state: state.into(),

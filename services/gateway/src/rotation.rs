@@ -305,7 +305,7 @@ async fn needed(
 }
 
 fn told(sealed: &SealedRows) -> String {
-    format!("{} of {} (`{}`)", sealed.count, sealed.what, sealed.key)
+    format!("{} of {} (`{}`)", sealed.count, sealed.table, sealed.key)
 }
 
 async fn list(keys: &KeyFile, kind: Option<Kind>, store: Option<&Store>) -> anyhow::Result<String> {
@@ -345,7 +345,7 @@ async fn list(keys: &KeyFile, kind: Option<Kind>, store: Option<&Store>) -> anyh
 }
 
 fn seals(sealed: &SealedRows) -> String {
-    format!("{} of {}", sealed.count, sealed.what)
+    format!("{} of {}", sealed.count, sealed.table)
 }
 
 fn entry(name: &str, kind: Option<Kind>, now: Timestamp) -> AuditEntry {

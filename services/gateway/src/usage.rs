@@ -73,7 +73,7 @@ fn shown(row: &UsageRow) -> v1::UsageRow {
             shown.usage = Some(convert::usage(&usage));
         }
         UsageTotals::Tools { calls, failed, micros } => {
-            shown.tool.clone_from(&row.cursor.what);
+            shown.tool.clone_from(&row.cursor.item);
             (shown.calls, shown.failed, shown.duration_ms) = (calls, failed, micros / 1000);
         }
     }

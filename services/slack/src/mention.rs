@@ -154,11 +154,11 @@ async fn process(shared: &Shared, mut mention: Mention, lease_guard: LeaseGuard)
         Ok(Disposition::Finished(state)) => finish(&mut mention, state, None),
         Ok(Disposition::SubtasksActive(delay)) => {
             finish(&mut mention, MentionState::Answered, None);
-            (mention.failures, mention.next_look) = (0, Some(now + delay));
+            (mention.failures, mention.next_wake) = (0, Some(now + delay));
         }
         Ok(Disposition::Requeued(delay)) => {
             mention.failures = 0;
-            mention.next_look = Some(now + delay);
+            mention.next_wake = Some(now + delay);
         }
         Err(Error::LeaseLost) => return,
         Err(Error::Retryable { reason, retry_after }) if mention.failures < MAX_FAILURES => {
@@ -166,7 +166,7 @@ async fn process(shared: &Shared, mut mention: Mention, lease_guard: LeaseGuard)
             let backoff = MIN_RETRY_DELAY
                 .saturating_mul(1 << mention.failures.clamp(1, 7) >> 1)
                 .min(MAX_RETRY_DELAY);
-            mention.next_look = Some(now + backoff.max(retry_after.unwrap_or_default()));
+            mention.next_wake = Some(now + backoff.max(retry_after.unwrap_or_default()));
             if mention.failures == 1 {
                 tracing::warn!(
                     channel = mention.key.channel,
@@ -206,7 +206,7 @@ async fn process(shared: &Shared, mut mention: Mention, lease_guard: LeaseGuard)
                     if mention.failures < MAX_FAILURES =>
                 {
                     mention.failures += 1;
-                    mention.next_look = Some(now + retry_after.unwrap_or(MAX_RETRY_DELAY));
+                    mention.next_wake = Some(now + retry_after.unwrap_or(MAX_RETRY_DELAY));
                     mention.error = Some(reason);
                 }
                 Err(error) => {
@@ -224,7 +224,7 @@ async fn process(shared: &Shared, mut mention: Mention, lease_guard: LeaseGuard)
 
 fn finish(mention: &mut Mention, state: MentionState, error: Option<String>) {
     mention.state = state;
-    mention.next_look = None;
+    mention.next_wake = None;
     mention.request = None;
     mention.error = error;
 }

@@ -4,8 +4,8 @@ use construct_domain::{FileId, OrganizationId};
 use jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
-use super::{File, FileState, MAX_PARTS, Row, ENTITY, reload, removal, select};
-use crate::{Error, WriteOutput, Store, Write, time};
+use super::{ENTITY, File, FileState, MAX_PARTS, Row, reload, removal, select};
+use crate::{Error, Store, Write, WriteOutput, time};
 
 /// How long a gateway may process a file before another one takes over. Longer than the check of
 /// the largest file takes.
@@ -143,7 +143,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_claim(&self, id: FileId, now: Timestamp) -> Result<Option<ClaimedFile>, Error> {
+    pub async fn file_claim(
+        &self,
+        id: FileId,
+        now: Timestamp,
+    ) -> Result<Option<ClaimedFile>, Error> {
         let mut transaction = self.pool.begin().await?;
         let claimed = sqlx::query!(
             "UPDATE files SET claimed_until = $3 WHERE id = $1 AND state = 'checking' AND claimed_until <= $2",

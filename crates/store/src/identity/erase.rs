@@ -66,7 +66,8 @@ pub(crate) const TABLES: [(&str, &str); 40] = [
 /// not searched.
 const REMOVED_WITH_TASKS: &str = "";
 const BY_ORGANIZATION: &str = "organization_id = $1";
-const BY_SLACK_TEAM: &str = "team IN (SELECT team FROM slack_installations WHERE organization_id = $1)";
+const BY_SLACK_TEAM: &str =
+    "team IN (SELECT team FROM slack_installations WHERE organization_id = $1)";
 
 /// How long the scanner has to end scans and remove their files. Without a running scanner, erasure
 /// proceeds after it.
@@ -80,7 +81,7 @@ const TASK_BATCH: i64 = 10;
 /// minutes.
 const ERASED_TASK_RETENTION: SignedDuration = SignedDuration::from_hours(90 * 24);
 
-/// Its phase.
+/// The progress of an erasure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErasureProgress {
     /// There may be more to remove immediately.
@@ -158,13 +159,12 @@ impl Store {
         let part = Part { organization: row.id, limit: i64::from(limit), now };
         let connection = &mut *transaction;
         part.cancel_scans(connection).await?;
-        let goes = part.delete_tasks(connection, &mut counts).await?;
-        let waits = !goes
-            && (part.has_tasks(connection).await?
-                || part.has_scans(connection, &row).await?);
-        let goes = goes || !waits && part.events(connection, &mut counts).await?;
-        let goes = goes || !waits && part.tables(connection, &mut counts).await?;
-        if goes || waits {
+        let has_more = part.delete_tasks(connection, &mut counts).await?;
+        let is_blocked = !has_more
+            && (part.has_tasks(connection).await? || part.has_scans(connection, &row).await?);
+        let has_more = has_more || !is_blocked && part.events(connection, &mut counts).await?;
+        let has_more = has_more || !is_blocked && part.tables(connection, &mut counts).await?;
+        if has_more || is_blocked {
             sqlx::query!(
                 "UPDATE organizations SET erasing_looked_at = $2, erased = $3 WHERE id = $1",
                 row.id,
@@ -174,15 +174,18 @@ impl Store {
             .execute(&mut *connection)
             .await?;
             transaction.commit().await?;
-            return Ok(Some(if waits {
+            return Ok(Some(if is_blocked {
                 ErasureProgress::Blocked(organization)
             } else {
                 ErasureProgress::More(organization)
             }));
         }
-        sqlx::query!("DELETE FROM erased_tasks WHERE erased_at < $1", sql(now - ERASED_TASK_RETENTION) as _)
-            .execute(&mut *connection)
-            .await?;
+        sqlx::query!(
+            "DELETE FROM erased_tasks WHERE erased_at < $1",
+            sql(now - ERASED_TASK_RETENTION) as _
+        )
+        .execute(&mut *connection)
+        .await?;
         // The content in the folder is removed shortly after the rows.
         file::record_organization_removal(&mut *connection, organization, now).await?;
         record.organization = OrganizationId::LOCAL;
@@ -299,11 +302,7 @@ impl Part {
         .await?)
     }
 
-    async fn has_scans(
-        &self,
-        connection: &mut PgConnection,
-        row: &Row,
-    ) -> Result<bool, Error> {
+    async fn has_scans(&self, connection: &mut PgConnection, row: &Row) -> Result<bool, Error> {
         if row.erasing_since + SCAN_GRACE_PERIOD < self.now {
             return Ok(false);
         }
@@ -376,7 +375,8 @@ impl Part {
         counts: &mut Counts,
     ) -> Result<bool, Error> {
         let mut left = self.limit;
-        for (table, found_by) in TABLES.into_iter().filter(|(_, found_by)| *found_by != REMOVED_WITH_TASKS)
+        for (table, found_by) in
+            TABLES.into_iter().filter(|(_, found_by)| *found_by != REMOVED_WITH_TASKS)
         {
             // The names are constants of this file. One statement serves all tables, so it cannot
             // be checked at compile time.

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{list_by_time, parse_role};
 use crate::{
-    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput,
     write::{Writer, begin},
 };
 
@@ -31,7 +31,7 @@ pub struct Invitation {
     pub accepted_by: Option<UserId>,
     /// The deadline for accepting it.
     pub expires_at: Timestamp,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,

@@ -9,10 +9,10 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{list_by_time, parse_role, scope_names, parse_scopes};
+use super::{list_by_time, parse_role, parse_scopes, scope_names};
 use crate::{
-    Audit, AuditEntry, Cursor, Error, Key, Limits, Page, WriteOutput, Store, Write, WriteOutcome, audit,
-    text,
+    Audit, AuditEntry, Cursor, Error, Key, Limits, Page, Store, Write, WriteOutcome, WriteOutput,
+    audit, text,
     time::{self, from_sql_option, sql_option},
     write::{Writer, begin},
 };
@@ -391,7 +391,7 @@ impl Store {
         sqlx::query_scalar!("SELECT id FROM organizations WHERE id = $1 FOR UPDATE", local.uuid())
             .fetch_one(&mut *transaction)
             .await?;
-        let there = sqlx::query_scalar!(
+        let existing = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT 1 FROM api_keys k
                    JOIN members m ON m.organization_id = k.organization_id AND m.user_id = k.user_id AND m.role = 'owner'
                    WHERE k.organization_id = $1 AND k.role = 'owner' AND k.revoked_at IS NULL AND 'admin' = ANY (k.scopes)
@@ -401,7 +401,7 @@ impl Store {
         )
         .fetch_one(&mut *transaction)
         .await?;
-        if there {
+        if existing {
             return Ok(false);
         }
         api_key_insert(&mut transaction, local, new, now).await?;

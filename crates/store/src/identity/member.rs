@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{list_by_time, parse_role};
 use crate::{
-    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput,
     write::{Writer, begin},
 };
 
@@ -25,9 +25,9 @@ pub struct Member {
     pub email: String,
     /// Their role.
     pub role: Role,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
-    /// The start.
+    /// When they became a member.
     pub created_at: Timestamp,
     /// When their role last changed.
     pub updated_at: Timestamp,

@@ -4,9 +4,9 @@ use construct_domain::{OrganizationId, UserId, access::Role};
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use super::{NewSetupCode, list_by_time, key::setup_code_insert, parse_role};
+use super::{NewSetupCode, key::setup_code_insert, list_by_time, parse_role};
 use crate::{
-    Cursor, Error, Key, Page, WriteOutput, Store, Write, WriteOutcome, text,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput, text,
     write::{WriteStart, Writer, begin, write_begin_in},
 };
 
@@ -17,7 +17,7 @@ const ENTITY: &str = "organization";
 pub struct Organization {
     /// Its id.
     pub id: OrganizationId,
-    /// The organization it belongs to.
+    /// Its kind.
     pub kind: OrganizationKind,
     /// Shown to people.
     pub name: String,
@@ -27,7 +27,7 @@ pub struct Organization {
     pub avatar_url: String,
     /// The caller's role in it.
     pub role: Role,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -287,7 +287,7 @@ impl Store {
     /// itself, or to the operator's.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Kept`] for a personal one and the operator's.
+    /// [`Error::NotFound`], [`Error::PermanentOrganization`] for a personal one and the operator's.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn organization_delete(
         &self,

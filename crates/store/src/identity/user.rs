@@ -53,7 +53,7 @@ impl Store {
         entry: Option<AuditEntry>,
         now: Timestamp,
     ) -> Result<(UserId, OrganizationId), Error> {
-        let known = sqlx::query!(
+        let stored = sqlx::query!(
             r#"SELECT u.id, o.id AS personal, u.email, u.email_verified, u.name,
                     (u.email_verified AND EXISTS (SELECT 1 FROM invitations i
                         WHERE i.email = u.email AND i.state = 'pending' AND i.expires_at > $3)) AS "invited!"
@@ -69,21 +69,21 @@ impl Store {
         profile.name = text::clean(&profile.name).into_owned();
         // Missing claims keep their previous values: access tokens often have fewer claims than ID
         // tokens.
-        if let Some(known) = &known {
+        if let Some(stored) = &stored {
             if profile.email.is_empty() {
                 (profile.email, profile.email_verified) =
-                    (known.email.clone(), known.email_verified);
+                    (stored.email.clone(), stored.email_verified);
             }
             if profile.name.is_empty() {
-                profile.name.clone_from(&known.name);
+                profile.name.clone_from(&stored.name);
             }
         }
-        if let Some(known) = known
-            && !known.invited
-            && (known.email.as_str(), known.email_verified, known.name.as_str())
+        if let Some(stored) = stored
+            && !stored.invited
+            && (stored.email.as_str(), stored.email_verified, stored.name.as_str())
                 == (profile.email.as_str(), profile.email_verified, profile.name.as_str())
         {
-            return Ok((UserId::from_uuid(known.id), OrganizationId::from_uuid(known.personal)));
+            return Ok((UserId::from_uuid(stored.id), OrganizationId::from_uuid(stored.personal)));
         }
         let mut transaction = self.pool.begin().await?;
         let user = sqlx::query_scalar!(

@@ -7,7 +7,7 @@ use construct_domain::{
 };
 
 use crate::{
-    Error, NewUserMessage, WriteOutput, Store, StoredMessage, Write, WriteOutcome,
+    Error, NewUserMessage, Store, StoredMessage, Write, WriteOutcome, WriteOutput,
     event::to_u64,
     message::write::accepted_message,
     task::rewind::{message_in_transcript, position},
@@ -76,8 +76,10 @@ impl Store {
         .await
         .map_err(Error::from_write)?;
         let new = NewUserMessage { id: new, task, content, interrupts: false };
-        let entity =
-            StoredMessage { replaces: Some(id), ..accepted_message(write, new, row.intents, json)? };
+        let entity = StoredMessage {
+            replaces: Some(id),
+            ..accepted_message(write, new, row.intents, json)?
+        };
         writer.finish_on_task(task, to_u64(row.event_sequence), entity, render).await
     }
 }

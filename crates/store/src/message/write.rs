@@ -14,7 +14,8 @@ use construct_domain::{
 };
 
 use crate::{
-    Error, NewEvent, NewUserMessage, QUEUE_LIMIT, WriteOutput, Store, StoredMessage, Write, WriteOutcome,
+    Error, NewEvent, NewUserMessage, QUEUE_LIMIT, Store, StoredMessage, Write, WriteOutcome,
+    WriteOutput,
     event::{to_i64, to_u64},
     message::{ENTITY, select},
     text, time,
@@ -40,7 +41,8 @@ impl Store {
         let entity = accepted_message(write, new, 0, content.clone())?;
         let WriteOutput { event, response } = render(&entity);
         if write.idempotency.is_none() {
-            let audit = write.audit.as_ref().map_or(Ok(no_entries()), |audit| audit.rows(&response))?;
+            let audit =
+                write.audit.as_ref().map_or(Ok(no_entries()), |audit| audit.rows(&response))?;
             let written = insert(&self.pool, write, entity, content, event, audit).await?;
             if let Some(audit) = &write.audit {
                 audit.mark_written();
@@ -253,7 +255,10 @@ async fn message_lock(writer: &mut Writer<'_>, id: MessageId) -> Result<(TaskId,
 
 /// The message, if it is still queued. Call after locking its task, so that it cannot change
 /// between read and write.
-async fn message_get_queued(writer: &mut Writer<'_>, id: MessageId) -> Result<StoredMessage, Error> {
+async fn message_get_queued(
+    writer: &mut Writer<'_>,
+    id: MessageId,
+) -> Result<StoredMessage, Error> {
     let message = message_by_id(writer, id).await?;
     if message.position.is_some() || message.processed_at.is_some() {
         Err(Error::NotQueued)

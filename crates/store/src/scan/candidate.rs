@@ -5,8 +5,8 @@ use jiff::Timestamp;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{CandidateState, Scan, ENTITY as SCAN, intent::scan_reload, scans};
-use crate::{Error, WriteOutput, Store, Write, WriteOutcome, text, time, write::begin};
+use super::{CandidateState, ENTITY as SCAN, Scan, intent::scan_reload, scans};
+use crate::{Error, Store, Write, WriteOutcome, WriteOutput, text, time, write::begin};
 
 const ENTITY: &str = "candidate";
 
@@ -43,11 +43,11 @@ pub struct Candidate {
     pub edited: bool,
     /// The last reviewer; empty before the first review.
     pub reviewed_by: String,
-    /// The time.
+    /// When it was last reviewed.
     pub reviewed_at: Option<Timestamp>,
     /// The hand-over that it is part of.
     pub hand_over: Option<HandOverId>,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was proposed.
     pub created_at: Timestamp,
@@ -372,7 +372,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn hand_over_mark_published(&self, id: HandOverId, now: Timestamp) -> Result<(), Error> {
+    pub async fn hand_over_mark_published(
+        &self,
+        id: HandOverId,
+        now: Timestamp,
+    ) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE scan_hand_overs SET told_at = $2 WHERE id = $1 AND told_at IS NULL",
             id.uuid(),

@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use super::{ScanCredential, ScanHost};
 use crate::{
-    Cursor, Error, Key, Keyring, Page, WriteOutput, ResealReport, SealError, SealedSecret, Store, Write,
-    WriteOutcome, model_provider::reseal, time, write::begin,
+    Cursor, Error, Key, Keyring, Page, ResealReport, SealError, SealedSecret, Store, Write,
+    WriteOutcome, WriteOutput, model_provider::reseal, time, write::begin,
 };
 
 const ENTITY: &str = "connection";
@@ -29,7 +29,7 @@ pub struct ScanConnection {
     pub credential: ScanCredential,
     /// The credential, sealed for the connection's id.
     pub sealed: SealedSecret,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -225,7 +225,7 @@ impl Store {
         Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// Deletes a connection. The entity in the result is what it was.
+    /// Deletes a connection. The entity in the result is the connection before the deletion.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InUse`] while an unfinished scan uses it.

@@ -3,9 +3,9 @@
 use construct_domain::{OrganizationId, ScanConnectionId, ScanId};
 use jiff::Timestamp;
 
-use super::{Scan, ScanEvent, ScanKind, ScanLimits, ScanPhase, ENTITY, scans};
+use super::{ENTITY, Scan, ScanEvent, ScanKind, ScanLimits, ScanPhase, scans};
 use crate::{
-    Error, Key, Page, WriteOutput, SealedSecret, Store, Write, WriteOutcome, text, time,
+    Error, Key, Page, SealedSecret, Store, Write, WriteOutcome, WriteOutput, text, time,
     write::{Writer, begin},
 };
 

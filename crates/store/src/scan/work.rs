@@ -162,7 +162,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_extend_lease(&self, scan: &Scan, until: Timestamp) -> Result<LeaseState, Error> {
+    pub async fn scan_extend_lease(
+        &self,
+        scan: &Scan,
+        until: Timestamp,
+    ) -> Result<LeaseState, Error> {
         let cancel = sqlx::query_scalar!(
             r#"UPDATE scans SET leased_until = $4 WHERE organization_id = $1 AND id = $2 AND lease = $3
              RETURNING cancel_requested_at IS NOT NULL AS "cancel!""#,

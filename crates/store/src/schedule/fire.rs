@@ -11,9 +11,10 @@ use sqlx::{Acquire as _, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::{
-    Error, NewEvent, QUEUE_LIMIT, Schedule, Store, StoredEvent, StoredMessage, StoredTask, ScheduleTarget,
+    Error, NewEvent, QUEUE_LIMIT, Schedule, ScheduleTarget, Store, StoredEvent, StoredMessage,
+    StoredTask,
     event::{to_i64, to_u64},
-    schedule::{RUN_HISTORY_LIMIT, RunOutcome, room::exhausted_quota, select},
+    schedule::{RUN_HISTORY_LIMIT, RunOutcome, quota_check::exhausted_quota, select},
     task::write::task_read,
     text,
     time::{micros, sql, sql_option},
@@ -83,13 +84,15 @@ impl Store {
         );
         let Some(row) = row.fetch_optional(&mut *transaction).await? else { return Ok(None) };
         let id = row.id;
-        *after = row.next_run.map(|at| DueSchedule { at: at.into(), schedule: ScheduleId::from_uuid(id) });
+        *after = row
+            .next_run
+            .map(|at| DueSchedule { at: at.into(), schedule: ScheduleId::from_uuid(id) });
         let schedule: Schedule = match row.try_into() {
             Ok(schedule) => schedule,
             // It would stay the first due schedule, and block all others.
             Err(error) => {
                 let error: Error = error;
-                tracing::error!(schedule = %id, error = &error as &dyn std::error::Error, "a schedule cannot be read; it is stopped");
+                tracing::error!(schedule = %id, error = &error as &dyn std::error::Error, "schedule is unreadable; stopping it");
                 sqlx::query!(
                     "UPDATE schedules SET next_run = NULL, last_error = $2, revision = revision + 1, updated_at = $3 WHERE id = $1",
                     id,
@@ -160,9 +163,9 @@ async fn create_run(
     if !record_run(transaction, schedule, due, RunOutcome::Sent, None, now).await? {
         return Ok(());
     }
-    if let Some(words) = exhausted_quota(transaction, schedule, now).await? {
-        record_failure(transaction, schedule, due, &words).await?;
-        fired.failures.push(words);
+    if let Some(reason) = exhausted_quota(transaction, schedule, now).await? {
+        record_failure(transaction, schedule, due, &reason).await?;
+        fired.failures.push(reason);
         return Ok(());
     }
     let mut part = transaction.begin().await?;
@@ -184,9 +187,9 @@ async fn create_run(
         Err(error) if error.is_retryable() => return Err(error),
         Err(error) => {
             part.rollback().await?;
-            let words = error.to_string();
-            record_failure(transaction, schedule, due, &words).await?;
-            fired.failures.push(words);
+            let reason = error.to_string();
+            record_failure(transaction, schedule, due, &reason).await?;
+            fired.failures.push(reason);
         }
     }
     Ok(())
@@ -197,13 +200,13 @@ async fn record_failure(
     connection: &mut PgConnection,
     schedule: &Schedule,
     due: Timestamp,
-    words: &str,
+    reason: &str,
 ) -> Result<(), Error> {
     sqlx::query!(
         "UPDATE schedule_runs SET outcome = 'failed', error = $3 WHERE schedule_id = $1 AND due = $2",
         schedule.id.uuid(),
         sql(due) as _,
-        words,
+        reason,
     )
     .execute(connection)
     .await?;
@@ -344,7 +347,8 @@ async fn send_message(
     .map_err(Error::from_write)?;
     let sequence = to_u64(row.event_sequence);
     events.push(
-        store_event(connection, organization, task, sequence, (run_events.message)(&message), now).await?,
+        store_event(connection, organization, task, sequence, (run_events.message)(&message), now)
+            .await?,
     );
     Ok(SentRun { task, message: message.id, events })
 }

@@ -7,7 +7,8 @@ use construct_domain::{
 use jiff::Timestamp;
 
 use crate::{
-    Error, NewSchedule, WriteOutput, Schedule, ScheduleChanges, Store, ScheduleTarget, Write, WriteOutcome,
+    Error, NewSchedule, Schedule, ScheduleChanges, ScheduleTarget, Store, Write, WriteOutcome,
+    WriteOutput,
     schedule::{ENTITY, select},
     text,
     time::sql_option,

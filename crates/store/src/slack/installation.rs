@@ -136,7 +136,10 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_sealed_with_other_keys(&self, key_id: &str) -> Result<Vec<Installation>, Error> {
+    pub async fn slack_sealed_with_other_keys(
+        &self,
+        key_id: &str,
+    ) -> Result<Vec<Installation>, Error> {
         let rows = sqlx::query_as!(
             Row,
             "SELECT team, organization_id, team_name, bot_user, installed_by, agent, key_id, key_nonce, key_ciphertext,
@@ -297,7 +300,11 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_state_put(&self, new: &NewInstallState, now: Timestamp) -> Result<(), Error> {
+    pub async fn slack_state_put(
+        &self,
+        new: &NewInstallState,
+        now: Timestamp,
+    ) -> Result<(), Error> {
         sqlx::query!("DELETE FROM slack_states WHERE expires_at < $1", time::sql(now) as _)
             .execute(&self.pool)
             .await?;

@@ -82,7 +82,7 @@ pub struct Mention {
     pub user: String,
     /// The event that Slack sent; null once it was deleted.
     pub event: Value,
-    /// Its phase.
+    /// Its state.
     pub state: MentionState,
     /// The request to the gateway; stored before it is sent.
     pub request: Option<Vec<u8>>,
@@ -97,7 +97,7 @@ pub struct Mention {
     /// Why it failed.
     pub error: Option<String>,
     /// When it is due; none when it is over.
-    pub next_look: Option<Timestamp>,
+    pub next_wake: Option<Timestamp>,
     /// The number of its current lease.
     pub lease: i64,
 }
@@ -169,7 +169,7 @@ impl TryFrom<Row> for Mention {
             file: row.file,
             failures: row.failures,
             error: row.error,
-            next_look: time::from_sql_option(row.next_look),
+            next_wake: time::from_sql_option(row.next_look),
             lease: row.lease,
         })
     }
@@ -276,7 +276,7 @@ impl Store {
     pub async fn slack_mention_save(
         &self,
         mention: &Mention,
-        let_go: bool,
+        release: bool,
         now: Timestamp,
     ) -> Result<(), Error> {
         let key = &mention.key;
@@ -296,8 +296,8 @@ impl Store {
             mention.file,
             mention.failures,
             text::clean_option(mention.error.as_deref()),
-            time::sql_option(mention.next_look) as _,
-            let_go,
+            time::sql_option(mention.next_wake) as _,
+            release,
             time::sql(now) as _,
         )
         .execute(&self.pool)
@@ -392,7 +392,10 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_for_approvals(&self, task: &str) -> Result<Option<MentionKey>, Error> {
+    pub async fn slack_mention_for_approvals(
+        &self,
+        task: &str,
+    ) -> Result<Option<MentionKey>, Error> {
         // Ids of messages increase with time.
         let key = sqlx::query_as!(
             MentionKey,

@@ -112,7 +112,12 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_post_done(&self, place: &ThreadKey, key: &str, ts: &str) -> Result<(), Error> {
+    pub async fn slack_post_done(
+        &self,
+        place: &ThreadKey,
+        key: &str,
+        ts: &str,
+    ) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE slack_posts SET ts = $5 WHERE team = $1 AND channel = $2 AND thread = $3 AND key = $4",
             place.team,

@@ -23,51 +23,51 @@ use crate::{
     event::{to_i64, to_u64},
     task::statement::{Row, statement},
     text,
-    time::{micros, from_sql_option, sql, sql_option},
+    time::{from_sql_option, micros, sql, sql_option},
     usage::LedgerRow,
 };
 
-/// Everything one decision changes. See [`TaskCommit::new`].
+/// Everything that one decision changes. See [`TaskCommit::new`].
 #[derive(Debug, Clone)]
 pub struct TaskCommit<'a> {
-    /// What was decided from.
+    /// The task that the decision was made from.
     pub before: &'a LoadedTask,
-    /// The new state. The agent, the limit of turns and whether it is suspended or titled are not
-    /// written: they are people's. A cancel or rewind is cleared when there was one and there is
-    /// none now, and no newer one came meanwhile.
+    /// The new state. The agent, the limit of turns, `suspend` and `titled` are not written,
+    /// because users own them. A cancel or rewind is cleared if it is gone from the state and no
+    /// newer one was requested meanwhile.
     pub task: &'a Task,
-    /// The queued message that enters the transcript, and its place.
+    /// The queued message that enters the transcript, and its position.
     pub admitted: Option<(MessageId, i64)>,
-    /// What the transcript gets besides.
+    /// Further messages of the transcript.
     pub appended: Vec<AppendedMessage>,
     /// The user message whose turn ended; never the admitted one.
     pub ended_message: Option<EndedMessage>,
-    /// Drop the messages that were queued when the cancel or rewind was asked for, with these words
-    /// as their error. Those that came later stay, and the task is looked at again at once for
-    /// their sake.
+    /// Drop the messages that were queued when the cancel or rewind was requested, with this text
+    /// as their error. Later ones stay, and the task is reconciled again immediately because of
+    /// them.
     pub drop_queued: Option<String>,
-    /// Put the transcript aside from this place on, with what is appended here.
+    /// Supersede the transcript from this position on, including what this commit appends.
     pub rewind_from: Option<i64>,
-    /// Show this in the place of the transcript's older part.
+    /// The new compaction of the transcript.
     pub compaction: Option<ContextCompaction>,
-    /// What steps used. A step that was booked before is passed over.
+    /// Usage of steps. A step that was booked before is skipped.
     pub usage: Vec<StepUsage>,
-    /// The step whose reservation is over: what [`TaskCommit::usage`] costs is spent, the rest is
-    /// free again.
+    /// The step whose reservation is settled: the cost of [`TaskCommit::usage`] is spent, the rest
+    /// is released.
     pub settled_step: Option<StepId>,
-    /// What has to be set aside for the step that starts.
+    /// The reservation of the step that starts.
     pub reservation: Option<StepReservation>,
     /// Calls to add, by tool.
     pub tool_uses: BTreeMap<String, i64>,
-    /// A title; taken unless the task got one meanwhile.
+    /// A title; ignored if the task got one meanwhile.
     pub title: Option<String>,
-    /// The trace of the turn that begins; None leaves the last one.
+    /// The trace of the turn that begins; none leaves the last one.
     pub trace_id: Option<String>,
-    /// What people are asked from now on.
+    /// Approvals to request.
     pub new_approvals: Vec<NewApproval>,
-    /// Questions that are over. What a person has decided stays decided.
+    /// Approvals to close. Decided ones stay decided.
     pub closed_approvals: Vec<ClosedApproval>,
-    /// To be stored in the task's stream, in order.
+    /// Events to store in the task's stream, in order.
     pub events: Vec<NewEvent>,
     /// The time of the decision.
     pub now: Timestamp,
@@ -78,7 +78,7 @@ pub struct TaskCommit<'a> {
 pub struct AppendedMessage {
     /// Its id.
     pub id: MessageId,
-    /// Its place in the transcript.
+    /// Its position in the transcript.
     pub position: i64,
     /// The sender.
     pub source: Source,
@@ -92,15 +92,15 @@ pub struct AppendedMessage {
     pub step: Option<StepId>,
 }
 
-/// A question to people.
+/// An approval to request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewApproval {
-    /// Its id. One about the same call of the same execution with other arguments keeps the id it
-    /// has.
+    /// Its id. An existing approval of the same call of the same step with other arguments keeps
+    /// its id.
     pub id: ApprovalId,
     /// The step that runs the script.
     pub step: StepId,
-    /// What is asked.
+    /// The call that needs the approval.
     pub request: ApprovalRequest,
     /// The deadline for a decision.
     pub expires_at: Timestamp,
@@ -109,37 +109,37 @@ pub struct NewApproval {
 /// A user message whose turn ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndedMessage {
-    /// Its key.
+    /// The message.
     pub message: MessageId,
     /// Why the turn failed, if it did.
     pub error: Option<String>,
 }
 
-/// A commit that is done.
+/// The result of a commit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommittedTask {
-    /// What guards the next commit.
+    /// The version, which guards the next commit.
     pub version: i64,
     /// The task's revision.
     pub revision: i64,
     /// Sequence of the commit's first event; the others follow it with no gap. Without events, the
     /// sequence the next one will have.
     pub first_event_sequence: u64,
-    /// When to look again. Earlier than the decision wanted when messages outlived a cancel.
+    /// When the next reconcile is due. Earlier than decided if queued messages survived a cancel.
     pub next_wake: Option<Timestamp>,
-    /// Whether somebody asked for something since the task was loaded: look again at once.
+    /// Whether there are new intents since the task was loaded: reconcile again immediately.
     pub has_new_intents: bool,
-    /// The task as it is now, so that the next decision need not load it. None where a commit does
-    /// not tell everything: when people asked for something meanwhile, when people are to be asked
-    /// something, when scripts are put away, or when a budget applies.
+    /// The task after the commit, so that the next decision need not load it. None when the commit
+    /// does not determine it completely: with new intents, open approvals, suspended scripts, or an
+    /// applicable budget.
     ///
-    /// What changes after this is noticed: the commit of a decision that was made from it fails
-    /// with [`Error::Conflict`].
+    /// Later changes are detected: the commit of a decision that was made from it fails with
+    /// [`Error::Conflict`].
     pub cached_task: Option<Box<LoadedTask>>,
 }
 
 impl<'a> TaskCommit<'a> {
-    /// A commit of the state alone.
+    /// A commit of only the state.
     pub fn new(before: &'a LoadedTask, task: &'a Task, now: Timestamp) -> Self {
         Self {
             before,
@@ -163,36 +163,42 @@ impl<'a> TaskCommit<'a> {
         }
     }
 
-    /// The task as the commit left it, where that is known.
+    /// The task after the commit, if the commit determines it completely.
     fn cached_task(&self, row: &Row) -> Option<Box<LoadedTask>> {
-        let looks = self
+        let is_suspended = self
             .task
             .step
             .as_ref()
             .is_some_and(|step| matches!(step.state, StepState::Suspended { .. }));
-        let asks = self.changes_queue_or_approvals() || looks || !self.task.approvals.is_empty();
+        let is_undetermined =
+            self.changes_queue_or_approvals() || is_suspended || !self.task.approvals.is_empty();
         let before = self.before;
         if row.has_new_intents
-            || asks
+            || is_undetermined
             || before.drop_intent().is_some()
             || before.cost_inputs.is_some()
         {
             return None;
         }
-        let made = self.title.as_ref().filter(|_| !before.task.titled);
-        let titled = self.task.titled || made.is_some();
+        let new_title = self.title.as_ref().filter(|_| !before.task.titled);
+        let titled = self.task.titled || new_title.is_some();
         let (base, transcript, queued) =
             (before.task.context.base, row.transcript_tokens, row.queued_tokens);
         let context = Context { base, transcript, queued, ..self.task.context.clone() };
         Some(Box::new(LoadedTask {
-            task: Task { titled, next_wake: from_sql_option(row.next_wake), context, ..self.task.clone() },
+            task: Task {
+                titled,
+                next_wake: from_sql_option(row.next_wake),
+                context,
+                ..self.task.clone()
+            },
             queued: row.queued.map(|message| QueuedMessage {
                 message: MessageId::from_uuid(message),
                 interrupts: row.queued_interrupts,
             }),
             version: row.version,
             intents_seen: before.intents,
-            title: made.unwrap_or(&before.title).clone(),
+            title: new_title.unwrap_or(&before.title).clone(),
             phase_since: if self.task.phase == before.task.phase {
                 before.phase_since
             } else {
@@ -207,8 +213,8 @@ impl<'a> TaskCommit<'a> {
         }))
     }
 
-    /// Whether the transcript is rewound or compacted, or queued messages or questions to people
-    /// change.
+    /// Whether the commit rewinds or compacts the transcript, or changes queued messages or
+    /// approvals.
     fn changes_queue_or_approvals(&self) -> bool {
         self.drop_queued.is_some()
             || self.rewind_from.is_some()
@@ -218,7 +224,7 @@ impl<'a> TaskCommit<'a> {
     }
 }
 
-/// A message as the statement reads it from JSON.
+/// A message, as the statement reads it from JSON.
 #[derive(Serialize)]
 struct MessageRow<'a> {
     id: Uuid,
@@ -247,7 +253,7 @@ impl<'a> From<&'a AppendedMessage> for MessageRow<'a> {
     }
 }
 
-/// A question as the statement reads it from JSON.
+/// A new approval, as the statement reads it from JSON.
 #[derive(Serialize)]
 struct NewApprovalRow<'a> {
     id: Uuid,
@@ -280,7 +286,7 @@ impl<'a> From<&'a NewApproval> for NewApprovalRow<'a> {
     }
 }
 
-/// The end of a question as the statement reads it from JSON.
+/// A closed approval, as the statement reads it from JSON.
 #[derive(Serialize)]
 struct ClosedApprovalRow<'a> {
     id: Uuid,
@@ -294,7 +300,7 @@ impl<'a> From<&'a ClosedApproval> for ClosedApprovalRow<'a> {
     }
 }
 
-/// A compaction as the statement reads it from JSON.
+/// A compaction, as the statement reads it from JSON.
 #[derive(Serialize)]
 struct CompactionRow<'a> {
     through: i64,
@@ -318,30 +324,32 @@ impl<'a> From<&'a ContextCompaction> for CompactionRow<'a> {
     }
 }
 
-/// What the statement is given besides what stands in the commit as it is.
+/// The encoded parameters of the statement.
 struct StatementParameters {
     turn: Option<Value>,
     step: Option<Value>,
     appended: Value,
     tool_uses: Value,
-    asked: Value,
-    closed: Value,
-    compacted: Value,
+    new_approvals: Value,
+    closed_approvals: Value,
+    compaction: Value,
 }
 
 impl Store {
     /// Commits a decision: one statement, one round trip, all or nothing.
     ///
-    /// The version guards it: of two reconcilers that decided from the same state one wins. What
-    /// people ask for meanwhile does not raise the version; it is in columns this does not write,
-    /// and in `intents`, which this only notes as seen as far as it was read. So a commit is never
-    /// lost to a message that arrives, and no intent to a commit.
+    /// # Concurrency
+    ///
+    /// The version guards the commit: of two reconcilers that decided from the same state one wins.
+    /// Concurrent intents do not increment the version. They are in columns that the commit does
+    /// not write, and in `intents`, of which the commit only marks those as seen that were read. So
+    /// a commit never fails because of an arriving message, and a commit never loses an intent.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when a budget has not got what is to be reserved: nothing was written,
-    /// decide otherwise. [`Error::Conflict`] when the task has another version, is gone, or is not
-    /// what was remembered of it ([`Committed::left`]): nothing was written, load and decide again.
-    /// [`Error::Unavailable`]: nothing is known; loading again shows what became of it.
+    /// [`Error::Exhausted`] when a budget cannot cover the reservation: nothing was written, decide
+    /// without it. [`Error::Conflict`] when the task has another version, was purged, or differs
+    /// from the cached one ([`CommittedTask::cached_task`]): nothing was written, load and decide
+    /// again. [`Error::Unavailable`]: the outcome is unknown, and loading the task shows it.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_commit(&self, mut commit: TaskCommit<'_>) -> Result<CommittedTask, Error> {
         let parameters = StatementParameters {
@@ -351,16 +359,20 @@ impl Store {
                 &commit.appended.iter().map(MessageRow::from).collect::<Vec<_>>(),
             )?,
             tool_uses: text::json(&commit.tool_uses)?,
-            asked: text::json(&commit.new_approvals.iter().map(NewApprovalRow::from).collect::<Vec<_>>())?,
-            closed: text::json(&commit.closed_approvals.iter().map(ClosedApprovalRow::from).collect::<Vec<_>>())?,
-            compacted: text::json(
+            new_approvals: text::json(
+                &commit.new_approvals.iter().map(NewApprovalRow::from).collect::<Vec<_>>(),
+            )?,
+            closed_approvals: text::json(
+                &commit.closed_approvals.iter().map(ClosedApprovalRow::from).collect::<Vec<_>>(),
+            )?,
+            compaction: text::json(
                 &commit.compaction.iter().map(CompactionRow::from).collect::<Vec<_>>(),
             )?,
         };
         loop {
             match self.task_commit_once(&commit, &parameters).await {
-                // Rare: the result of a step that is still awaited was booked already as a stale
-                // one. It must not be counted twice, and the statement has undone itself.
+                // Rare: the result of an awaited step was already booked as a late one. It must not
+                // be counted twice. The statement was rolled back.
                 Err(error) if violated_constraint(&error) == Some("step_usage_pkey") => {
                     self.retain_unbooked(&mut commit.usage).await?
                 }
@@ -370,7 +382,7 @@ impl Store {
         }
     }
 
-    /// Keeps the entries that are not in the ledger.
+    /// Retains only the entries that are not in the ledger.
     async fn retain_unbooked(&self, entries: &mut Vec<StepUsage>) -> Result<(), Error> {
         let before = entries.len();
         let calls: Vec<Uuid> = entries.iter().map(|entry| entry.call).collect();
@@ -384,9 +396,9 @@ impl Store {
             seen.push(entry.call);
             new
         });
-        // Else the statement would fail in the same way for ever.
+        // Otherwise the statement would fail in the same way forever.
         if entries.len() == before {
-            Err(Error::internal("a step is booked and is not"))
+            Err(Error::internal("the ledger refuses a step that it does not contain"))
         } else {
             Ok(())
         }
@@ -430,7 +442,7 @@ impl Store {
                     task.title_step.map(StepId::uuid) as _,
                     to_i64(task.steps),
                     task.last_position,
-                    // A cancel that nobody asked for drops nothing.
+                    // Without a cancel intent nothing is dropped.
                     before.drop_intent().filter(|_| commit.drop_queued.is_some()) as _,
                     sql_option(task.next_wake) as _,
                     task.last_outcome.map(TurnOutcome::as_str) as _,
@@ -460,8 +472,8 @@ impl Store {
                     &kinds,
                     payloads.as_slice() as _,
                     steps.as_slice() as _,
-                    parameters.asked,
-                    parameters.closed,
+                    parameters.new_approvals,
+                    parameters.closed_approvals,
                     used.thinking_tokens,
                     appended - less,
                     task.agent.uuid(),
@@ -477,7 +489,7 @@ impl Store {
                     i32::try_from(task.context.scale).unwrap_or(i32::MAX),
                     task.context.tokens,
                     task.context.through,
-                    parameters.compacted,
+                    parameters.compaction,
                 )
                 .fetch_optional(&self.pool)
                 .await?
@@ -485,8 +497,10 @@ impl Store {
         }
         let (paid, budgeted) =
             (!commit.usage.is_empty(), commit.settled_step.is_some() || reservation.is_some());
-        // Only the largest has both what was paid and what was called.
-        let row = if commit.changes_queue_or_approvals() || (paid || budgeted) && !commit.tool_uses.is_empty() {
+        // Only the largest statement has both usage and tool calls.
+        let row = if commit.changes_queue_or_approvals()
+            || (paid || budgeted) && !commit.tool_uses.is_empty()
+        {
             run!(all)
         } else if budgeted {
             run!(budgeted)

@@ -1,4 +1,4 @@
-//! A new task that begins with a copy of another one's transcript.
+//! Forks: new tasks that begin with a copy of another task's transcript.
 
 use construct_domain::{
     MessageId, TaskId,
@@ -8,7 +8,7 @@ use construct_domain::{
 use uuid::Uuid;
 
 use crate::{
-    Error, WriteOutput, Store, StoredMessage, StoredTask, Write, WriteOutcome,
+    Error, Store, StoredMessage, StoredTask, Write, WriteOutcome, WriteOutput,
     task::{
         rewind::{message_in_transcript, position},
         write::task_reload,
@@ -17,29 +17,28 @@ use crate::{
     write::{Writer, begin},
 };
 
-/// A copy to make.
+/// A fork to create.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewFork {
     /// The new task's id.
     pub id: TaskId,
     /// The task that is copied.
     pub source: TaskId,
-    /// The last message that is copied; with the results of its scripts, if it calls any.
+    /// The last copied message; with the results of its scripts, if it has any.
     pub message: MessageId,
-    /// Empty: that of the task that is copied.
+    /// Empty: the title of the source.
     pub title: String,
     /// The directory its tools may access; empty: a directory of its own.
     pub workspace: String,
-    /// What the model is told after the copied messages when the new task works in another
-    /// directory, as the message with this id.
+    /// The message after the copied ones if the new task has another workspace: its id and content.
     pub workspace_notice: (MessageId, Content),
 }
 
 impl Store {
-    /// Creates a task whose transcript is that of another one up to a message: without what was put
-    /// aside, with new ids, and without what its model calls have cost, which stays with the task
-    /// that made them. It has the same agent, limits, policy, pinned facts and pool, and budgets of
-    /// its own with the same limits.
+    /// Creates a task whose transcript is that of another one up to a message. The copies have new
+    /// ids. Superseded messages are left out, and so are the costs of the model calls, which stay
+    /// with the source. The fork has the same agent, limits, policy, pinned facts and pool, and its
+    /// own budgets with the same limits.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotInTranscript`]; those of every write.
@@ -51,7 +50,7 @@ impl Store {
         render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
     ) -> Result<WriteOutcome<StoredTask>, Error> {
         let mut writer = begin!(self, write);
-        // The lock on the task keeps its transcript as it is until the copy is made.
+        // The lock on the task keeps its transcript unchanged during the copy.
         let (source, message) = message_in_transcript(&mut writer, new.message).await?;
         if source != new.source {
             return Err(Error::NotFound { what: crate::message::ENTITY });
@@ -84,8 +83,8 @@ impl Store {
     }
 }
 
-/// What the copy has for results of scripts that still run, or wait, where they are copied: vendors
-/// refuse a call that has none.
+/// Results for scripts that are still running or suspended at the fork: vendors refuse calls
+/// without results.
 async fn unknown_results(
     writer: &mut Writer<'_>,
     new: &NewFork,
@@ -114,7 +113,7 @@ async fn unknown_results(
     Ok((!ended).then_some(Content { blocks }))
 }
 
-/// Says something to the model, behind what was copied.
+/// Appends a system message to the copied transcript.
 async fn message_append(
     writer: &mut Writer<'_>,
     new: &NewFork,
@@ -140,8 +139,8 @@ async fn message_append(
     Ok(())
 }
 
-/// Whether the copy works in another directory than its original: one of its own is none that it
-/// shares.
+/// Copies the task. Returns whether the fork has another workspace than its source. A directory of
+/// its own is always another one.
 async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<bool, Error> {
     sqlx::query_scalar!(
         r#"INSERT INTO tasks
@@ -166,7 +165,7 @@ async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<bool, Error
     .map_err(Error::from_write)
 }
 
-/// Copies what lies before `end`, and returns how many messages that are.
+/// Copies the messages before `end`, and returns their number.
 async fn messages_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> Result<i64, Error> {
     let count = sqlx::query_scalar!(
         r#"SELECT count(*) AS "count!" FROM messages WHERE task_id = $1 AND position < $2 AND superseded_at IS NULL"#,
@@ -199,8 +198,8 @@ async fn messages_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> Resu
     Ok(count)
 }
 
-/// Copies what is shown in the place of messages before `end`. Places are those of the copy, which
-/// has no message that was put aside.
+/// Copies the compactions before `end`. Their positions are those of the fork, which has no
+/// superseded messages.
 async fn compactions_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> Result<(), Error> {
     sqlx::query!(
         "WITH places AS (
@@ -223,7 +222,7 @@ async fn compactions_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> R
     Ok(())
 }
 
-/// A copy may spend as much as its original might: the limits that hold above both still hold above
+/// Copies the budgets: a fork may spend as much as its source. Budgets that cover both still cover
 /// both.
 async fn budgets_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Error> {
     let periods =

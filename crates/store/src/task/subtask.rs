@@ -1,9 +1,10 @@
-//! Subtasks: what scripts ask about tasks, and what becomes of a tree when one of its tasks is
-//! cancelled or deleted.
+//! Subtasks: calls of scripts about tasks, and the propagation of cancels and deletions in a tree.
 //!
-//! Whoever writes several tasks of a tree locks them from the root downwards. What a script makes
-//! is made only while its step runs, which is looked at under the lock of its task's row; so
-//! nothing comes after a commit that has ended the step, or a cancel.
+//! # Locks
+//!
+//! A write to several tasks of a tree locks them from the root downwards. A script can create
+//! something only while its step runs, which is checked under the lock of its task's row. So
+//! nothing is created after a commit that ends the step, or after a cancel.
 
 pub(crate) mod state;
 mod tree;
@@ -21,7 +22,8 @@ pub use state::{DescendantTotals, SubtaskState, SubtaskStatus};
 pub(super) use tree::children_delete;
 
 use crate::{
-    Error, NewEvent, NewUserMessage, Store, StoredEvent, StoredMessage, StoredTask, Write, WriteOutcome,
+    Error, NewEvent, NewUserMessage, Store, StoredEvent, StoredMessage, StoredTask, Write,
+    WriteOutcome,
     event::{to_i64, to_u64},
     message::write::message_insert,
     task::write::task_read,
@@ -29,10 +31,10 @@ use crate::{
     time::sql,
 };
 
-/// Whose script asks.
+/// The script that makes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScriptCaller {
-    /// Whose task.
+    /// The organization of the task.
     pub organization: OrganizationId,
     /// Which task.
     pub task: TaskId,
@@ -40,10 +42,10 @@ pub struct ScriptCaller {
     pub step: StepId,
 }
 
-/// A subtask to begin.
+/// A subtask to create.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewSubtask {
-    /// What it and its first message are called.
+    /// The ids of the subtask and of its first message.
     pub ids: CallIds,
     /// The agent; none: the agent of the parent.
     pub agent: Option<AgentId>,
@@ -51,48 +53,48 @@ pub struct NewSubtask {
     pub content: Content,
     /// Empty: generated from the conversation.
     pub title: String,
-    /// What it and its own subtasks may spend in all, in 10⁻¹² US dollars.
+    /// The budget of it and its descendants, in 10⁻¹² US dollars.
     pub budget: Option<i64>,
 }
 
-/// How others are told of what a script has asked for.
+/// The events of a script's call.
 #[derive(Debug, Clone, Copy)]
 pub struct SubtaskEvents {
-    /// Of a task that was begun.
+    /// The event of a created task.
     pub task: fn(&StoredTask) -> NewEvent,
-    /// The same, to those who follow the task that has begun it.
+    /// The event of a created task in its parent's stream.
     pub spawned: fn(&StoredTask) -> NewEvent,
-    /// Of a task that has another agent.
+    /// The event of a task that has another agent.
     pub changed: fn(&StoredTask) -> NewEvent,
-    /// Of a message that was accepted.
+    /// The event of an accepted message.
     pub message: fn(&StoredMessage) -> NewEvent,
 }
 
-/// What a script's question has changed.
+/// The effect of a script's call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SubtaskChange {
-    /// The task that was begun or written to.
+    /// The task that was created or received the message.
     pub task: TaskId,
-    /// What was stored, to be published. Nothing when the same call was carried out before.
+    /// The stored events, to be published. Empty when the same call was executed before.
     pub events: Vec<StoredEvent>,
 }
 
-/// A task whose script asks, with its row locked.
+/// The task of the calling script, with its row locked.
 struct LockedCaller {
     agent: Uuid,
     parent: Option<Uuid>,
     ancestors: Vec<Uuid>,
     root: Uuid,
-    /// The key that what the task does is counted for; what it begins and says is, too.
+    /// The API key that the task's work counts for. Its subtasks and messages count for it too.
     key: Option<ApiKeyId>,
 }
 
 impl Store {
-    /// Begins a subtask with its first message.
+    /// Creates a subtask with its first message.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such agent; [`Error::Unavailable`], and nothing is
-    /// known: the same call can be made again.
+    /// [`Error::NotFound`] when the agent does not exist; [`Error::Unavailable`]: the outcome is
+    /// unknown, and the same call can be repeated.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn subtask_spawn(
         &self,
@@ -109,7 +111,7 @@ impl Store {
         };
         let write = Write { key: parent.key, ..Write::new(caller.organization, now) };
         let (id, organization) = (new.ids.task, caller.organization.uuid());
-        // Its events outlive it: what was deleted meanwhile is not begun again.
+        // Its events outlive it: a subtask that was deleted meanwhile is not created again.
         let begun = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT FROM events WHERE stream_id = $1) AS "begun!""#,
             id.uuid()
@@ -122,7 +124,7 @@ impl Store {
         if parent.ancestors.len() >= limits.depth as usize {
             return Ok(Err(Refusal::TooDeep { limit: limits.depth }));
         }
-        // Tasks of one tree are counted one after the other.
+        // Serializes the counts of one tree.
         sqlx::query!(
             r#"SELECT pg_advisory_xact_lock(hashtextextended($1::text, 24))::text AS "done""#,
             parent.root.to_string()
@@ -147,7 +149,7 @@ impl Store {
             return Ok(Err(Refusal::TooManyAtWork { limit: limits.at_work }));
         }
         let title = text::clean(&new.title);
-        let made = sqlx::query!(
+        let inserted = sqlx::query!(
             "INSERT INTO tasks
                  (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
                   event_sequence, created_at, updated_at, root_id, parent_id, ancestors, api_key_id, asked_key_id)
@@ -164,7 +166,7 @@ impl Store {
         .execute(&mut *transaction)
         .await
         .map_err(Error::from_write)?;
-        if made.rows_affected() == 0 {
+        if inserted.rows_affected() == 0 {
             return Err(Error::NotFound { what: "agent" });
         }
         if let Some(limit) = new.budget {
@@ -184,10 +186,15 @@ impl Store {
         }
         let child = task_read(&mut transaction, organization, id).await?;
         let mut stored = vec![
-            store_event(&mut transaction, &write, id, child.event_sequence, (events.task)(&child)).await?,
+            store_event(&mut transaction, &write, id, child.event_sequence, (events.task)(&child))
+                .await?,
         ];
-        stored.push(append_event(&mut transaction, &write, caller.task, (events.spawned)(&child)).await?);
-        match accept_message(&mut transaction, &write, id, new.ids.message, new.content, events).await? {
+        stored.push(
+            append_event(&mut transaction, &write, caller.task, (events.spawned)(&child)).await?,
+        );
+        match accept_message(&mut transaction, &write, id, new.ids.message, new.content, events)
+            .await?
+        {
             Ok(event) => stored.extend(event),
             Err(refused) => return Ok(Err(refused)),
         }
@@ -195,7 +202,7 @@ impl Store {
         Ok(Ok(SubtaskChange { task: id, events: stored }))
     }
 
-    /// Sends a message to a subtask of the task that asks.
+    /// Sends a message to a subtask of the caller's task.
     ///
     /// # Errors
     /// [`Error::Unavailable`]: the outcome is unknown, and the same call can be repeated.
@@ -225,8 +232,9 @@ impl Store {
         if !is_child {
             return Ok(Err(Refusal::NotASubtask(child.to_string())));
         }
-        let said = accept_message(&mut transaction, &write, child, message, content, events).await?;
-        Ok(match said {
+        let outcome =
+            accept_message(&mut transaction, &write, child, message, content, events).await?;
+        Ok(match outcome {
             Ok(event) => {
                 transaction.commit().await?;
                 Ok(SubtaskChange { task: child, events: event.into_iter().collect() })
@@ -235,8 +243,8 @@ impl Store {
         })
     }
 
-    /// Sends a message to the task that has begun the one that asks. `content` makes it, of the
-    /// title of the task that asks.
+    /// Sends a message to the parent of the caller's task. `content` creates it from the title of
+    /// the caller's task.
     ///
     /// # Errors
     /// [`Error::Unavailable`]: the outcome is unknown, and the same call can be repeated.
@@ -250,7 +258,7 @@ impl Store {
         now: Timestamp,
     ) -> Result<Result<SubtaskChange, Refusal>, Error> {
         let mut transaction = self.pool.begin().await?;
-        // From the root downwards: the parent's row before one's own.
+        // Locks from the root downwards: the parent's row first.
         let above = sqlx::query!(
             "SELECT p.id, c.title FROM tasks c JOIN tasks p ON p.id = c.parent_id AND p.deleted_at IS NULL
              WHERE c.organization_id = $1 AND c.id = $2 FOR NO KEY UPDATE OF p",
@@ -268,9 +276,10 @@ impl Store {
             return Ok(Err(Refusal::NoParent));
         };
         let task = TaskId::from_uuid(above.id);
-        let said =
-            accept_message(&mut transaction, &write, task, message, content(&above.title), events).await?;
-        Ok(match said {
+        let outcome =
+            accept_message(&mut transaction, &write, task, message, content(&above.title), events)
+                .await?;
+        Ok(match outcome {
             Ok(event) => {
                 transaction.commit().await?;
                 Ok(SubtaskChange { task, events: event.into_iter().collect() })
@@ -279,10 +288,10 @@ impl Store {
         })
     }
 
-    /// Has another agent go on with the task that asks, from its next model call on.
+    /// Hands the caller's task to another agent, from its next model call on.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such agent; [`Error::Unavailable`].
+    /// [`Error::NotFound`] when the agent does not exist; [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_hand_off(
         &self,
@@ -360,7 +369,7 @@ async fn lock_caller(
     })
 }
 
-/// Accepts a message for a task. No event when it was accepted before.
+/// Accepts a message for a task. No event if it was accepted before.
 async fn accept_message(
     connection: &mut PgConnection,
     write: &Write,
@@ -369,13 +378,13 @@ async fn accept_message(
     content: Content,
     events: SubtaskEvents,
 ) -> Result<Result<Option<StoredEvent>, Refusal>, Error> {
-    let said = sqlx::query_scalar!(
+    let exists = sqlx::query_scalar!(
         r#"SELECT EXISTS (SELECT FROM messages WHERE id = $1) AS "said!""#,
         id.uuid()
     )
     .fetch_one(&mut *connection)
     .await?;
-    if said {
+    if exists {
         return Ok(Ok(None));
     }
     let new = NewUserMessage { id, task, content, interrupts: false };
@@ -405,7 +414,7 @@ async fn append_event(
     store_event(connection, write, task, to_u64(sequence), event).await
 }
 
-/// Stores an event of a task's stream, with a number that was taken from its row.
+/// Stores an event of a task's stream, with a sequence from its row.
 async fn store_event(
     connection: &mut PgConnection,
     write: &Write,

@@ -1,6 +1,6 @@
-//! What people want of tasks: the gateway's writes. None of them touches a column that the
-//! reconciler writes, except for counters; each raises `intents`, so that the reconciler looks even
-//! when the wake is lost.
+//! Writes of users on tasks, made by the gateway. None of them touches a column that the reconciler
+//! writes, except for counters. Each increments `intents`, so that the task is reconciled even if
+//! the wake is lost.
 
 use std::collections::BTreeMap;
 
@@ -15,19 +15,19 @@ use sqlx::{PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use crate::{
-    Error, NewEvent, NewTask, WriteOutput, Store, StoredTask, TaskChanges, Write, WriteOutcome,
+    Error, NewEvent, NewTask, Store, StoredTask, TaskChanges, Write, WriteOutcome, WriteOutput,
     agent::{self, turns_to_sql},
     event::to_i64,
-    task::{ENTITY, max_turns, max_input_tokens, select_counted},
+    task::{ENTITY, max_input_tokens, max_turns, select_counted},
     text, time,
     write::{ORGANIZATION, Writer, begin, no_entries},
 };
 
 impl Store {
-    /// Creates a task; its first event is number 1 of its stream.
+    /// Creates a task. Its first event has number 1.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such agent; those of every write.
+    /// [`Error::NotFound`] when the agent does not exist; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_create(
         &self,
@@ -39,7 +39,8 @@ impl Store {
             let host = agent_defaults(&self.pool, write, new.agent).await?;
             let entity = new_task_entity(write, new, host)?;
             let WriteOutput { event, response } = render(&entity);
-            let audit = write.audit.as_ref().map_or(Ok(no_entries()), |audit| audit.rows(&response))?;
+            let audit =
+                write.audit.as_ref().map_or(Ok(no_entries()), |audit| audit.rows(&response))?;
             let written = insert(&self.pool, write, entity, event, audit).await?;
             if let Some(audit) = &write.audit {
                 audit.mark_written();
@@ -59,8 +60,8 @@ impl Store {
     /// Changes a task.
     ///
     /// # Errors
-    /// [`Error::NotFound`] of the task or the new agent, [`Error::Conflict`] when it has another
-    /// revision than expected.
+    /// [`Error::NotFound`] for the task or the new agent, [`Error::Conflict`] when the revision is
+    /// not the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_update(
         &self,
@@ -107,7 +108,7 @@ impl Store {
         writer.finish_on_task(id, entity.event_sequence, entity, render).await
     }
 
-    /// Asks for the task to be paused. Nothing happens when that is wanted already.
+    /// Requests that the task is suspended. No effect if that was requested before.
     ///
     /// # Errors
     /// [`Error::NotFound`]; the errors of every write.
@@ -120,7 +121,7 @@ impl Store {
         self.task_set_suspend(write, id, true, render).await
     }
 
-    /// Asks for the task to go on. Nothing happens when that is wanted already.
+    /// Requests that the task resumes. No effect if that was requested before.
     ///
     /// # Errors
     /// [`Error::NotFound`]; the errors of every write.
@@ -165,8 +166,8 @@ impl Store {
         writer.finish_on_task(id, entity.event_sequence, entity, render).await
     }
 
-    /// Asks for the running turn to be ended and for the messages that wait now to be dropped.
-    /// Messages that come afterwards are not touched by it.
+    /// Requests a cancel: end the running turn, and drop the messages that are queued now. Later
+    /// messages are not affected.
     ///
     /// # Errors
     /// [`Error::NotFound`]; the errors of every write.
@@ -200,8 +201,8 @@ impl Store {
         writer.finish_on_task(id, entity.event_sequence, entity, render).await
     }
 
-    /// Deletes a task as far as people can see. The reconciler stops what runs and then purges it.
-    /// The entity in the result is what it was, with the sequence of the event.
+    /// Deletes a task: it disappears from the API, and the reconciler stops and then purges it. The
+    /// entity in the result is the task before the deletion, with the sequence of the event.
     ///
     /// # Errors
     /// [`Error::NotFound`]; the errors of every write.
@@ -213,7 +214,7 @@ impl Store {
         render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
     ) -> Result<WriteOutcome<StoredTask>, Error> {
         let mut writer = begin!(self, write);
-        // Locks the row and counts the event, so that what is read next is what is deleted.
+        // Locks the row and counts the event, so that the next read returns the deleted state.
         let done = sqlx::query!(
             "UPDATE tasks SET
                  deleted_at = $3,
@@ -244,7 +245,7 @@ impl Store {
     }
 }
 
-/// What a task has from its agent.
+/// What a new task takes from its agent.
 struct AgentDefaults {
     name: String,
     max_turns: i32,
@@ -256,7 +257,11 @@ struct AgentDefaults {
     instructions_bytes: i32,
 }
 
-async fn agent_defaults(executor: impl PgExecutor<'_>, write: &Write, agent: AgentId) -> Result<AgentDefaults, Error> {
+async fn agent_defaults(
+    executor: impl PgExecutor<'_>,
+    write: &Write,
+    agent: AgentId,
+) -> Result<AgentDefaults, Error> {
     sqlx::query_as!(
         AgentDefaults,
         r#"SELECT a.name, a.max_turns, a.compute, a.compact_at_percent, w.context_window, w.max_output_tokens,
@@ -271,7 +276,7 @@ async fn agent_defaults(executor: impl PgExecutor<'_>, write: &Write, agent: Age
     .ok_or(Error::NotFound { what: agent::ENTITY })
 }
 
-/// The entity that an insert makes.
+/// The entity that an insert creates.
 fn new_task_entity(write: &Write, new: NewTask, host: AgentDefaults) -> Result<StoredTask, Error> {
     let now = time::micros(write.now);
     let title = text::clean(&new.title).into_owned();

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use construct_domain::{
     ApprovalId,
-    approval::{ApprovalState, ApprovalRequest, ApprovalCall, ClosedApproval},
+    approval::{ApprovalCall, ApprovalRequest, ApprovalState, ClosedApproval},
     policy::{Action, Rule},
     task::{Phase, Stage, Step, StepState, Task, Turn},
 };
 
 use super::*;
 use crate::{
-    ApprovalDecision, ApprovalFilter, NewApproval, CommittedTask, Key, LoadedTask, Order, Page,
+    ApprovalDecision, ApprovalFilter, CommittedTask, Key, LoadedTask, NewApproval, Order, Page,
     StoredApproval, TaskChanges, TaskCommit,
 };
 
@@ -74,7 +74,11 @@ impl WaitingTask {
         self.f.store.task_load(self.task).await.expect("read").expect("there")
     }
 
-    async fn ask(&self, mut commit: TaskCommit<'_>, calls: &[ApprovalRequest]) -> Result<CommittedTask, Error> {
+    async fn ask(
+        &self,
+        mut commit: TaskCommit<'_>,
+        calls: &[ApprovalRequest],
+    ) -> Result<CommittedTask, Error> {
         let expires_at = now() + Duration::from_secs(60);
         let question = |asked: &ApprovalRequest| NewApproval {
             id: ApprovalId::from_uuid(Uuid::now_v7()),
@@ -156,7 +160,8 @@ async fn closed_approval_refuses_decisions_with_its_outcome() {
     let events = waiting.load().await.event_sequence;
 
     let loaded = waiting.load().await;
-    let closed = |id| ClosedApproval { id, state: ApprovalState::Expired, reason: "too late".to_owned() };
+    let closed =
+        |id| ClosedApproval { id, state: ApprovalState::Expired, reason: "too late".to_owned() };
     let commit = TaskCommit {
         closed_approvals: vec![closed(first), closed(second)],
         ..TaskCommit::new(&loaded, &loaded.task, now())
@@ -183,10 +188,16 @@ async fn approval_request_is_replaced_only_by_other_arguments() {
     }
     let loaded = waiting.load().await;
     let commit = TaskCommit::new(&loaded, &loaded.task, now());
-    waiting.ask(commit, &[approval_request(2, "other"), approval_request(3, "h3")]).await.expect("committed");
+    waiting
+        .ask(commit, &[approval_request(2, "other"), approval_request(3, "h3")])
+        .await
+        .expect("committed");
     let after = waiting.all().await;
     assert_eq!((after[0].id, after[0].state), (before[0].id, ApprovalState::Pending));
-    assert_eq!((after[0].arguments.as_str(), after[0].comment.as_str()), (r#"{"path":"other"}"#, ""));
+    assert_eq!(
+        (after[0].arguments.as_str(), after[0].comment.as_str()),
+        (r#"{"path":"other"}"#, "")
+    );
     assert_eq!((after[1].id, after[1].state), (before[1].id, ApprovalState::Approved));
 }
 

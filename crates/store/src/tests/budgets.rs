@@ -11,8 +11,8 @@ use jiff::SignedDuration;
 
 use super::*;
 use crate::{
-    Budget, BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, Key, LoadedTask,
-    NewBudget, Order, Page, Purpose, StepReservation, StepUsage, TaskCommit, CleanupReport,
+    Budget, BudgetFilter, CallReport, CallReservation, CleanupReport, CostFilter, CostGroup, Key,
+    LoadedTask, NewBudget, Order, Page, Purpose, StepReservation, StepUsage, TaskCommit,
 };
 
 const DOLLAR: i64 = 1_000_000_000_000;
@@ -236,7 +236,11 @@ async fn step_cost_replaces_its_reservation_in_the_same_commit() {
         let booked =
             f.store.step_usage_record(ORG, task, Some(f.agent), &late, now()).await.expect("asked");
         assert_eq!(booked, first);
-        assert_eq!(spent_and_reserved(&f, &total).await, (DOLLAR / 2, 0), "once, however often it is told");
+        assert_eq!(
+            spent_and_reserved(&f, &total).await,
+            (DOLLAR / 2, 0),
+            "once, however often it is told"
+        );
     }
     // Another worker had the command as well, and has made a call of its own.
     let second = StepUsage { call: Uuid::now_v7(), ..late.clone() };
@@ -293,7 +297,11 @@ async fn expired_reservation_counts_as_spent_until_a_late_report() {
     let report = report(&f, &lost, DOLLAR);
     for first in [true, false] {
         assert_eq!(f.store.call_book(&report, later).await.expect("asked"), first);
-        assert_eq!(spent_and_reserved(&f, &total).await, (DOLLAR, 0), "once, however often it is told");
+        assert_eq!(
+            spent_and_reserved(&f, &total).await,
+            (DOLLAR, 0),
+            "once, however often it is told"
+        );
     }
     assert_eq!(
         f.store.budgets_cleanup(later).await.expect("tidied"),
@@ -375,7 +383,8 @@ async fn new_budget_period_carries_over_open_reservations() {
     assert_eq!(spent_and_reserved_at(&f, &month, november).await, (2 * DOLLAR, DOLLAR));
     let december = at("2026-12-01T00:00:01Z");
     assert_eq!(spent_and_reserved_at(&f, &month, december).await, (0, DOLLAR));
-    let exhausted = expect_exhausted(f.store.call_reserve(&call(None, 2 * DOLLAR + 1), december).await);
+    let exhausted =
+        expect_exhausted(f.store.call_reserve(&call(None, 2 * DOLLAR + 1), december).await);
     assert_eq!((exhausted.spent, exhausted.reserved), (0, DOLLAR));
     assert!(f.store.call_book(&report(&f, &open, DOLLAR), december).await.expect("booked"));
     assert_eq!(spent_and_reserved_at(&f, &month, december).await, (DOLLAR, 0));
@@ -416,7 +425,11 @@ async fn new_budget_counts_earlier_and_concurrent_spending() {
     for budget in &budgets {
         assert_eq!(spent_and_reserved(&f, budget).await, (DOLLAR, 0));
     }
-    assert_eq!(f.store.budgets_cleanup(later).await.expect("tidied").recounted, 0, "once is enough");
+    assert_eq!(
+        f.store.budgets_cleanup(later).await.expect("tidied").recounted,
+        0,
+        "once is enough"
+    );
 }
 
 #[tokio::test]

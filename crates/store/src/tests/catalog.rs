@@ -185,7 +185,9 @@ async fn key_rotation_reseals_provider_keys_and_reports_failures() {
     assert_eq!(key.key_id, "new");
     assert_eq!(new.open(&ids[0].to_string(), &key).expect("opened").expose_secret(), b"sk-1");
     assert_eq!(
-        new.open(&ids[0].to_string(), &provider.additional_keys[0]).expect("opened").expose_secret(),
+        new.open(&ids[0].to_string(), &provider.additional_keys[0])
+            .expect("opened")
+            .expose_secret(),
         b"sk-2"
     );
     assert!(new.open(&ids[1].to_string(), &key).is_err(), "it opens for its own record only");

@@ -8,8 +8,8 @@ use futures::future::join_all;
 
 use super::*;
 use crate::{
-    AppendedMessage, CommittedTask, EndedMessage, LoadedTask, Purpose, StepUsage, Stream, TaskChanges,
-    TaskCommit,
+    AppendedMessage, CommittedTask, EndedMessage, LoadedTask, Purpose, StepUsage, Stream,
+    TaskChanges, TaskCommit,
 };
 
 pub(super) async fn load(f: &Fixture, task: TaskId) -> LoadedTask {

@@ -369,8 +369,9 @@ async fn retry_applies_to_failed_turns_without_a_final_answer() {
     let asked =
         async || f.store.task_retry(&write(), task, rendered("task.updated")).await.expect("asked");
     let retry = async || load(&f, task).await.task.retry;
-    let applied =
-        |answer: &WriteOutcome<StoredTask>| matches!(answer, WriteOutcome::Applied { event: Some(_), .. });
+    let applied = |answer: &WriteOutcome<StoredTask>| {
+        matches!(answer, WriteOutcome::Applied { event: Some(_), .. })
+    };
     assert!(!applied(&asked().await), "it has had no turn");
     let message = f.message(task, "hello").await;
     // What the model says, how the turn ends, whether it can be tried again.

@@ -187,7 +187,10 @@ async fn part(store: &Store, limit: u32, now: Timestamp) -> Option<ErasureProgre
             .bind(organization.uuid());
         let tasks: Vec<Uuid> = tasks.fetch_all(&store.pool).await.expect("they can be read");
         for task in tasks {
-            store.task_purge(TaskId::from_uuid(task), deleted_event, now).await.expect("it is purged");
+            store
+                .task_purge(TaskId::from_uuid(task), deleted_event, now)
+                .await
+                .expect("it is purged");
         }
     }
     part
@@ -198,8 +201,11 @@ async fn erasure_removes_all_rows_of_one_organization_only() {
     let database = Database::new().await;
     let store = database.store();
     let emptied: BTreeSet<String> = ERASED.iter().map(|(table, _)| (*table).to_owned()).collect();
-    let known: BTreeSet<String> =
-        emptied.iter().cloned().chain(SEPARATE_TABLES.into_iter().chain(KEPT_TABLES).map(str::to_owned)).collect();
+    let known: BTreeSet<String> = emptied
+        .iter()
+        .cloned()
+        .chain(SEPARATE_TABLES.into_iter().chain(KEPT_TABLES).map(str::to_owned))
+        .collect();
     let missing: Vec<String> =
         tables_of_organizations(&store).await.difference(&known).cloned().collect();
     assert!(missing.is_empty(), "say in `identity::erase` what becomes of {missing:?}");
@@ -344,11 +350,19 @@ async fn quarantined_task_and_abandoned_scan_do_not_block_erasure() {
         store.organization_erase(record(), 100, now).await.expect("a part is erased")
     };
     assert_eq!(erase(now()).await, Some(ErasureProgress::More(team)), "tasks are deleted");
-    assert_eq!(erase(now()).await, Some(ErasureProgress::Blocked(team)), "the reconciler has to purge them");
+    assert_eq!(
+        erase(now()).await,
+        Some(ErasureProgress::Blocked(team)),
+        "the reconciler has to purge them"
+    );
     database.execute("UPDATE tasks SET parked_intents = intents, parked_at = now(), parked_reason = 'spoilt'").await;
     assert_eq!(erase(now()).await, Some(ErasureProgress::Blocked(team)));
     let later = now() + SignedDuration::from_mins(2);
-    assert_eq!(erase(later).await, Some(ErasureProgress::Blocked(team)), "the scanner has to end the scan");
+    assert_eq!(
+        erase(later).await,
+        Some(ErasureProgress::Blocked(team)),
+        "the scanner has to end the scan"
+    );
     let mut parts = 0;
     while erase(now() + SignedDuration::from_hours(2)).await != Some(ErasureProgress::Done(team)) {
         parts += 1;

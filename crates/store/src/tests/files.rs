@@ -7,7 +7,8 @@ use jiff::SignedDuration;
 
 use super::*;
 use crate::{
-    UPLOAD_TIMEOUT, File, FileFilter, FileState, NewFile, NewPart, Order, Page, RemovalTarget, PartOutcome, MAX_UNFINISHED_UPLOADS,
+    File, FileFilter, FileState, MAX_UNFINISHED_UPLOADS, NewFile, NewPart, Order, Page,
+    PartOutcome, RemovalTarget, UPLOAD_TIMEOUT,
 };
 
 pub(super) fn file(size: i64) -> NewFile {
@@ -16,7 +17,7 @@ pub(super) fn file(size: i64) -> NewFile {
         name: "report.pdf".into(),
         media_type: "application/pdf".into(),
         size,
-        expected: None,
+        expected_sha256: None,
         created_by: "ada".into(),
         is_stored: false,
     }
@@ -38,7 +39,10 @@ async fn add_part(store: &Store, id: FileId, part: NewPart) -> Result<PartOutcom
 async fn upload(store: &Store, new: NewFile, says: u8) -> File {
     let file = create(store, new).await;
     let taken = add_part(store, file.id, part(0, file.size, says)).await.expect("taken");
-    assert!(matches!(taken, PartOutcome::Accepted(File { state: FileState::Checking, .. })), "{taken:?}");
+    assert!(
+        matches!(taken, PartOutcome::Accepted(File { state: FileState::Checking, .. })),
+        "{taken:?}"
+    );
     file
 }
 
@@ -121,7 +125,9 @@ async fn expired_file_claim_is_taken_over() {
     assert_eq!(remove_all(&store).await, [RemovalTarget::Upload(file.id)]);
     // The other one comes to its end as well, and changes nothing.
     let content = store.file_content(ORG, [1; 32]).await.expect("locked");
-    assert!(!content.mark_ready(file.id, "application/pdf", now()).await.expect("nothing to write"));
+    assert!(
+        !content.mark_ready(file.id, "application/pdf", now()).await.expect("nothing to write")
+    );
     let mut content = store.file_content(ORG, [1; 32]).await.expect("locked");
     assert!(content.is_needed().await.expect("read"), "the file says it");
 }
@@ -131,7 +137,7 @@ async fn known_content_makes_file_ready_and_is_removed_with_last_file() {
     let database = Database::new().await;
     let store = database.store();
     let first = upload(&store, file(10), 1).await;
-    let known = NewFile { expected: Some([1; 32]), is_stored: true, ..file(10) };
+    let known = NewFile { expected_sha256: Some([1; 32]), is_stored: true, ..file(10) };
     let early = create(&store, known.clone()).await;
     assert_eq!(early.state, FileState::Uploading, "nothing is there yet");
     assert!(ready(&store, &first, 1).await);
@@ -192,14 +198,20 @@ async fn unfinished_upload_expires_and_ready_file_stays() {
     assert!(matches!(add_part(&store, refused.id, part(0, 10, 2)).await, Err(Error::NotUploading)));
     remove_all(&store).await;
     assert_eq!(
-        store.file_expire(now() + UPLOAD_TIMEOUT - SignedDuration::from_hours(1)).await.expect("looked"),
+        store
+            .file_expire(now() + UPLOAD_TIMEOUT - SignedDuration::from_hours(1))
+            .await
+            .expect("looked"),
         0
     );
     assert_eq!(store.file_expire(now() + UPLOAD_TIMEOUT).await.expect("looked"), 2);
     let mut went = remove_all(&store).await;
     went.sort_by_key(|removed| format!("{removed:?}"));
     assert_eq!(went.len(), 2);
-    assert!([refused.id, cut.id].iter().all(|id| went.contains(&RemovalTarget::Upload(*id))), "{went:?}");
+    assert!(
+        [refused.id, cut.id].iter().all(|id| went.contains(&RemovalTarget::Upload(*id))),
+        "{went:?}"
+    );
     assert_not_found(store.file_get(ORG, cut.id).await);
     assert_eq!(store.file_get(ORG, kept.id).await.expect("there").state, FileState::Ready);
     assert_eq!(store.file_expire(now() + UPLOAD_TIMEOUT * 1000).await.expect("looked"), 0);

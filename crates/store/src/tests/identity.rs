@@ -8,9 +8,10 @@ use jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
 use crate::{
-    Error, Limits, NewEvent, Page, WriteOutput, Store, Write, WriteOutcome,
+    Error, Limits, NewEvent, Page, Store, Write, WriteOutcome, WriteOutput,
     identity::{
-        ApiKey, Member, NewApiKey, NewInvitation, NewOrganization, NewSetupCode, Profile, SecretHash,
+        ApiKey, Member, NewApiKey, NewInvitation, NewOrganization, NewSetupCode, Profile,
+        SecretHash,
     },
     testing::Database,
 };

@@ -13,20 +13,22 @@ use jiff::SignedDuration;
 use super::{
     files::file,
     scans::new as new_scan,
-    subtasks::{start_script, spawn},
+    subtasks::{spawn, start_script},
     usage::{periods_around, spent, turn},
     *,
 };
 use crate::{
     CallReport, CountSelection, Counts, Dimensions, Limits, NewFork, NewSchedule, Periods, Purpose,
-    ScheduleChanges, StateContent, StateRef, StepUsage, ScheduleTarget, RunEvents, UsageFilter, UsagePage, UsageTotals,
+    RunEvents, ScheduleChanges, ScheduleTarget, StateContent, StateRef, StepUsage, UsageFilter,
+    UsagePage, UsageTotals,
     identity::{ApiKey, NewApiKey, SecretHash},
     scan::NewScan,
 };
 
 const SETTINGS: StateRef<'static> = StateRef { owner: None, name: "settings" };
 
-const EVENTS: RunEvents = RunEvents { task: |_| event("task.created"), message: |_| event("message.created") };
+const EVENTS: RunEvents =
+    RunEvents { task: |_| event("task.created"), message: |_| event("message.created") };
 
 fn key() -> ApiKeyId {
     ApiKeyId::from_uuid(Uuid::now_v7())
@@ -50,7 +52,8 @@ async fn send_message(f: &Fixture, write: &Write, task: TaskId) -> MessageId {
 }
 
 async fn counts(f: &Fixture, periods: &Periods) -> BTreeMap<ApiKeyId, Counts> {
-    let counts = f.store.quota_key_counts(ORG, CountSelection::ALL, periods).await.expect("counted");
+    let counts =
+        f.store.quota_key_counts(ORG, CountSelection::ALL, periods).await.expect("counted");
     counts.into_iter().collect()
 }
 
@@ -128,7 +131,10 @@ async fn deleted_task_still_counts_for_its_key() {
     let expected = BTreeMap::from([(a, new_counts(1, 0, 0, 0))]);
     // By whomever it is deleted.
     applied(
-        f.store.task_delete(&write_with(key()), task, rendered("task.deleted")).await.expect("deleted"),
+        f.store
+            .task_delete(&write_with(key()), task, rendered("task.deleted"))
+            .await
+            .expect("deleted"),
     );
     assert_eq!(counts(&f, &periods).await, expected);
     f.store.task_purge(task, deleted_event, now()).await.expect("purged").expect("it is gone");
@@ -157,7 +163,9 @@ async fn forks_subtasks_and_schedule_runs_count_for_their_key() {
         workspace: String::new(),
         workspace_notice: (message_id(), text("elsewhere")),
     };
-    applied(f.store.task_fork(&write_with(c), fork, rendered("task.created")).await.expect("copied"));
+    applied(
+        f.store.task_fork(&write_with(c), fork, rendered("task.created")).await.expect("copied"),
+    );
     assert_eq!(counts(&f, &periods).await[&c], new_counts(1, 0, 0, 0));
     // A schedule is of who made it, until somebody else changes it.
     let new = NewSchedule {
@@ -173,7 +181,10 @@ async fn forks_subtasks_and_schedule_runs_count_for_their_key() {
         next_run: Some(Timestamp::from_second(now.as_second() / 60 * 60).expect("a minute begins")),
     };
     let schedule = applied(
-        f.store.schedule_create(&write_with(c), new, rendered("schedule.created")).await.expect("made"),
+        f.store
+            .schedule_create(&write_with(c), new, rendered("schedule.created"))
+            .await
+            .expect("made"),
     );
     let fired =
         f.store.schedule_fire(now, EVENTS, &mut None).await.expect("looked").expect("it is due");
@@ -247,7 +258,13 @@ async fn storage_counts_for_the_key_that_stored_it() {
     for (forget, of_a, of_b) in [(false, 710, 12), (true, 700, 10)] {
         let deleted = f
             .store
-            .state_delete(&write_with(b), SETTINGS, (None, forget), "ada", rendered("state.deleted"))
+            .state_delete(
+                &write_with(b),
+                SETTINGS,
+                (None, forget),
+                "ada",
+                rendered("state.deleted"),
+            )
             .await;
         applied(deleted.expect("deleted"));
         assert_eq!(stored_bytes(&f).await, BTreeMap::from([(a, of_a), (b, of_b)]), "{forget}");
@@ -255,7 +272,11 @@ async fn storage_counts_for_the_key_that_stored_it() {
     // Only where it is asked for.
     let tasks = CountSelection { tasks: true, ..CountSelection::default() };
     assert!(
-        f.store.quota_key_counts(ORG, tasks, &periods_around(now())).await.expect("counted").is_empty()
+        f.store
+            .quota_key_counts(ORG, tasks, &periods_around(now()))
+            .await
+            .expect("counted")
+            .is_empty()
     );
 }
 
@@ -373,11 +394,16 @@ async fn key_limits_update_checks_revision_and_applies_to_next_use() {
         Limits { requests_per_minute: Some(5), tokens_per_day: Some(7), ..Limits::default() };
     let change = async |write: &Write, limits, revision, user, by| {
         let which = (id, user);
-        f.store.api_key_set_limits(write, which, (limits, revision), by, rendered::<ApiKey>("key")).await
+        f.store
+            .api_key_set_limits(write, which, (limits, revision), by, rendered::<ApiKey>("key"))
+            .await
     };
     let nobody = Some(UserId::from_uuid(Uuid::now_v7()));
     assert_not_found(change(&write(), second, None, nobody, Role::Owner).await);
-    assert!(matches!(change(&write(), second, None, None, Role::Member).await, Err(Error::InsufficientRole)));
+    assert!(matches!(
+        change(&write(), second, None, None, Role::Member).await,
+        Err(Error::InsufficientRole)
+    ));
     assert!(matches!(
         change(&write(), second, Some(2), None, Role::Owner).await,
         Err(Error::Conflict)

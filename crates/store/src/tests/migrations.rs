@@ -391,7 +391,8 @@ async fn concurrent_index_build_waits_for_open_transactions() {
             .expect("connected");
     other.execute("BEGIN; LOCK TABLE tasks IN ROW EXCLUSIVE MODE").await.expect("locked");
     let store = database.store();
-    let migrator = with_migration("-- no-transaction\nCREATE INDEX CONCURRENTLY tasks_more ON tasks (title)");
+    let migrator =
+        with_migration("-- no-transaction\nCREATE INDEX CONCURRENTLY tasks_more ON tasks (title)");
     let migrates = tokio::spawn(async move { store.migrate_with(&migrator).await });
     // For longer than another migration may wait at a time.
     tokio::time::sleep(Duration::from_secs(3)).await;

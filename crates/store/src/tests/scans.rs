@@ -11,9 +11,9 @@ use super::*;
 use crate::{
     Keyring, SealedSecret,
     scan::{
-        CandidateState, HandOverResult, LeaseState, NewCandidate, NewScan, NewScanConnection, NewScanEvent,
-        Review, Scan, ScanChanges, ScanConnection, ScanCredential, ScanHost, ScanKind, ScanLimits,
-        ScanPhase,
+        CandidateState, HandOverResult, LeaseState, NewCandidate, NewScan, NewScanConnection,
+        NewScanEvent, Review, Scan, ScanChanges, ScanConnection, ScanCredential, ScanHost,
+        ScanKind, ScanLimits, ScanPhase,
     },
 };
 
@@ -74,7 +74,10 @@ async fn scan_has_one_lease_holder_and_gapless_events() {
     // Its holder has died: somebody else takes it, and the first one can write nothing more.
     let later = now + LEASE;
     let mut second = store.scans_claim(10, &[], LEASE, later).await.expect("it is free").remove(0);
-    assert_eq!(store.scan_extend_lease(&first, later + LEASE).await.expect("it answers"), LeaseState::Lost);
+    assert_eq!(
+        store.scan_extend_lease(&first, later + LEASE).await.expect("it answers"),
+        LeaseState::Lost
+    );
     assert!(matches!(
         store.scan_save(&mut first, &ScanChanges::default(), later).await,
         Err(Error::Conflict)
@@ -95,13 +98,17 @@ async fn scan_has_one_lease_holder_and_gapless_events() {
     second.next_wake = Some(later + LEASE * 100);
     store.scan_save(&mut second, &ScanChanges::default(), later).await.expect("it is saved");
     store.scan_cancel(&write_at(later), scan.id, "enough", silent).await.expect("it is asked for");
-    assert_eq!(store.scan_extend_lease(&second, later).await.expect("it answers"), LeaseState::CancelRequested);
+    assert_eq!(
+        store.scan_extend_lease(&second, later).await.expect("it answers"),
+        LeaseState::CancelRequested
+    );
     assert_eq!(
         store.scans_claim(10, &[], LEASE, later).await.expect("it answers"),
         [],
         "its end is no work"
     );
-    let mut third = store.scans_claim_waiting(10, LEASE, later).await.expect("it is taken").remove(0);
+    let mut third =
+        store.scans_claim_waiting(10, LEASE, later).await.expect("it is taken").remove(0);
     assert_eq!((third.cancel_requested, third.cancel_reason.as_str()), (Some(later), "enough"));
     third.phase = ScanPhase::Cancelled;
     third.ended_at = Some(later);
@@ -221,7 +228,10 @@ async fn exploring_scan_is_polled_without_holding_a_lease() {
     let wake = later + Duration::from_secs(5);
     store.scan_release(&held, wake, later).await.expect("it is let go");
     // Whoever has let it go has it no more.
-    assert_eq!(store.scan_extend_lease(&held, later + LEASE).await.expect("it answers"), LeaseState::Lost);
+    assert_eq!(
+        store.scan_extend_lease(&held, later + LEASE).await.expect("it answers"),
+        LeaseState::Lost
+    );
     assert!(matches!(store.scan_release(&held, wake, later).await, Err(Error::Conflict)));
     assert_eq!(store.scans_claim_waiting(1, LEASE, later).await.expect("it answers"), []);
     assert_eq!(store.scans_claim(1, &[], LEASE, wake).await.expect("it answers"), []);
@@ -256,7 +266,8 @@ async fn organizations_take_turns_for_scan_slots() {
     let mut served = Vec::new();
     let mut turns = Vec::new();
     // One place, and each scan has gone on to where it waits when the next is taken.
-    while let Some(scan) = store.scans_claim(1, &served, LEASE, now).await.expect("it answers").pop()
+    while let Some(scan) =
+        store.scans_claim(1, &served, LEASE, now).await.expect("it answers").pop()
     {
         served.retain(|organization| *organization != scan.organization);
         served.push(scan.organization);

@@ -11,11 +11,12 @@ use jiff::SignedDuration;
 
 use super::{keys::new_key, *};
 use crate::{
-    DueSchedule, Limits, NewSchedule, Quota, RUN_HISTORY_LIMIT, RunOutcome, Schedule, ScheduleChanges, Stream,
-    ScheduleTarget, RunEvents,
+    DueSchedule, Limits, NewSchedule, Quota, RUN_HISTORY_LIMIT, RunEvents, RunOutcome, Schedule,
+    ScheduleChanges, ScheduleTarget, Stream,
 };
 
-const EVENTS: RunEvents = RunEvents { task: |_| event("task.created"), message: |_| event("message.created") };
+const EVENTS: RunEvents =
+    RunEvents { task: |_| event("task.created"), message: |_| event("message.created") };
 
 fn event(kind: &str) -> NewEvent {
     super::event(kind)
@@ -66,7 +67,15 @@ async fn schedule_run_is_created_once_by_concurrent_replicas() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let now = now();
-    let once = schedule(&f, "once", ScheduleTarget::Task(task), Timing::At(now), MissedRunPolicy::Once, now).await;
+    let once = schedule(
+        &f,
+        "once",
+        ScheduleTarget::Task(task),
+        Timing::At(now),
+        MissedRunPolicy::Once,
+        now,
+    )
+    .await;
     let fired =
         join_all((0..8).map(async |_| f.store.schedule_fire(now, EVENTS, &mut None).await)).await;
     let fired: Vec<_> = fired.into_iter().filter_map(|fired| fired.expect("looked")).collect();
@@ -143,7 +152,9 @@ async fn failed_run_is_recorded_and_the_next_one_runs() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-    let daily = schedule(&f, "s", ScheduleTarget::Task(task), every_minute(), MissedRunPolicy::All, start).await;
+    let daily =
+        schedule(&f, "s", ScheduleTarget::Task(task), every_minute(), MissedRunPolicy::All, start)
+            .await;
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
     let fired =
         f.store.schedule_fire(start, EVENTS, &mut None).await.expect("looked").expect("one is due");
@@ -166,8 +177,15 @@ async fn failed_run_is_recorded_and_the_next_one_runs() {
 async fn blocked_schedule_does_not_delay_others() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-    let first =
-        schedule(&f, "first", ScheduleTarget::Agent(f.agent), every_minute(), MissedRunPolicy::Once, start).await;
+    let first = schedule(
+        &f,
+        "first",
+        ScheduleTarget::Agent(f.agent),
+        every_minute(),
+        MissedRunPolicy::Once,
+        start,
+    )
+    .await;
     let second = schedule(
         &f,
         "second",
@@ -207,7 +225,15 @@ async fn blocked_schedule_does_not_delay_others() {
 async fn run_history_is_bounded() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-    let one = schedule(&f, "s", ScheduleTarget::Agent(f.agent), every_minute(), MissedRunPolicy::All, start).await;
+    let one = schedule(
+        &f,
+        "s",
+        ScheduleTarget::Agent(f.agent),
+        every_minute(),
+        MissedRunPolicy::All,
+        start,
+    )
+    .await;
     f.store.schedule_fire(start + minutes(90), EVENTS, &mut None).await.expect("looked");
     f.store.schedule_fire(start + minutes(150), EVENTS, &mut None).await.expect("looked");
     let count: i64 = sqlx::query_scalar("SELECT count(*) FROM schedule_runs")
@@ -233,7 +259,15 @@ async fn run_over_quota_fails_and_names_the_quota() {
     };
     limited(Limits::default()).await;
     let timing = || Timing::Cron { pattern: "0 * * * *".to_owned(), time_zone: "UTC".to_owned() };
-    let hourly = schedule(&f, "hourly", ScheduleTarget::Agent(f.agent), timing(), MissedRunPolicy::All, noon).await;
+    let hourly = schedule(
+        &f,
+        "hourly",
+        ScheduleTarget::Agent(f.agent),
+        timing(),
+        MissedRunPolicy::All,
+        noon,
+    )
+    .await;
     let fire = async |now: Timestamp| {
         let fired = f
             .store
@@ -310,5 +344,5 @@ async fn run_over_the_api_keys_quota_fails() {
     let fired =
         f.store.schedule_fire(noon, EVENTS, &mut None).await.expect("looked").expect("one was due");
     assert_eq!((fired.tasks.len(), fired.failures.len()), (0, 1));
-    assert_eq!(fired.failures[0], "key_spend_per_month of the API key it was made with is used up");
+    assert_eq!(fired.failures[0], "key_spend_per_month of its API key is used up");
 }

@@ -9,8 +9,8 @@ use super::*;
 use crate::{
     SealedSecret,
     slack::{
-        Grant, GrantKind, Member, MentionKey, MentionState, NewInstallation, NewMention, NewInstallState, ThreadKey,
-        PostState,
+        Grant, GrantKind, Member, MentionKey, MentionState, NewInstallState, NewInstallation,
+        NewMention, PostState, ThreadKey,
     },
 };
 
@@ -91,30 +91,38 @@ async fn mention_is_stored_once_and_has_one_lease_holder() {
 
     // One that waits is looked at when something is decided about its task, and one that is over
     // never again.
-    (second.task, second.next_look) = (Some("task_1".to_owned()), Some(later + LEASE));
+    (second.task, second.next_wake) = (Some("task_1".to_owned()), Some(later + LEASE));
     store.slack_mention_save(&second, true, later).await.expect("it is saved");
     assert_eq!(store.slack_mentions_claim(10, LEASE, later).await.expect("it answers"), []);
     store.slack_mentions_wake("task_1", later).await.expect("it is woken");
     let mut third =
         store.slack_mentions_claim(10, LEASE, later).await.expect("it is taken").remove(0);
     assert!(store.slack_mentions_due(later + LEASE).await.expect("it answers"));
-    (third.state, third.next_look, third.message) =
+    (third.state, third.next_wake, third.message) =
         (MentionState::Answered, None, Some("msg_1".to_owned()));
     store.slack_mention_save(&third, true, later).await.expect("it is saved");
     store.slack_mentions_wake("task_1", later).await.expect("nothing is woken");
     assert_eq!(store.slack_mentions_claim(10, LEASE, later + LEASE).await.expect("it answers"), []);
     assert_eq!(
-        store.slack_message_before(&third.thread_key(), "1.2").await.expect("it answers").as_deref(),
+        store
+            .slack_message_before(&third.thread_key(), "1.2")
+            .await
+            .expect("it answers")
+            .as_deref(),
         Some("1.1")
     );
-    assert_eq!(store.slack_message_before(&third.thread_key(), "1.1").await.expect("it answers"), None);
+    assert_eq!(
+        store.slack_message_before(&third.thread_key(), "1.1").await.expect("it answers"),
+        None
+    );
 }
 
 #[tokio::test]
 async fn thread_keeps_its_task_until_it_is_deleted() {
     let database = Database::new().await;
     let store = database.store();
-    let place = ThreadKey { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() };
+    let place =
+        ThreadKey { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() };
     assert_eq!(
         store.slack_thread_open(&place, ORG, "one").await.expect("it is opened").generation,
         0
@@ -135,7 +143,8 @@ async fn thread_keeps_its_task_until_it_is_deleted() {
 async fn begun_post_has_an_unknown_outcome() {
     let database = Database::new().await;
     let store = database.store();
-    let place = ThreadKey { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() };
+    let place =
+        ThreadKey { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() };
     assert_eq!(
         store.slack_post_begin(&place, "k", now()).await.expect("it is begun"),
         PostState::NotPosted
@@ -225,7 +234,7 @@ async fn install_state_is_used_once_and_removed_app_has_no_tokens() {
     assert!(matches!(store.slack_mention_save(&taken, true, now).await, Err(Error::Conflict)));
     let found = store.slack_mention(&asked.key).await.expect("it is there");
     assert_eq!(
-        (found.state, found.next_look, found.event),
+        (found.state, found.next_wake, found.event),
         (MentionState::Failed, None, json!(null))
     );
 }
@@ -290,8 +299,9 @@ async fn approvals_are_shown_at_the_first_open_mention_of_a_task() {
         store.slack_mention_save(&asked, false, now).await.expect("it is saved");
         taken.push(asked);
     }
-    let showing =
-        async || store.slack_mention_for_approvals("task_1").await.expect("it answers").map(|key| key.ts);
+    let showing = async || {
+        store.slack_mention_for_approvals("task_1").await.expect("it answers").map(|key| key.ts)
+    };
     let askers = async |before| {
         let askers =
             store.slack_askers(&place(), "task_1", before, 10).await.expect("they are read");
@@ -303,7 +313,7 @@ async fn approvals_are_shown_at_the_first_open_mention_of_a_task() {
     );
     assert_eq!(askers(now).await, Vec::<String>::new());
     // It is answered, and looked at for what subtasks ask until the next one is.
-    (taken[1].state, taken[1].next_look) = (MentionState::Answered, Some(now + LEASE));
+    (taken[1].state, taken[1].next_wake) = (MentionState::Answered, Some(now + LEASE));
     store.slack_mention_save(&taken[1], true, now).await.expect("it is saved");
     taken[0].state = MentionState::Asked;
     store.slack_mention_save(&taken[0], false, now).await.expect("it is saved");
@@ -315,7 +325,7 @@ async fn approvals_are_shown_at_the_first_open_mention_of_a_task() {
         "it is worked on"
     );
     assert!(store.slack_mention_wake(&taken[1].key, now).await.expect("it answers"));
-    taken[1].next_look = None;
+    taken[1].next_wake = None;
     store.slack_mention_save(&taken[1], true, now).await.expect("it is saved");
     assert_eq!(showing().await.as_deref(), Some("1.1"));
     assert_eq!(store.slack_mention_for_approvals("task_2").await.expect("it answers"), None);
@@ -337,7 +347,7 @@ async fn old_mentions_lose_content_and_stay_deduplicated() {
     let taken = store.slack_mentions_claim(10, LEASE, now).await.expect("they are taken");
     let mut taken =
         taken.into_iter().find(|taken| taken.key == over.key).expect("it is among them");
-    (taken.state, taken.next_look, taken.error) =
+    (taken.state, taken.next_wake, taken.error) =
         (MentionState::Failed, None, Some("it went wrong".to_owned()));
     store.slack_mention_save(&taken, true, now).await.expect("it is saved");
     assert_eq!(store.slack_cleanup(now, 100).await.expect("it answers"), 0);

@@ -144,8 +144,7 @@ async fn only_the_newest_versions_are_kept() {
 }
 
 #[tokio::test]
-async fn deleted_document_is_restorable_and_versions_never_repeat()
-{
+async fn deleted_document_is_restorable_and_versions_never_repeat() {
     let database = Database::new().await;
     let store = database.store();
     assert_not_found(delete(&store, OWN, None, false).await);
@@ -350,8 +349,12 @@ async fn state_growth_subtracts_the_dropped_version() {
     let database = Database::new().await;
     let store = database.store();
     let kept = async || {
-        let periods = crate::Periods::of(now());
-        store.quota_counts(ORG, crate::CountSelection::ALL, &periods).await.expect("counted").storage_bytes
+        let periods = crate::Periods::containing(now());
+        store
+            .quota_counts(ORG, crate::CountSelection::ALL, &periods)
+            .await
+            .expect("counted")
+            .storage_bytes
     };
     let growth = async |content: StateContent<'_>| {
         store.state_growth(ORG, SHARED, content, None).await.expect("counted").bytes

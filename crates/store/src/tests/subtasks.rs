@@ -11,9 +11,9 @@ use jiff::SignedDuration;
 
 use super::*;
 use crate::{
-    ScriptCaller, BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, EndedMessage, Key,
-    LoadedTask, NewSubtask, Order, Page, SubtaskState, SubtaskStatus, SubtaskEvents, TaskCommit,
-    TaskFilter,
+    BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, EndedMessage, Key,
+    LoadedTask, NewSubtask, Order, Page, ScriptCaller, SubtaskEvents, SubtaskState, SubtaskStatus,
+    TaskCommit, TaskFilter,
 };
 
 const LIMITS: Limits = Limits { depth: 5, children: 8, at_work: 11 };
@@ -156,7 +156,10 @@ async fn repeated_spawn_call_creates_one_subtask() {
     assert_eq!(listed.iter().map(|task| task.state.id).collect::<Vec<_>>(), [child, other]);
     // One that was deleted and purged meanwhile is not begun again.
     applied(f.store.task_delete(&write(), child, rendered("task.deleted")).await.expect("deleted"));
-    assert_eq!(f.store.task_purge(child, deleted_event, now()).await.expect("purged"), Some(Vec::new()));
+    assert_eq!(
+        f.store.task_purge(child, deleted_event, now()).await.expect("purged"),
+        Some(Vec::new())
+    );
     assert_eq!(spawn(&f, caller, 1).await, child);
     assert!(f.store.task_load(child).await.expect("read").is_none());
     assert_eq!(
@@ -458,8 +461,12 @@ async fn script_hands_off_its_task_to_another_agent() {
     )
     .id;
     for events in [1, 0] {
-        let change =
-            f.store.task_hand_off(caller, other, EVENTS, now()).await.expect("asked").expect("done");
+        let change = f
+            .store
+            .task_hand_off(caller, other, EVENTS, now())
+            .await
+            .expect("asked")
+            .expect("done");
         assert_eq!(change.events.len(), events);
     }
     let loaded = load(&f, caller.task).await;

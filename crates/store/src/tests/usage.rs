@@ -216,7 +216,9 @@ async fn quota_set_by_the_operator_persists() {
         f.store.quota_set(&write(), nobody, "", limits, None, rendered::<Quota>("quota")).await;
     assert_not_found(said);
     assert!(f.store.idempotent_response(&write_with_key("k", 1)).await.expect("read").is_some());
-    assert!(f.store.idempotent_response(&write_with_key("other", 1)).await.expect("read").is_none());
+    assert!(
+        f.store.idempotent_response(&write_with_key("other", 1)).await.expect("read").is_none()
+    );
     assert!(f.store.idempotent_response(&write()).await.expect("read").is_none());
 }
 
@@ -315,7 +317,7 @@ async fn tool_calls_are_summed_from_script_results() {
     let of = Dimensions { tool: true, ..Dimensions::default() };
     let shown = |rows: &[UsageRow]| -> Vec<(String, String, String, UsageTotals)> {
         let row = |row: &UsageRow| {
-            (row.cursor.day.clone(), row.agent_name.clone(), row.cursor.what.clone(), row.totals)
+            (row.cursor.day.clone(), row.agent_name.clone(), row.cursor.item.clone(), row.totals)
         };
         rows.iter().map(row).collect()
     };

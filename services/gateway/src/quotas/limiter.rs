@@ -154,7 +154,7 @@ impl Wanted {
 
     /// What has to be counted for it, of an organization or a key.
     fn counted(self, limits: &Limits, subject: Subject) -> CountSelection {
-        let all = CountSelection::of(limits);
+        let all = CountSelection::for_limits(limits);
         CountSelection {
             tasks: all.tasks && self.tasks > 0,
             runs: all.runs && self.work,
@@ -320,7 +320,7 @@ impl Quotas {
         let periods = self.periods(time);
         let held = reading.take().filter(|reading| reading.day == periods.day);
         // Of the keys of one organization some may have other limits than others.
-        let of = held.as_ref().map(|held| held.of).unwrap_or_default().union(CountSelection::of(limits));
+        let of = held.as_ref().map(|held| held.of).unwrap_or_default().union(CountSelection::for_limits(limits));
         let mut read = match held {
             Some(reading) if reading.of == of && reading.at.elapsed() < COUNTED => reading,
             held => count(store, book, of, &periods, held).await?,

@@ -1,29 +1,28 @@
-//! Tasks that are put aside, because looking at them fails each time, and what is tried again
-//! because a person asks for it.
+//! Quarantine of tasks that fail to reconcile repeatedly, and retries that a person requests.
 
 use construct_domain::{OrganizationId, TaskId};
 use jiff::Timestamp;
 
 use crate::{
-    Error, WriteOutput, Store, StoredTask, Write, WriteOutcome, task::write::task_reload, text, time::sql,
-    write::begin,
+    Error, Store, StoredTask, Write, WriteOutcome, WriteOutput, task::write::task_reload, text,
+    time::sql, write::begin,
 };
 
-/// Characters of a reason that are kept.
+/// Maximum length of a stored reason, in characters.
 const MAX_REASON_CHARS: usize = 2_000;
 
-/// Why a task was put aside.
+/// The quarantine of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quarantine {
-    /// The start.
+    /// When it was quarantined.
     pub since: Timestamp,
-    /// What failed, with its causes.
+    /// The error, with its causes.
     pub reason: String,
 }
 
 impl Store {
-    /// How often something was asked for of a task, also of one that cannot be read otherwise. None
-    /// when there is no such task.
+    /// The number of intents of a task, also of an unreadable one. None when the task does not
+    /// exist.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -34,9 +33,9 @@ impl Store {
             .await?)
     }
 
-    /// Puts a task aside: the sweep leaves it out until somebody asks for something beyond the
-    /// first `intents`, which looks have failed at. False when somebody has already. One that is
-    /// put aside stays so since when it was first.
+    /// Quarantines a task: the sweep leaves it out until there are more than `intents` intents,
+    /// which failed to reconcile. False when there already are more. A repeated quarantine keeps
+    /// the time of the first one.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -65,7 +64,7 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// Why a task is put aside, if it is.
+    /// The quarantine of a task, if it is quarantined.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -86,11 +85,12 @@ impl Store {
         Ok(parked.map(|row| Quarantine { since: row.since.into(), reason: row.reason }))
     }
 
-    /// Asks for a task that was put aside to be looked at again, readable or not, or for a turn
-    /// that has failed, or came to its limit of model calls, to be gone on with: the model is asked
-    /// with what the transcript has. Nothing happens to any other task, nor when the model has had
-    /// the last word (an answer that its vendor refused, or cut off), because it would be asked
-    /// about its own words.
+    /// Requests a retry. A quarantined task, readable or not, is reconciled again. A turn that
+    /// failed, or reached its limit of model calls, continues: the model is called with the current
+    /// transcript.
+    ///
+    /// No effect on any other task, or if the transcript ends with an answer of the model that its
+    /// vendor refused or cut off: the model would be asked about its own answer.
     ///
     /// # Errors
     /// [`Error::NotFound`]; the errors of every write.

@@ -1,14 +1,14 @@
-//! What cannot be read of a task's row.
+//! Unreadable columns of a task's row.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// The columns that cannot be read, with why.
+/// The unreadable columns, with the reasons.
 #[derive(Debug, Default)]
 pub(super) struct UnreadableColumns(Vec<(&'static str, String)>);
 
 impl UnreadableColumns {
-    /// A column of JSON; where it cannot be read, what is there without one.
+    /// Decodes a JSON column. The default value if it is unreadable.
     pub(super) fn json<T: DeserializeOwned + Default>(
         &mut self,
         column: &'static str,
@@ -17,7 +17,7 @@ impl UnreadableColumns {
         self.option(column, Some(value)).unwrap_or_default()
     }
 
-    /// A column of JSON that may be empty.
+    /// Decodes a nullable JSON column.
     pub(super) fn option<T: DeserializeOwned>(
         &mut self,
         column: &'static str,
@@ -32,28 +32,28 @@ impl UnreadableColumns {
         }
     }
 
-    /// A column of words, of which some are known.
+    /// Parses a text column with a fixed set of values.
     pub(super) fn text<T>(
         &mut self,
         column: &'static str,
-        word: &str,
+        value: &str,
         parse: fn(&str) -> Option<T>,
     ) -> Option<T> {
-        let known = parse(word);
-        if known.is_none() {
-            self.0.push((column, format!("`{word}` is not known")));
+        let parsed = parse(value);
+        if parsed.is_none() {
+            self.0.push((column, format!("unknown value `{value}`")));
         }
-        known
+        parsed
     }
 
     pub(super) fn columns(&self) -> Vec<&'static str> {
         self.0.iter().map(|(column, _)| *column).collect()
     }
 
-    /// What cannot be read, and why. None when everything can.
+    /// Describes the unreadable columns. None when there are none.
     pub(super) fn describe(&self) -> Option<String> {
-        let words: Vec<String> =
-            self.0.iter().map(|(column, why)| format!("{column}: {why}")).collect();
-        (!words.is_empty()).then(|| words.join("; "))
+        let columns: Vec<String> =
+            self.0.iter().map(|(column, reason)| format!("{column}: {reason}")).collect();
+        (!columns.is_empty()).then(|| columns.join("; "))
     }
 }

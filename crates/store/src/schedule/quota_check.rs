@@ -38,32 +38,32 @@ pub(super) async fn exhausted_quota(
     .fetch_optional(&mut *connection)
     .await?;
     let Some(row) = row else { return Ok(None) };
-    let periods = Periods::of(now);
+    let periods = Periods::containing(now);
     if let Some((id, stored)) = schedule.key.zip(row.key) {
         let limits = Limits::from_column(stored)?;
-        let counted = run_counts(&limits, schedule);
-        if counted != CountSelection::default() {
-            let done = key_counts(&mut *connection, organization, counted, &periods).await?;
+        let selection = run_counts(&limits, schedule);
+        if selection != CountSelection::default() {
+            let done = key_counts(&mut *connection, organization, selection, &periods).await?;
             if let Some(quota) =
-                first_exceeded(&limits, counted, &done.get(&id).copied().unwrap_or_default())
+                first_exceeded(&limits, selection, &done.get(&id).copied().unwrap_or_default())
             {
-                return Ok(Some(format!("key_{quota} of the API key it was made with is used up")));
+                return Ok(Some(format!("key_{quota} of its API key is used up")));
             }
         }
     }
     let limits = Limits::from_column(row.organization)?;
-    let counted = run_counts(&limits, schedule);
-    if counted == CountSelection::default() {
+    let selection = run_counts(&limits, schedule);
+    if selection == CountSelection::default() {
         return Ok(None);
     }
-    let done = counts(&mut *connection, organization, counted, &periods).await?;
-    Ok(first_exceeded(&limits, counted, &done)
+    let done = counts(&mut *connection, organization, selection, &periods).await?;
+    Ok(first_exceeded(&limits, selection, &done)
         .map(|quota| format!("{quota} of the organization is used up")))
 }
 
 /// The limited counts that a run increments.
 fn run_counts(limits: &Limits, schedule: &Schedule) -> CountSelection {
-    let all = CountSelection::of(limits);
+    let all = CountSelection::for_limits(limits);
     CountSelection {
         tasks: all.tasks && matches!(schedule.target, ScheduleTarget::Agent(_)),
         storage: false,
@@ -71,10 +71,14 @@ fn run_counts(limits: &Limits, schedule: &Schedule) -> CountSelection {
     }
 }
 
-fn first_exceeded(limits: &Limits, counted: CountSelection, done: &Counts) -> Option<&'static str> {
+fn first_exceeded(
+    limits: &Limits,
+    selection: CountSelection,
+    done: &Counts,
+) -> Option<&'static str> {
     let is_full = |done: i64, limit: Option<i64>| limit.is_some_and(|limit| done >= limit);
     [
-        ("tasks_per_day", counted.tasks && is_full(done.tasks, limits.tasks_per_day)),
+        ("tasks_per_day", selection.tasks && is_full(done.tasks, limits.tasks_per_day)),
         ("runs_per_day", is_full(done.runs, limits.runs_per_day)),
         ("tokens_per_day", is_full(done.tokens, limits.tokens_per_day)),
         ("spend_per_month", is_full(done.spend_pico_usd, limits.spend_per_month_pico_usd)),
