@@ -16,7 +16,7 @@ use construct_proto::v1;
 use construct_store::{
     Agent, DescendantTotals, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider,
     ModelProviderKind, PricesSource, RunOutcome, Schedule, ScheduleRun, Secret, StoredApproval,
-    StoredMessage, StoredTask, Target, ThinkingEffort,
+    StoredMessage, StoredTask, ScheduleTarget, ThinkingEffort,
 };
 use jiff::Timestamp;
 
@@ -166,7 +166,7 @@ pub fn approval(approval: &StoredApproval) -> v1::Approval {
         status: Some(v1::ApprovalStatus {
             state: approval_state(approval.state).into(),
             decided_by: approval.decided_by.clone(),
-            words: approval.words.clone(),
+            words: approval.comment.clone(),
             decided_at: approval.decided_at.map(time),
             expires_at: Some(time(approval.expires_at)),
         }),
@@ -368,7 +368,7 @@ pub fn model_provider(provider: &ModelProvider) -> v1::ModelProvider {
             tokens_per_minute: provider.limits.tokens_per_minute,
         }),
         status: Some(v1::ModelProviderStatus {
-            additional_api_keys: u32::try_from(provider.further_keys.len()).unwrap_or(u32::MAX),
+            additional_api_keys: u32::try_from(provider.additional_keys.len()).unwrap_or(u32::MAX),
             api_key_set: provider.key.is_some(),
             encryption_key_id: provider
                 .key
@@ -387,8 +387,8 @@ pub fn schedule(schedule: &Schedule) -> v1::Schedule {
         Timing::Cron { pattern, time_zone } => (None, pattern.clone(), time_zone.clone()),
     };
     let (task, agent) = match schedule.target {
-        Target::Task(task) => (task.to_string(), None),
-        Target::Agent(agent) => (String::new(), Some(agent)),
+        ScheduleTarget::Task(task) => (task.to_string(), None),
+        ScheduleTarget::Agent(agent) => (String::new(), Some(agent)),
     };
     v1::Schedule {
         metadata: metadata(schedule.id, schedule.organization, times, schedule.revision),

@@ -355,7 +355,7 @@ fn entry(name: &str, kind: Option<Kind>, now: Timestamp) -> AuditEntry {
         user: Some(UserId::LOCAL),
         api_key: None,
         method: "RetireKey".to_owned(),
-        face: "command".to_owned(),
+        protocol: "command".to_owned(),
         peer: String::new(),
         user_agent: String::new(),
         objects: vec![name.to_owned(), kind.map_or("", Kind::name).to_owned()],

@@ -327,7 +327,7 @@ fn approval_decision(approval: &StoredApproval) -> Option<mesh::ApprovalDecision
         number: approval.call.number,
         arguments_hash: approval.call.hash.clone(),
         approved,
-        words: approval.words.clone(),
+        words: approval.comment.clone(),
         decided_by: approval.decided_by.clone(),
     })
 }

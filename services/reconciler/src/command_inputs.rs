@@ -152,7 +152,7 @@ pub(crate) async fn gather(
         for closed in &decision.closed_approvals {
             if let Some(approval) = approvals.iter_mut().find(|approval| approval.id == closed.id) {
                 approval.state = closed.state;
-                approval.words.clone_from(&closed.reason);
+                approval.comment.clone_from(&closed.reason);
             }
         }
         Ok(approvals)

@@ -504,7 +504,7 @@ impl Reconciler {
                 reason: request.reason.clone(),
                 state: ApprovalState::Pending,
                 decided_by: String::new(),
-                words: String::new(),
+                comment: String::new(),
                 decided_at: None,
                 expires_at: *expires_at,
                 revision: before.map_or(1, |before| before.revision + 1),
@@ -518,7 +518,7 @@ impl Reconciler {
                 continue;
             };
             approval.state = closed.state;
-            approval.words.clone_from(&closed.reason);
+            approval.comment.clone_from(&closed.reason);
             approval.decided_at = Some(now);
             approval.revision += 1;
             approval.updated_at = now;

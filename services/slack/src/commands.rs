@@ -384,8 +384,8 @@ async fn run_permission_command(
     let id = &team.token.team;
     if verb == "who" {
         let mut lines = Vec::new();
-        for may in [GrantKind::Use, GrantKind::Approve] {
-            for grant in shared.store.slack_grants(id, may).await? {
+        for kind in [GrantKind::Use, GrantKind::Approve] {
+            for grant in shared.store.slack_grants(id, kind).await? {
                 lines.push(describe_grant(&grant));
             }
         }
@@ -410,7 +410,7 @@ async fn run_permission_command(
 /// Parses `use|approve AGENT|all [<@U1|name>] [here]`.
 fn parse_grant(team: &str, channel: &str, words: &str) -> Option<Grant> {
     let mut words = words.split_whitespace();
-    let may = match words.next()? {
+    let kind = match words.next()? {
         "use" => GrantKind::Use,
         "approve" => GrantKind::Approve,
         _ => return None,
@@ -421,7 +421,7 @@ fn parse_grant(team: &str, channel: &str, words: &str) -> Option<Grant> {
         channel: String::new(),
         user: String::new(),
         agent: agent.to_owned(),
-        may,
+        kind,
     };
     for word in words {
         if word == "here" {

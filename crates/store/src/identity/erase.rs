@@ -156,7 +156,7 @@ impl Store {
         let organization = OrganizationId::from_uuid(row.id);
         let mut counts: Counts =
             serde_json::from_value(row.erased.clone()).map_err(Error::internal)?;
-        let part = Part { organization: row.id, limit: i64::from(limit), now };
+        let part = ErasurePart { organization: row.id, limit: i64::from(limit), now };
         let connection = &mut *transaction;
         part.cancel_scans(connection).await?;
         let has_more = part.delete_tasks(connection, &mut counts).await?;
@@ -212,13 +212,13 @@ impl Store {
 }
 
 /// One part of an erasure.
-struct Part {
+struct ErasurePart {
     organization: Uuid,
     limit: i64,
     now: Timestamp,
 }
 
-impl Part {
+impl ErasurePart {
     async fn cancel_scans(&self, connection: &mut PgConnection) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE scans SET cancel_requested_at = $2, cancel_reason = 'the organization is deleted', next_wake = $2,

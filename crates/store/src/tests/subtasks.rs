@@ -71,9 +71,9 @@ async fn end_turn(f: &Fixture, task: TaskId) {
         last_outcome: Some(TurnOutcome::Completed),
         ..loaded.task.clone()
     };
-    let ended = Some(EndedMessage { message, error: None });
+    let ended_message = Some(EndedMessage { message, error: None });
     f.store
-        .task_commit(TaskCommit { ended, ..TaskCommit::new(&loaded, &state, now()) })
+        .task_commit(TaskCommit { ended_message, ..TaskCommit::new(&loaded, &state, now()) })
         .await
         .expect("committed");
 }

@@ -122,10 +122,10 @@ async fn quota_counts_are_computed_from_source_tables() {
     // A copy has neither run nor spent anything.
     let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
     let last = transcript.last().expect("there are some").id;
-    let elsewhere = (message_id(), text("elsewhere"));
+    let workspace_notice = (message_id(), text("elsewhere"));
     let (id, workspace) = (TaskId::from_uuid(Uuid::now_v7()), String::new());
     let new =
-        NewFork { id, source: task, message: last, title: String::new(), workspace, elsewhere };
+        NewFork { id, source: task, message: last, title: String::new(), workspace, workspace_notice };
     applied(f.store.task_fork(&write(), new, rendered("task.created")).await.expect("copied"));
     assert_eq!(counts(&f, ORG, &periods).await, Counts { tasks: 3, ..expected });
     // Only what is asked for is counted.
