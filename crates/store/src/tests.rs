@@ -1,4 +1,4 @@
-//! Every promise of this crate against a real server.
+//! Tests of this crate against a real server.
 
 mod approvals;
 mod audit;
@@ -61,12 +61,12 @@ fn event(kind: &str) -> NewEvent {
     NewEvent { kind: kind.to_owned(), payload: kind.as_bytes().to_vec(), step: None }
 }
 
-/// The event of a task that goes with the one above it.
+/// The event of a task that is deleted with its parent.
 fn deleted_event(_: TaskId) -> NewEvent {
     event("task.deleted")
 }
 
-/// Makes an event of this kind, and the entity's `Debug` the response.
+/// Renders an event of this kind. The response is the `Debug` text of the entity.
 fn rendered<T: std::fmt::Debug>(kind: &str) -> impl FnOnce(&T) -> WriteOutput + Send + use<T> {
     let event = event(kind);
     move |entity| WriteOutput { event, response: format!("{entity:?}").into_bytes() }
@@ -242,7 +242,7 @@ fn new_task(agent: AgentId) -> NewTask {
     }
 }
 
-/// A second tenant.
+/// A second organization.
 async fn other_organization(store: &Store) -> OrganizationId {
     let id = Uuid::now_v7();
     sqlx::query("INSERT INTO organizations (id, name, slug, created_at, updated_at) VALUES ($1, 'other', 'other', '2026-01-01Z', '2026-01-01Z')")

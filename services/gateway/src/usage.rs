@@ -67,7 +67,7 @@ fn shown(row: &UsageRow) -> v1::UsageRow {
         model: row.model_name.clone(),
         ..v1::UsageRow::default()
     };
-    match row.used {
+    match row.totals {
         UsageTotals::Models { calls, usage } => {
             shown.calls = calls;
             shown.usage = Some(convert::usage(&usage));

@@ -74,7 +74,7 @@ impl Store {
         organization: OrganizationId,
         id: TaskId,
     ) -> Result<Option<Quarantine>, Error> {
-        let parked = sqlx::query!(
+        let quarantine = sqlx::query!(
             r#"SELECT parked_at AS "since!: jiff_sqlx::Timestamp", parked_reason AS "reason!" FROM tasks
                WHERE organization_id = $1 AND id = $2 AND parked_intents = intents"#,
             organization.uuid(),
@@ -82,7 +82,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
-        Ok(parked.map(|row| Quarantine { since: row.since.into(), reason: row.reason }))
+        Ok(quarantine.map(|row| Quarantine { since: row.since.into(), reason: row.reason }))
     }
 
     /// Requests a retry. A quarantined task, readable or not, is reconciled again. A turn that

@@ -1,4 +1,4 @@
-//! Approvals: asked with a commit, decided once, seen by their own organization only.
+//! Approvals: requested by a commit, decided once, visible only in their organization.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ impl WaitingTask {
             ..Turn::new(message, Stage::Code { calls: vec!["a".to_owned()] })
         });
         let (waits, results) = (calls.iter().map(|asked| asked.call.clone()).collect(), Vec::new());
-        let parked_state = StepState::Suspended { waits, awaits: Vec::new(), results };
+        let suspended = StepState::Suspended { waits, awaits: Vec::new(), results };
         let step = Step {
             id: step,
             number: 1,
@@ -59,7 +59,7 @@ impl WaitingTask {
             since: now(),
             round: 0,
             resumed: None,
-            state: parked_state,
+            state: suspended,
         };
         state.next_wake = Some(step.approvals_expire_at());
         state.step = Some(step);
@@ -142,7 +142,7 @@ async fn approval_decision_is_an_intent_and_invalidates_open_commits() {
     let loaded = waiting.load().await;
     assert!(loaded.has_new_intents());
     assert_eq!(loaded.task.approvals[0].state, ApprovalState::Approved);
-    // A commit that was decided before may be about to end the question.
+    // A concurrent commit may be about to close the approval.
     let state: Task = before.task.clone();
     let late = waiting.f.store.task_commit(TaskCommit::new(&before, &state, now())).await;
     assert!(matches!(late, Err(Error::Conflict)), "{late:?}");

@@ -158,7 +158,7 @@ async fn write_and_audit_entry_are_stored_atomically() {
         found.into_iter().map(|entry| (entry.method, entry.objects)).collect::<Vec<_>>()
     };
     let mut expected = Vec::new();
-    // Each of the ways in which a write can end, with an idempotency key and without.
+    // Each way in which a write can end, with and without an idempotency key.
     for (number, keyed) in [(1_u8, false), (2, true)] {
         let with = |method: &str| {
             let (audit, written) = audit(method);
@@ -181,7 +181,8 @@ async fn write_and_audit_entry_are_stored_atomically() {
         assert!(written.load(Ordering::Acquire));
         expected.push("Agent");
         if keyed {
-            // Done once, answered twice: the second time is not this transaction's to tell.
+            // Executed once, answered twice: the repeated request stores no entry in this
+            // transaction.
             let (audit, written) = audit("Agent");
             let again = Write { audit: Some(audit), ..agent };
             f.store

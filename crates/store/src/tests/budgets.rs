@@ -1,5 +1,4 @@
-//! Money that is set aside, settled, and summed up: never more than there is, whoever asks at the
-//! same time.
+//! Reservations, settlements and sums: concurrent calls never exceed a budget.
 
 use construct_domain::{
     BudgetId,
@@ -31,7 +30,7 @@ async fn spent_and_reserved(f: &Fixture, budget: &Budget) -> (i64, i64) {
     spent_and_reserved_at(f, budget, now()).await
 }
 
-/// What is spent and what is set aside.
+/// The spent and the reserved money.
 async fn spent_and_reserved_at(f: &Fixture, budget: &Budget, at: Timestamp) -> (i64, i64) {
     let budget = f.store.budget_get(ORG, budget.id, at).await.expect("got");
     (budget.spent, budget.reserved)
@@ -68,7 +67,7 @@ fn expect_exhausted(result: Result<impl std::fmt::Debug, Error>) -> ExhaustedBud
     }
 }
 
-/// A task with a step that is about to begin, and the commit's new state.
+/// A task with a step that is about to start, the new state, and its reservation.
 async fn step_about_to_start(f: &Fixture, task: TaskId) -> (LoadedTask, Task, StepReservation) {
     let loaded = f.store.task_load(task).await.expect("read").expect("there");
     let mut state = loaded.task.clone();
@@ -188,7 +187,7 @@ async fn step_cost_replaces_its_reservation_in_the_same_commit() {
         TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
 
-    // The next step begins in the commit that books the one before.
+    // The next step starts in the commit that books the previous one.
     let (loaded, state, mut next) = step_about_to_start(&f, task).await;
     let usage = Usage { input_tokens: 1, cost_pico_usd: DOLLAR / 4, ..Usage::default() };
     next.amount_pico_usd = DOLLAR * 3 / 4;
@@ -208,8 +207,7 @@ async fn step_cost_replaces_its_reservation_in_the_same_commit() {
     assert_eq!(spent_and_reserved(&f, &total).await, (DOLLAR / 4, DOLLAR * 3 / 4));
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").usage, usage);
 
-    // One that failed before a vendor was called costs nothing; one that nobody waits for is booked
-    // late.
+    // A step that failed before the vendor call costs nothing. An abandoned step is booked late.
     let (loaded, state, last) = step_about_to_start(&f, task).await;
     let exhausted = expect_exhausted(
         f.store
@@ -242,7 +240,7 @@ async fn step_cost_replaces_its_reservation_in_the_same_commit() {
             "once, however often it is told"
         );
     }
-    // Another worker had the command as well, and has made a call of its own.
+    // Another worker had the same command, and made its own call.
     let second = StepUsage { call: Uuid::now_v7(), ..late.clone() };
     for first in [true, false] {
         let booked = f
@@ -341,7 +339,7 @@ async fn token_budget_is_never_exceeded() {
         .call_reserve(&token(2 * DOLLAR), now())
         .await
         .expect("a dollar is spent, two are there");
-    // A further report of a reservation that is over still counts for its token.
+    // A further report of a settled reservation still counts for its token.
     assert!(f.store.call_book(&report(&f, &first, DOLLAR), now()).await.expect("booked"));
     let page =
         Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
@@ -388,7 +386,7 @@ async fn new_budget_period_carries_over_open_reservations() {
     assert_eq!((exhausted.spent, exhausted.reserved), (0, DOLLAR));
     assert!(f.store.call_book(&report(&f, &open, DOLLAR), december).await.expect("booked"));
     assert_eq!(spent_and_reserved_at(&f, &month, december).await, (DOLLAR, 0));
-    // A replica whose clock is behind does not bring the old month back.
+    // A replica with a slow clock does not bring the old month back.
     f.store.call_reserve(&call(None, DOLLAR), november).await.expect("reserved");
     assert_eq!(spent_and_reserved_at(&f, &month, december).await, (DOLLAR, DOLLAR));
 }
@@ -414,7 +412,7 @@ async fn new_budget_counts_earlier_and_concurrent_spending() {
         budgets.push(budget(&f, scope, Period::Total, 5 * DOLLAR).await);
     }
     assert!(budgets.iter().all(|budget| budget.spent == DOLLAR), "{budgets:?}");
-    // As a booking leaves it whose statement began before the budget was there.
+    // Like a booking whose statement began before the budget existed.
     sqlx::query("UPDATE budgets SET spent_pico_usd = 0")
         .execute(&f.store.pool)
         .await

@@ -1,4 +1,4 @@
-//! The reconciler's commit: guarded, whole, and never in the way of what people ask for.
+//! The reconciler's commit: guarded, atomic, and never in conflict with intents.
 
 use construct_domain::{
     message::Source,
@@ -69,7 +69,7 @@ async fn committed_task_is_loaded_unchanged() {
         .expect("committed");
     assert_eq!((committed.first_event_sequence, committed.has_new_intents), (3, false));
     let again = load(&f, task).await;
-    // How long the conversation is now is counted by the database, and not decided.
+    // The database counts the length of the conversation; the decision does not contain it.
     let (admitted, counted) = (loaded.task.context.queued, &again.task.context);
     assert_eq!(
         (counted.transcript, counted.queued),
@@ -339,8 +339,8 @@ async fn edit_of_a_queued_message_survives_its_admission() {
     );
     let (commit, update) = futures::join!(commit, update);
     match commit {
-        // They met in the middle of the commit, which is made anew then, as every commit that loses
-        // a race is.
+        // The update ran during the commit, which is retried then, like every commit that loses a
+        // race.
         Err(Error::Conflict) => {
             let loaded = load(&f, task).await;
             let (state, admitted) = admitting(&loaded);

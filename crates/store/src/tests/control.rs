@@ -1,4 +1,4 @@
-//! Interruptions, rewinds, edits and forks, as far as they are rows.
+//! Rows of interrupts, rewinds, edits and forks.
 
 use construct_domain::{
     budget::{Period, Scope},
@@ -36,7 +36,7 @@ fn result() -> Content {
     }
 }
 
-/// Commits the next message of the queue, and these after it.
+/// Commits the next queued message, and then these.
 async fn turn(f: &Fixture, task: TaskId, answers: Vec<(Source, Content)>) {
     let loaded = load(f, task).await;
     let mut state = loaded.task.clone();
@@ -307,7 +307,7 @@ async fn fork_copies_transcript_without_costs() {
     let budgets = f.store.budget_list(ORG, &filter, &page, now()).await.expect("listed");
     assert_eq!(budgets.iter().map(|budget| budget.limit).collect::<Vec<_>>(), [7]);
 
-    // In the same directory there is nothing to say; and that takes its name.
+    // In the same workspace there is no notice.
     let same = applied(
         f.store
             .task_fork(&write(), fork(&all[0], "/w"), rendered("task.created"))
@@ -315,7 +315,7 @@ async fn fork_copies_transcript_without_costs() {
             .expect("forked"),
     );
     assert_eq!((same.workspace.as_str(), same.state.last_position), ("/w", 1));
-    // A copy of a copy has nothing of what was put aside.
+    // A fork of a fork has no superseded messages.
     let back = Rewind { task: stored.state.id, message: copy[1].id, keep: false };
     applied(
         f.store.task_rewind(&write(), back, rendered("task.updated")).await.expect("asked for"),
@@ -374,7 +374,7 @@ async fn retry_applies_to_failed_turns_without_a_final_answer() {
     };
     assert!(!applied(&asked().await), "it has had no turn");
     let message = f.message(task, "hello").await;
-    // What the model says, how the turn ends, whether it can be tried again.
+    // The answers of the model, the outcome of the turn, whether it can be retried.
     for (said, outcome, possible) in [
         (vec![], Some(TurnOutcome::Completed), false),
         (vec![], Some(TurnOutcome::Cancelled), false),
@@ -441,7 +441,7 @@ async fn compaction_replaces_messages_until_a_rewind_before_its_end() {
         "all of it is there"
     );
 
-    // A rewind to behind it leaves it, a fork has it, with the places of the copy.
+    // A rewind to after its end leaves it. A fork has it, with the positions of the fork.
     applied(
         f.store
             .task_rewind(&write(), rewind(task, &all[4]), rendered("task.updated"))
@@ -463,7 +463,7 @@ async fn compaction_replaces_messages_until_a_rewind_before_its_end() {
     assert_eq!((copy.state.context.through, copy.state.context.scale), (3, 700));
     assert_eq!(f.store.compaction(copy.state.id, 3).await.expect("read"), Some(compaction));
 
-    // One to before its end takes it away.
+    // A rewind to before its end removes it.
     applied(
         f.store
             .task_rewind(&write(), rewind(task, &all[1]), rendered("task.updated"))

@@ -1,4 +1,4 @@
-//! Nothing of an organization that is erased is left, and nothing of others is touched.
+//! Erasure removes everything of an organization, and nothing of others.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -13,10 +13,10 @@ use crate::{
     identity::{ERASED, ErasureProgress, NewOrganization},
 };
 
-/// What is kept: the trail, for as long as the operator keeps any. And of erased tasks their ids,
-/// without whose they were.
+/// Tables that are kept: the audit trail, until it expires. The ids of erased tasks are kept too,
+/// without their organization.
 const KEPT_TABLES: [&str; 1] = ["audit_entries"];
-/// Emptied by statements of their own.
+/// Tables that are emptied by separate statements.
 const SEPARATE_TABLES: [&str; 2] = ["erased_tasks", "events"];
 
 fn silent<T>(_: &T) -> WriteOutput {
@@ -53,7 +53,7 @@ async fn team(store: &Store) -> OrganizationId {
     id
 }
 
-/// A value for a column that wants one, such that rows of one organization refer to each other.
+/// A value for a required column, such that the rows of one organization refer to each other.
 fn value(organization: OrganizationId, table: &str, column: &str, kind: &str) -> String {
     let own = |table: &str| format!("md5('{organization}{table}')::uuid");
     match (table, column, kind) {
@@ -96,7 +96,7 @@ fn value(organization: OrganizationId, table: &str, column: &str, kind: &str) ->
     }
 }
 
-/// A row in every table that has something of organizations.
+/// A row in every table that holds data of organizations.
 async fn fill(store: &Store, organization: OrganizationId) {
     let further = [
         ("schedules", "task_id", "uuid"),
@@ -128,7 +128,7 @@ async fn fill(store: &Store, organization: OrganizationId) {
             values(table).join(", ")
         );
         if *table == "models" {
-            // A second one, which the first falls back to.
+            // A second one, which is the fallback of the first.
             let other = values(table).join(", ").replace(
                 &format!("md5('{organization}models')"),
                 &format!("md5('{organization}models_fallback')"),
@@ -179,7 +179,7 @@ async fn rows(store: &Store, organization: OrganizationId) -> Vec<(String, Vec<S
     found
 }
 
-/// One part; where others have to do theirs, what the reconciler does.
+/// One part of an erasure. If it is blocked, plays the reconciler.
 async fn part(store: &Store, limit: u32, now: Timestamp) -> Option<ErasureProgress> {
     let part = store.organization_erase(record(), limit, now).await.expect("a part is erased");
     if let Some(ErasureProgress::Blocked(organization)) = part {
@@ -228,7 +228,7 @@ async fn erasure_removes_all_rows_of_one_organization_only() {
         "an organization that is not deleted is left alone"
     );
     store.organization_delete(&write(), mine, silent).await.expect("it is deleted");
-    // Whoever is at it is killed again and again, at any moment; each time somebody else goes on.
+    // The process is killed again and again, at any moment; each time another one continues.
     let left = async || {
         let left = "SELECT count(*) FROM organizations WHERE erasing_since IS NOT NULL";
         let left: i64 = sqlx::query_scalar(left).fetch_one(&store.pool).await.expect("counted");
@@ -240,7 +240,7 @@ async fn erasure_removes_all_rows_of_one_organization_only() {
         if tokio::time::timeout(moment, part(&store, 1, now())).await.is_err() {
             killed += 1;
         }
-        // None: the server is still at what was given up.
+        // None: the server still executes the canceled statement.
         part(&store, 1, now()).await;
     }
     assert!(killed > 0, "somebody was killed");
@@ -253,7 +253,7 @@ async fn erasure_removes_all_rows_of_one_organization_only() {
     }
     assert_eq!(rows(&store, others).await, before);
     assert_eq!(part(&store, 1, now()).await, None);
-    // By these, interpreters remove workspaces.
+    // Interpreters remove workspaces by these ids.
     let own = |what: &str| format!("SELECT md5('{mine}{what}')::uuid");
     for what in ["tasks", "gone"] {
         let id: Uuid = sqlx::query_scalar(sqlx::AssertSqlSafe(own(what)))
@@ -338,8 +338,7 @@ async fn quarantined_task_and_abandoned_scan_do_not_block_erasure() {
     let store = database.store();
     let team = team(&store).await;
     fill(&store, team).await;
-    // A scan that no scanner ends, and a task that is put aside again as soon as somebody looks at
-    // it.
+    // A scan that no scanner ends, and a task that is quarantined again with every reconcile.
     let spoil = format!(
         "UPDATE scans SET phase = 'queued', next_wake = now(), cleaned_at = NULL WHERE organization_id = '{}'",
         team.uuid()

@@ -1,5 +1,4 @@
-//! Files: of parts at one place one is taken, what is there is known once, and what is superfluous
-//! is told.
+//! Files: one part per offset is accepted, contents are stored once, and unused ones are removed.
 
 use construct_domain::FileId;
 use futures::future::join_all;
@@ -35,7 +34,7 @@ async fn add_part(store: &Store, id: FileId, part: NewPart) -> Result<PartOutcom
     store.file_part_add(&write(), id, part, rendered("x")).await
 }
 
-/// Uploads everything at once.
+/// Uploads the whole content as one part.
 async fn upload(store: &Store, new: NewFile, says: u8) -> File {
     let file = create(store, new).await;
     let taken = add_part(store, file.id, part(0, file.size, says)).await.expect("taken");
@@ -52,7 +51,7 @@ async fn ready(store: &Store, file: &File, says: u8) -> bool {
     content.mark_ready(file.id, "application/pdf", now()).await.expect("written")
 }
 
-/// What has to go, and goes.
+/// Performs the recorded removals, and returns them.
 async fn remove_all(store: &Store) -> Vec<RemovalTarget> {
     let mut removed = Vec::new();
     for removal in store.file_removals(100).await.expect("read") {
@@ -82,7 +81,8 @@ async fn concurrent_parts_at_one_offset_have_one_winner() {
         }
     }
     let [first] = taken[..] else { panic!("{taken:?}") };
-    // The last one again is answered as at first; another in its place is not.
+    // A repetition of the last part is answered like the first time; another part at its offset is
+    // refused.
     let again = add_part(&store, file.id, NewPart { part: Uuid::now_v7(), ..first })
         .await
         .expect("as at first");
@@ -123,7 +123,7 @@ async fn expired_file_claim_is_taken_over() {
         (FileState::Ready, Some([1; 32]), None)
     );
     assert_eq!(remove_all(&store).await, [RemovalTarget::Upload(file.id)]);
-    // The other one comes to its end as well, and changes nothing.
+    // The other process finishes too, and changes nothing.
     let content = store.file_content(ORG, [1; 32]).await.expect("locked");
     assert!(
         !content.mark_ready(file.id, "application/pdf", now()).await.expect("nothing to write")

@@ -1,4 +1,4 @@
-//! People, organizations, keys.
+//! Users, organizations and API keys.
 
 use construct_domain::{
     ApiKeyId, InvitationId, OrganizationId, UserId,
@@ -72,7 +72,7 @@ async fn team(store: &Store, owner: UserId) -> OrganizationId {
     id
 }
 
-/// Invites and lets in.
+/// Invites a user and signs them in.
 async fn joined(store: &Store, organization: OrganizationId, subject: &str, role: Role) -> UserId {
     invite(store, organization, subject, role).await.expect("they are invited");
     person(store, subject).await
@@ -122,7 +122,7 @@ async fn owners_removing_each_other_leave_one_owner() {
             .filter(|member| member.role == Role::Owner)
             .collect();
         assert_eq!(owners.len(), 1);
-        // As it was, for the next time.
+        // Restore the state for the next round.
         if owners[0].user == ada {
             joined(&store, organization, "bob", Role::Owner).await;
         } else {
@@ -153,7 +153,7 @@ async fn invitation_is_accepted_once_by_a_verified_address_in_time() {
     assert_eq!(store.user_role(bob, organization).await.expect("read"), None, "it has expired");
     store.user_sign_in(&profile("bob", true), None, later(59)).await.expect("taken in");
     assert_eq!(store.user_role(bob, organization).await.expect("read"), Some(Role::Member));
-    // One who is a member already keeps their role.
+    // An existing member keeps their role.
     invite(&store, organization, "bob", Role::Owner).await.expect("he is invited");
     store.user_sign_in(&profile("bob", true), None, now()).await.expect("taken in");
     assert_eq!(store.user_role(bob, organization).await.expect("read"), Some(Role::Member));
@@ -172,7 +172,7 @@ async fn sign_in_keeps_profile_fields_missing_from_the_token() {
         (known.email.as_str(), known.email_verified, known.name.as_str()),
         ("ada@example.com", true, "ada")
     );
-    // An address that is no longer vouched for is one that is said.
+    // An address that is no longer verified is stored as unverified.
     store.user_sign_in(&profile("ada", false), None, now()).await.expect("taken in");
     assert!(!store.user_get(ada).await.expect("read").email_verified);
 }
@@ -278,7 +278,7 @@ async fn setup_code_is_exchanged_once_before_it_expires() {
     );
     assert_eq!(exchange(1, 14, now()).await, None);
     assert_eq!(exchange(9, 15, now()).await, None);
-    // A code ends with the key it was made with, and with whom it acts for.
+    // A code ends with the key that created it, and with the user it acts for.
     let ada = person(&store, "ada").await;
     let organization = team(&store, person(&store, "eve").await).await;
     joined(&store, organization, "ada", Role::Admin).await;

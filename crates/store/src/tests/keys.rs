@@ -1,4 +1,4 @@
-//! Limits of keys, and for which key something is counted.
+//! Limits of API keys, and what counts for which key.
 
 use std::collections::BTreeMap;
 
@@ -73,7 +73,7 @@ async fn tasks_count_for_their_creator_and_work_for_the_last_sender() {
         counts(&f, &periods).await,
         BTreeMap::from([(a, new_counts(1, 0, 0, 0)), (b, new_counts(0, 1, 10, 100))])
     );
-    // What came too late, and what a token of the task's own scripts has used.
+    // A late result, and the usage of a token of the task's own scripts.
     let late = StepUsage {
         call: Uuid::now_v7(),
         step: step_id(),
@@ -94,17 +94,16 @@ async fn tasks_count_for_their_creator_and_work_for_the_last_sender() {
     };
     f.store.call_book(&report(None, Some(task)), now).await.expect("booked");
     assert_eq!(counts(&f, &periods).await[&b], new_counts(0, 1, 13, 103));
-    // A token that was made with a key is counted for that key, also when it is for a task of
-    // others.
+    // A token that was created with a key counts for that key, also for a task of another key.
     f.store.call_book(&report(Some(a), Some(task)), now).await.expect("booked");
     f.store.call_book(&report(Some(a), None), now).await.expect("booked");
     assert_eq!(counts(&f, &periods).await[&a], new_counts(1, 0, 4, 4));
-    // Who comes without a key has it counted for none.
+    // Calls without a key count for none.
     f.message(task, "and now?").await;
     turn(&f, task, &[], spent(1000, 1000), now).await;
     let unchanged = counts(&f, &periods).await;
     assert_eq!((unchanged[&a], unchanged[&b]), (new_counts(1, 0, 4, 4), new_counts(0, 1, 13, 103)));
-    // Only what is asked for, and only of this time.
+    // Only the selected counts, and only of this period.
     let tokens = CountSelection { tokens: true, ..CountSelection::default() };
     let tokens = f.store.quota_key_counts(ORG, tokens, &periods).await.expect("counted");
     assert_eq!(tokens[&b], new_counts(0, 0, 13, 0));
@@ -129,7 +128,7 @@ async fn deleted_task_still_counts_for_its_key() {
     let (periods, a) = (periods_around(now()), key());
     let task = create_task(&f, &write_with(a)).await;
     let expected = BTreeMap::from([(a, new_counts(1, 0, 0, 0))]);
-    // By whomever it is deleted.
+    // Whoever deletes it.
     applied(
         f.store
             .task_delete(&write_with(key()), task, rendered("task.deleted"))
@@ -167,7 +166,7 @@ async fn forks_subtasks_and_schedule_runs_count_for_their_key() {
         f.store.task_fork(&write_with(c), fork, rendered("task.created")).await.expect("copied"),
     );
     assert_eq!(counts(&f, &periods).await[&c], new_counts(1, 0, 0, 0));
-    // A schedule is of who made it, until somebody else changes it.
+    // A schedule counts for its creator, until another key changes it.
     let new = NewSchedule {
         id: ScheduleId::from_uuid(Uuid::now_v7()),
         name: "often".into(),
@@ -206,7 +205,7 @@ async fn forks_subtasks_and_schedule_runs_count_for_their_key() {
     assert_eq!((counted[&a], counted[&c]), (new_counts(2, 1, 1, 10), new_counts(2, 1, 1, 10)));
 }
 
-/// What is kept of each key.
+/// The stored bytes of each key.
 async fn stored_bytes(f: &Fixture) -> BTreeMap<ApiKeyId, i64> {
     counts(f, &periods_around(now()))
         .await
@@ -236,14 +235,14 @@ async fn storage_counts_for_the_key_that_stored_it() {
     create(&write_with(b), 10).await;
     create(&write(), 1000).await;
     assert_eq!(stored_bytes(&f).await, BTreeMap::from([(a, 100), (b, 10)]));
-    // By whomever it is deleted.
+    // Whoever deletes it.
     applied(f.store.file_delete(&write_with(b), first, rendered("x")).await.expect("deleted"));
     assert_eq!(stored_bytes(&f).await, BTreeMap::from([(b, 10)]));
     let archive = Some(format!("sha256:{};size=700", "a".repeat(64)));
     let upload = NewScan { archive, ..new_scan(ScanId::from_uuid(Uuid::now_v7())) };
     applied(f.store.scan_create(&write_with(a), upload, rendered("x")).await.expect("made"));
     assert_eq!(stored_bytes(&f).await, BTreeMap::from([(a, 700), (b, 10)]));
-    // Each version of a document is of the key that it was put with, also when another has put the
+    // Each version of a document counts for the key that put it, also after another key put the
     // next one.
     for (write, text, of_a, of_b) in [
         (write_with(a), "{\"a\": 1}", 708, 10),
@@ -269,7 +268,7 @@ async fn storage_counts_for_the_key_that_stored_it() {
         applied(deleted.expect("deleted"));
         assert_eq!(stored_bytes(&f).await, BTreeMap::from([(a, of_a), (b, of_b)]), "{forget}");
     }
-    // Only where it is asked for.
+    // Only if it is selected.
     let tasks = CountSelection { tasks: true, ..CountSelection::default() };
     assert!(
         f.store
@@ -287,7 +286,7 @@ async fn dropped_version_frees_storage_of_the_key_that_put_it() {
     let (mut own, mut of_others) = (0, 0);
     for number in 0..VERSIONS_KEPT * 2 {
         let by = keys[usize::from(number % 3 == 0)];
-        // Of different lengths, so that what goes is not what comes.
+        // Different lengths distinguish the dropped version from the new one.
         let text = format!("{{\"n\": \"{}\"}}", "x".repeat(if number % 2 == 0 { 500 } else { 7 }));
         let of = async || stored_bytes(&f).await.get(&by).copied().unwrap_or_default();
         let before = of().await;

@@ -1,4 +1,4 @@
-//! The queue of a task.
+//! The message queue of a task.
 
 use construct_domain::{
     FileId,
@@ -202,7 +202,7 @@ async fn task_files_are_those_of_the_transcript_newest_first() {
                 .expect("accepted"),
         );
     }
-    // The last one waits, and the model has not seen it.
+    // The last message is queued, and not part of the transcript.
     for position in 1..=2 {
         let loaded = f.store.task_load(task).await.expect("read").expect("there");
         let mut state = loaded.task.clone();

@@ -25,7 +25,7 @@ async fn pages_are_stable_during_inserts() {
     let f = Fixture::new().await;
     for n in 0..10 {
         let new = new_agent(f.model, &format!("a{n}"));
-        // Several with one time: ids keep them apart.
+        // Several with one time: their ids distinguish them.
         let at = Write {
             now: Timestamp::from_second(1_700_000_000 + n / 3).expect("in range"),
             ..write()
@@ -47,7 +47,7 @@ async fn pages_are_stable_during_inserts() {
             let Some(last) = agents.last() else { break };
             part.after = Some(last.cursor(key));
             seen.extend(agents.iter().map(|agent| agent.id));
-            // Before the first and after the last of every order.
+            // Before the first and after the last row of every order.
             for (name, second) in [("a", 1_600_000_000), ("azz", 1_800_000_000)] {
                 if insert < 3 {
                     let at =

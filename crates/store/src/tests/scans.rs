@@ -1,4 +1,4 @@
-//! Scans: held by one at a time, told without gaps, reviewed by revision, handed over once.
+//! Scans: one lease holder at a time, gapless events, reviews with revisions, one hand-over.
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ async fn scan_has_one_lease_holder_and_gapless_events() {
     let mut first = taken.remove(0);
     assert_eq!(store.scans_claim(10, &[], LEASE, now).await.expect("it answers"), []);
 
-    // Its holder has died: somebody else takes it, and the first one can write nothing more.
+    // Its holder has died: another process claims it, and the first one can no longer write.
     let later = now + LEASE;
     let mut second = store.scans_claim(10, &[], LEASE, later).await.expect("it is free").remove(0);
     assert_eq!(
@@ -94,7 +94,7 @@ async fn scan_has_one_lease_holder_and_gapless_events() {
     assert_eq!(told.iter().map(|event| event.sequence).collect::<Vec<_>>(), [1, 2, 3]);
     assert_eq!(told[1..], events[..]);
 
-    // A cancel is heard by the holder, and wakes who sleeps.
+    // The lease holder learns of a cancel, and a waiting scan becomes due.
     second.next_wake = Some(later + LEASE * 100);
     store.scan_save(&mut second, &ScanChanges::default(), later).await.expect("it is saved");
     store.scan_cancel(&write_at(later), scan.id, "enough", silent).await.expect("it is asked for");
@@ -219,7 +219,7 @@ async fn exploring_scan_is_polled_without_holding_a_lease() {
     let changes = ScanChanges { events: vec![told], ..ScanChanges::default() };
     store.scan_save(&mut held, &changes, now).await.expect("it is saved");
     assert_eq!(store.scan_tool_calls(&held).await.expect("it answers"), 7);
-    // Until the task was asked, there is work to do.
+    // Until the task has its request, there is work to do.
     let later = now + LEASE;
     assert_eq!(store.scans_claim_waiting(1, LEASE, later).await.expect("it answers"), []);
     let mut held = store.scans_claim(1, &[], LEASE, later).await.expect("it is taken").remove(0);
@@ -227,7 +227,7 @@ async fn exploring_scan_is_polled_without_holding_a_lease() {
     store.scan_save(&mut held, &ScanChanges::default(), later).await.expect("it is saved");
     let wake = later + Duration::from_secs(5);
     store.scan_release(&held, wake, later).await.expect("it is let go");
-    // Whoever has let it go has it no more.
+    // A released lease is lost.
     assert_eq!(
         store.scan_extend_lease(&held, later + LEASE).await.expect("it answers"),
         LeaseState::Lost
@@ -237,7 +237,7 @@ async fn exploring_scan_is_polled_without_holding_a_lease() {
     assert_eq!(store.scans_claim(1, &[], LEASE, wake).await.expect("it answers"), []);
     let look = store.scans_claim_waiting(1, LEASE, wake).await.expect("it is looked at").remove(0);
     assert_eq!((look.failures, look.revision), (0, held.revision), "a look alone is no change");
-    // Its end is asked for between two looks.
+    // It is canceled between two polls.
     store.scan_cancel(&write_at(wake), scan.id, "", silent).await.expect("it is asked for");
     store.scan_release(&look, wake + LEASE, wake).await.expect("it is let go");
     assert_eq!(store.scans_claim_waiting(1, LEASE, wake).await.expect("it is looked at").len(), 1);
@@ -265,7 +265,7 @@ async fn organizations_take_turns_for_scan_slots() {
     make(third, 1, 300).await;
     let mut served = Vec::new();
     let mut turns = Vec::new();
-    // One place, and each scan has gone on to where it waits when the next is taken.
+    // With one slot, each scan waits for its task before the next one is claimed.
     while let Some(scan) =
         store.scans_claim(1, &served, LEASE, now).await.expect("it answers").pop()
     {
@@ -276,7 +276,8 @@ async fn organizations_take_turns_for_scan_slots() {
     }
     assert_eq!(turns[..6], [crowd, quiet, third, crowd, quiet, crowd]);
     assert_eq!(turns.len(), 13);
-    // Several places are shared as well, and whoever holds some is behind who holds none.
+    // Several slots are shared too: an organization that holds some comes after one that holds
+    // none.
     let later = now + LEASE;
     let sorted = |mut of: Vec<OrganizationId>| {
         of.sort_by_key(|organization| organization.uuid());
@@ -340,8 +341,8 @@ async fn key_rotation_reseals_scan_connections_and_reports_failures() {
             "it opens for its own record only"
         );
     }
-    // What could not be opened stays as it is, for whoever still finds the key; so does what is
-    // under the new one already.
+    // Secrets that cannot be opened stay as they are, in case the key is found; so do those that
+    // are already sealed with the new key.
     for before in [gone, current] {
         assert_eq!(store.scan_connection_get(ORG, before.id).await.expect("got"), before);
     }

@@ -1,4 +1,4 @@
-//! Messages that are sent by the clock, as far as they are rows.
+//! Rows of schedules and their runs.
 
 use std::collections::BTreeMap;
 
@@ -92,7 +92,7 @@ async fn schedule_run_is_created_once_by_concurrent_replicas() {
         runs.iter().map(|run| (run.due, run.outcome, run.task)).collect::<Vec<_>>(),
         [(now, RunOutcome::Sent, Some(task))]
     );
-    // Even when somebody sets the clock back: the same run is known.
+    // Even if the clock is set back: the run exists.
     let timing = Some((Timing::At(now), Some(now)));
     let changes = ScheduleChanges { timing, ..ScheduleChanges::default() };
     applied(
@@ -142,7 +142,7 @@ async fn agent_schedule_creates_tasks_and_honors_the_missed_policy() {
     let resumed =
         f.store.schedule_pause(&write(), paused.id, false, Some(late), None, rendered("x")).await;
     assert_eq!(applied(resumed.expect("resumed")).next_run, Some(late));
-    // Deleting the agent would leave the schedules with nobody to write to.
+    // Deleting the agent would leave its schedules without a target.
     let refused = f.store.agent_delete(&write(), f.agent, rendered("x")).await;
     assert!(matches!(refused, Err(Error::InUse { .. })), "{refused:?}");
 }
@@ -195,7 +195,7 @@ async fn blocked_schedule_does_not_delay_others() {
         start + minutes(1),
     )
     .await;
-    // As when somebody has locked what its run needs, and does not let go.
+    // Like a run that waits for a lock that is never released.
     let refuse = format!(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
              $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = 'lock_not_available'; END $$;
@@ -216,7 +216,7 @@ async fn blocked_schedule_does_not_delay_others() {
         .expect("the other one is due");
     assert_eq!((fired.schedule.id, fired.tasks.len()), (second.id, 1));
     assert_eq!(f.store.schedule_fire(now, EVENTS, &mut after).await.expect("looked"), None);
-    // It stays due, and is the first again in the next look.
+    // It stays due, and is the first one again in the next pass.
     f.store.schedule_fire(now, EVENTS, &mut None).await.expect_err("it is refused");
     assert_eq!(reload(&f, &first).await.next_run, Some(start));
 }
@@ -277,8 +277,8 @@ async fn run_over_quota_fails_and_names_the_quota() {
             .expect("one was due");
         (fired.tasks.len(), fired.failures)
     };
-    // What no gateway has said limits nothing. Of the tasks that are counted some are of the time
-    // the test runs at, and not of this day.
+    // Without configured tiers there is no limit. Some counted tasks were created when the test
+    // runs, and not on this day.
     assert_eq!(fire(noon).await, (1, vec![]));
     f.store.tiers_set(&free, "unlimited").await.expect("set");
     let used_up = || vec!["tasks_per_day of the organization is used up".to_owned()];
@@ -287,7 +287,7 @@ async fn run_over_quota_fails_and_names_the_quota() {
     let runs = f.store.schedule_runs(hourly.organization, hourly.id).await.expect("read");
     assert_eq!(runs.iter().filter(|run| run.outcome == RunOutcome::Failed).count(), 2);
     assert_eq!(reload(&f, &hourly).await.last_error.as_deref(), Some(used_up()[0].as_str()));
-    // A message to a task that is there begins none.
+    // A message to an existing task creates none.
     let task = f.task().await;
     let once = Timing::At(noon + SignedDuration::from_hours(3));
     schedule(
@@ -300,8 +300,7 @@ async fn run_over_quota_fails_and_names_the_quota() {
     )
     .await;
     assert_eq!(fire(noon + SignedDuration::from_hours(3)).await, (1, vec![]));
-    // What the operator says of an organization stands in the place of its tier's; on the next day
-    // there is room again.
+    // The operator's overrides replace the limits of the tier. The next day has a new quota.
     let more = Limits { tasks_per_day: Some(3), ..Limits::default() };
     limited(more).await;
     assert_eq!(fire(noon + SignedDuration::from_hours(4)).await, (1, vec![]));

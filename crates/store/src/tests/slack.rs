@@ -1,4 +1,4 @@
-//! What the Slack service keeps: once, by one at a time.
+//! The data of the Slack service: stored once, one lease holder at a time.
 
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ async fn mention_is_stored_once_and_has_one_lease_holder() {
         (MentionState::Received, 1, Some("hi"))
     );
 
-    // Its holder has died: somebody else takes it, and the first one can write nothing more.
+    // Its holder has died: another process claims it, and the first one can no longer write.
     let later = now + LEASE;
     let mut second =
         store.slack_mentions_claim(10, LEASE, later).await.expect("it is taken").remove(0);
@@ -89,8 +89,8 @@ async fn mention_is_stored_once_and_has_one_lease_holder() {
     first.state = MentionState::Failed;
     assert!(matches!(store.slack_mention_save(&first, true, later).await, Err(Error::Conflict)));
 
-    // One that waits is looked at when something is decided about its task, and one that is over
-    // never again.
+    // A waiting mention is due when something is decided about its task; one that is over never
+    // again.
     (second.task, second.next_wake) = (Some("task_1".to_owned()), Some(later + LEASE));
     store.slack_mention_save(&second, true, later).await.expect("it is saved");
     assert_eq!(store.slack_mentions_claim(10, LEASE, later).await.expect("it answers"), []);
@@ -127,7 +127,7 @@ async fn thread_keeps_its_task_until_it_is_deleted() {
         store.slack_thread_open(&place, ORG, "one").await.expect("it is opened").generation,
         0
     );
-    // Before there is a task, another agent is another request.
+    // Before there is a task, the agent can change.
     let thread = store.slack_thread_open(&place, ORG, "two").await.expect("it is opened");
     assert_eq!((thread.agent.as_str(), thread.generation, thread.task), ("two", 1, None));
     store.slack_thread_set_task(&place, 0, "task_0").await.expect("it is too late");
@@ -222,7 +222,7 @@ async fn install_state_is_used_once_and_removed_app_has_no_tokens() {
     let (asked, earlier) = (mention("1.1"), now - LEASE);
     store.slack_mention_put(&asked, now).await.expect("it is written");
     let taken = store.slack_mentions_claim(10, LEASE, now).await.expect("it is taken").remove(0);
-    // Slack tells of the removal before this installation late.
+    // A late event of the removal before this installation.
     assert!(!store.slack_uninstall("T1", earlier, now).await.expect("it answers"));
     assert_eq!(
         store.slack_installation("T1").await.expect("it is there").tokens,
@@ -230,7 +230,7 @@ async fn install_state_is_used_once_and_removed_app_has_no_tokens() {
     );
     assert!(store.slack_uninstall("T1", now, now).await.expect("it is removed"));
     assert_eq!(store.slack_installation("T1").await.expect("it is there").tokens, None);
-    // What was asked there is forgotten, and whoever is at it has to let go.
+    // The contents of its mentions are deleted, and lease holders lose their leases.
     assert!(matches!(store.slack_mention_save(&taken, true, now).await, Err(Error::Conflict)));
     let found = store.slack_mention(&asked.key).await.expect("it is there");
     assert_eq!(
@@ -289,7 +289,7 @@ async fn approvals_are_shown_at_the_first_open_mention_of_a_task() {
     let store = database.store();
     let now = now();
     let mut taken = Vec::new();
-    // The one that was written down first is not the one that the gateway has taken first.
+    // The first stored mention is not the first one that the gateway accepted.
     for (ts, user, message) in [("1.1", "U1", "msg_2"), ("1.2", "U2", "msg_1")] {
         let new = NewMention { user: user.to_owned(), ..mention(ts) };
         store.slack_mention_put(&new, now).await.expect("it is written");
@@ -312,7 +312,7 @@ async fn approvals_are_shown_at_the_first_open_mention_of_a_task() {
         (Some("1.2"), vec!["U1".to_owned(), "U2".to_owned()])
     );
     assert_eq!(askers(now).await, Vec::<String>::new());
-    // It is answered, and looked at for what subtasks ask until the next one is.
+    // It is answered, and stays open for approvals of subtasks until the next one is.
     (taken[1].state, taken[1].next_wake) = (MentionState::Answered, Some(now + LEASE));
     store.slack_mention_save(&taken[1], true, now).await.expect("it is saved");
     taken[0].state = MentionState::Asked;
@@ -386,7 +386,7 @@ async fn slack_member_is_removed_on_uninstall_and_resealed_once() {
     assert_eq!(store.slack_member("T1", "U1").await.expect("it answers"), Some(member("T1", 2)));
     let found = store.slack_members_sealed_with_other_keys("new", 10).await.expect("it answers");
     assert_eq!(found, [member("T1", 2), member("T2", 3)]);
-    // Somebody has linked themselves anew since the first was read.
+    // The user was linked again since the first read.
     assert!(
         !store.slack_member_reseal(&member("T1", 1), &sealed("new")).await.expect("it answers")
     );

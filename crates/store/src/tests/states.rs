@@ -1,5 +1,5 @@
-//! Documents that clients keep: each change is a version, nobody's is lost to another's, and each
-//! sees their own.
+//! Documents that clients store: each change is a version, no change overwrites another unnoticed,
+//! and personal documents are private.
 
 use construct_domain::{
     UserId,
@@ -74,7 +74,7 @@ async fn document_is_returned_verbatim_and_each_change_is_a_version() {
     let database = Database::new().await;
     let store = database.store();
     assert_not_found(store.state_get(ORG, OWN, None).await);
-    // Numbers that no double holds, keys twice, white space: it is all somebody's.
+    // Numbers beyond a double, duplicate keys, white space: all must be preserved.
     let first = "{ \"n\": 12345678901234567890.123456789012345678901234567890, \"a\": 1, \"a\": \"\\u0000\" }\n";
     let made = put(&store, OWN, first, Some(0)).await.expect("there is none yet");
     assert_eq!(
@@ -107,7 +107,7 @@ async fn put_with_stale_version_fails_with_the_current_one() {
     assert_eq!(outdated(delete(&store, SHARED, Some(2), false).await), 1);
     assert_eq!(get(&store, SHARED).await.expect("it is as it was"), (1, "{}".to_owned()));
 
-    // Of many that have read the same version one writes; of many that make the first, too.
+    // Of many writers that read the same version one succeeds; the same for the first version.
     for expected in [1, 0] {
         let state = StateRef { name: if expected == 0 { "pinned" } else { "settings" }, ..SHARED };
         let texts: Vec<String> = (1..=8).map(|number| format!("{{\"by\": {number}}}")).collect();
@@ -117,7 +117,7 @@ async fn put_with_stale_version_fails_with_the_current_one() {
         let mut lost = all.into_iter().filter(Result::is_err).map(outdated);
         assert!(lost.all(|current| current == expected + 1));
     }
-    // Those who expect nothing come one after the other, and none is lost.
+    // Writers without an expected version are serialized, and no write is lost.
     let texts: Vec<String> = (1..=8).map(|number| format!("{{\"and\": {number}}}")).collect();
     let all = join_all(texts.iter().map(|text| put(&store, SHARED, text, None))).await;
     let mut numbers: Vec<_> =
@@ -138,7 +138,7 @@ async fn only_the_newest_versions_are_kept() {
     let oldest = store.state_get(ORG, SHARED, Some(5)).await.expect("it is kept");
     assert_eq!(oldest.json, "{\"n\": 5}");
     assert_not_found(store.state_get(ORG, SHARED, Some(4)).await);
-    // Of others nothing went.
+    // Other documents are unchanged.
     put(&store, OWN, "{}", None).await.expect("it is put");
     assert_eq!(versions(&store, OWN).await, [1]);
 }
@@ -163,7 +163,7 @@ async fn deleted_document_is_restorable_and_versions_never_repeat() {
     assert_eq!(gone.version, 4);
     assert_not_found(store.state_versions(ORG, OWN).await);
     assert_not_found(delete(&store, OWN, None, true).await);
-    // What was deleted only is forgotten afterwards.
+    // The versions of a deleted document can be deleted later.
     put(&store, OWN, "{}", None).await.expect("it is put");
     delete(&store, OWN, None, false).await.expect("it is deleted");
     delete(&store, OWN, None, true).await.expect("it is forgotten");
@@ -249,7 +249,7 @@ async fn state_changes_returns_documents_with_other_versions() {
     assert!(changes(&nothing).await.is_empty(), "who has nothing need not be told that it is gone");
     put(&store, SHARED, "{\"a\": 2}", None).await.expect("it is put");
     assert_eq!(changes(&[("settings", 1)]).await, settings(3, "{\"a\": 2}"));
-    // Of a database that was restored.
+    // After the restore of an older backup.
     assert_eq!(changes(&[("settings", 9)]).await, settings(3, "{\"a\": 2}"));
 }
 
@@ -282,7 +282,7 @@ async fn state_changes_reports_removed_documents_as_version_zero() {
     let store = database.store();
     put(&store, SHARED, "{}", None).await.expect("it is put");
     put(&store, StateRef { name: "pinned", ..SHARED }, "{}", None).await.expect("it is put");
-    // As with a member who was removed and has come back.
+    // Like a member who was removed and joined again.
     sqlx::query("DELETE FROM states WHERE name = 'settings'")
         .execute(&store.pool)
         .await
@@ -294,7 +294,7 @@ async fn state_changes_reports_removed_documents_as_version_zero() {
         (gone.name.as_str(), gone.version, gone.is_deleted, gone.updated_at),
         ("settings", 0, true, None)
     );
-    // What is put then begins anew, below what was known.
+    // A new document starts at version 1, below the known version.
     put(&store, SHARED, "{\"n\": 1}", Some(0)).await.expect("it is put");
     let found = store.state_changes(ORG, None, &known).await.expect("read");
     let [back] = found.as_slice() else { panic!("{found:?}") };
@@ -360,7 +360,7 @@ async fn state_growth_subtracts_the_dropped_version() {
         store.state_growth(ORG, SHARED, content, None).await.expect("counted").bytes
     };
     for number in 0..VERSIONS_KEPT + 5 {
-        // Of different lengths, so that what goes is not what comes.
+        // Different lengths distinguish the dropped version from the new one.
         let text = format!("{{\"n\": \"{}\"}}", "x".repeat(if number % 3 == 0 { 500 } else { 7 }));
         let (before, more) = (kept().await, growth(StateContent::Text(&text)).await);
         put(&store, SHARED, &text, None).await.expect("it is put");
@@ -377,7 +377,7 @@ async fn state_growth_subtracts_the_dropped_version() {
             .expect("it is put"),
     );
     assert_eq!(kept().await - before, more);
-    // Of what was deleted nothing is dropped, because nothing is replaced.
+    // A put after a deletion drops no version, because it replaces none.
     delete(&store, SHARED, None, false).await.expect("it is deleted");
     let (before, more) = (kept().await, growth(StateContent::Text("{}")).await);
     put(&store, SHARED, "{}", None).await.expect("it is put");

@@ -1,5 +1,5 @@
-//! Trees of tasks: begun once, bounded, looked after by their parents, cancelled and deleted from
-//! above, and never dearer than allowed.
+//! Trees of tasks: created once, bounded, awaited by parents, canceled and deleted from the root,
+//! and never over budget.
 
 use construct_domain::{
     budget::{Period, Scope},
@@ -36,7 +36,7 @@ fn in_flight(id: StepId) -> Step {
     Step { id, number: 1, attempt: 1, since: now(), round: 0, resumed: None, state }
 }
 
-/// Takes the message that waits, and begins to run a script.
+/// Admits the queued message, and starts a script.
 pub(super) async fn start_script(f: &Fixture, task: TaskId) -> ScriptCaller {
     let loaded = load(f, task).await;
     let step = step_id();
@@ -59,7 +59,7 @@ pub(super) async fn start_script(f: &Fixture, task: TaskId) -> ScriptCaller {
     ScriptCaller { organization: ORG, task, step }
 }
 
-/// Ends the turn that runs.
+/// Ends the running turn.
 async fn end_turn(f: &Fixture, task: TaskId) {
     let loaded = load(f, task).await;
     let message = loaded.task.turn.as_ref().expect("a turn runs").message;
@@ -78,7 +78,7 @@ async fn end_turn(f: &Fixture, task: TaskId) {
         .expect("committed");
 }
 
-/// A task whose script runs.
+/// A task with a running script.
 async fn parent(f: &Fixture) -> ScriptCaller {
     let task = f.task().await;
     f.message(task, "go").await;
@@ -110,7 +110,7 @@ async fn states(
     f.store.subtasks(ORG, caller.task, which).await.expect("read")
 }
 
-/// Puts the script away until these have ended.
+/// Suspends the script until these tasks have ended.
 async fn suspend_for(f: &Fixture, caller: ScriptCaller, tasks: Vec<TaskId>) {
     let loaded = load(f, caller.task).await;
     let until = now() + SignedDuration::from_hours(1);
@@ -154,7 +154,7 @@ async fn repeated_spawn_call_creates_one_subtask() {
         Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
     let listed = f.store.task_list(ORG, &filter, &page).await.expect("listed");
     assert_eq!(listed.iter().map(|task| task.state.id).collect::<Vec<_>>(), [child, other]);
-    // One that was deleted and purged meanwhile is not begun again.
+    // A subtask that was deleted and purged meanwhile is not created again.
     applied(f.store.task_delete(&write(), child, rendered("task.deleted")).await.expect("deleted"));
     assert_eq!(
         f.store.task_purge(child, deleted_event, now()).await.expect("purged"),
@@ -205,7 +205,7 @@ async fn only_a_running_script_spawns_and_messages_its_subtasks() {
     let below = start_script(&f, child).await;
     assert_eq!(tell(below).await.expect("it is told").task, caller.task);
     assert_eq!(f.store.task_get(ORG, caller.task).await.expect("there").queued_count, 1);
-    // A cancel that nobody has looked at yet is enough.
+    // An unseen cancel suffices.
     f.store
         .task_cancel(&write(), caller.task, "enough", rendered("task.updated"))
         .await
@@ -224,7 +224,7 @@ async fn task_tree_is_bounded_in_depth_and_width() {
     }
     assert_eq!(load(&f, caller.task).await.root, root.task);
     assert_eq!(try_spawn(&f, caller, 1, None).await, Err(Refusal::TooDeep { limit: 5 }));
-    // Five are at work already, and all that ask now do so at once.
+    // Five are active already; all calls are concurrent.
     let made = join_all((2..20).map(|number| try_spawn(&f, root, number, None))).await;
     assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 6, "{made:?}");
     let refused = Err(Refusal::TooManyAtWork { limit: 11 });
@@ -252,7 +252,7 @@ async fn waiting_parent_is_due_when_its_subtask_ends() {
     assert!(is_due(&f, caller.task).await);
     let loaded = load(&f, caller.task).await;
     assert_eq!(loaded.task.subtasks, Some(Vec::new()));
-    // It ends again before what was seen of the first time is noted.
+    // It ends again before its first end is marked as seen.
     f.message(child, "again").await;
     start_script(&f, child).await;
     end_turn(&f, child).await;
@@ -393,13 +393,13 @@ async fn concurrent_subtasks_exceed_neither_tree_nor_own_budget() {
         amount_pico_usd: DOLLAR,
         expires_at: now() + SignedDuration::from_mins(5),
     };
-    // The bounded one and what is below it have three together.
+    // The subtask with a budget and its descendants have three together.
     let calls: Vec<_> = (0..20).map(|n| call(if n % 2 == 0 { bounded } else { below })).collect();
     let made = join_all(calls.iter().map(|call| f.store.call_reserve(call, now()))).await;
     let reserved: Vec<_> =
         calls.iter().zip(&made).filter(|(_, made)| made.is_ok()).map(|(call, _)| call).collect();
     assert_eq!(reserved.len(), 3, "{made:?}");
-    // And the tree has ten, whoever asks.
+    // The whole tree has ten.
     let calls: Vec<_> = (0..20).map(|n| call(if n % 2 == 0 { free } else { root.task })).collect();
     let made = join_all(calls.iter().map(|call| f.store.call_reserve(call, now()))).await;
     assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 7, "{made:?}");
@@ -428,7 +428,7 @@ async fn concurrent_subtasks_exceed_neither_tree_nor_own_budget() {
     };
     assert_eq!(sums(bounded).await, (3 * DOLLAR / 2, 0));
     assert_eq!(sums(root.task).await, (3 * DOLLAR / 2, 7 * DOLLAR));
-    // Counted again from the ledger it is the same.
+    // A recount from the ledger gives the same.
     sqlx::query("SELECT budgets_count(id, now()) FROM budgets")
         .execute(&f.store.pool)
         .await

@@ -1,5 +1,5 @@
-//! What a commit left of a task: the next decision is made from it without loading the task, and
-//! only where nothing has changed.
+//! The cached task of a commit: the next decision uses it without loading the task, if nothing has
+//! changed.
 
 use construct_domain::{
     BudgetId,
@@ -17,7 +17,7 @@ use crate::{
     Page, Purpose, StepUsage, TaskChanges, TaskCommit, TaskFilter,
 };
 
-/// What a commit left, beside what would be loaded.
+/// The cached task of a commit, and the loaded one.
 async fn cached_and_loaded(
     f: &Fixture,
     task: TaskId,
@@ -47,7 +47,7 @@ async fn cached_task_of_a_commit_equals_the_loaded_task() {
     assert_eq!(left.as_ref(), Some(&loaded));
     assert_eq!(loaded.queued.map(|queued| queued.message), Some(second.id));
 
-    // Decided from memory, twice in a row.
+    // Decided from the cache, twice in a row.
     let cached = committed.cached_task.expect("it is known");
     let mut state = cached.task.clone();
     let step = state.step.take().expect("a step runs").id;
@@ -96,7 +96,7 @@ async fn cached_task_of_a_commit_equals_the_loaded_task() {
     assert_eq!(left, Some(loaded));
 }
 
-/// The task after a message was admitted, as that commit left it.
+/// The cached task after a message was admitted.
 async fn cached_task(f: &Fixture) -> LoadedTask {
     let task = f.task().await;
     f.message(task, "hello").await;
@@ -107,7 +107,7 @@ async fn commit_again(f: &Fixture, cached: &LoadedTask) -> Result<CommittedTask,
     f.store.task_commit(TaskCommit::new(cached, &cached.task, now())).await
 }
 
-/// Whatever changes between two decisions, the second one is not made from what was known before.
+/// Any change between two decisions invalidates the cached task.
 #[tokio::test]
 async fn commit_from_a_stale_cached_task_conflicts() {
     let f = Fixture::new().await;
@@ -177,7 +177,7 @@ async fn task_with_a_budget_or_new_intents_is_not_cached() {
     assert_eq!(committed.cached_task, None);
 }
 
-/// What a message says is read beside the commit that admits it.
+/// The content of a message is read beside the commit that admits it.
 #[tokio::test]
 async fn commit_conflicts_when_the_queued_message_was_edited() {
     let f = Fixture::new().await;
@@ -218,12 +218,12 @@ async fn quarantine_ends_with_a_new_intent_or_a_commit() {
     };
     assert!(!due().await);
     let since = f.store.task_quarantine_get(ORG, task).await.expect("read").expect("it is").since;
-    // Whoever finds the same again does not put it aside anew.
+    // A repeated failure does not start a new quarantine.
     assert!(f.store.task_quarantine(task, intents, "still broken", later).await.expect("written"));
     let still = f.store.task_quarantine_get(ORG, task).await.expect("read").expect("it is");
     assert_eq!((still.since, still.reason.as_str()), (since, "still broken"));
-    let parked = f.store.tasks_quarantined().await.expect("read");
-    assert!(parked.count == 1 && parked.since.is_some(), "{parked:?}");
+    let quarantined = f.store.tasks_quarantined().await.expect("read");
+    assert!(quarantined.count == 1 && quarantined.since.is_some(), "{quarantined:?}");
     admit(&f, task).await;
     assert_eq!(f.store.task_quarantine_get(ORG, task).await.expect("read"), None);
     assert_eq!(f.store.tasks_quarantined().await.expect("read").count, 0);

@@ -1,4 +1,4 @@
-//! What people want of tasks, and how the reconciler finds it.
+//! Writes of users on tasks, and how the sweep finds them.
 
 use std::time::Duration;
 
@@ -194,15 +194,15 @@ async fn seen_intents_count_only_for_the_loaded_version() {
     let id = f.task().await;
     let before = f.store.task_load(id).await.expect("read").expect("there");
     f.message(id, "hello").await;
-    // One reconciler sees the message, for which it is too early; another one commits what it
-    // decided before the message came.
+    // One reconciler sees the message and decides that it is too early. Another one commits a
+    // decision from before the message.
     let after = f.store.task_load(id).await.expect("read").expect("there");
     f.store.task_intents_mark_seen(&after).await.expect("noted");
     let state = Task { steps: before.task.steps + 1, ..before.task.clone() };
     let committed =
         f.store.task_commit(TaskCommit::new(&before, &state, now())).await.expect("committed");
     assert!(committed.has_new_intents, "the message may be next now");
-    // And the other way round: what was seen of a state that is no more says nothing.
+    // Conversely, intents that were seen with an outdated state stay unseen.
     f.store.task_intents_mark_seen(&after).await.expect("asked");
     assert_eq!(due(&f, now() + Duration::from_secs(2)).await, [id]);
 }

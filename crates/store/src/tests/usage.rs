@@ -1,4 +1,4 @@
-//! Quotas, and what was used: counted from the tables that hold it.
+//! Quotas and usage, counted from the source tables.
 
 use construct_domain::{
     message::{CodeCall, CodeResult, Source, ToolUse},
@@ -15,7 +15,7 @@ use crate::{
     StateContent, StepUsage, TaskCommit, UsageFilter, UsagePage, UsageRow, UsageTotals,
 };
 
-/// A time at which neither the day nor the month is about to end.
+/// Parses a time.
 fn time(text: &str) -> Timestamp {
     text.parse().expect("a time")
 }
@@ -31,13 +31,13 @@ async fn counts(f: &Fixture, organization: OrganizationId, periods: &Periods) ->
     f.store.quota_counts(organization, CountSelection::ALL, periods).await.expect("counted")
 }
 
-/// A message, and the turn that answers it.
+/// Sends a message, and commits the turn that answers it.
 async fn run(f: &Fixture, task: TaskId, tools: &[(&str, bool)], used: Usage, now: Timestamp) {
     f.message(task, "go").await;
     turn(f, task, tools, used, now).await;
 }
 
-/// A turn of a task whose script calls these tools, and what the model used for it.
+/// Commits a turn whose script calls these tools, with the usage of the model.
 pub(super) async fn turn(
     f: &Fixture,
     task: TaskId,
@@ -114,12 +114,12 @@ async fn quota_counts_are_computed_from_source_tables() {
     let expected = Counts { tasks: 2, runs: 2, tokens: 15, spend_pico_usd: 600, storage_bytes: 0 };
     assert_eq!(counts(&f, ORG, &periods).await, expected);
     assert_eq!(counts(&f, other, &periods).await, Counts::default());
-    // A task that is deleted was begun all the same, before and after nothing is left of it.
+    // A deleted task still counts, before and after it is purged.
     applied(f.store.task_delete(&write(), gone, rendered("task.deleted")).await.expect("deleted"));
     assert_eq!(counts(&f, ORG, &periods).await, expected);
     f.store.task_purge(gone, super::deleted_event, now).await.expect("purged");
     assert_eq!(counts(&f, ORG, &periods).await, expected);
-    // A copy has neither run nor spent anything.
+    // A fork has neither run nor spent anything.
     let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
     let last = transcript.last().expect("there are some").id;
     let workspace_notice = (message_id(), text("elsewhere"));
@@ -128,11 +128,11 @@ async fn quota_counts_are_computed_from_source_tables() {
         NewFork { id, source: task, message: last, title: String::new(), workspace, workspace_notice };
     applied(f.store.task_fork(&write(), new, rendered("task.created")).await.expect("copied"));
     assert_eq!(counts(&f, ORG, &periods).await, Counts { tasks: 3, ..expected });
-    // Only what is asked for is counted.
+    // Only the selection is counted.
     let some = CountSelection { tokens: true, ..CountSelection::default() };
     let some = f.store.quota_counts(ORG, some, &periods).await.expect("counted");
     assert_eq!(some, Counts { tokens: 15, ..Counts::default() });
-    // Of tomorrow nothing was done yet; of this month still this.
+    // Nothing counts for tomorrow; the month still has the same.
     let next_day = periods.next_day + SignedDuration::from_hours(24);
     let tomorrow = Periods { day: periods.next_day, next_day, ..periods };
     assert_eq!(
@@ -161,7 +161,7 @@ async fn uploads_count_as_storage_while_kept() {
         .await;
     }
     assert_eq!(counts(&f, ORG, &periods_around(now())).await.storage_bytes, 750);
-    // Documents count with what they said before.
+    // Documents count with their earlier versions.
     let settings = crate::StateRef { owner: None, name: "settings" };
     for (text, expected) in [("{}", 752), ("{\"a\": 1}", 760)] {
         let put = f
@@ -208,7 +208,7 @@ async fn quota_set_by_the_operator_persists() {
         (second.revision, second.tier.as_str(), second.overrides),
         (2, "", Limits::default())
     );
-    // Of others nothing was said, and of nobody nothing can be.
+    // Other organizations have no quota, and unknown ones cannot have one.
     assert_eq!(f.store.quota_get(ORG).await.expect("read").revision, 0);
     let nobody = OrganizationId::from_uuid(Uuid::now_v7());
     assert_not_found(f.store.quota_get(nobody).await);
@@ -284,7 +284,7 @@ async fn model_usage_is_summed_by_day_agent_and_model() {
     let days = list(&f, &filter(), Dimensions { day: true, ..Dimensions::default() }).await;
     let days: Vec<_> = days.iter().map(|row| (row.cursor.day.as_str(), tokens(row))).collect();
     assert_eq!(days, [("2026-11-16", 1), ("2026-11-17", 6)]);
-    // Half an hour before midnight is the day after in Berlin.
+    // Half an hour before midnight UTC is the next day in Berlin.
     let berlin = UsageFilter { time_zone: "Europe/Berlin".into(), ..filter() };
     let days = list(&f, &berlin, Dimensions { day: true, ..Dimensions::default() }).await;
     assert_eq!(

@@ -53,7 +53,7 @@ async fn concurrent_requests_with_one_key_execute_once() {
     let mut answers = Vec::new();
     for result in results {
         match result {
-            // When a message is rendered its arrival is not known.
+            // The arrival is unknown when a message is rendered.
             WriteOutcome::Applied { entity, .. } => {
                 assert!(entity.arrival > 0);
                 carried_out

@@ -438,7 +438,7 @@ fn approvals_that_are_waited_for_are_named() {
         reason: String::new(),
         state: ApprovalState::Pending,
         decided_by: String::new(),
-        words: String::new(),
+        comment: String::new(),
         decided_at: None,
         expires_at: LATER,
         revision: 1,
