@@ -109,7 +109,7 @@ pub(crate) enum WriteStart<'w> {
 macro_rules! begin {
     ($store:expr, $write:expr) => {
         match $store.write_begin($write).await? {
-            crate::write::WriteStart::Fresh(writer) => writer,
+            crate::write::WriteStart::New(writer) => writer,
             crate::write::WriteStart::Repeated(response) => {
                 return Ok(crate::WriteOutcome::Repeated { response })
             }

@@ -14,9 +14,9 @@ use construct_domain::{
 };
 use construct_proto::v1;
 use construct_store::{
-    Agent, DescendantTotals, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider,
-    ModelProviderKind, PricesSource, RunOutcome, Schedule, ScheduleRun, Secret, StoredApproval,
-    StoredMessage, StoredTask, ScheduleTarget, ThinkingEffort,
+    Agent, Bindings, Budget, CostRow, DescendantTotals, Fallback, Model, ModelParameters,
+    ModelProvider, ModelProviderKind, PricesSource, RunOutcome, Schedule, ScheduleRun,
+    ScheduleTarget, Secret, StoredApproval, StoredMessage, StoredTask, ThinkingEffort,
 };
 use jiff::Timestamp;
 

@@ -508,7 +508,10 @@ impl Lookup {
     }
 
     /// The result of the write, in view of what was found.
-    pub(crate) fn settle<T>(self, result: Result<WriteOutcome<T>, Error>) -> Result<WriteOutcome<T>, Status> {
+    pub(crate) fn settle<T>(
+        self,
+        result: Result<WriteOutcome<T>, Error>,
+    ) -> Result<WriteOutcome<T>, Status> {
         match (result, self.refusal) {
             (Ok(written), _) => Ok(written),
             (Err(error @ (Error::IdempotencyMismatch | Error::Unavailable(_))), _) => {

@@ -172,7 +172,8 @@ impl DiagnosisService for Api {
         let rows = async {
             let (since, spent, spenders) = self.spent_lately(store, now).await?;
             let overdue = store.sweep_due(now - database::OVERDUE, None, database::COUNTED);
-            let rows = future::try_join3(store.active_task_counts(), overdue, store.tasks_quarantined());
+            let rows =
+                future::try_join3(store.active_task_counts(), overdue, store.tasks_quarantined());
             let (tasks, overdue, parked) = rows.await.map_err(status::of_store)?;
             Ok((tasks, overdue, parked, (since, spent, spenders)))
         };

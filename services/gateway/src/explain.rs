@@ -6,8 +6,8 @@ use std::time::Duration;
 use construct_domain::{
     backoff,
     task::{
-        BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, RECONCILE_FAILED, QUARANTINED, Phase, STUCK, Stage,
-        Step, StepState, TaskError, Turn, TurnOutcome,
+        BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, Phase, QUARANTINED, RECONCILE_FAILED, STUCK,
+        Stage, Step, StepState, TaskError, Turn, TurnOutcome,
     },
 };
 use construct_proto::{
@@ -488,7 +488,13 @@ fn step_wait(
             task.state.next_wake.unwrap_or(deadline)
         }
     };
-    Wait { words, since: step.requested_at(), deadline: Some(deadline), next: Some(next), released_by }
+    Wait {
+        words,
+        since: step.requested_at(),
+        deadline: Some(deadline),
+        next: Some(next),
+        released_by,
+    }
 }
 
 /// How long a call is tried again.

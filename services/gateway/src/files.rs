@@ -260,7 +260,8 @@ async fn is_end(entry: &Entry, file: &File, request: &UploadPartRequest) -> Resu
 
 /// Whether the folder holds a content. One that is not there, or was damaged, is uploaded again.
 async fn is_stored(entry: &Entry, sha256: &Sha256, size: i64) -> Result<bool, Status> {
-    let known = entry.store().file_content_exists(entry.organization(), sha256.as_bytes(), size).await;
+    let known =
+        entry.store().file_content_exists(entry.organization(), sha256.as_bytes(), size).await;
     if !known.map_err(status::of_store)? {
         return Ok(false);
     }

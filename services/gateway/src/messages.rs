@@ -6,7 +6,7 @@ use construct_proto::v1::{
     GetMessageRequest, ListMessagesRequest, ListMessagesResponse, MessagePriority,
     UpdateMessageRequest, event::Payload, message_service_server::MessageService,
 };
-use construct_store::{Error, MessageFilter, NewUserMessage, WriteOutput, StoredMessage};
+use construct_store::{Error, MessageFilter, NewUserMessage, StoredMessage, WriteOutput};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 

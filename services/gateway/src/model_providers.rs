@@ -11,7 +11,7 @@ use construct_proto::v1::{
 };
 use construct_store::{
     Error, KeyLimits, ModelProvider, ModelProviderChanges, ModelProviderFilter, NewModelProvider,
-    WriteOutput, SealedSecret,
+    SealedSecret, WriteOutput,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;

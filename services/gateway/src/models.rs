@@ -7,7 +7,8 @@ use construct_proto::v1::{
     UpdateModelRequest, event::Payload, model_service_server::ModelService,
 };
 use construct_store::{
-    Fallback, Model, ModelChanges, ModelFilter, ModelProviderKind, NewModel, PricesSource, WriteOutput,
+    Fallback, Model, ModelChanges, ModelFilter, ModelProviderKind, NewModel, PricesSource,
+    WriteOutput,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;

@@ -7,7 +7,7 @@ use construct_proto::v1::{
     RedriveDeadLetterResponse, RetryTaskRequest, event::Payload,
     recovery_service_server::RecoveryService,
 };
-use construct_store::{WriteOutput, StoredTask};
+use construct_store::{StoredTask, WriteOutput};
 use tonic::{Request, Response, Status};
 
 use crate::{api::Api, convert, events, quotas::Wanted, status, validate::requests};

@@ -18,7 +18,7 @@ use construct_runtime::{
     Context, ServiceConfig, clock,
     config::{Common, Invalid},
 };
-use construct_store::{AuditEntry, PoolOptions, SealedRows, KeyringKind, Store};
+use construct_store::{AuditEntry, KeyringKind, PoolOptions, SealedRows, Store};
 use jiff::{SignedDuration, Timestamp};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};

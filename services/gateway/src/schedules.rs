@@ -8,7 +8,9 @@ use construct_proto::v1::{
     event::Payload, schedule_service_server::ScheduleService,
 };
 use construct_runtime::clock;
-use construct_store::{NewSchedule, WriteOutput, Schedule, ScheduleChanges, ScheduleFilter, ScheduleTarget};
+use construct_store::{
+    NewSchedule, Schedule, ScheduleChanges, ScheduleFilter, ScheduleTarget, WriteOutput,
+};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 

@@ -7,7 +7,8 @@ use construct_proto::v1::{
     secret_service_server::SecretService,
 };
 use construct_store::{
-    Bindings, Error, Keyring, NewSecret, WriteOutput, SealError, SealedSecret, Secret, SecretChanges,
+    Bindings, Error, Keyring, NewSecret, SealError, SealedSecret, Secret, SecretChanges,
+    WriteOutput,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;

@@ -204,7 +204,11 @@ mod tests {
             (Error::InUse { what: "model", by: "agent" }, Code::FailedPrecondition),
             (Error::NotQueued, Code::FailedPrecondition),
             (
-                Error::ApprovalClosed { state: ApprovalState::Rejected, by: "ada".into(), at: None },
+                Error::ApprovalClosed {
+                    state: ApprovalState::Rejected,
+                    by: "ada".into(),
+                    at: None,
+                },
                 Code::FailedPrecondition,
             ),
             (Error::Conflict, Code::Aborted),

@@ -13,8 +13,8 @@ use construct_proto::v1::{
     event::Payload, task_service_server::TaskService,
 };
 use construct_store::{
-    ApprovalFilter, Error, Key, NewFork, NewTask, Order, Page, WriteOutput, Rewind, StoredTask,
-    TaskChanges, TaskFilter,
+    ApprovalFilter, Error, Key, NewFork, NewTask, Order, Page, Rewind, StoredTask, TaskChanges,
+    TaskFilter, WriteOutput,
 };
 use futures::future;
 use tonic::{Request, Response, Status};
@@ -258,8 +258,11 @@ impl TaskService for Api {
         let id = requests::task_intent(&request.task, "")?;
         let found = entry.store().task_get(entry.organization(), id).await;
         let task = found.map_err(|error| status::about(&request.task, error))?;
-        let parked =
-            entry.store().task_quarantine_get(entry.organization(), id).await.map_err(status::of_store)?;
+        let parked = entry
+            .store()
+            .task_quarantine_get(entry.organization(), id)
+            .await
+            .map_err(status::of_store)?;
         if let Some(parked) = parked {
             return Ok(Response::new(explain::put_aside(&task, parked)));
         }

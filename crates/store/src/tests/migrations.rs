@@ -1,3 +1,5 @@
+//! What a migration may do.
+//!
 //! # Compatibility
 //!
 //! The previous version keeps working while a migration is applied and afterwards, and a rollback

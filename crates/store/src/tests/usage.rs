@@ -124,8 +124,14 @@ async fn quota_counts_are_computed_from_source_tables() {
     let last = transcript.last().expect("there are some").id;
     let workspace_notice = (message_id(), text("elsewhere"));
     let (id, workspace) = (TaskId::from_uuid(Uuid::now_v7()), String::new());
-    let new =
-        NewFork { id, source: task, message: last, title: String::new(), workspace, workspace_notice };
+    let new = NewFork {
+        id,
+        source: task,
+        message: last,
+        title: String::new(),
+        workspace,
+        workspace_notice,
+    };
     applied(f.store.task_fork(&write(), new, rendered("task.created")).await.expect("copied"));
     assert_eq!(counts(&f, ORG, &periods).await, Counts { tasks: 3, ..expected });
     // Only the selection is counted.

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use construct_domain::{
     AgentId, ApprovalId, MessageId, OrganizationId, StepId, TaskId,
-    approval::{ApprovalState, ApprovalCall},
+    approval::{ApprovalCall, ApprovalState},
     money::Usage,
     subtask::AwaitedCall,
     task::{Step, Task, TaskError, Turn, UNREADABLE},
@@ -245,8 +245,11 @@ fn only_people_are_waited_for_without_an_end() {
         let person = explanation.released_by.starts_with("a person")
             || explanation.released_by.starts_with("a user");
         // What a script that is put away waits for is not kept for ever.
-        let step =
-            task.state.step.as_ref().filter(|step| matches!(step.state, StepState::Suspended { .. }));
+        let step = task
+            .state
+            .step
+            .as_ref()
+            .filter(|step| matches!(step.state, StepState::Suspended { .. }));
         let until = step
             .filter(|_| task.state.phase == Phase::Suspended)
             .map(|step| convert::time(step.approvals_expire_at()));

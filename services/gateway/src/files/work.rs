@@ -273,8 +273,10 @@ fn contradiction(file: &File, stored: files::Stored) -> Option<String> {
     if stored.size != file.size.unsigned_abs() {
         return Some(format!("it has {} bytes, and should have {}", stored.size, file.size));
     }
-    let expected =
-        file.expected_sha256.map(Sha256::from_bytes).filter(|expected| *expected != stored.sha256)?;
+    let expected = file
+        .expected_sha256
+        .map(Sha256::from_bytes)
+        .filter(|expected| *expected != stored.sha256)?;
     Some(format!("its SHA-256 is {}, and should be {expected}", stored.sha256))
 }
 

@@ -320,7 +320,11 @@ impl Quotas {
         let periods = self.periods(time);
         let held = reading.take().filter(|reading| reading.day == periods.day);
         // Of the keys of one organization some may have other limits than others.
-        let of = held.as_ref().map(|held| held.of).unwrap_or_default().union(CountSelection::for_limits(limits));
+        let of = held
+            .as_ref()
+            .map(|held| held.of)
+            .unwrap_or_default()
+            .union(CountSelection::for_limits(limits));
         let mut read = match held {
             Some(reading) if reading.of == of && reading.at.elapsed() < COUNTED => reading,
             held => count(store, book, of, &periods, held).await?,

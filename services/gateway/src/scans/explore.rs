@@ -245,7 +245,9 @@ async fn agent(entry: &Entry, write: &Write, model: &Model) -> Result<AgentId, S
                 announce(entry, &written).await;
                 return match written {
                     WriteOutcome::Applied { entity, .. } => Ok(entity.id),
-                    WriteOutcome::Repeated { .. } => Err(Status::internal("an agent was made twice")),
+                    WriteOutcome::Repeated { .. } => {
+                        Err(Status::internal("an agent was made twice"))
+                    }
                 };
             }
             Err(Error::AlreadyExists { .. }) => {}

@@ -3,7 +3,7 @@
 use construct_bus::{ConsumeOptions, TaskMessage};
 use construct_domain::{
     ApprovalId, StepId, TaskId,
-    approval::{ApprovalRequest, ApprovalCall},
+    approval::{ApprovalCall, ApprovalRequest},
     partition,
     task::{Phase, Stage, Step, StepState, Turn},
 };

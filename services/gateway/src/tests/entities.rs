@@ -4,7 +4,7 @@ use std::process::Command;
 
 use construct_domain::{ModelProviderId, OrganizationId, TaskId};
 use construct_proto::v1;
-use construct_store::{Keyring, NewEvent, NewModelProvider, WriteOutput, Stream, Write};
+use construct_store::{Keyring, NewEvent, NewModelProvider, Stream, Write, WriteOutput};
 use jiff::Timestamp;
 use prost::Message as _;
 use tonic::Code;

@@ -9,7 +9,7 @@ use construct_domain::{
     access::{Role, Scope},
 };
 use construct_proto::v1::{self, file_service_client::FileServiceClient};
-use construct_store::{UPLOAD_TIMEOUT, Limits, NewPart};
+use construct_store::{Limits, NewPart, UPLOAD_TIMEOUT};
 use futures::future::join_all;
 use jiff::Timestamp;
 use prost::bytes::Bytes;

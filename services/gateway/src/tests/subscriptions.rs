@@ -6,7 +6,7 @@ use construct_domain::{
     task::{Step, StepState, Task},
 };
 use construct_proto::v1::{self, event::Payload};
-use construct_store::{NewEvent, WriteOutput, Store, TaskChanges, TaskCommit, Write};
+use construct_store::{NewEvent, Store, TaskChanges, TaskCommit, Write, WriteOutput};
 use jiff::Timestamp;
 use prost::Message as _;
 use tonic::Code;

@@ -803,7 +803,11 @@ async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
     let counted = construct_store::CountSelection::ALL;
     let counts = gateway
         .store()
-        .quota_key_counts(OrganizationId::LOCAL, counted, &construct_store::Periods::containing(now))
+        .quota_key_counts(
+            OrganizationId::LOCAL,
+            counted,
+            &construct_store::Periods::containing(now),
+        )
         .await;
     assert_eq!(counts.expect("counted").get(&own_key_id).map(|counts| counts.tokens), Some(7));
     for (name, body, fine) in [

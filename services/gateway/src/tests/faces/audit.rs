@@ -450,7 +450,8 @@ async fn an_entry_tells_the_client_of_a_trusted_proxy_and_the_peer_when_it_is_no
         within("an answer", socket.next()).await.expect("it answers").expect("it lives");
         for face in ["sse", "connect", "websocket"] {
             let told = || async {
-                let entries = trail(&gateway).await.into_iter().filter(|entry| entry.protocol == face);
+                let entries =
+                    trail(&gateway).await.into_iter().filter(|entry| entry.protocol == face);
                 entries.map(|entry| entry.peer).collect::<Vec<_>>()
             };
             let peers = until("the refusal is written", told, |peers| !peers.is_empty()).await;

@@ -3,8 +3,8 @@
 use construct_domain::{
     OrganizationId, SecretId,
     secret::{
-        MAX_BINDINGS, MAX_VALUE_BYTES, MIN_VALUE_BYTES, MAX_NAME_CHARS, MAX_PER_AGENT, is_command, is_host, is_name,
-        is_value,
+        MAX_BINDINGS, MAX_NAME_CHARS, MAX_PER_AGENT, MAX_VALUE_BYTES, MIN_VALUE_BYTES, is_command,
+        is_host, is_name, is_value,
     },
 };
 use construct_proto::v1::{

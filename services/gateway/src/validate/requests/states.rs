@@ -93,8 +93,9 @@ fn cursor(text: &str) -> Option<Vec<(&'static str, i64)>> {
 }
 
 fn known(violations: &mut Violations, field: &str, text: &str) {
-    violations
-        .require(parse_name(text).is_some(), field, || format!("must be one of: {}", NAMES.join(", ")));
+    violations.require(parse_name(text).is_some(), field, || {
+        format!("must be one of: {}", NAMES.join(", "))
+    });
 }
 
 fn expected(violations: &mut Violations, version: Option<i64>) {
